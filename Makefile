@@ -1,0 +1,39 @@
+# `make demo` and `make test` are all the set-up a new machine needs.
+SHELL := /bin/bash
+PY := .venv/bin/python
+STAMP := .venv/.installed
+
+.PHONY: install demo test check crash simulate bench clean
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@bash tests/install-system-packages
+	python3 -m venv .venv
+	.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: install
+	@$(PY) -m notify.cli.main demo $(if $(DSN),--dsn $(DSN),)
+
+test: install check
+	$(PY) -m pytest
+
+# Style, types and the direction of imports.
+check: install
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+# The long campaign; CYCLES=500 is the number of kill -9 cycles.
+crash: install
+	$(PY) -m tests.crash.campaign --cycles $(or $(CYCLES),500)
+
+# SEEDS=20000 races of check, outcome, delivery and restart under a virtual clock.
+simulate: install
+	$(PY) -m tests.simulation.run --seeds $(or $(SEEDS),20000)
+
+bench: install
+	$(PY) -m bench.bars
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

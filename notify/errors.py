@@ -1,0 +1,117 @@
+"""Every error of the product, as one tree.
+
+    NotifyError
+    ├── InvalidRequest            what was asked cannot be done as written (422, or 400 where it is malformed)
+    │   ├── TooLarge              a body, header, batch or request above its bound (413)
+    │   └── UnknownTopic          the topic does not exist and creation on first use is switched off (404)
+    ├── Conflict                  something else is recorded already (409)
+    │   ├── IdInUse               the transaction id belongs to another group or to other content
+    │   └── OutcomeConflict       the opposite outcome is recorded
+    ├── NotFound                  nothing by that name or id (404)
+    ├── StaleReceipt              the lease behind the receipt is over (410)
+    ├── Unavailable               try again: the server is away, starting or overloaded (503)
+    │   ├── Timeout               no answer in time: the request may have been carried out (504)
+    │   └── DiskFull              the server's disk is full: reading goes on, writing waits for room (507)
+    ├── StorageFailed             the disk refused a write or a sync: the server has stopped (500)
+    │   └── Corrupt               bytes on the disk are not what was written
+    ├── BindingRefused            a session or engine that cannot carry a transactional message safely
+    ├── TransactionRefused        the half was not stored, so the local transaction must not commit
+    └── DeadLetter                raised by a handler: move this message to the dead-letter queue
+
+Each has a stable `code`, which is also the `code` of the HTTP problem (RFC 9457), and a message that says what
+to do next. `retryable` says whether sending the same again can succeed.
+"""
+
+from __future__ import annotations
+
+
+class NotifyError(Exception):
+    """Base of every error raised by this package."""
+
+    code = "error"
+    status = 500
+    retryable = False
+
+
+class InvalidRequest(NotifyError):
+    code = "invalid"
+    status = 422
+
+    def __init__(self, detail: str, code: str | None = None, status: int | None = None) -> None:
+        super().__init__(detail)
+        if code is not None:
+            self.code = code
+        if status is not None:
+            self.status = status
+
+
+class TooLarge(InvalidRequest):
+    code = "too_large"
+    status = 413
+
+
+class UnknownTopic(InvalidRequest):
+    code = "unknown_topic"
+    status = 404
+
+
+class Conflict(NotifyError):
+    code = "conflict"
+    status = 409
+
+
+class IdInUse(Conflict):
+    code = "id_in_use"
+
+
+class OutcomeConflict(Conflict):
+    code = "outcome_conflict"
+
+
+class NotFound(NotifyError):
+    code = "not_found"
+    status = 404
+
+
+class StaleReceipt(NotifyError):
+    code = "stale_receipt"
+    status = 410
+
+
+class Unavailable(NotifyError):
+    code = "unavailable"
+    status = 503
+    retryable = True
+
+
+class Timeout(Unavailable):
+    code = "timeout"
+    status = 504
+
+
+class DiskFull(Unavailable):
+    code = "disk_full"
+    status = 507
+
+
+class StorageFailed(NotifyError):
+    code = "storage_failed"
+    status = 500
+
+
+class Corrupt(StorageFailed):
+    code = "corrupt"
+
+
+class BindingRefused(NotifyError):
+    code = "binding_refused"
+    status = 422
+
+
+class TransactionRefused(NotifyError):
+    code = "transaction_refused"
+    status = 409
+
+
+class DeadLetter(NotifyError):
+    code = "dead_letter"

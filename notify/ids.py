@@ -1,0 +1,91 @@
+"""Transaction and message ids: UUIDs of version 7 (RFC 9562), made by the producer.
+
+An id is 16 bytes in storage and the usual 36 characters on the wire. A message's id is `{transaction}.{n}`, n
+counting from 0. Ids made by one process rise strictly, so that a server finds at once that an id is new.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+
+_TEXT = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\Z")
+
+
+class _Generator:
+    """Milliseconds, then 74 bits that start at random in each millisecond and rise by random steps within it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._millisecond = 0
+        self._low = 0
+        self._steps: list[int] = []
+
+    def next(self) -> bytes:
+        now = time.time_ns() // 1_000_000
+        with self._lock:
+            if now > self._millisecond:
+                self._millisecond = now
+                # The top bit stays free, so that a millisecond's rising steps never run over.
+                self._low = int.from_bytes(os.urandom(9)) & ((1 << 71) - 1)
+            else:
+                if not self._steps:
+                    raw = os.urandom(1024)
+                    self._steps = [int.from_bytes(raw[i : i + 4]) + 1 for i in range(0, 1024, 4)]
+                self._low += self._steps.pop()
+            millisecond, low = self._millisecond, self._low
+        a, b = low >> 62, low & ((1 << 62) - 1)
+        return ((millisecond << 80) | (7 << 76) | ((a & 0xFFF) << 64) | (2 << 62) | b).to_bytes(16)
+
+
+_generator = _Generator()
+
+
+def _renew_after_fork() -> None:
+    # A child that inherited the counter would repeat its parent's ids.
+    global _generator
+    _generator = _Generator()
+
+
+os.register_at_fork(after_in_child=_renew_after_fork)
+
+
+def new_id() -> bytes:
+    """A new transaction id, 16 bytes."""
+    return _generator.next()
+
+
+def to_text(transaction_id: bytes) -> str:
+    """The 36-character form of 16 bytes."""
+    h = transaction_id.hex()
+    return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
+
+
+def from_text(text: str) -> bytes:
+    """The 16 bytes of a UUID of version 7 in its usual form, lower case.
+
+    Raises ValueError for anything else, other versions of UUID included.
+    """
+    if _TEXT.match(text) is None:
+        raise ValueError(f"{text[:60]!r} is not a UUID of version 7 (lower case, with dashes)")
+    return bytes.fromhex(text.replace("-", ""))
+
+
+def message_id(transaction_id: bytes, message_no: int) -> str:
+    """`{transaction}.{n}`."""
+    return f"{to_text(transaction_id)}.{message_no}"
+
+
+def parse_message_id(text: str) -> tuple[bytes, int]:
+    """The transaction and the number of a message id; a bare transaction id stands for its message 0."""
+    transaction, dot, number = text.partition(".")
+    if dot and not (number.isascii() and number.isdigit() and len(number) <= 4):
+        raise ValueError(f"{text[:60]!r} is not a message id: it should read {{transaction}}.{{n}}")
+    return from_text(transaction), int(number) if dot else 0
+
+
+def milliseconds(transaction_id: bytes) -> int:
+    """When the id was made by its producer's clock, in milliseconds since 1970."""
+    return int.from_bytes(transaction_id[:6])

@@ -1,0 +1,81 @@
+"""The few calls the log makes to the file system, in one place, so that a test can put a faulty disk underneath."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+class Disk:
+    """A real directory on a real file system. Every method raises OSError as the system call does."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def make(self) -> None:
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def names(self) -> list[str]:
+        return sorted(os.listdir(self.directory))
+
+    def open(self, name: str, create: bool = False) -> int:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
+        return os.open(self.directory / name, flags, 0o600)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        """Up to `size` bytes at `offset`, fewer only at the end of the file."""
+        data = os.pread(fd, size, offset)
+        while 0 < len(data) < size:
+            more = os.pread(fd, size - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def write(self, fd: int, data: bytes, offset: int) -> None:
+        written = os.pwrite(fd, data, offset)
+        while written < len(data):
+            written += os.pwrite(fd, memoryview(data)[written:], offset + written)
+
+    def sync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def reserve(self, fd: int, offset: int, size: int) -> None:
+        """Have room for a later write, so that the write itself cannot fail for want of it."""
+        os.posix_fallocate(fd, offset, size)
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Write a file whole: under another name, synced, then renamed into place."""
+        temporary = name + ".tmp"
+        fd = os.open(self.directory / temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        self.rename(temporary, name)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(self.directory / old, self.directory / new)
+        self.sync_directory()
+
+    def unlink(self, name: str) -> None:
+        os.unlink(self.directory / name)
+
+    def sync_directory(self) -> None:
+        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,279 @@
+"""Group commit: what waits goes into one frame, one thread writes and syncs it, then everyone who waited is told.
+
+The event loop appends records to the open frame. When the writer is idle it is handed the open frame as a whole;
+while it writes, the next frame fills. So the batch is as large as the disk is slow, without a timer. No frame is
+written before the sync of the one before it returned, hence a frame's base position is also a durable mark.
+
+If a write or a sync fails, the journal is finished: nothing that waited is acknowledged, and the sync is never
+tried again, because the kernel may have dropped the dirty pages (https://lwn.net/Articles/752063/).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from notify.errors import DiskFull, StorageFailed, Unavailable
+from storage import crash_point
+from storage.log.disk import Disk
+from storage.log.format import (
+    FRAME_HEADER_SIZE,
+    RECORD_HEADER,
+    RECORD_HEADER_SIZE,
+    SEGMENT_HEADER_SIZE,
+    frame,
+)
+from storage.log.segments import Segment, Segments
+
+if TYPE_CHECKING:
+    from storage.log.live import LivePart
+    from storage.log.queues import Queue
+
+RESERVE_BYTES = 16 << 20
+OPEN_FRAME_BYTES = 64 << 20
+IDLE_MARK_SECONDS = 0.010
+
+
+class Frame:
+    """Records on their way to the disk, and who waits for them."""
+
+    __slots__ = ("base", "chunks", "entries", "part", "points", "queues", "records", "segment", "waiters")
+
+    def __init__(self, base: int, segment: Segment, part: LivePart) -> None:
+        self.base = base
+        self.segment = segment
+        self.part = part
+        self.chunks: list[bytes] = []
+        self.records = 0
+        self.entries: list[bytes] = []
+        self.queues: list[Queue | None] = []
+        self.waiters: list[asyncio.Future[None]] = []
+        self.points: set[str] = set()
+
+
+class Journal:
+    """The write side of the log. All methods belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        segments: Segments,
+        segment_bytes: int,
+        on_durable: Callable[[Frame], None],
+        on_roll: Callable[[Segment], LivePart],
+        on_failure: Callable[[StorageFailed], None],
+        write_delay: Callable[[], float] | None = None,
+    ) -> None:
+        """With `write_delay` there is no thread: each frame is written inline after that many seconds (simulation)."""
+        self._disk = disk
+        self._segments = segments
+        self._segment_bytes = segment_bytes
+        self._on_durable = on_durable
+        self._on_roll = on_roll
+        self._on_failure = on_failure
+        self._write_delay = write_delay
+        self._loop = asyncio.get_running_loop()
+        self._to_write: SimpleQueue[Frame | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self.in_flight: Frame | None = None
+        self._kick_scheduled = False
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._marked = True
+        self.failed: StorageFailed | None = None
+        self.end = 0
+        self.durable = 0
+        self.open: Frame
+        self._reserved = 0
+        self.syncs = 0
+        self.sync_seconds = 0.0
+
+    def start(self, end: int, part: LivePart) -> None:
+        """Begin to write at `end`, the position after the last sound frame."""
+        segment = self._segments.last
+        self.durable = end
+        self._reserved = segment.base + self._disk.size(segment.fd)
+        self.open = Frame(end, segment, part)
+        self.end = end + FRAME_HEADER_SIZE
+        if self._write_delay is None:
+            self._thread = threading.Thread(target=self._write_frames, name="notify-log-writer", daemon=True)
+            self._thread.start()
+
+    def reserve(self, size: int) -> None:
+        """Make sure that `size` more bytes can be written.
+
+        Raises DiskFull where there is no room, Unavailable where too much waits for the disk already. Called before
+        any state changes, so that a refusal has no effect.
+        """
+        if self.failed is not None:
+            raise self.failed
+        need = self.end + size + 2 * FRAME_HEADER_SIZE + SEGMENT_HEADER_SIZE
+        if need - self.open.base > OPEN_FRAME_BYTES:
+            raise Unavailable("the disk cannot keep up: too much waits for it already; try again")
+        if need <= self._reserved:
+            return
+        segment = self.open.segment
+        for target in (need + RESERVE_BYTES, need):
+            try:
+                self._disk.reserve(segment.fd, self._reserved - segment.base, target - self._reserved)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+            else:
+                self._reserved = target
+                return
+        raise DiskFull("the server's disk is full: nothing was stored; writes resume when there is room")
+
+    def append(self, kind: int, flags: int, entries: list[bytes], data: bytes) -> int:
+        """Add a record and return its position. `reserve` must have been called for its size."""
+        length = RECORD_HEADER_SIZE + sum(map(len, entries)) + len(data)
+        position = self.end
+        opened = self.open
+        opened.chunks.append(RECORD_HEADER.pack(length, kind, flags, len(entries)))
+        opened.chunks += entries
+        opened.chunks.append(data)
+        opened.records += 1
+        self.end = position + length
+        if not self._kick_scheduled and self.in_flight is None:
+            self._kick_scheduled = True
+            self._loop.call_soon(self._kick)
+        return position
+
+    async def sync(self) -> None:
+        """Wait until everything appended so far is durable. Raises StorageFailed if it cannot become so."""
+        if self.failed is not None:
+            raise self.failed
+        waiting = self.open if self.open.records else self.in_flight
+        if waiting is None:
+            return
+        future = self._loop.create_future()
+        waiting.waiters.append(future)
+        await future
+
+    def _kick(self) -> None:
+        """Hand the open frame to the writer if it is idle and there is something to write."""
+        self._kick_scheduled = False
+        if self.in_flight is None and self.open.records and self.failed is None:
+            self._take()
+
+    def _take(self) -> None:
+        taken = self.open
+        end = self.end
+        segment = taken.segment
+        part = taken.part
+        if end - segment.base >= self._segment_bytes:
+            try:
+                segment = self._segments.create(end, time.time_ns() // 1000)
+            except OSError:
+                pass  # no room for another file: this one grows on, and `reserve` refuses what does not fit
+            else:
+                taken.segment.sealed_end = end
+                part = self._on_roll(segment)
+                self._reserved = end + SEGMENT_HEADER_SIZE
+        base = end if segment is taken.segment else end + SEGMENT_HEADER_SIZE
+        self.open = Frame(base, segment, part)
+        self.end = base + FRAME_HEADER_SIZE
+        self.in_flight = taken
+        self._marked = not taken.records
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        if self._write_delay is None:
+            self._to_write.put(taken)
+        else:
+            self._loop.call_later(self._write_delay(), self._write_inline, taken)
+
+    def _write_frames(self) -> None:
+        """The writer thread."""
+        while (taken := self._to_write.get()) is not None:
+            try:
+                self._write(taken)
+            except BaseException as error:
+                self._tell(self._fail, error)
+                return
+            self._tell(self._written, taken)
+
+    def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:
+            # The loop is closed: nobody is left who could be told.
+            return
+
+    def _write_inline(self, taken: Frame) -> None:
+        if self.failed is not None:
+            return
+        try:
+            self._write(taken)
+        except OSError as error:
+            self._fail(error)
+        else:
+            self._written(taken)
+
+    def _write(self, taken: Frame) -> None:
+        segment = taken.segment
+        data = frame(b"".join(taken.chunks), taken.records, taken.base, self.durable, time.time_ns() // 1000)
+        for point in taken.points:
+            crash_point.reached(point + ".before_sync")
+        self._disk.write(segment.fd, data, taken.base - segment.base)
+        started = time.perf_counter()
+        self._disk.sync(segment.fd)
+        self.sync_seconds += time.perf_counter() - started
+        self.syncs += 1
+        for point in taken.points:
+            crash_point.reached(point + ".after_sync")
+
+    def _written(self, taken: Frame) -> None:
+        self.in_flight = None
+        # Where a segment was begun meanwhile, its header lies between the two frames.
+        self.durable = self.open.base
+        if self.open.records:
+            self._take()
+        elif not self._marked:
+            self._idle_timer = self._loop.call_later(IDLE_MARK_SECONDS, self._mark)
+        self._on_durable(taken)
+        for future in taken.waiters:
+            if not future.done():
+                future.set_result(None)
+
+    def _mark(self) -> None:
+        """Nothing to write for a while: an empty frame carries the durable mark past the last one."""
+        self._idle_timer = None
+        if self.in_flight is None and not self.open.records and self.failed is None:
+            try:
+                self.reserve(0)
+            except Unavailable:
+                return
+            self._take()
+
+    def _fail(self, error: BaseException) -> None:
+        self.failed = StorageFailed(
+            f"the disk failed ({error}); the server stops and acknowledges nothing that was not synced"
+        )
+        frames = [self.open] if self.in_flight is None else [self.in_flight, self.open]
+        for waiting in frames:
+            for future in waiting.waiters:
+                if not future.done():
+                    future.set_exception(self.failed)
+        self._on_failure(self.failed)
+
+    async def close(self) -> None:
+        """Write what waits, leave a durable mark, stop the thread and give back the reserved room."""
+        if self.failed is None:
+            await self.sync()
+            if not self._marked:
+                self._mark()
+                await self.sync()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        self._to_write.put(None)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+        if self.failed is None:
+            segment = self.open.segment
+            self._disk.truncate(segment.fd, self.open.base - segment.base)
+            self._disk.sync(segment.fd)

@@ -1,0 +1,365 @@
+"""The queue role of the log: topics, reading, delayed messages, groups and their progress."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from notify.errors import InvalidRequest, NotFound
+from storage.log.format import (
+    ENTRY,
+    ENTRY_HEAD,
+    ENTRY_HEAD_SIZE,
+    ENTRY_SIZE,
+    ENTRY_TAIL,
+    RECORD_HEADER_SIZE,
+    EntryKind,
+    RecordType,
+    crc32c,
+)
+from storage.log.journal import Journal
+from storage.log.queues import Queue
+from storage.log.segments import Segments
+from storage.log.state import LogState, encode
+from storage.progress import QueueProgress
+from storage.store import SettleKind, State, StoredMessage, Subscription, Topic, Transaction
+
+READ_AHEAD_BYTES = 1 << 20
+READ_GAP_BYTES = 4096
+DEAD_LETTER_PREFIX = "dead-letter."
+
+
+class LogQueues:
+    """Mixed into LogStore."""
+
+    state: LogState
+    journal: Journal
+    segments: Segments
+    corrupt_messages: int
+
+    # --- topics -----------------------------------------------------------------------------------------------
+
+    def topics(self) -> list[Topic]:
+        return [Topic(t.name, len(t.queues), t.retention_us) for t in self.state.topics.values()]
+
+    def topic(self, name: str) -> Topic | None:
+        t = self.state.topics.get(name)
+        return None if t is None else Topic(t.name, len(t.queues), t.retention_us)
+
+    async def create_topic(self, topic: Topic) -> Topic:
+        known = self.state.topics.get(topic.name)
+        if known is not None and topic.queues < len(known.queues):
+            raise InvalidRequest(
+                f"topic {topic.name!r} has {len(known.queues)} queues; the number can grow, not shrink"
+            )
+        self.journal.reserve(1024)
+        topic_id = known.id if known is not None else self.state.last_topic_id + 1
+        self.state.set_topic(topic_id, topic.name, topic.queues, topic.retention_us)
+        record = encode(("topic", topic_id, topic.name, topic.queues, topic.retention_us))
+        self.journal.append(RecordType.META, 0, [], record)
+        await self.journal.sync()
+        return topic
+
+    async def delete_topic(self, name: str) -> None:
+        if name not in self.state.topics:
+            raise NotFound(f"there is no topic {name!r}")
+        self.journal.reserve(1024)
+        self.state.drop_topic(name)
+        self.journal.append(RecordType.META, 0, [], encode(("delete_topic", name)))
+        await self.journal.sync()
+
+    def bounds(self, topic: str, queue: int) -> tuple[int, int]:
+        found = self.state.queue(topic, queue)
+        return found.start, found.visible
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    def read(self, topic: str, queue: int, offset: int, limit: int, max_bytes: int) -> list[StoredMessage]:
+        found = self.state.queue(topic, queue)
+        return self._stored(found, self._entries(found, offset, limit), max_bytes)
+
+    def _entries(self, queue: Queue, offset: int, limit: int) -> bytes:
+        """Visible entries of a queue from an offset on, joined."""
+        offset = max(offset, queue.start)
+        limit = min(limit, queue.visible - offset)
+        if limit <= 0:
+            return b""
+        parts = self.state.parts
+        at = len(parts) - 1
+        while at > 0:
+            first = parts[at].first_offset(queue.key)
+            if first is not None and first <= offset:
+                break
+            at -= 1
+        blobs: list[bytes] = []
+        while limit > 0 and at < len(parts):
+            blob = parts[at].read(queue.key, offset, limit)
+            if blob:
+                blobs.append(blob)
+                limit -= len(blob) // ENTRY_SIZE
+                offset = int.from_bytes(blob[-64:-56], "little") + 1
+            at += 1
+        return b"".join(blobs)
+
+    def _stored(self, queue: Queue, entries: bytes, max_bytes: int) -> list[StoredMessage]:
+        """Entries with their payloads, coalescing the reads of neighbours."""
+        rows = list(ENTRY.iter_unpack(entries))
+        found: list[StoredMessage] = []
+        name, number = queue.topic.name, queue.number
+        window, window_at, window_end = b"", 0, 0
+        total = 0
+        for i, row in enumerate(rows):
+            position, size = row[6], row[7]
+            total += size
+            if total > max_bytes and found:
+                break
+            if not (window_at <= position and position + size <= window_end):
+                window_at, window_end = position, self._reach(rows, i)
+                window = self.segments.read(window_at, window_end - window_at)
+            start = position - window_at
+            payload = window[start : start + size]
+            corrupt = len(payload) != size or crc32c(payload) != row[13]
+            if corrupt:
+                self.corrupt_messages += 1
+                payload = b""
+            found.append(
+                StoredMessage(
+                    name, number, row[5], row[11], row[8], row[4], payload, row[12], corrupt
+                )
+            )
+        return found
+
+    def _reach(self, rows: list[tuple[int, ...]], first: int) -> int:
+        """How far one read goes that starts at a row's payload: over neighbours with small gaps, within bounds."""
+        start = rows[first][6]
+        end = start + rows[first][7]
+        segment = self.segments.at(start)
+        for i in range(first + 1, len(rows)):
+            position, size = rows[i][6], rows[i][7]
+            if not end <= position <= end + READ_GAP_BYTES or position + size - start > READ_AHEAD_BYTES:
+                break
+            if self.segments.at(position) is not segment:
+                break
+            end = position + size
+        return end
+
+    def payload_at(self, position: int, size: int, crc: int) -> bytes | None:
+        """A payload read back, None where the bytes are not on the disk yet or not what was written."""
+        payload = self.segments.read(position, size)
+        return payload if len(payload) == size and crc32c(payload) == crc else None
+
+    def offset_at(self, topic: str, queue: int, time_us: int) -> int:
+        found = self.state.queue(topic, queue)
+        low, high = found.start, found.visible
+        while low < high:
+            middle = (low + high) // 2
+            entry = self._entries(found, middle, 1)
+            if not entry or int.from_bytes(entry[8:16], "little") >= time_us:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def messages(self, transaction_id: bytes) -> list[StoredMessage]:
+        return [
+            self._one(entry)
+            for part in self.state.parts
+            for entry in part.lookup(transaction_id)
+            if entry[0] == EntryKind.QUEUE
+        ]
+
+    def _one(self, entry: bytes) -> StoredMessage:
+        row = ENTRY.unpack(entry)
+        topic = self.state.topics_by_id.get(row[3])
+        payload = self.payload_at(row[6], row[7], row[13])
+        return StoredMessage(
+            topic.name if topic is not None else f"#{row[3]}",
+            row[2],
+            row[5],
+            row[11],
+            row[8],
+            row[4],
+            payload or b"",
+            row[12],
+            payload is None,
+        )
+
+    # --- delayed messages -------------------------------------------------------------------------------------
+
+    def release_due(self, now_us: int, limit: int) -> int:
+        delayed = self.state.delayed
+        if not delayed or delayed[0][0] > now_us:
+            return 0
+        self.journal.reserve(4096 + ENTRY_SIZE * limit)
+        entries: list[bytes] = []
+        queues: list[Queue | None] = []
+        while delayed and delayed[0][0] <= now_us and len(entries) < limit:
+            _, entry = heapq.heappop(delayed)
+            row = ENTRY_HEAD.unpack_from(entry)
+            topic = self.state.topics_by_id[row[3]]
+            queue = topic.queues[row[2]]
+            offset = queue.next_offset
+            queue.next_offset = offset + 1
+            head = ENTRY_HEAD.pack(EntryKind.QUEUE, 0, row[2], row[3], now_us, offset)
+            entries.append(head + entry[ENTRY_HEAD_SIZE:])
+            queues.append(queue)
+        opened = self.journal.open
+        self.journal.append(RecordType.RELEASE, 0, entries, b"")
+        opened.entries += entries
+        opened.queues += queues
+        opened.part.assigned += len(entries)
+        return len(entries)
+
+    def next_due_us(self) -> int | None:
+        return self.state.delayed[0][0] if self.state.delayed else None
+
+    # --- groups -----------------------------------------------------------------------------------------------
+
+    def subscriptions(self) -> list[Subscription]:
+        return list(self.state.subscriptions.values())
+
+    async def subscribe(self, subscription: Subscription, offsets: Sequence[int] | None) -> Subscription:
+        if subscription.topic not in self.state.topics:
+            raise NotFound(f"there is no topic {subscription.topic!r}")
+        self.journal.reserve(4096)
+        moved = None if offsets is None else list(offsets)
+        self.state.set_subscription(subscription, moved)
+        record = encode(("subscribe", msgspec.to_builtins(subscription), moved))
+        self.journal.append(RecordType.META, 0, [], record)
+        await self.journal.sync()
+        return subscription
+
+    async def unsubscribe(self, group: str, topic: str) -> None:
+        if (group, topic) not in self.state.subscriptions:
+            raise NotFound(f"group {group!r} has no subscription to {topic!r}")
+        self.journal.reserve(1024)
+        self.state.drop_subscription(group, topic)
+        self.journal.append(RecordType.META, 0, [], encode(("unsubscribe", group, topic)))
+        await self.journal.sync()
+
+    def progress(self, group: str, topic: str, queue: int) -> QueueProgress:
+        return self.state.group_progress(group, self.state.queue(topic, queue).topic.id, queue)
+
+    async def settle(
+        self, group: str, topic: str, queue: int, runs: Iterable[tuple[int, int]], kind: SettleKind, now_us: int
+    ) -> None:
+        self.settle_soon(group, topic, queue, list(runs), kind)
+        await self.journal.sync()
+
+    def settle_soon(
+        self, group: str, topic: str, queue: int, runs: list[tuple[int, int]], kind: SettleKind
+    ) -> None:
+        """Settle without waiting for the disk; `sync` waits for it and for everything before it."""
+        found = self.state.queue(topic, queue)
+        self.journal.reserve(256 + 24 * len(runs))
+        progress = self.state.group_progress(group, found.topic.id, queue)
+        for first, count in runs:
+            progress.settle(first, count)
+        record = encode((int(kind), group, found.topic.id, queue, runs))
+        self.journal.append(RecordType.PROGRESS, 0, [], record)
+
+    async def sync(self) -> None:
+        """Wait until everything so far is durable."""
+        await self.journal.sync()
+
+    def attempted(self, group: str, topic: str, queue: int, offsets: Sequence[tuple[int, int]]) -> None:
+        found = self.state.queue(topic, queue)
+        self.journal.reserve(256 + 24 * len(offsets))
+        progress = self.state.group_progress(group, found.topic.id, queue)
+        for offset, attempts in offsets:
+            progress.attempts[offset] = attempts
+        record = encode(("attempts", group, found.topic.id, queue, list(offsets)))
+        self.journal.append(RecordType.PROGRESS, 0, [], record)
+
+    async def dead_letter(
+        self, group: str, messages: Sequence[tuple[StoredMessage, bytes]], now_us: int
+    ) -> None:
+        name = DEAD_LETTER_PREFIX + group
+        if name not in self.state.topics:
+            await self.create_topic(Topic(name))
+        queue = self.state.topics[name].queues[0]
+        self.journal.reserve(4096 + sum(len(payload) + 256 for _, payload in messages))
+        settled = []
+        for message, _ in messages:
+            source = self.state.queue(message.topic, message.queue)
+            self.state.group_progress(group, source.topic.id, message.queue).settle(message.offset, 1)
+            run = (message.offset, 1)
+            settled.append((int(SettleKind.DEAD_LETTER), group, source.topic.id, message.queue, (run,)))
+        meta = encode(settled)
+        position = self.journal.end + RECORD_HEADER_SIZE + len(messages) * ENTRY_SIZE + 4 + len(meta)
+        entries = []
+        for message, payload in messages:
+            offset = queue.next_offset
+            queue.next_offset = offset + 1
+            head = ENTRY_HEAD.pack(EntryKind.QUEUE, 0, 0, queue.topic.id, now_us, offset)
+            tail = ENTRY_TAIL.pack(
+                position,
+                len(payload),
+                message.message_no,
+                0,
+                0,
+                message.transaction_id,
+                message.tag_hash,
+                crc32c(payload),
+                0,
+            )
+            position += len(payload)
+            entries.append(head + tail)
+        opened = self.journal.open
+        data = len(meta).to_bytes(4, "little") + meta + b"".join([payload for _, payload in messages])
+        self.journal.append(RecordType.DEAD_LETTER, 0, entries, data)
+        opened.entries += entries
+        opened.queues += [queue] * len(entries)
+        opened.part.assigned += len(entries)
+        opened.points.add("dead_letter")
+        await self.journal.sync()
+
+    # --- for the administrator --------------------------------------------------------------------------------
+
+    def transaction(self, transaction_id: bytes) -> Transaction | None:
+        pending = self.state.pending.by_id.get(transaction_id)
+        entries = [entry for part in self.state.parts for entry in part.lookup(transaction_id)]
+        stored = [e for e in entries if e[0] == EntryKind.HALF]
+        ended = [e for e in entries if e[0] in (EntryKind.QUEUE, EntryKind.DELAYED, EntryKind.ROLLBACK)]
+        shown = [self._one(e) for e in (ended or stored)]
+        if pending is not None:
+            return Transaction(
+                transaction_id,
+                pending.producer.group,
+                State.PARKED if pending.parked else State.PREPARED,
+                pending.stored_us,
+                0,
+                pending.producer.source,
+                pending.producer.instance,
+                pending.attempts,
+                pending.next_check_us,
+                shown,
+            )
+        if not ended:
+            return None
+        committed = ended[0][0] != EntryKind.ROLLBACK
+        decided_us = int.from_bytes(ended[0][8:16], "little")
+        stored_us = int.from_bytes(stored[0][8:16], "little") if stored else decided_us
+        state = State.COMMITTED if committed else State.ROLLED_BACK
+        return Transaction(transaction_id, "", state, stored_us, decided_us, messages=shown)
+
+    def undecided(
+        self, state: State | None, producer_group: str | None, older_than_us: int | None, limit: int
+    ) -> list[Transaction]:
+        found = []
+        for p in self.state.pending.by_id.values():
+            mine = State.PARKED if p.parked else State.PREPARED
+            if state is not None and mine != state:
+                continue
+            if producer_group is not None and p.producer.group != producer_group:
+                continue
+            if older_than_us is not None and p.stored_us > older_than_us:
+                continue
+            found.append(p)
+            if len(found) >= limit:
+                break
+        shown = [self.transaction(p.id) for p in found]
+        return [t for t in shown if t is not None]
+

@@ -1,0 +1,155 @@
+"""Transactions that wait for their outcome, and when each one's check is due."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Container, Sequence
+
+import msgspec
+
+from storage.log.queues import LogTopic
+from storage.store import Due
+
+ENCODED_PRODUCER = msgspec.msgpack.Encoder()
+
+
+class Producer:
+    """Who sent a half: shared by all halves of one request."""
+
+    __slots__ = ("encoded", "group", "instance", "source")
+
+    def __init__(self, group: str, source: str, instance: str) -> None:
+        self.group = group
+        self.source = source
+        self.instance = instance
+        self.encoded = ENCODED_PRODUCER.encode((group, source, instance))
+
+
+class PendingMessage(msgspec.Struct, gc=False):
+    """What a commit needs of a half's message: its queue, and the part of its index entry that is fixed."""
+
+    topic: LogTopic
+    queue: int
+    flags: int
+    deliver_us: int
+    tail: bytes
+
+
+class Pending:
+    """One undecided transaction."""
+
+    __slots__ = ("attempts", "id", "messages", "next_check_us", "parked", "producer", "stored_us", "token")
+
+    def __init__(
+        self, transaction_id: bytes, producer: Producer, messages: list[PendingMessage], stored_us: int, next_us: int
+    ) -> None:
+        self.id = transaction_id
+        self.producer = producer
+        self.messages = messages
+        self.stored_us = stored_us
+        self.next_check_us = next_us
+        self.attempts = 0
+        self.parked = False
+        self.token = 0
+
+
+class _Schedule:
+    """Due times of one producer group.
+
+    Most halves wait the same time, so their due times rise: batches of ids in a deque, one append a request. What
+    does not rise goes into a heap. An id whose due time has moved meanwhile is skipped when it comes up.
+    """
+
+    __slots__ = ("batches", "heap")
+
+    def __init__(self) -> None:
+        self.batches: deque[tuple[int, Sequence[bytes]]] = deque()
+        self.heap: list[tuple[int, bytes]] = []
+
+    def add(self, due_us: int, ids: Sequence[bytes]) -> None:
+        if not self.batches or self.batches[-1][0] <= due_us:
+            self.batches.append((due_us, ids))
+        else:
+            for transaction_id in ids:
+                heapq.heappush(self.heap, (due_us, transaction_id))
+
+    def next_us(self) -> int | None:
+        if self.batches and (not self.heap or self.batches[0][0] <= self.heap[0][0]):
+            return self.batches[0][0]
+        return self.heap[0][0] if self.heap else None
+
+    def ripen(self, now_us: int, open_ids: Container[bytes]) -> None:
+        """Move what came due and is still open into the heap, so that decided ids take no memory for long."""
+        while self.batches and self.batches[0][0] <= now_us:
+            due_us, ids = self.batches.popleft()
+            for transaction_id in ids:
+                if transaction_id in open_ids:
+                    heapq.heappush(self.heap, (due_us, transaction_id))
+
+    def pop_due(self, now_us: int) -> tuple[int, bytes] | None:
+        """Take one due id."""
+        return heapq.heappop(self.heap) if self.heap and self.heap[0][0] <= now_us else None
+
+
+class PendingTable:
+    """All undecided transactions by id, with each producer group's schedule."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[bytes, Pending] = {}
+        self._schedules: dict[str, _Schedule] = {}
+        self._last_token = 0
+
+    def start_tokens(self, now_us: int) -> None:
+        """Tokens of this run are above those of an earlier one."""
+        self._last_token = max(self._last_token, now_us)
+
+    def schedule(self, group: str, due_us: int, ids: Sequence[bytes]) -> None:
+        schedule = self._schedules.get(group)
+        if schedule is None:
+            schedule = self._schedules[group] = _Schedule()
+        schedule.add(due_us, ids)
+
+    def reschedule(self, pending: Pending, due_us: int) -> None:
+        pending.next_check_us = due_us
+        self.schedule(pending.producer.group, due_us, (pending.id,))
+
+    def ripen(self, now_us: int) -> None:
+        """Called now and then for groups that nobody polls."""
+        for schedule in self._schedules.values():
+            schedule.ripen(now_us, self.by_id)
+
+    def next_us(self, group: str) -> int | None:
+        """When the group's next check may be due: early where that one is decided meanwhile, never late."""
+        schedule = self._schedules.get(group)
+        return None if schedule is None else schedule.next_us()
+
+    def claim(self, group: str, now_us: int, limit: int, answer_within_us: int) -> list[Due]:
+        schedule = self._schedules.get(group)
+        if schedule is None or limit <= 0:
+            return []
+        schedule.ripen(now_us, self.by_id)
+        claimed: list[Pending] = []
+        while len(claimed) < limit and (popped := schedule.pop_due(now_us)) is not None:
+            due_us, transaction_id = popped
+            pending = self.by_id.get(transaction_id)
+            if pending is not None and pending.next_check_us == due_us:
+                claimed.append(pending)
+        due = []
+        for pending in claimed:
+            self._last_token += 1
+            pending.token = self._last_token
+            self.reschedule(pending, now_us + answer_within_us)
+            topics = tuple({m.topic.name: None for m in pending.messages})
+            due.append(
+                Due(
+                    pending.id,
+                    pending.token,
+                    pending.producer.source,
+                    pending.producer.instance,
+                    pending.attempts,
+                    topics,
+                )
+            )
+        return due
+

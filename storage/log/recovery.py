@@ -1,0 +1,137 @@
+"""Reading the log from the start: sound frames one after the other, and what to do where one is not.
+
+A frame that is not sound is a torn tail if no sound frame follows it: the machine stopped while it was written, and
+nobody was told that it is durable. It is copied aside and cut. If a sound frame does follow, then its base position
+proves that the damaged one was durable once: that is damage. It is copied aside, reported, and left where it is;
+reading goes on behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from storage.log.disk import Disk
+from storage.log.format import (
+    FRAME_HEADER,
+    FRAME_HEADER_SIZE,
+    FRAME_MAGIC,
+    SEGMENT_HEADER_SIZE,
+    frame_is_sound,
+)
+from storage.log.segments import Segment
+
+_WINDOW = 8 << 20
+
+
+@dataclass(slots=True)
+class SoundFrame:
+    """A frame whose checksum fits: its place, its time and its records."""
+
+    base: int
+    end: int
+    time_us: int
+    records: int
+    body: memoryview
+
+
+@dataclass(slots=True)
+class Damage:
+    """Bytes [start, end) that are not what was written. `torn`: past everything durable, hence cut."""
+
+    segment: str
+    start: int
+    end: int
+    torn: bool
+    copy: str = ""
+
+
+class SegmentReader:
+    """Walks one segment file."""
+
+    def __init__(self, disk: Disk, segment: Segment) -> None:
+        self._disk = disk
+        self._segment = segment
+        self._size = disk.size(segment.fd)
+        self._window = b""
+        self._window_at = 0
+
+    def _bytes(self, position: int, size: int) -> memoryview:
+        """Bytes from a position on, fewer at the end of the file."""
+        at = position - self._segment.base
+        if not (self._window_at <= at and at + size <= self._window_at + len(self._window)):
+            self._window = self._disk.read(self._segment.fd, max(size, _WINDOW), at)
+            self._window_at = at
+        start = at - self._window_at
+        return memoryview(self._window)[start : start + size]
+
+    def frame_at(self, position: int) -> SoundFrame | None:
+        """The frame at a position if it is sound."""
+        raw = self._bytes(position, FRAME_HEADER_SIZE)
+        if len(raw) < FRAME_HEADER_SIZE or raw[:4] != FRAME_MAGIC:
+            return None
+        header = FRAME_HEADER.unpack_from(raw)
+        length, base = header[1], header[4]
+        end = position + FRAME_HEADER_SIZE + length
+        if base != position or end - self._segment.base > self._size:
+            return None
+        body = self._bytes(position + FRAME_HEADER_SIZE, length)
+        if not frame_is_sound(header, body):
+            return None
+        return SoundFrame(base, end, header[6], header[3], body)
+
+    def frames(self, position: int) -> Iterator[SoundFrame]:
+        """Sound frames from a position on, up to the first that is not."""
+        while (found := self.frame_at(position)) is not None:
+            position = found.end
+            yield found
+
+    def is_blank_from(self, position: int) -> bool:
+        """Whether only zeros (reserved room) or nothing follows."""
+        at = position
+        while chunk := self._bytes(at, _WINDOW):
+            if chunk.tobytes().strip(b"\0"):
+                return False
+            at += len(chunk)
+        return True
+
+    def next_sound(self, position: int) -> SoundFrame | None:
+        """The first sound frame behind a position, however far."""
+        at = position
+        while True:
+            chunk = self._bytes(at, _WINDOW).tobytes()
+            hit = chunk.find(FRAME_MAGIC)
+            while hit >= 0:
+                found = self.frame_at(at + hit)
+                if found is not None:
+                    return found
+                hit = chunk.find(FRAME_MAGIC, hit + 1)
+            if len(chunk) < _WINDOW:
+                return None
+            at += len(chunk) - len(FRAME_MAGIC) + 1
+
+    @property
+    def end(self) -> int:
+        return self._segment.base + self._size
+
+
+def walk(
+    disk: Disk, segment: Segment, start: int, is_last: bool, damages: list[Damage]
+) -> Iterator[SoundFrame]:
+    """Sound frames of a segment from `start` on. Appends to `damages`; a torn tail is reported, not yet cut."""
+    reader = SegmentReader(disk, segment)
+    position = max(start, segment.base + SEGMENT_HEADER_SIZE)
+    while True:
+        for found in reader.frames(position):
+            position = found.end
+            yield found
+        if reader.is_blank_from(position):
+            if not is_last and segment.sealed_end and position < segment.sealed_end:
+                damages.append(Damage(segment.name, position, segment.sealed_end, torn=False))
+            return
+        following = reader.next_sound(position + 1)
+        if following is None:
+            damages.append(Damage(segment.name, position, reader.end, torn=is_last))
+            return
+        damages.append(Damage(segment.name, position, following.base, torn=False))
+        position = following.base

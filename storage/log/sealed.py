@@ -1,0 +1,174 @@
+"""The index of a finished segment: one file, mapped into memory, read by offset, by transaction id or by time.
+
+Queue entries come first, ordered by (topic, queue, offset), so that a queue's run lies side by side; the other
+entries follow. A directory lists the runs, and the ids of all entries are sorted with their entry's number. The
+bytes are specified in format.md. The file is a function of the segment: lost, it is built again from the log.
+"""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.log.disk import Disk
+from storage.log.format import ENTRY_FIELDS, ENTRY_SIZE, EntryKind, crc32c
+
+ENTRY_TYPE = np.dtype(ENTRY_FIELDS)
+RUN_TYPE = np.dtype([("key", "<u8"), ("first_offset", "<u8"), ("first_entry", "<u4"), ("count", "<u4")])
+ID_TYPE = np.dtype([("high", "<u8"), ("low", "<u8"), ("entry", "<u4"), ("reserved", "<u4")])
+HEADER_TYPE = np.dtype(
+    [
+        ("magic", "S8"),
+        ("version", "<u4"),
+        ("crc", "<u4"),  # CRC32C of the directory and the ids
+        ("base", "<u8"),
+        ("end", "<u8"),
+        ("entries", "<u4"),
+        ("runs", "<u4"),
+        ("id_min_high", "<u8"),
+        ("id_max_high", "<u8"),
+        ("time_min", "<u8"),
+        ("time_max", "<u8"),
+    ]
+)
+MAGIC = b"NTFYIDX1"
+assert ENTRY_TYPE.itemsize == ENTRY_SIZE
+
+
+def index_name(base: int) -> str:
+    return f"{base:020d}.idx"
+
+
+def build(entries: bytes | bytearray | memoryview, base: int, end: int) -> bytes:
+    """The index file's bytes for a segment's entries in log order."""
+    table = np.frombuffer(entries, dtype=ENTRY_TYPE)
+    queued = table["kind"] == EntryKind.QUEUE
+    key = (table["topic"].astype(np.uint64) << np.uint64(16)) | table["queue"]
+    # Entries that are in no queue go last; within a queue log order is offset order, but for carried entries.
+    order = np.lexsort((table["offset"], key, ~queued))
+    table = table[order]
+    key = key[order]
+    in_queues = int(queued.sum())
+    queue_keys = key[:in_queues]
+    starts = np.flatnonzero(np.r_[True, queue_keys[1:] != queue_keys[:-1]]) if in_queues else np.empty(0, int)
+    runs = np.zeros(len(starts), RUN_TYPE)
+    runs["key"] = queue_keys[starts]
+    runs["first_offset"] = table["offset"][starts]
+    runs["first_entry"] = starts
+    runs["count"] = np.diff(np.r_[starts, in_queues])
+    ids = np.zeros(len(table), ID_TYPE)
+    by_id = np.lexsort((table["id_low"], table["id_high"]))
+    ids["high"] = table["id_high"][by_id]
+    ids["low"] = table["id_low"][by_id]
+    ids["entry"] = by_id
+    header = np.zeros(1, HEADER_TYPE)
+    header["magic"] = MAGIC
+    header["version"] = 1
+    header["base"] = base
+    header["end"] = end
+    header["entries"] = len(table)
+    header["runs"] = len(runs)
+    if len(table):
+        header["id_min_high"] = ids["high"][0]
+        header["id_max_high"] = ids["high"][-1]
+        header["time_min"] = table["time_us"].min()
+        header["time_max"] = table["time_us"].max()
+    tail = runs.tobytes() + ids.tobytes()
+    header["crc"] = crc32c(tail)
+    return b"".join((header.tobytes(), table.tobytes(), tail))
+
+
+class SealedPart:
+    """A mapped index file. Raises ValueError on opening if it is not sound."""
+
+    def __init__(self, disk: Disk, name: str) -> None:
+        self.name = name
+        path = Path(disk.directory) / name
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if len(self._map) < HEADER_TYPE.itemsize:
+            raise ValueError("shorter than its header")
+        header = np.frombuffer(self._map, HEADER_TYPE, 1)[0]
+        if bytes(header["magic"]) != MAGIC or header["version"] != 1:
+            raise ValueError("not an index of this version")
+        self.base, self.end = int(header["base"]), int(header["end"])
+        count, runs = int(header["entries"]), int(header["runs"])
+        at = HEADER_TYPE.itemsize
+        if len(self._map) != at + count * (ENTRY_SIZE + ID_TYPE.itemsize) + runs * RUN_TYPE.itemsize:
+            raise ValueError("its length does not fit its header")
+        self.entries: NDArray[np.void] = np.frombuffer(self._map, ENTRY_TYPE, count, at)
+        self._entries_at = at
+        at += count * ENTRY_SIZE
+        if crc32c(self._map[at:]) != int(header["crc"]):
+            raise ValueError("its directory is damaged (checksum)")
+        self.runs: NDArray[np.void] = np.frombuffer(self._map, RUN_TYPE, runs, at)
+        self._keys = self.runs["key"]
+        self._ids = np.frombuffer(self._map, ID_TYPE, count, at + runs * RUN_TYPE.itemsize)
+        self._id_high = self._ids["high"]
+        self.id_min = int(header["id_min_high"])
+        self.id_max = int(header["id_max_high"])
+        self.time_max = int(header["time_max"])
+        self.count = count
+
+    def _run(self, key: int) -> NDArray[np.void] | None:
+        i = int(np.searchsorted(self._keys, np.uint64(key)))
+        if i == len(self._keys) or int(self._keys[i]) != key:
+            return None
+        run: NDArray[np.void] = self.runs[i]
+        return run
+
+    def first_offset(self, key: int) -> int | None:
+        run = self._run(key)
+        return None if run is None else int(run["first_offset"])
+
+    def read(self, key: int, offset: int, limit: int) -> bytes:
+        """Entries of a queue from `offset` on, joined; empty if this part has none."""
+        run = self._run(key)
+        if run is None:
+            return b""
+        first, count = int(run["first_entry"]), int(run["count"])
+        at = offset - int(run["first_offset"])
+        if at < 0:
+            at = 0
+        elif at and (at >= count or int(self.entries["offset"][first + at]) != offset):
+            # Carried entries leave gaps: search instead of counting.
+            at = int(np.searchsorted(self.entries["offset"][first : first + count], np.uint64(offset)))
+        start = self._entries_at + (first + at) * ENTRY_SIZE
+        return self._map[start : start + min(limit, count - at) * ENTRY_SIZE]
+
+    def offset_at(self, key: int, time_us: int) -> int | None:
+        """The first offset of the queue recorded at or after the time, None if all are earlier."""
+        run = self._run(key)
+        if run is None:
+            return None
+        first, count = int(run["first_entry"]), int(run["count"])
+        times = self.entries["time_us"][first : first + count]
+        at = int(np.searchsorted(times, np.uint64(time_us)))
+        return None if at == count else int(self.entries["offset"][first + at])
+
+    def lookup(self, transaction_id: bytes) -> list[bytes]:
+        """Every entry of a transaction."""
+        high = int.from_bytes(transaction_id[:8])
+        if not self.id_min <= high <= self.id_max or not self.count:
+            return []
+        low = int.from_bytes(transaction_id[8:])
+        found = []
+        first = np.searchsorted(self._id_high, np.uint64(high))
+        last = np.searchsorted(self._id_high, np.uint64(high), side="right")
+        for i in range(int(first), int(last)):
+            if int(self._ids["low"][i]) == low:
+                at = self._entries_at + int(self._ids["entry"][i]) * ENTRY_SIZE
+                found.append(self._map[at : at + ENTRY_SIZE])
+        return found
+
+    def outcome(self, transaction_id: bytes) -> bool | None:
+        """True committed, False rolled back, None not decided in this part."""
+        for entry in self.lookup(transaction_id):
+            if entry[0] in (EntryKind.QUEUE, EntryKind.DELAYED):
+                return True
+            if entry[0] == EntryKind.ROLLBACK:
+                return False
+        return None

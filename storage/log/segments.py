@@ -1,0 +1,107 @@
+"""The segment files: which there are, where a position lies, and reading bytes back."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from storage.log.disk import Disk
+from storage.log.format import SEGMENT_HEADER_SIZE, read_segment_header, segment_header
+
+
+class Segment:
+    """One file of the log: bytes [base, base + size)."""
+
+    __slots__ = ("base", "created_us", "fd", "name", "sealed_end")
+
+    def __init__(self, base: int, name: str, fd: int, created_us: int) -> None:
+        self.base = base
+        self.name = name
+        self.fd = fd
+        self.created_us = created_us
+        self.sealed_end = 0  # position after the last frame, once no more is written to it
+
+
+def segment_name(base: int) -> str:
+    return f"{base:020d}.log"
+
+
+class Segments:
+    """All segments in order of their base position. Not thread-safe but for `read`."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._bases: list[int] = []
+        self._all: list[Segment] = []
+
+    def __iter__(self) -> object:
+        return iter(self._all)
+
+    def list(self) -> list[Segment]:
+        return list(self._all)
+
+    @property
+    def last(self) -> Segment:
+        return self._all[-1]
+
+    def open_existing(self) -> list[str]:
+        """Open every segment file; returns a complaint for each one that cannot be read as one."""
+        complaints = []
+        for name in self._disk.names():
+            if not name.endswith(".log"):
+                continue
+            fd = self._disk.open(name)
+            try:
+                base, created = read_segment_header(self._disk.read(fd, SEGMENT_HEADER_SIZE, 0))
+                if name != segment_name(base):
+                    raise ValueError(f"its header says it starts at {base}")
+            except ValueError as error:
+                self._disk.close(fd)
+                complaints.append(f"{name}: {error}")
+                continue
+            self._insert(Segment(base, name, fd, created))
+        return complaints
+
+    def create(self, base: int, created_us: int) -> Segment:
+        """Make the next segment, durably. Raises OSError and leaves nothing behind."""
+        name = segment_name(base)
+        fd = self._disk.open(name, create=True)
+        try:
+            self._disk.write(fd, segment_header(base, created_us), 0)
+            self._disk.sync(fd)
+            self._disk.sync_directory()
+        except OSError:
+            self._disk.close(fd)
+            self._disk.unlink(name)
+            raise
+        segment = Segment(base, name, fd, created_us)
+        self._insert(segment)
+        return segment
+
+    def _insert(self, segment: Segment) -> None:
+        at = bisect_right(self._bases, segment.base)
+        self._bases.insert(at, segment.base)
+        self._all.insert(at, segment)
+
+    def at(self, position: int) -> Segment | None:
+        """The segment that holds a position, None below the first."""
+        i = bisect_right(self._bases, position) - 1
+        return self._all[i] if i >= 0 else None
+
+    def read(self, position: int, size: int) -> bytes:
+        """Bytes at a position, within one segment; fewer where the file ends."""
+        segment = self.at(position)
+        if segment is None:
+            return b""
+        return self._disk.read(segment.fd, size, position - segment.base)
+
+    def remove(self, segment: Segment) -> None:
+        at = self._all.index(segment)
+        del self._all[at], self._bases[at]
+        self._disk.close(segment.fd)
+        self._disk.unlink(segment.name)
+
+    def close(self) -> None:
+        for segment in self._all:
+            self._disk.close(segment.fd)
+        self._all.clear()
+        self._bases.clear()

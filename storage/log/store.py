@@ -1,0 +1,284 @@
+"""The embedded log as a storage: opening and recovering, sealing full segments, checkpoints, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from notify.errors import Corrupt, StorageFailed
+from storage import crash_point
+from storage.log import checkpoint, sealed
+from storage.log.disk import Disk
+from storage.log.format import SEGMENT_HEADER_SIZE
+from storage.log.journal import Frame, Journal
+from storage.log.live import LivePart
+from storage.log.messages import LogQueues
+from storage.log.recovery import Damage, walk
+from storage.log.sealed import SealedPart
+from storage.log.segments import Segment, Segments
+from storage.log.state import LogState
+from storage.log.transactions import LogTransactions
+
+log = structlog.get_logger("notify.log")
+
+SEGMENT_BYTES = 256 << 20
+
+
+class LogStore(LogTransactions, LogQueues):
+    """Transactions and queues in one log under a directory. One process at a time; methods belong to one loop."""
+
+    def __init__(
+        self,
+        directory: Path | str,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        disk: Disk | None = None,
+        write_delay: Callable[[], float] | None = None,
+        on_failure: Callable[[StorageFailed], None] | None = None,
+    ) -> None:
+        self.disk = disk or Disk(Path(directory))
+        self.segments = Segments(self.disk)
+        self.state = LogState()
+        self.damages: list[Damage] = []
+        self.corrupt_messages = 0
+        self.recovery_seconds = 0.0
+        self.replayed_bytes = 0
+        self._segment_bytes = segment_bytes
+        self._write_delay = write_delay
+        self._on_failure = on_failure
+        self._visible_callbacks: list[Callable[[set[str]], None]] = []
+        self._sealing: asyncio.Task[None] | None = None
+        self._snapshots: dict[int, bytes] = {}
+        self._lock_fd: int | None = None
+        self.journal: Journal
+
+    # --- opening ----------------------------------------------------------------------------------------------
+
+    async def open(self, now_us: int) -> None:
+        """Recover the log and be ready to write.
+
+        Raises StorageFailed if another process has it, Corrupt if it cannot be read safely.
+        """
+        started = time.perf_counter()
+        self.disk.make()
+        self._lock()
+        self._recover(now_us)
+        self.journal = Journal(
+            self.disk,
+            self.segments,
+            self._segment_bytes,
+            self._durable,
+            self._roll,
+            self._failed,
+            self._write_delay,
+        )
+        self.journal.start(self._end, self.state.live)
+        self.state.pending.start_tokens(now_us)
+        self.recovery_seconds = time.perf_counter() - started
+
+    def _lock(self) -> None:
+        fd = os.open(self.disk.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise StorageFailed(
+                f"another process uses {self.disk.directory}; stop it, or give this one another --data-dir"
+            ) from None
+        self._lock_fd = fd
+
+    def _recover(self, now_us: int) -> None:
+        self._drop_unfinished()
+        for complaint in self.segments.open_existing():
+            self._set_aside(complaint)
+        saved = checkpoint.load(self.disk)
+        segments = self.segments.list()
+        position = 0
+        if saved is not None:
+            position, state = saved
+            self.state.restore(state)
+        if not segments:
+            if saved is not None:
+                raise Corrupt("there is a checkpoint but no segment: the log's files are missing; restore a backup")
+            segments = [self.segments.create(0, now_us)]
+        elif saved is None and segments[0].base != 0:
+            raise Corrupt("the first segments are gone and there is no checkpoint; restore a backup")
+        for segment, following in zip(segments, segments[1:], strict=False):
+            segment.sealed_end = following.base
+        self._end = segments[0].base + SEGMENT_HEADER_SIZE
+        for segment in segments:
+            if segment.sealed_end and segment.sealed_end <= position:
+                self._open_sealed(segment)
+            else:
+                self._replay(segment, position)
+        self._drop_empty_tail()
+        self._repair_torn_tail()
+        self.state.sealed_id_max = max(
+            (p.id_max for p in self.state.parts if isinstance(p, SealedPart) and p.count), default=0
+        )
+        live = [p for p in self.state.parts if isinstance(p, LivePart)]
+        for part in live[:-1]:
+            self._seal_now(part)
+
+    def _drop_unfinished(self) -> None:
+        for name in self.disk.names():
+            if name.endswith(".tmp"):
+                self.disk.unlink(name)
+
+    def _set_aside(self, complaint: str) -> None:
+        """A file that is no segment: a creation that was cut short, or damage. Kept under another name."""
+        name = complaint.partition(":")[0]
+        self.disk.rename(name, name + ".unreadable")
+        log.error("segment_unreadable", complaint=complaint, kept_as=name + ".unreadable")
+        self.damages.append(Damage(name, 0, 0, torn=False, copy=name + ".unreadable"))
+
+    def _open_sealed(self, segment: Segment) -> None:
+        name = sealed.index_name(segment.base)
+        try:
+            self.state.parts.append(SealedPart(self.disk, name))
+        except (OSError, ValueError) as error:
+            log.warning("index_rebuilt", name=name, reason=str(error))
+            part = LivePart(segment.base)
+            for found in walk(self.disk, segment, 0, False, self.damages):
+                self.state.index_only(part, found.body)
+            self.state.parts.append(part)
+            self._seal_now(part, segment.sealed_end)
+
+    def _replay(self, segment: Segment, position: int) -> None:
+        """Apply a segment's frames; of those before the checkpoint's position only the index is needed."""
+        part = LivePart(segment.base)
+        self.state.parts.append(part)
+        has_more = any(s.base > segment.base and self._has_frames(s) for s in self.segments.list())
+        for found in walk(self.disk, segment, 0, not has_more, self.damages):
+            if found.base < position:
+                self.state.index_only(part, found.body)
+            else:
+                self.state.apply(part, found.body, found.time_us)
+            self._end = found.end
+            self.replayed_bytes += found.end - found.base
+        if not has_more:
+            self._end = max(self._end, segment.base + SEGMENT_HEADER_SIZE)
+
+    def _has_frames(self, segment: Segment) -> bool:
+        return next(walk(self.disk, segment, 0, True, []), None) is not None
+
+    def _drop_empty_tail(self) -> None:
+        """A segment made just before a crash may follow a torn frame: it is empty, and the one before goes on."""
+        while len(self.segments.list()) > 1 and not self._has_frames(self.segments.last):
+            segment = self.segments.last
+            before = self.segments.list()[-2]
+            if self._end == segment.base + SEGMENT_HEADER_SIZE and not any(d.torn for d in self.damages):
+                return
+            self.state.parts.pop()
+            self.segments.remove(segment)
+            before.sealed_end = 0
+
+    def _repair_torn_tail(self) -> None:
+        """Copy what follows the last sound frame aside, then cut it; reserved but unused room is cut silently."""
+        segment = self.segments.last
+        for damage in self.damages:
+            if damage.copy:
+                continue
+            where = self.segments.at(damage.start)
+            assert where is not None
+            data = self.disk.read(where.fd, damage.end - damage.start, damage.start - where.base)
+            kind = "torn" if damage.torn else "damaged"
+            damage.copy = f"{damage.start:020d}.{kind}"
+            self.disk.replace(damage.copy, data.rstrip(b"\0") if damage.torn else data)
+            report = log.warning if damage.torn else log.error
+            report(f"log_{kind}", segment=damage.segment, start=damage.start, end=damage.end, kept_as=damage.copy)
+        if self.disk.size(segment.fd) > self._end - segment.base:
+            self.disk.truncate(segment.fd, self._end - segment.base)
+            self.disk.sync(segment.fd)
+
+    # --- while it runs ----------------------------------------------------------------------------------------
+
+    def on_visible(self, callback: Callable[[set[str]], None]) -> None:
+        self._visible_callbacks.append(callback)
+
+    def _durable(self, frame: Frame) -> None:
+        """A frame is on the disk: its entries become visible."""
+        if frame.entries:
+            frame.part.publish(frame)
+            topics = {queue.topic.name for queue in set(frame.queues) if queue is not None}
+            if topics:
+                for callback in self._visible_callbacks:
+                    callback(topics)
+        if frame.part is not self.journal.open.part and (self._sealing is None or self._sealing.done()):
+            self._sealing = asyncio.get_running_loop().create_task(self._seal_waiting())
+
+    def _roll(self, segment: Segment) -> LivePart:
+        """A new segment begins: the state now is the state at its start."""
+        old = self.state.live
+        old.end = segment.base
+        self.state.being_sealed.append(old)
+        self._snapshots[segment.base] = checkpoint.encoded(self.state.snapshot(), segment.base, time.time_ns() // 1000)
+        part = LivePart(segment.base)
+        self.state.parts.append(part)
+        return part
+
+    def _failed(self, error: StorageFailed) -> None:
+        log.critical("storage_failed", reason=str(error))
+        if self._on_failure is not None:
+            self._on_failure(error)
+
+    async def _seal_waiting(self) -> None:
+        """Write the index and the checkpoint of full segments, one after the other, off the loop."""
+        while self.state.being_sealed:
+            part = self.state.being_sealed[0]
+            try:
+                if self._write_delay is None:
+                    await asyncio.to_thread(self._write_sealed, part, part.end)
+                else:
+                    self._write_sealed(part, part.end)
+            except OSError as error:
+                log.error("seal_failed", reason=str(error), segment=part.base)
+                return  # tried again when the next frame is durable
+            self._swap_in(part)
+            del self.state.being_sealed[0]
+
+    def _write_sealed(self, part: LivePart, end: int) -> None:
+        data = sealed.build(part.entries, part.base, end)
+        crash_point.reached("seal.before_rename")
+        self.disk.replace(sealed.index_name(part.base), data)
+        segment = self.segments.at(part.base)
+        assert segment is not None
+        self.disk.truncate(segment.fd, end - part.base)
+        snapshot = self._snapshots.pop(end, None)
+        if snapshot is not None:
+            checkpoint.write(self.disk, snapshot, end)
+
+    def _swap_in(self, part: LivePart) -> None:
+        ready = SealedPart(self.disk, sealed.index_name(part.base))
+        self.state.parts[self.state.parts.index(part)] = ready
+        if ready.count:
+            self.state.sealed_id_max = max(self.state.sealed_id_max, ready.id_max)
+
+    def _seal_now(self, part: LivePart, end: int = 0) -> None:
+        """Seal a part found live at the start."""
+        segment = self.segments.at(part.base)
+        assert segment is not None
+        self._write_sealed(part, end or segment.sealed_end)
+        self._swap_in(part)
+
+    # --- closing ----------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Everything durable, a checkpoint, then let go. A failed log is only let go of."""
+        if self._sealing is not None:
+            await self._sealing
+        await self.journal.close()
+        if self.journal.failed is None:
+            position = self.journal.open.base
+            data = checkpoint.encoded(self.state.snapshot(), position, time.time_ns() // 1000)
+            checkpoint.write(self.disk, data, position)
+        self.segments.close()
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None

@@ -1,0 +1,336 @@
+"""The transactions role of the log: halves, outcomes, checks. State changes at once, the answer waits for the disk."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from storage.log.format import (
+    ENTRY_HEAD,
+    ENTRY_SIZE,
+    ENTRY_TAIL,
+    FLAG_DELAY,
+    RECORD_HEADER_SIZE,
+    EntryKind,
+    RecordType,
+    crc32c,
+    key_hash,
+    tag_hash,
+)
+from storage.log.journal import Journal
+from storage.log.pending import Pending, PendingMessage, Producer
+from storage.log.queues import Queue
+from storage.log.state import LogState, due_of, encode
+from storage.store import Decided, Due, NewTransaction, Put, PutResult, State
+
+ENTRIES_PER_RECORD = 60_000
+"""Below what a record's count can say, with room for one more transaction."""
+
+_HALF, _QUEUE, _ROLLBACK, _DELAYED = map(
+    int, (EntryKind.HALF, EntryKind.QUEUE, EntryKind.ROLLBACK, EntryKind.DELAYED)
+)
+
+
+class LogTransactions:
+    """Mixed into LogStore, which gives it state, journal and payload reads."""
+
+    state: LogState
+    journal: Journal
+
+    def payload_at(self, position: int, size: int, crc: int) -> bytes | None: ...
+
+    # --- halves -----------------------------------------------------------------------------------------------
+
+    async def put(self, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
+        size = 4096
+        for t in transactions:
+            size += 128
+            for m in t.messages:
+                size += len(m.payload) + 2 * ENTRY_SIZE
+        self.journal.reserve(size)
+        results: list[PutResult] = []
+        run: list[NewTransaction] = []
+        run_entries = 0
+        pending = self.state.pending.by_id
+        decided = self.state.live.decided
+        seen: set[bytes] = set()
+        for t in transactions:
+            if t.id in seen:
+                # The same id twice in one request: the second is compared once the first is stored.
+                self._store(run, now_us)
+                run, run_entries = [], 0
+                seen.clear()
+                decided = self.state.live.decided
+            if t.id in pending or t.id in decided or self._is_known_before(t.id):
+                results.append(self._compare(t))
+                continue
+            if run and (
+                run_entries + len(t.messages) > ENTRIES_PER_RECORD
+                or t.committed != run[0].committed
+                or t.producer_group != run[0].producer_group
+                or t.instance != run[0].instance
+                or t.source != run[0].source
+                or t.check_after_us != run[0].check_after_us
+            ):
+                self._store(run, now_us)
+                run, run_entries = [], 0
+            run.append(t)
+            seen.add(t.id)
+            run_entries += len(t.messages)
+            results.append(PutResult(Put.STORED, State.COMMITTED if t.committed else State.PREPARED))
+        if run:
+            self._store(run, now_us)
+        await self.journal.sync()
+        return results
+
+    def _is_known_before(self, transaction_id: bytes) -> bool:
+        """Whether an earlier part of the log holds the id. New ids are above those: one comparison."""
+        state = self.state
+        for part in state.being_sealed:
+            if transaction_id in part.decided:
+                return True
+        if int.from_bytes(transaction_id[:8]) > state.sealed_id_max:
+            return False
+        return state.outcome(transaction_id) is not None
+
+    def _store(self, run: list[NewTransaction], now_us: int) -> None:
+        """One record for transactions of one producer: entries, who sent them, payloads."""
+        if not run:
+            return
+        first = run[0]
+        committed = first.committed
+        producer = Producer(first.producer_group, first.source, first.instance)
+        meta = encode((producer.group, producer.source, producer.instance, first.check_after_us))
+        opened = self.journal.open
+        count = sum([len(t.messages) for t in run])
+        position = self.journal.end + RECORD_HEADER_SIZE + count * ENTRY_SIZE + 2 + len(meta)
+        chunks = [len(meta).to_bytes(2, "little"), meta]
+        entries: list[bytes] = []
+        queues: list[Queue | None] = []
+        topics = self.state.topics
+        due_us = now_us + first.check_after_us
+        by_id = self.state.pending.by_id
+        ids: list[bytes] = []
+        live = opened.part
+        for t in run:
+            transaction_id = t.id
+            messages: list[PendingMessage] = []
+            number = 0
+            for m in t.messages:
+                payload = m.payload
+                size = len(payload)
+                topic = topics[m.topic]
+                flags, deliver = (FLAG_DELAY, m.delay_us) if m.delay_us else (0, m.deliver_at_us)
+                tail = ENTRY_TAIL.pack(
+                    position,
+                    size,
+                    number,
+                    0,
+                    deliver,
+                    transaction_id,
+                    tag_hash(m.tag) if m.tag is not None else 0,
+                    crc32c(payload),
+                    key_hash(m.key) if m.key is not None else 0,
+                )
+                queue_no = topic.queue_for(m.key)
+                message = PendingMessage(topic, queue_no, flags, deliver, tail)
+                if committed:
+                    entry, queue = self._enqueue(message, now_us)
+                    queues.append(queue)
+                else:
+                    entry = ENTRY_HEAD.pack(_HALF, flags, queue_no, topic.id, now_us, 0) + tail
+                    queues.append(None)
+                    messages.append(message)
+                entries.append(entry)
+                chunks.append(payload)
+                position += size
+                number += 1
+            if committed:
+                live.decided[transaction_id] = (live.assigned + len(entries) - 1) << 1
+            else:
+                by_id[transaction_id] = Pending(transaction_id, producer, messages, now_us, due_us)
+                ids.append(transaction_id)
+        if not committed:
+            self.state.pending.schedule(producer.group, due_us, ids)
+        kind = RecordType.MESSAGE if committed else RecordType.HALF
+        self.journal.append(kind, 0, entries, b"".join(chunks))
+        opened.entries += entries
+        opened.queues += queues
+        live.assigned += len(entries)
+        opened.points.add("half")
+
+    def _enqueue(self, message: PendingMessage, now_us: int) -> tuple[bytes, Queue | None]:
+        """The entry of a committed message: in its queue now, or among the delayed."""
+        topic = message.topic
+        if message.deliver_us:
+            entry = ENTRY_HEAD.pack(_DELAYED, message.flags, message.queue, topic.id, now_us, 0) + message.tail
+            due = due_of(entry)
+            if due > now_us:
+                heapq.heappush(self.state.delayed, (due, entry))
+                return entry, None
+        queue = topic.queues[message.queue]
+        offset = queue.next_offset
+        queue.next_offset = offset + 1
+        return ENTRY_HEAD.pack(_QUEUE, 0, message.queue, topic.id, now_us, offset) + message.tail, queue
+
+    def _compare(self, t: NewTransaction) -> PutResult:
+        """What to answer to an id that is known: ALREADY for the same content of the same group, else IN_USE."""
+        state = self.states([t.id])[0]
+        assert state is not None
+        pending = self.state.pending.by_id.get(t.id)
+        if pending is not None:
+            group: str | None = pending.producer.group
+            places = [m.tail for m in pending.messages]
+        else:
+            group = None  # a decided transaction's group is in its half's record: the content must do
+            places = self._fixed_parts(t.id)
+        same = (group is None or group == t.producer_group) and len(places) == len(t.messages)
+        if same and places:
+            for tail, message in zip(places, t.messages, strict=True):
+                position, size, _, _, deliver, _, _, crc, _ = ENTRY_TAIL.unpack(tail)
+                if size != len(message.payload) or deliver != (message.delay_us or message.deliver_at_us) or crc != crc32c(message.payload) or self.payload_at(position, size, crc) not in (
+                    None,
+                    message.payload,
+                ):
+                    same = False
+        if same and t.committed and state == State.PREPARED:
+            same = False
+        return PutResult(Put.ALREADY if same else Put.IN_USE, state)
+
+    def _fixed_parts(self, transaction_id: bytes) -> list[bytes]:
+        """The fixed parts of a decided transaction's entries, one a message, in message order."""
+        by_number: dict[int, bytes] = {}
+        for part in self.state.parts:
+            for entry in part.lookup(transaction_id):
+                by_number.setdefault(int.from_bytes(entry[36:38], "little"), entry[24:])
+        opened = [self.journal.open] + ([self.journal.in_flight] if self.journal.in_flight else [])
+        for waiting in opened:
+            for entry in waiting.entries:
+                if entry[48:64] == transaction_id:
+                    by_number.setdefault(int.from_bytes(entry[36:38], "little"), entry[24:])
+        return [by_number[n] for n in sorted(by_number)]
+
+    # --- outcomes ---------------------------------------------------------------------------------------------
+
+    async def decide(
+        self, outcomes: Sequence[tuple[bytes, str | None, State]], now_us: int, forced: bool = False
+    ) -> list[Decided]:
+        journal = self.journal
+        journal.reserve(4096 + 2 * ENTRY_SIZE * self._entries_of(outcomes))
+        results: list[Decided] = []
+        entries: list[bytes] = []
+        queues: list[Queue | None] = []
+        by_id = self.state.pending.by_id
+        opened = journal.open
+        live = opened.part
+        decided = live.decided
+        committed_result = Decided(True, State.COMMITTED, True)
+        rolled_back_result = Decided(True, State.ROLLED_BACK, True)
+        for transaction_id, group, outcome in outcomes:
+            pending = by_id.get(transaction_id)
+            if pending is None or (group is not None and pending.producer.group != group):
+                state = None if pending is not None else self.states((transaction_id,))[0]
+                results.append(Decided(False) if state is None else Decided(True, state, False))
+                continue
+            del by_id[transaction_id]
+            if outcome == State.COMMITTED:
+                for message in pending.messages:
+                    entry, queue = self._enqueue(message, now_us)
+                    entries.append(entry)
+                    queues.append(queue)
+                decided[transaction_id] = (live.assigned + len(entries) - 1) << 1
+                results.append(committed_result)
+            else:
+                first = pending.messages[0]
+                head = ENTRY_HEAD.pack(_ROLLBACK, forced, first.queue, first.topic.id, now_us, 0)
+                entries.append(head + first.tail)
+                queues.append(None)
+                decided[transaction_id] = (live.assigned + len(entries) - 1) << 1 | 1
+                results.append(rolled_back_result)
+            if len(entries) > ENTRIES_PER_RECORD:
+                self._append_outcomes(entries, queues)
+                entries, queues = [], []
+        if entries:
+            self._append_outcomes(entries, queues)
+        await journal.sync()
+        return results
+
+    def _entries_of(self, outcomes: Sequence[tuple[bytes, str | None, State]]) -> int:
+        by_id = self.state.pending.by_id
+        total = 0
+        for outcome in outcomes:
+            pending = by_id.get(outcome[0])
+            total += 1 if pending is None else len(pending.messages)
+        return total
+
+    def _append_outcomes(self, entries: list[bytes], queues: list[Queue | None]) -> None:
+        opened = self.journal.open
+        self.journal.append(RecordType.OUTCOME, 0, entries, b"")
+        opened.entries += entries
+        opened.queues += queues
+        opened.part.assigned += len(entries)
+        opened.points.add("outcome")
+
+    def states(self, ids: Sequence[bytes]) -> list[State | None]:
+        found: list[State | None] = []
+        for transaction_id in ids:
+            pending = self.state.pending.by_id.get(transaction_id)
+            if pending is not None:
+                found.append(State.PARKED if pending.parked else State.PREPARED)
+                continue
+            outcome = self.state.outcome(transaction_id)
+            found.append(None if outcome is None else State.COMMITTED if outcome else State.ROLLED_BACK)
+        return found
+
+    # --- checks -----------------------------------------------------------------------------------------------
+
+    def claim_checks(self, producer_group: str, now_us: int, limit: int, answer_within_us: int) -> list[Due]:
+        return self.state.pending.claim(producer_group, now_us, limit, answer_within_us)
+
+    def release_check(self, transaction_id: bytes, token: int, due_us: int) -> None:
+        pending = self.state.pending.by_id.get(transaction_id)
+        if pending is not None and pending.token == token:
+            pending.token = 0
+            self.state.pending.reschedule(pending, due_us)
+
+    async def answer_check(
+        self, transaction_id: bytes, token: int, now_us: int, next_check_us: int, attempts: int, park: bool
+    ) -> bool:
+        pending = self.state.pending.by_id.get(transaction_id)
+        if pending is None or pending.token != token or not token:
+            return False
+        self.journal.reserve(256)
+        changed = attempts != pending.attempts or park != pending.parked
+        pending.token = 0
+        pending.attempts = attempts
+        pending.parked = park
+        self.state.pending.reschedule(pending, next_check_us)
+        if changed:
+            record = encode((transaction_id, attempts, park, next_check_us))
+            self.journal.append(RecordType.CHECK, 0, [], record)
+            await self.journal.sync()
+        return True
+
+    async def resume_checks(self, transaction_id: bytes, now_us: int) -> bool:
+        """Back from PARKED to PREPARED with all its checks before it; False if it is not open."""
+        pending = self.state.pending.by_id.get(transaction_id)
+        if pending is None:
+            return False
+        self.journal.reserve(256)
+        pending.attempts, pending.parked, pending.token = 0, False, 0
+        self.state.pending.reschedule(pending, now_us)
+        self.journal.append(RecordType.CHECK, 0, [], encode((transaction_id, 0, False, now_us)))
+        await self.journal.sync()
+        return True
+
+    def check_token(self, transaction_id: bytes) -> int | None:
+        pending = self.state.pending.by_id.get(transaction_id)
+        return pending.token or None if pending is not None else None
+
+    def check_attempts(self, transaction_id: bytes) -> tuple[int, bool]:
+        """Answered checks so far, and whether the transaction is parked."""
+        pending = self.state.pending.by_id[transaction_id]
+        return pending.attempts, pending.parked
+
+    def next_check_us(self, producer_group: str) -> int | None:
+        return self.state.pending.next_us(producer_group)

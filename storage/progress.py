@@ -1,0 +1,59 @@
+"""How far a group has come in one queue: a floor, the settled offsets above it, and attempts of those to come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class QueueProgress:
+    """Everything below `floor` is settled, and every offset in `settled`."""
+
+    __slots__ = ("attempts", "floor", "settled")
+
+    def __init__(self, floor: int = 0) -> None:
+        self.floor = floor
+        self.settled: set[int] = set()
+        self.attempts: dict[int, int] = {}
+
+    def settle(self, first: int, count: int) -> None:
+        """Mark a run as done with; what is settled already stays so."""
+        last = first + count
+        if self.attempts:
+            for offset in range(first, last):
+                self.attempts.pop(offset, None)
+        if first <= self.floor:
+            if last <= self.floor:
+                return
+            self.floor = last
+            settled = self.settled
+            if settled:
+                if count > 1:
+                    settled.difference_update(range(first, last))
+                while self.floor in settled:
+                    settled.remove(self.floor)
+                    self.floor += 1
+        else:
+            self.settled.update(range(first, last))
+
+    def is_settled(self, offset: int) -> bool:
+        return offset < self.floor or offset in self.settled
+
+    def runs(self) -> list[tuple[int, int]]:
+        """The settled offsets above the floor as (first, count)."""
+        return to_runs(sorted(self.settled))
+
+
+def to_runs(offsets: Iterable[int]) -> list[tuple[int, int]]:
+    """Rising offsets as runs (first, count)."""
+    runs: list[tuple[int, int]] = []
+    first = count = 0
+    for offset in offsets:
+        if count and offset == first + count:
+            count += 1
+        else:
+            if count:
+                runs.append((first, count))
+            first, count = offset, 1
+    if count:
+        runs.append((first, count))
+    return runs

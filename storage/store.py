@@ -1,0 +1,286 @@
+"""What the server asks of a storage, and the plain records that pass between them.
+
+Every storage (the embedded log, memory) passes the one suite in tests/contract. Rules that hold for all of them:
+
+* a method that changes something returns only once the change is durable; its results stand in request order;
+* times are integers, microseconds since 1970, and are given by the caller: a storage has no clock of its own;
+* ids are 16 bytes; a message is (transaction id, number);
+* outcomes compare and set: the first one recorded stays.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+
+class State(enum.IntEnum):
+    """Where a transaction stands."""
+
+    PREPARED = 0
+    COMMITTED = 1
+    ROLLED_BACK = 2
+    PARKED = 3
+
+
+class Put(enum.IntEnum):
+    """What became of a transaction that was sent."""
+
+    STORED = 0
+    ALREADY = 1
+    IN_USE = 2
+
+
+class NewMessage(msgspec.Struct, gc=False):
+    """A message as it enters a storage; `payload` is its canonical encoding (notify/wire.py)."""
+
+    topic: str
+    payload: bytes
+    key: str | None = None
+    tag: str | None = None
+    delay_us: int = 0  # counts from the recorded commit
+    deliver_at_us: int = 0
+
+
+class NewTransaction(msgspec.Struct):
+    """A half to store, or with `committed` a transaction that needs no outcome."""
+
+    id: bytes
+    producer_group: str
+    messages: Sequence[NewMessage]
+    source: str = ""
+    instance: str = ""
+    check_after_us: int = 5_000_000
+    committed: bool = False
+
+
+class PutResult(msgspec.Struct, gc=False):
+    put: Put
+    state: State
+
+
+class Decided(msgspec.Struct, gc=False):
+    """The answer to an outcome: `found` is false for an unknown id, `changed` true if this call decided it."""
+
+    found: bool
+    state: State = State.PREPARED
+    changed: bool = False
+
+
+class StoredMessage(msgspec.Struct, gc=False):
+    """A message as a queue holds it."""
+
+    topic: str
+    queue: int
+    offset: int
+    transaction_id: bytes
+    message_no: int
+    committed_us: int
+    payload: bytes  # empty with `corrupt`
+    tag_hash: int = 0
+    corrupt: bool = False
+
+
+@dataclass(slots=True)
+class Transaction:
+    """A transaction as the administrator sees it."""
+
+    id: bytes
+    producer_group: str
+    state: State
+    stored_us: int
+    decided_us: int = 0
+    source: str = ""
+    instance: str = ""
+    attempts: int = 0
+    next_check_us: int = 0
+    messages: list[StoredMessage] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Due:
+    """A check to be asked now. `token` fences its answer."""
+
+    id: bytes
+    token: int
+    source: str
+    instance: str
+    attempts: int
+    topics: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Topic:
+    name: str
+    queues: int = 1
+    retention_us: int = 0  # 0: the storage's default
+    flush: str = "sync"
+
+
+@dataclass(slots=True)
+class Subscription:
+    """What a group wants of a topic. `start` has been resolved to an offset per queue when it was made."""
+
+    group: str
+    topic: str
+    mode: str = "shared"
+    tags: tuple[str, ...] = ()
+    max_attempts: int = 16
+    retry_min_us: int = 1_000_000
+    retry_max_us: int = 300_000_000
+
+
+class Progress(Protocol):
+    """How far a group has come in one queue: everything below `floor` is settled, and `settled` above it."""
+
+    floor: int
+    settled: set[int]
+    attempts: dict[int, int]
+
+
+class SettleKind(enum.IntEnum):
+    """Why an offset is done with."""
+
+    ACK = 0
+    FILTERED = 1
+    DEAD_LETTER = 2
+    CORRUPT = 3
+    EXPIRED = 4
+    RESET = 5
+
+
+class TransactionStore(Protocol):
+    """Halves, outcomes and the schedule of checks."""
+
+    async def put(self, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
+        """Store halves; the same id with the same group and content is ALREADY, with other content IN_USE.
+
+        Raises DiskFull before anything changed.
+        """
+        ...
+
+    async def decide(
+        self, outcomes: Sequence[tuple[bytes, str | None, State]], now_us: int, forced: bool = False
+    ) -> list[Decided]:
+        """Record outcomes (id, producer group or None for an administrator, COMMITTED or ROLLED_BACK)."""
+        ...
+
+    def states(self, ids: Sequence[bytes]) -> list[State | None]:
+        """The state of each transaction, None where the id is not known."""
+        ...
+
+    def claim_checks(self, producer_group: str, now_us: int, limit: int, answer_within_us: int) -> list[Due]:
+        """Take due checks: each gets a fresh token and is due again after `answer_within_us`."""
+        ...
+
+    def release_check(self, transaction_id: bytes, token: int, due_us: int) -> None:
+        """Give a claimed check back unasked (no poller fits it); it is due again at `due_us`."""
+        ...
+
+    async def answer_check(
+        self, transaction_id: bytes, token: int, now_us: int, next_check_us: int, attempts: int, park: bool
+    ) -> bool:
+        """Record an answer that does not resolve. False if the token is no longer the current one."""
+        ...
+
+    def check_token(self, transaction_id: bytes) -> int | None:
+        """The current token, None if no check is under way or the transaction is decided."""
+        ...
+
+    def next_check_us(self, producer_group: str) -> int | None:
+        """When the group's next check may be due (it may be early, never late); None if nothing is open."""
+        ...
+
+    def transaction(self, transaction_id: bytes) -> Transaction | None: ...
+
+    def undecided(
+        self, state: State | None, producer_group: str | None, older_than_us: int | None, limit: int
+    ) -> list[Transaction]:
+        """PREPARED and PARKED transactions, the oldest first."""
+        ...
+
+
+class QueueStore(Protocol):
+    """Topics, queues, groups and their progress."""
+
+    def topics(self) -> list[Topic]: ...
+
+    def topic(self, name: str) -> Topic | None: ...
+
+    async def create_topic(self, topic: Topic) -> Topic:
+        """Make or change a topic; the number of queues may only grow."""
+        ...
+
+    async def delete_topic(self, name: str) -> None: ...
+
+    def bounds(self, topic: str, queue: int) -> tuple[int, int]:
+        """First retained offset and the offset after the last visible one."""
+        ...
+
+    def read(self, topic: str, queue: int, offset: int, limit: int, max_bytes: int) -> list[StoredMessage]:
+        """Messages from `offset` on, in order; offsets may have gaps where retention dropped messages."""
+        ...
+
+    def offset_at(self, topic: str, queue: int, time_us: int) -> int:
+        """The first offset committed at or after the time."""
+        ...
+
+    def release_due(self, now_us: int, limit: int) -> int:
+        """Give delayed messages that are due their queue offset; how many there were."""
+        ...
+
+    def next_due_us(self) -> int | None:
+        """When the next delayed message is due."""
+        ...
+
+    def subscriptions(self) -> list[Subscription]: ...
+
+    async def subscribe(self, subscription: Subscription, offsets: Sequence[int] | None) -> Subscription:
+        """Make or change a subscription; `offsets` (one a queue) moves it, None keeps where it stands."""
+        ...
+
+    async def unsubscribe(self, group: str, topic: str) -> None: ...
+
+    def progress(self, group: str, topic: str, queue: int) -> Progress:
+        """The group's live progress in a queue; changed only through `settle` and `attempted`."""
+        ...
+
+    async def settle(
+        self, group: str, topic: str, queue: int, runs: Iterable[tuple[int, int]], kind: SettleKind, now_us: int
+    ) -> None:
+        """Record offset runs (first, count) as done with."""
+        ...
+
+    def attempted(self, group: str, topic: str, queue: int, offsets: Sequence[tuple[int, int]]) -> None:
+        """Record the number of attempts of offsets that will be delivered again; not waited for."""
+        ...
+
+    async def dead_letter(
+        self, group: str, messages: Sequence[tuple[StoredMessage, bytes]], now_us: int
+    ) -> None:
+        """Move messages to the group's dead-letter topic with a new payload each, atomically."""
+        ...
+
+    def messages(self, transaction_id: bytes) -> list[StoredMessage]:
+        """What a transaction put into queues, retained entries only."""
+        ...
+
+
+class Store(TransactionStore, QueueStore, Protocol):
+    """A storage that plays both roles."""
+
+    async def open(self, now_us: int) -> None:
+        """Recover and be ready; raises StorageFailed or Corrupt with what to do."""
+        ...
+
+    async def close(self) -> None:
+        """Make everything durable, then let go of files and threads."""
+        ...
+
+    def on_visible(self, callback: object) -> None:
+        """Call `callback(topics)` on the event loop whenever messages became visible in topics."""
+        ...
