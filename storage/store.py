@@ -191,6 +191,22 @@ class TransactionStore(Protocol):
         """The current token, None if no check is under way or the transaction is decided."""
         ...
 
+    def check_attempts(self, transaction_id: bytes) -> tuple[int, bool]:
+        """Answered checks so far, and whether it is parked; KeyError unless it is undecided."""
+        ...
+
+    async def resume_checks(self, transaction_id: bytes, now_us: int) -> bool:
+        """Back to PREPARED with a check due now and all of its checks before it; False unless undecided."""
+        ...
+
+    def half_payloads(self, transaction_id: bytes) -> list[bytes]:
+        """The payloads of an undecided transaction, empty if it is not known."""
+        ...
+
+    def ripen_checks(self, now_us: int) -> None:
+        """Let go of what is decided in the schedules of groups that nobody polls."""
+        ...
+
     def next_check_us(self, producer_group: str) -> int | None:
         """When the group's next check may be due (it may be early, never late); None if nothing is open."""
         ...
@@ -255,13 +271,19 @@ class QueueStore(Protocol):
         """Record offset runs (first, count) as done with."""
         ...
 
+    def settle_soon(self, group: str, topic: str, queue: int, runs: list[tuple[int, int]], kind: SettleKind) -> None:
+        """Like `settle`, without waiting; `sync` waits for it."""
+        ...
+
+    async def sync(self) -> None:
+        """Wait until everything so far is durable."""
+        ...
+
     def attempted(self, group: str, topic: str, queue: int, offsets: Sequence[tuple[int, int]]) -> None:
         """Record the number of attempts of offsets that will be delivered again; not waited for."""
         ...
 
-    async def dead_letter(
-        self, group: str, messages: Sequence[tuple[StoredMessage, bytes]], now_us: int
-    ) -> None:
+    async def dead_letter(self, group: str, messages: Sequence[tuple[StoredMessage, bytes]], now_us: int) -> None:
         """Move messages to the group's dead-letter topic with a new payload each, atomically."""
         ...
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import enum
 import struct
-import zlib
-from hashlib import blake2b
 
 import google_crc32c
 
@@ -88,18 +86,6 @@ ENTRY_FIELDS = [
 """numpy dtype of an entry. The id is two big-endian numbers, so that it sorts as its bytes do."""
 
 crc32c = google_crc32c.value
-
-
-def tag_hash(tag: str | None) -> int:
-    """32 bits of a tag, 0 for none."""
-    return (zlib.crc32(tag.encode()) or 1) if tag is not None else 0
-
-
-def key_hash(key: str | None) -> int:
-    """64 bits of a key, 0 for none; the same on every machine."""
-    if key is None:
-        return 0
-    return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little") or 1
 
 
 def segment_header(base: int, created_us: int) -> bytes:

@@ -124,11 +124,7 @@ class LogQueues:
             if corrupt:
                 self.corrupt_messages += 1
                 payload = b""
-            found.append(
-                StoredMessage(
-                    name, number, row[5], row[11], row[8], row[4], payload, row[12], corrupt
-                )
-            )
+            found.append(StoredMessage(name, number, row[5], row[11], row[8], row[4], payload, row[12], corrupt))
         return found
 
     def _reach(self, rows: list[tuple[int, ...]], first: int) -> int:
@@ -248,9 +244,7 @@ class LogQueues:
         self.settle_soon(group, topic, queue, list(runs), kind)
         await self.journal.sync()
 
-    def settle_soon(
-        self, group: str, topic: str, queue: int, runs: list[tuple[int, int]], kind: SettleKind
-    ) -> None:
+    def settle_soon(self, group: str, topic: str, queue: int, runs: list[tuple[int, int]], kind: SettleKind) -> None:
         """Settle without waiting for the disk; `sync` waits for it and for everything before it."""
         found = self.state.queue(topic, queue)
         self.journal.reserve(256 + 24 * len(runs))
@@ -273,9 +267,7 @@ class LogQueues:
         record = encode(("attempts", group, found.topic.id, queue, list(offsets)))
         self.journal.append(RecordType.PROGRESS, 0, [], record)
 
-    async def dead_letter(
-        self, group: str, messages: Sequence[tuple[StoredMessage, bytes]], now_us: int
-    ) -> None:
+    async def dead_letter(self, group: str, messages: Sequence[tuple[StoredMessage, bytes]], now_us: int) -> None:
         name = DEAD_LETTER_PREFIX + group
         if name not in self.state.topics:
             await self.create_topic(Topic(name))
@@ -362,4 +354,3 @@ class LogQueues:
                 break
         shown = [self.transaction(p.id) for p in found]
         return [t for t in shown if t is not None]
-

@@ -152,4 +152,3 @@ class PendingTable:
                 )
             )
         return due
-

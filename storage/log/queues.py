@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from storage.log.format import key_hash
+from storage.hashing import key_hash
 
 
 class Queue:

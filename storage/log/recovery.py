@@ -115,9 +115,7 @@ class SegmentReader:
         return self._segment.base + self._size
 
 
-def walk(
-    disk: Disk, segment: Segment, start: int, is_last: bool, damages: list[Damage]
-) -> Iterator[SoundFrame]:
+def walk(disk: Disk, segment: Segment, start: int, is_last: bool, damages: list[Damage]) -> Iterator[SoundFrame]:
     """Sound frames of a segment from `start` on. Appends to `damages`; a torn tail is reported, not yet cut."""
     reader = SegmentReader(disk, segment)
     position = max(start, segment.base + SEGMENT_HEADER_SIZE)

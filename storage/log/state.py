@@ -292,9 +292,7 @@ class LogState:
                 for t in self.topics_by_id.values()
             ],
             "subscriptions": [msgspec.to_builtins(s) for s in self.subscriptions.values()],
-            "progress": [
-                [*key, p.floor, p.runs(), list(p.attempts.items())] for key, p in self.progress.items()
-            ],
+            "progress": [[*key, p.floor, p.runs(), list(p.attempts.items())] for key, p in self.progress.items()],
             "producers": producer_rows,
             "pending": pending_rows,
             "delayed": [[due, entry] for due, entry in self.delayed],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
+from storage.hashing import key_hash, tag_hash
 from storage.log.format import (
     ENTRY_HEAD,
     ENTRY_SIZE,
@@ -14,8 +15,6 @@ from storage.log.format import (
     EntryKind,
     RecordType,
     crc32c,
-    key_hash,
-    tag_hash,
 )
 from storage.log.journal import Journal
 from storage.log.pending import Pending, PendingMessage, Producer
@@ -26,9 +25,7 @@ from storage.store import Decided, Due, NewTransaction, Put, PutResult, State
 ENTRIES_PER_RECORD = 60_000
 """Below what a record's count can say, with room for one more transaction."""
 
-_HALF, _QUEUE, _ROLLBACK, _DELAYED = map(
-    int, (EntryKind.HALF, EntryKind.QUEUE, EntryKind.ROLLBACK, EntryKind.DELAYED)
-)
+_HALF, _QUEUE, _ROLLBACK, _DELAYED = map(int, (EntryKind.HALF, EntryKind.QUEUE, EntryKind.ROLLBACK, EntryKind.DELAYED))
 
 
 class LogTransactions:
@@ -188,10 +185,12 @@ class LogTransactions:
         if same and places:
             for tail, message in zip(places, t.messages, strict=True):
                 position, size, _, _, deliver, _, _, crc, _ = ENTRY_TAIL.unpack(tail)
-                if size != len(message.payload) or deliver != (message.delay_us or message.deliver_at_us) or crc != crc32c(message.payload) or self.payload_at(position, size, crc) not in (
-                    None,
-                    message.payload,
-                ):
+                payload = message.payload
+                if (
+                    size != len(payload)
+                    or deliver != (message.delay_us or message.deliver_at_us)
+                    or crc != crc32c(payload)
+                ) or self.payload_at(position, size, crc) not in (None, payload):
                     same = False
         if same and t.committed and state == State.PREPARED:
             same = False
@@ -331,6 +330,17 @@ class LogTransactions:
         """Answered checks so far, and whether the transaction is parked."""
         pending = self.state.pending.by_id[transaction_id]
         return pending.attempts, pending.parked
+
+    def half_payloads(self, transaction_id: bytes) -> list[bytes]:
+        pending = self.state.pending.by_id.get(transaction_id)
+        if pending is None:
+            return []
+        places = [ENTRY_TAIL.unpack(m.tail) for m in pending.messages]
+        found = [self.payload_at(place[0], place[1], place[7]) for place in places]
+        return [payload for payload in found if payload is not None]
+
+    def ripen_checks(self, now_us: int) -> None:
+        self.state.pending.ripen(now_us)
 
     def next_check_us(self, producer_group: str) -> int | None:
         return self.state.pending.next_us(producer_group)

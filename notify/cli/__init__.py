@@ -1,0 +1,1 @@
+"""The `notify` command: one file a command group."""

@@ -1,0 +1,110 @@
+"""The bounds of the contract, and the checks that a message meets them. Beyond a bound is an error, never a clamp."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+from dataclasses import dataclass
+from datetime import datetime
+
+from notify.errors import InvalidRequest, TooLarge
+from notify.wire import JsonMessage, PackedMessage, Payload, encode_msgpack, microseconds
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,126}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes in bytes, times in seconds."""
+
+    message_bytes: int = 1 << 20
+    request_bytes: int = 8 << 20
+    items: int = 4096
+    messages_per_transaction: int = 100
+    headers: int = 32
+    headers_bytes: int = 8 << 10
+    key_bytes: int = 1024
+    delay_seconds: float = 40 * 86_400
+    wait_seconds: float = 60
+    max_messages: int = 10_000
+    reply_bytes: int = 8 << 20
+    lease_min_seconds: float = 1
+    lease_max_seconds: float = 3600
+    check_after_min_seconds: float = 0.5
+    check_after_max_seconds: float = 86_400
+
+
+LIMITS = Limits()
+
+
+def check_name(what: str, name: str) -> None:
+    """Raises InvalidRequest unless the name is one the contract allows."""
+    if NAME.match(name) is None:
+        raise InvalidRequest(
+            f"{what} {name[:60]!r} is not a name: 1 to 127 of A-Z a-z 0-9 . _ -, not beginning with . or -",
+            "invalid_name",
+        )
+
+
+def check_between(what: str, value: float, low: float, high: float) -> None:
+    """Raises InvalidRequest unless low <= value <= high."""
+    if not low <= value <= high:  # also refuses NaN
+        raise InvalidRequest(f"{what} is {value}; it must be from {low:g} to {high:g}", "out_of_bounds")
+
+
+def check_message(message: JsonMessage | PackedMessage, now_us: int, limits: Limits = LIMITS) -> tuple[bytes, int, int]:
+    """The canonical payload, the delay and the delivery time (microseconds, 0 for none) of a message.
+
+    Raises InvalidRequest or TooLarge for what goes beyond a bound.
+    """
+    if message.body_base64 is not None:
+        if message.body is not None:
+            raise InvalidRequest("give body or body_base64, not both", "invalid_body")
+        try:
+            body = base64.b64decode(message.body_base64, validate=True)
+        except (binascii.Error, ValueError):
+            raise InvalidRequest("body_base64 is not base64", "invalid_body") from None
+    elif message.body is None:
+        raise InvalidRequest("a message needs a body (it may be empty) or body_base64", "invalid_body")
+    else:
+        body = message.body if isinstance(message.body, bytes) else message.body.encode()
+    if len(body) > limits.message_bytes:
+        raise TooLarge(f"the body has {len(body)} bytes; at most {limits.message_bytes} are allowed")
+    headers = message.headers
+    if headers:
+        if len(headers) > limits.headers:
+            raise TooLarge(f"{len(headers)} headers; at most {limits.headers} are allowed")
+        if sum(len(k.encode()) + len(v.encode()) for k, v in headers.items()) > limits.headers_bytes:
+            raise TooLarge(f"the headers have more than {limits.headers_bytes} bytes in all")
+    key, tag = message.key, message.tag
+    if key is not None and len(key.encode()) > limits.key_bytes:
+        raise TooLarge(f"the key has more than {limits.key_bytes} bytes")
+    if tag is not None:
+        check_name("tag", tag)
+    delay_us = deliver_at_us = 0
+    if message.delay is not None or message.deliver_at is not None:
+        delay_us, deliver_at_us = check_delay(message.delay, message.deliver_at, now_us, limits)
+    return encode_msgpack(Payload(message.topic, body, key, tag, headers or None)), delay_us, deliver_at_us
+
+
+def check_delay(
+    delay: float | None, deliver_at: datetime | None, now_us: int, limits: Limits = LIMITS
+) -> tuple[int, int]:
+    """A delay or a delivery time in microseconds. Raises InvalidRequest."""
+    if delay is not None:
+        if deliver_at is not None:
+            raise InvalidRequest("give delay or deliver_at, not both", "invalid_delay")
+        if not math.isfinite(delay):
+            raise InvalidRequest("delay is not a number of seconds", "invalid_delay")
+        check_between("delay", delay, 0, limits.delay_seconds)
+        return round(delay * 1_000_000), 0
+    assert deliver_at is not None
+    try:
+        at_us = microseconds(deliver_at)
+    except ValueError as error:
+        raise InvalidRequest(str(error), "invalid_delay") from None
+    if at_us - now_us > limits.delay_seconds * 1_000_000:
+        raise InvalidRequest(f"deliver_at is more than {limits.delay_seconds / 86_400:g} days ahead", "out_of_bounds")
+    return 0, max(at_us, 0)

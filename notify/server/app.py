@@ -1,0 +1,103 @@
+"""The ASGI application: data routes straight to the core, everything else through FastAPI."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+
+from notify import __version__
+from notify.errors import InvalidRequest, NotifyError, Unavailable
+from notify.server import admin, health
+from notify.server.actions import Actions
+from notify.server.clock import wall_clock
+from notify.server.core import Core
+from notify.server.http import DataRoutes, Reader, Scope, Writer, problem, send_problem
+from notify.server.openapi import describe_data_routes
+from notify.settings import Settings
+from notify.wire import PROBLEM
+from storage.store import Store
+
+
+class App:
+    """One server process. Until `start` has recovered the storage every route but health answers 503."""
+
+    def __init__(self, settings: Settings, open_store: Callable[[], Store]) -> None:
+        self.settings = settings
+        self._open_store = open_store
+        self.core: Core | None = None
+        self.actions: Actions | None = None
+        self._data: DataRoutes | None = None
+        self._run: asyncio.Task[None] | None = None
+        self.fastapi = _fastapi(self)
+
+    async def start(self) -> None:
+        """Recover the storage and begin to serve. Raises StorageFailed or Corrupt."""
+        store = self._open_store()
+        await store.open(wall_clock())
+        self.actions = Actions(self.settings.data_dir)
+        self.core = Core(store, self.settings)
+        self._data = DataRoutes(self.core)
+        self._run = asyncio.get_running_loop().create_task(self.core.run())
+
+    async def stop(self) -> None:
+        """Make everything durable and let go."""
+        if self._run is not None:
+            self._run.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._run
+        core, self.core, self._data = self.core, None, None
+        if core is not None:
+            await core.store.close()
+        if self.actions is not None:
+            self.actions.close()
+
+    async def __call__(self, scope: Scope, receive: Reader, send: Writer) -> None:
+        if scope["type"] == "http":
+            data = self._data
+            path = scope["path"]
+            if data is not None and data.handles(path):
+                await data(scope, receive, send)
+                return
+            if data is None and path.startswith("/v1/"):
+                await send_problem(send, Unavailable("the server is starting or stopping; try again"))
+                return
+        await self.fastapi(scope, receive, send)  # type: ignore[arg-type]
+
+
+def _fastapi(app: App) -> FastAPI:
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await app.start()
+        yield
+        await app.stop()
+
+    api = FastAPI(title="Notify", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    api.include_router(health.router(app))
+    api.include_router(admin.router(app), prefix="/v1/admin")
+
+    @api.exception_handler(NotifyError)
+    async def refused(_: Request, error: NotifyError) -> Response:
+        headers = {"retry-after": "1"} if isinstance(error, Unavailable) else {}
+        return Response(problem(error), error.status, headers, PROBLEM)
+
+    @api.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return Response(problem(InvalidRequest(f"{where}: {first['msg']}", "invalid_schema")), 422, media_type=PROBLEM)
+
+    @api.exception_handler(404)
+    @api.exception_handler(405)
+    async def no_route(request: Request, error: Exception) -> Response:
+        status = getattr(error, "status_code", 404)
+        code = "method_not_allowed" if status == 405 else "not_found"
+        detail = f"there is no {request.method} {request.url.path[:100]}"
+        return Response(problem(InvalidRequest(detail, code, status)), status, media_type=PROBLEM)
+
+    describe_data_routes(api)
+    return api

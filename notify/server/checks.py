@@ -1,0 +1,115 @@
+"""Handing checks to producers that poll for them: the right group and source, the sender's instance preferred."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from notify import ids
+from notify.check.schedule import CheckSchedule
+from notify.limits import LIMITS, check_between, check_name
+from notify.server.clock import Clock
+from notify.server.metrics import Metrics
+from notify.wire import Payload, Poll, decode_payload
+from storage.store import Due, Store
+
+UNMATCHED_RETRY_US = 1_000_000
+"""A due check that no waiting poller may answer is looked at again this much later; it uses up nothing."""
+
+
+class _Poller:
+    __slots__ = ("answer", "instance", "max", "sources", "taken", "topics")
+
+    def __init__(self, poll: Poll, answer: asyncio.Future[list[Due]]) -> None:
+        self.instance = poll.instance
+        self.sources = frozenset(poll.sources) if poll.sources else None
+        self.topics = frozenset(poll.topics) if poll.topics else None
+        self.max = poll.max
+        self.taken: list[Due] = []
+        self.answer = answer
+
+    def fits(self, due: Due) -> bool:
+        return (
+            len(self.taken) < self.max
+            and (self.sources is None or due.source in self.sources)
+            and (self.topics is None or self.topics.issuperset(due.topics))
+        )
+
+
+class Checks:
+    """Long polls for checks, by producer group."""
+
+    def __init__(self, store: Store, clock: Clock, schedule: CheckSchedule, shard: str, metrics: Metrics) -> None:
+        self._store = store
+        self._clock = clock
+        self._schedule = schedule
+        self._shard = shard
+        self._metrics = metrics
+        self._pollers: dict[str, list[_Poller]] = {}
+        self.last_poll_us: dict[str, int] = {}
+
+    async def poll(self, poll: Poll) -> list[dict[str, Any]]:
+        """Due checks for a producer, waiting up to `wait` seconds for the first."""
+        check_name("producer_group", poll.producer_group)
+        check_between("wait", poll.wait, 0, LIMITS.wait_seconds)
+        check_between("max", poll.max, 1, LIMITS.max_messages)
+        self.last_poll_us[poll.producer_group] = self._clock()
+        loop = asyncio.get_running_loop()
+        poller = _Poller(poll, loop.create_future())
+        waiting = self._pollers.setdefault(poll.producer_group, [])
+        waiting.append(poller)
+        try:
+            self.hand_out(poll.producer_group)
+            if poll.wait > 0 and not poller.answer.done():
+                try:
+                    await asyncio.wait_for(asyncio.shield(poller.answer), poll.wait)
+                except TimeoutError:
+                    pass  # an empty poll is an answer too
+        finally:
+            if poller in waiting:
+                waiting.remove(poller)
+        self.last_poll_us[poll.producer_group] = self._clock()
+        return [self._question(due) for due in poller.taken]
+
+    def hand_out(self, group: str) -> None:
+        """Give the group's due checks to its waiting pollers."""
+        waiting = self._pollers.get(group)
+        if not waiting:
+            return
+        now_us = self._clock()
+        room = sum(p.max for p in waiting)
+        answer_us = round(self._schedule.answer_within * 1_000_000)
+        for due in self._store.claim_checks(group, now_us, min(room, LIMITS.items), answer_us):
+            chosen = next((p for p in waiting if p.instance == due.instance and p.fits(due)), None)
+            chosen = chosen or next((p for p in waiting if p.fits(due)), None)
+            if chosen is None:
+                self._store.release_check(due.id, due.token, now_us + UNMATCHED_RETRY_US)
+            else:
+                chosen.taken.append(due)
+                self._metrics.checks_sent += 1
+        for poller in [p for p in waiting if p.taken]:
+            waiting.remove(poller)
+            if not poller.answer.done():
+                poller.answer.set_result(poller.taken)
+
+    def next_event_us(self) -> int | None:
+        """When the next check of a group with a waiting poller may be due."""
+        times = [self._store.next_check_us(group) for group, waiting in self._pollers.items() if waiting]
+        return min((t for t in times if t is not None), default=None)
+
+    def tick(self) -> None:
+        """Hand out what is due in every group that waits."""
+        for group in [group for group, waiting in self._pollers.items() if waiting]:
+            self.hand_out(group)
+
+    def _question(self, due: Due) -> dict[str, Any]:
+        messages: Sequence[Payload] = [decode_payload(p) for p in self._store.half_payloads(due.id)]
+        return {
+            "token": str(due.token),
+            "shard": self._shard,
+            "id": ids.to_text(due.id),
+            "source": due.source,
+            "attempt": due.attempts + 1,
+            "messages": messages,
+        }

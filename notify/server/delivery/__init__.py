@@ -1,0 +1,5 @@
+"""Delivery: per group a position and leases above it; the log itself is shared."""
+
+from notify.server.delivery.dispatch import Delivery
+
+__all__ = ["Delivery"]

@@ -1,0 +1,223 @@
+"""All groups: who waits for messages, who subscribes to what, and the clock that drives leases, retries and delays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from datetime import datetime
+
+from notify.errors import InvalidRequest, NotFound
+from notify.limits import LIMITS, check_between, check_name
+from notify.server.clock import Clock
+from notify.server.delivery.group import Group, Handed
+from notify.server.metrics import Metrics
+from notify.wire import Receive, SettledItem, SettleItem, microseconds
+from storage.store import Store, Subscription, Topic
+
+RELEASE_BATCH = 5_000
+
+
+class _Waiter:
+    __slots__ = ("answer", "instance", "lease_us", "max", "topics")
+
+    def __init__(self, request: Receive, topics: frozenset[str] | None, answer: asyncio.Future[list[Handed]]) -> None:
+        self.instance = request.instance
+        self.topics = topics
+        self.max = request.max
+        self.lease_us = round(request.lease * 1_000_000)
+        self.answer = answer
+
+
+class Delivery:
+    """Consumer groups over a storage. Methods belong to the event loop."""
+
+    def __init__(self, store: Store, clock: Clock, metrics: Metrics) -> None:
+        self._store = store
+        self._clock = clock
+        self._metrics = metrics
+        self.groups: dict[str, Group] = {}
+        self._waiters: dict[str, deque[_Waiter]] = {}
+        self._by_topic: dict[str, set[str]] = {}
+        for subscription in store.subscriptions():
+            self._follow(subscription, moved=True)
+        store.on_visible(self.visible)
+
+    def _follow(self, subscription: Subscription, moved: bool) -> None:
+        group = self.groups.get(subscription.group)
+        if group is None:
+            # Leases of an earlier run had lower numbers: its receipts are stale.
+            group = Group(subscription.group, self._store, self._metrics, self._clock())
+            self.groups[subscription.group] = group
+        topic = self._store.topic(subscription.topic)
+        assert topic is not None
+        group.subscribe(subscription, topic.queues, moved)
+        self._by_topic.setdefault(subscription.topic, set()).add(subscription.group)
+
+    # --- subscriptions ----------------------------------------------------------------------------------------
+
+    async def subscribe(
+        self, subscription: Subscription, start: str | int | datetime | None, create_topic: bool = True
+    ) -> Subscription:
+        """Make or change a subscription. `start` None leaves an existing position alone (new ones: latest)."""
+        check_name("group", subscription.group)
+        check_name("topic", subscription.topic)
+        topic = self._store.topic(subscription.topic)
+        if topic is None:
+            if not create_topic:
+                raise NotFound(f"there is no topic {subscription.topic!r}")
+            topic = await self._store.create_topic(Topic(subscription.topic))
+        known = any(
+            s.group == subscription.group and s.topic == subscription.topic for s in self._store.subscriptions()
+        )
+        offsets = None
+        if start is not None or not known:
+            offsets = [self.resolve(subscription.topic, q, start or "latest") for q in range(topic.queues)]
+        await self._store.subscribe(subscription, offsets)
+        self._follow(subscription, moved=offsets is not None)
+        self._serve(subscription.group)
+        return subscription
+
+    def resolve(self, topic: str, queue: int, start: str | int | datetime) -> int:
+        """The offset that `earliest`, `latest`, an offset or an instant stands for."""
+        first, end = self._store.bounds(topic, queue)
+        if isinstance(start, bool):
+            raise InvalidRequest("start is earliest, latest, an offset or an instant", "invalid_start")
+        if isinstance(start, int):
+            check_between("offset", start, first, end)
+            return start
+        if start == "earliest":
+            return first
+        if start == "latest":
+            return end
+        if isinstance(start, str):
+            try:
+                start = datetime.fromisoformat(start)
+            except ValueError:
+                raise InvalidRequest(
+                    f"start {start[:40]!r} is not earliest, latest, an offset or an instant", "invalid_start"
+                ) from None
+        try:
+            return self._store.offset_at(topic, queue, microseconds(start))
+        except ValueError as error:
+            raise InvalidRequest(str(error), "invalid_start") from None
+
+    async def unsubscribe(self, group: str, topic: str) -> None:
+        await self._store.unsubscribe(group, topic)
+        self.forget(group, topic)
+
+    def forget(self, group: str, topic: str) -> None:
+        """Drop a subscription that the storage no longer has."""
+        if group in self.groups:
+            self.groups[group].unsubscribe(topic)
+        self._by_topic.get(topic, set()).discard(group)
+
+    def topic_grew(self, topic: str) -> None:
+        """A topic has more queues now: its groups follow them."""
+        for subscription in self._store.subscriptions():
+            if subscription.topic == topic:
+                self._follow(subscription, moved=False)
+
+    # --- receiving --------------------------------------------------------------------------------------------
+
+    async def receive(self, name: str, request: Receive) -> list[Handed]:
+        """Messages for an instance of a group, waiting up to `wait` seconds for the first."""
+        check_name("group", name)
+        if not 0 < len(request.instance) <= 255:
+            raise InvalidRequest("instance is 1 to 255 characters", "out_of_bounds")
+        check_between("max", request.max, 1, LIMITS.max_messages)
+        check_between("wait", request.wait, 0, LIMITS.wait_seconds)
+        check_between("lease", request.lease, LIMITS.lease_min_seconds, LIMITS.lease_max_seconds)
+        topics = None
+        if request.topics is not None:
+            topics = frozenset(request.topics)
+            await self._subscribe_missing(name, request.topics)
+        group = self.groups.get(name)
+        if group is None:
+            raise NotFound(f"group {name!r} has no subscription; name its topics, or subscribe it first")
+        waiting = self._waiters.setdefault(name, deque())
+        if not waiting:
+            handed = self._hand_out(group, request.instance, topics, request.max, request.lease)
+            if handed or request.wait <= 0:
+                return handed
+        waiter = _Waiter(request, topics, asyncio.get_running_loop().create_future())
+        waiting.append(waiter)
+        try:
+            return await asyncio.wait_for(waiter.answer, request.wait or 0.001)
+        except TimeoutError:
+            return []
+        finally:
+            if waiter in waiting:
+                waiting.remove(waiter)
+
+    async def _subscribe_missing(self, group: str, topics: Sequence[str]) -> None:
+        known = {topic for topic, _ in self.groups[group].cursors} if group in self.groups else set()
+        for topic in topics:
+            if topic not in known:
+                await self.subscribe(Subscription(group, topic), None)
+
+    def _hand_out(
+        self, group: Group, instance: str, topics: frozenset[str] | None, limit: int, lease: float
+    ) -> list[Handed]:
+        return group.receive(instance, topics, limit, round(lease * 1_000_000), self._clock())
+
+    def visible(self, topics: set[str]) -> None:
+        """Messages became durable in these topics: serve who waits."""
+        for topic in topics:
+            for name in self._by_topic.get(topic, ()):
+                if self._waiters.get(name):
+                    self._serve(name)
+
+    def _serve(self, name: str) -> None:
+        waiting = self._waiters.get(name)
+        if not waiting:
+            return
+        group = self.groups[name]
+        for waiter in list(waiting):
+            if waiter.answer.done():
+                waiting.remove(waiter)
+                continue
+            handed = self._hand_out(group, waiter.instance, waiter.topics, waiter.max, waiter.lease_us / 1_000_000)
+            if handed:
+                waiting.remove(waiter)
+                waiter.answer.set_result(handed)
+            elif waiter.topics is None:
+                break  # nothing for this one, nothing for the next
+
+    async def settle(self, name: str, items: list[SettleItem]) -> list[SettledItem]:
+        """Settle receipts of a group; a receipt that is not the group's is stale."""
+        check_name("group", name)
+        if not 0 < len(items) <= LIMITS.items:
+            raise InvalidRequest(f"a request carries 1 to {LIMITS.items} items, this one {len(items)}", "out_of_bounds")
+        group = self.groups.get(name)
+        if group is None:
+            raise NotFound(f"group {name!r} has no subscription")
+        answered = await group.settle(items, self._clock())
+        return answered
+
+    # --- administration ---------------------------------------------------------------------------------------
+
+    def pause(self, name: str, paused: bool) -> None:
+        if name not in self.groups:
+            raise NotFound(f"there is no group {name!r}")
+        self.groups[name].paused = paused
+        if not paused:
+            self._serve(name)
+
+    # --- time -------------------------------------------------------------------------------------------------
+
+    def next_event_us(self) -> int | None:
+        """When something happens without a request: a lease, a retry, a delayed message."""
+        now_us = self._clock()
+        times = [group.next_event_us(now_us) for group in self.groups.values()]
+        times.append(self._store.next_due_us())
+        return min((t for t in times if t is not None), default=None)
+
+    async def tick(self) -> None:
+        """Do what is due now."""
+        now_us = self._clock()
+        while self._store.release_due(now_us, RELEASE_BATCH) == RELEASE_BATCH:
+            await self._store.sync()
+        for name, group in list(self.groups.items()):
+            await group.expire(now_us)
+            self._serve(name)

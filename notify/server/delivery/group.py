@@ -1,0 +1,301 @@
+"""One consumer group: its cursors, its leases, and what becomes of a message that is settled or not settled."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from notify.errors import InvalidRequest, NotifyError, StaleReceipt
+from notify.limits import LIMITS, check_between
+from notify.server.delivery.cursor import Cursor
+from notify.server.metrics import Metrics
+from notify.wire import Payload, SettledItem, SettleItem, decode_payload, encode_msgpack
+from storage.progress import to_runs
+from storage.store import SettleKind, Store, StoredMessage, Subscription
+
+READ_BYTES = 8 << 20
+
+
+class Lease:
+    """A batch handed to one instance: one token, settled message by message or all at once."""
+
+    __slots__ = ("cursor", "deadline_us", "extended", "id", "instance", "offsets", "open")
+
+    def __init__(self, lease_id: int, cursor: Cursor, offsets: list[int], deadline_us: int, instance: str) -> None:
+        self.id = lease_id
+        self.cursor = cursor
+        self.offsets = offsets
+        self.open = set(range(len(offsets)))
+        self.deadline_us = deadline_us
+        self.extended: dict[int, int] = {}
+        self.instance = instance
+
+
+@dataclass(slots=True)
+class Handed:
+    """A message on its way to a consumer."""
+
+    receipt: str
+    message: StoredMessage
+    attempt: int
+
+
+class Group:
+    """Shared delivery: any instance, many messages of one queue in flight."""
+
+    def __init__(self, name: str, store: Store, metrics: Metrics, first_lease: int) -> None:
+        self.name = name
+        self.paused = False
+        self.cursors: dict[tuple[str, int], Cursor] = {}
+        self.leases: dict[int, Lease] = {}
+        self.instances: dict[str, int] = {}
+        """Instance to when it last asked."""
+        self._store = store
+        self._metrics = metrics
+        self._last_lease = first_lease
+        self._deadlines: list[tuple[int, int]] = []
+        self._turn = 0
+
+    # --- subscriptions ----------------------------------------------------------------------------------------
+
+    def subscribe(self, subscription: Subscription, queues: int, moved: bool) -> None:
+        """Follow a topic; with `moved` from where its progress now stands, dropping leases and retries."""
+        for queue in range(queues):
+            key = (subscription.topic, queue)
+            cursor = self.cursors.get(key)
+            if cursor is None or moved:
+                self.drop_leases(subscription.topic, queue)
+                self.cursors[key] = Cursor(self._store, subscription, queue)
+            else:
+                fresh = Cursor(self._store, subscription, queue)
+                fresh.next, fresh.retries = cursor.next, cursor.retries
+                self.cursors[key] = fresh
+                for lease in self.leases.values():
+                    if lease.cursor is cursor:
+                        lease.cursor = fresh
+
+    def unsubscribe(self, topic: str) -> None:
+        for key in [key for key in self.cursors if key[0] == topic]:
+            self.drop_leases(*key)
+            del self.cursors[key]
+
+    def drop_leases(self, topic: str, queue: int) -> None:
+        """Receipts of this queue become stale."""
+        stale = [
+            lease.id for lease in self.leases.values() if lease.cursor.topic == topic and lease.cursor.queue == queue
+        ]
+        for lease_id in stale:
+            del self.leases[lease_id]
+
+    # --- handing out ------------------------------------------------------------------------------------------
+
+    def receive(
+        self, instance: str, topics: frozenset[str] | None, limit: int, lease_us: int, now_us: int
+    ) -> list[Handed]:
+        """Up to `limit` messages under leases; queues take turns."""
+        self.instances[instance] = now_us
+        handed: list[Handed] = []
+        if self.paused:
+            return handed
+        cursors = list(self.cursors.values())
+        size = 0
+        for i in range(len(cursors)):
+            cursor = cursors[(self._turn + i) % len(cursors)]
+            if topics is not None and cursor.topic not in topics:
+                continue
+            taken, skipped = cursor.take(limit - len(handed), now_us)
+            self._metrics.filtered += skipped if cursor.subscription.tags else 0
+            if taken:
+                handed += self._lease(cursor, taken, instance, now_us + lease_us)
+                size += sum([len(m.payload) for m in taken])
+            if len(handed) >= limit or size >= READ_BYTES:
+                break
+        self._turn += 1
+        return handed
+
+    def _lease(self, cursor: Cursor, taken: list[StoredMessage], instance: str, deadline_us: int) -> list[Handed]:
+        self._last_lease += 1
+        lease = Lease(self._last_lease, cursor, [m.offset for m in taken], deadline_us, instance)
+        self.leases[lease.id] = lease
+        heapq.heappush(self._deadlines, (deadline_us, lease.id))
+        token = f"{lease.id:x}."
+        self._metrics.delivered += len(taken)
+        attempts = cursor.progress.attempts
+        if not attempts:
+            return [Handed(f"{token}{i}", m, 1) for i, m in enumerate(taken)]
+        handed = []
+        for i, m in enumerate(taken):
+            before = attempts.get(m.offset, 0)
+            self._metrics.redelivered += before > 0
+            handed.append(Handed(f"{token}{i}", m, before + 1))
+        return handed
+
+    def has_work(self, topics: frozenset[str] | None, now_us: int) -> bool:
+        for cursor in self.cursors.values():
+            if topics is None or cursor.topic in topics:
+                if cursor.retries and cursor.retries[0][0] <= now_us:
+                    return True
+                if cursor.has_new() and not cursor.is_paused():
+                    return True
+        return False
+
+    # --- settling ---------------------------------------------------------------------------------------------
+
+    async def settle(self, items: list[SettleItem], now_us: int) -> list[SettledItem]:
+        """Carry out what a consumer says of its messages; durable when it returns."""
+        answered: list[SettledItem] = []
+        acked: dict[Cursor, list[int]] = {}
+        retried: dict[Cursor, list[tuple[int, int]]] = {}
+        dead: list[tuple[Cursor, int, str]] = []
+        for item in items:
+            try:
+                for lease, index in self._of_receipt(item.receipt):
+                    self._settle_one(item, lease, index, now_us, acked, retried, dead)
+            except NotifyError as error:
+                answered.append(SettledItem(item.receipt, error.status, error.code, str(error)))
+            else:
+                answered.append(SettledItem(item.receipt, 200))
+        for cursor, offsets in acked.items():
+            self._metrics.acked += len(offsets)
+            runs = to_runs(sorted(offsets))
+            self._store.settle_soon(self.name, cursor.topic, cursor.queue, runs, SettleKind.ACK)
+        for cursor, attempts in retried.items():
+            self._store.attempted(self.name, cursor.topic, cursor.queue, attempts)
+        if dead:
+            await self._dead_letter(dead, now_us)
+        await self._store.sync()
+        return answered
+
+    def _of_receipt(self, receipt: str) -> list[tuple[Lease, int]]:
+        """The messages a receipt names: `lease.index`, or `lease.first-last` for a range.
+
+        Raises StaleReceipt, or InvalidRequest for what is no receipt.
+        """
+        token, _, index = receipt.partition(".")
+        try:
+            lease_id = int(token, 16)
+            low, dash, high = index.partition("-")
+            first = int(low)
+            last = int(high) if dash else first
+            if not 0 <= first <= last:
+                raise ValueError
+        except ValueError:
+            raise InvalidRequest(f"{receipt[:60]!r} is not a receipt", "invalid_receipt") from None
+        lease = self.leases.get(lease_id)
+        if lease is None or last >= len(lease.offsets) or any(i not in lease.open for i in range(first, last + 1)):
+            raise StaleReceipt("the lease is over: the message was settled, or it is with another consumer now")
+        return [(lease, i) for i in range(first, last + 1)]
+
+    def _settle_one(
+        self,
+        item: SettleItem,
+        lease: Lease,
+        index: int,
+        now_us: int,
+        acked: dict[Cursor, list[int]],
+        retried: dict[Cursor, list[tuple[int, int]]],
+        dead: list[tuple[Cursor, int, str]],
+    ) -> None:
+        cursor, offset = lease.cursor, lease.offsets[index]
+        if item.action == "ack":
+            acked.setdefault(cursor, []).append(offset)
+        elif item.action == "renew":
+            seconds = 30.0 if item.lease is None else item.lease
+            check_between("lease", seconds, LIMITS.lease_min_seconds, LIMITS.lease_max_seconds)
+            lease.extended[index] = now_us + round(seconds * 1_000_000)
+            return
+        elif item.action == "dead_letter":
+            dead.append((cursor, offset, item.reason or "refused by the consumer"))
+        elif item.action == "retry":
+            if item.delay is not None:
+                check_between("delay", item.delay, 0, LIMITS.delay_seconds)
+            attempts = cursor.attempts(offset) + 1
+            if attempts >= cursor.subscription.max_attempts:
+                dead.append((cursor, offset, item.reason or f"{attempts} attempts failed"))
+            else:
+                retried.setdefault(cursor, []).append((offset, attempts))
+                cursor.come_back(offset, now_us + self._back_off_us(cursor, attempts, item.delay))
+        else:
+            raise InvalidRequest(
+                f"action {item.action[:20]!r} is not ack, retry, dead_letter or renew", "invalid_action"
+            )
+        self._close(lease, index)
+
+    def _back_off_us(self, cursor: Cursor, attempts: int, delay: float | None) -> int:
+        if delay is not None:
+            return round(delay * 1_000_000)
+        s = cursor.subscription
+        return min(s.retry_max_us, s.retry_min_us * 2 ** min(attempts - 1, 40))
+
+    def _close(self, lease: Lease, index: int) -> None:
+        lease.open.discard(index)
+        lease.extended.pop(index, None)
+        if not lease.open:
+            self.leases.pop(lease.id, None)
+
+    async def _dead_letter(self, dead: Iterable[tuple[Cursor, int, str]], now_us: int) -> None:
+        moved = []
+        for cursor, offset, reason in dead:
+            found = self._store.read(cursor.topic, cursor.queue, offset, 1, READ_BYTES)
+            if found and found[0].offset == offset and not found[0].corrupt:
+                moved.append((found[0], self._dead_payload(found[0], cursor.attempts(offset) + 1, reason)))
+            else:
+                kind = SettleKind.CORRUPT if found and found[0].offset == offset else SettleKind.EXPIRED
+                self._store.settle_soon(self.name, cursor.topic, cursor.queue, [(offset, 1)], kind)
+        if moved:
+            await self._store.dead_letter(self.name, moved, now_us)
+            self._metrics.dead_lettered += len(moved)
+
+    def _dead_payload(self, message: StoredMessage, attempts: int, reason: str) -> bytes:
+        """The message with headers that say where it comes from and why it is here."""
+        payload = decode_payload(message.payload)
+        headers = dict(payload.headers or {})
+        headers["notify-dead-letter-group"] = self.name
+        headers["notify-dead-letter-topic"] = message.topic
+        headers["notify-dead-letter-queue"] = str(message.queue)
+        headers["notify-dead-letter-offset"] = str(message.offset)
+        headers["notify-dead-letter-attempts"] = str(attempts)
+        headers["notify-dead-letter-reason"] = reason[:500]
+        return encode_msgpack(Payload(payload.topic, payload.body, payload.key, payload.tag, headers))
+
+    # --- time -------------------------------------------------------------------------------------------------
+
+    def next_event_us(self, now_us: int) -> int | None:
+        """When a lease runs out or a retry comes due."""
+        times = [self._deadlines[0][0]] if self._deadlines else []
+        # A retry that is due already waits for a consumer, not for time.
+        times += [c.retries[0][0] for c in self.cursors.values() if c.retries and c.retries[0][0] > now_us]
+        return min(times, default=None)
+
+    async def expire(self, now_us: int) -> bool:
+        """End what ran out: those messages are available again at once. True if there was any."""
+        expired: dict[Cursor, list[tuple[int, int]]] = {}
+        dead: list[tuple[Cursor, int, str]] = []
+        while self._deadlines and self._deadlines[0][0] <= now_us:
+            _, lease_id = heapq.heappop(self._deadlines)
+            lease = self.leases.get(lease_id)
+            if lease is None:
+                continue
+            for index in sorted(lease.open):
+                if lease.extended.get(index, 0) > now_us:
+                    continue
+                cursor, offset = lease.cursor, lease.offsets[index]
+                attempts = cursor.attempts(offset) + 1
+                self._metrics.leases_expired += 1
+                if attempts >= cursor.subscription.max_attempts:
+                    dead.append((cursor, offset, f"{attempts} attempts, the last one's lease ran out"))
+                else:
+                    expired.setdefault(cursor, []).append((offset, attempts))
+                    cursor.come_back(offset, now_us)
+                self._close(lease, index)
+            if lease.open:
+                heapq.heappush(self._deadlines, (min(lease.extended.values()), lease_id))
+        for cursor, attempts_of in expired.items():
+            self._store.attempted(self.name, cursor.topic, cursor.queue, attempts_of)
+        if dead:
+            await self._dead_letter(dead, now_us)
+        return bool(expired or dead)
+
+    def in_flight(self) -> int:
+        return sum(len(lease.open) for lease in self.leases.values())

@@ -1,0 +1,81 @@
+"""/livez, /readyz, /metrics: health is progress, not that a port answers."""
+
+from __future__ import annotations
+
+import resource
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from notify.server.metrics import render
+from storage.store import State
+
+if TYPE_CHECKING:
+    from notify.server.app import App
+
+STALLED_US = 10_000_000
+BUSIEST_TOPICS = 100
+
+
+def router(app: App) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/livez")
+    async def livez() -> JSONResponse:
+        """200 while time is acted upon; 503 where the core stands still."""
+        core = app.core
+        if core is not None and core.clock() - core.ticked_us > STALLED_US:
+            return JSONResponse({"status": "stalled"}, 503)
+        return JSONResponse({"status": "live"})
+
+    @routes.get("/readyz")
+    async def readyz() -> JSONResponse:
+        """200 once the storage is recovered and while it takes writes."""
+        if app.core is None:
+            return JSONResponse({"status": "starting"}, 503, {"retry-after": "1"})
+        return JSONResponse({"status": "ready", "shard": app.settings.shard})
+
+    @routes.get("/metrics")
+    async def metrics() -> PlainTextResponse:
+        core = app.core
+        if core is None:
+            return PlainTextResponse("", 503)
+        now_us = core.clock()
+        oldest = core.store.undecided(None, None, None, 1)
+        parked = len(core.store.undecided(State.PARKED, None, None, 1000))
+        gauges = {
+            "notify_oldest_undecided_seconds": (
+                "Age of the oldest undecided transaction",
+                (now_us - oldest[0].stored_us) / 1e6 if oldest else 0,
+            ),
+            "notify_parked_transactions": ("Parked transactions (counted up to 1000)", parked),
+            "notify_topics": ("Topics", len(core.store.topics())),
+            "notify_groups": ("Consumer groups", len(core.delivery.groups)),
+            "notify_leased_messages": (
+                "Messages under a lease",
+                sum(g.in_flight() for g in core.delivery.groups.values()),
+            ),
+            "notify_resident_bytes": (
+                "Largest resident size of the process",
+                resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            ),
+        }
+        text = render(core.metrics, gauges) + _lag(app)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return routes
+
+
+def _lag(app: App) -> str:
+    """Lag by group and topic, of the 100 pairs that lag most."""
+    assert app.core is not None
+    rows: dict[tuple[str, str], int] = {}
+    for group in app.core.delivery.groups.values():
+        for cursor in group.cursors.values():
+            key = (group.name, cursor.topic)
+            rows[key] = rows.get(key, 0) + cursor.lag()
+    busiest = sorted(rows.items(), key=lambda row: -row[1])[:BUSIEST_TOPICS]
+    lines = ["# HELP notify_lag_messages Messages not settled yet", "# TYPE notify_lag_messages gauge"]
+    lines += [f'notify_lag_messages{{group="{g}",topic="{t}"}} {lag}' for (g, t), lag in busiest]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,362 @@
+"""The data routes as plain ASGI: decode by content type, call the core, encode the answer. No logic of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from notify import ids
+from notify.errors import InvalidRequest, NotFound, NotifyError, TooLarge, Unavailable
+from notify.limits import LIMITS, check_between
+from notify.server.core import Core
+from notify.server.delivery.group import Handed
+from notify.wire import (
+    JSON,
+    MSGPACK,
+    PROBLEM,
+    DeliveryHead,
+    Items,
+    JsonMessages,
+    JsonTransactions,
+    Outcomes,
+    PackedMessages,
+    PackedTransactions,
+    Payload,
+    Poll,
+    Problem,
+    Receive,
+    Settle,
+    SettledItems,
+    States,
+    body_fields,
+    decode_payload,
+    encode_json,
+    encode_msgpack,
+    instant,
+)
+from storage import crash_point
+from storage.store import StoredMessage
+
+Scope = dict[str, Any]
+Reader = Callable[[], Awaitable[dict[str, Any]]]
+Writer = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+def _decoders(json_type: Any, packed_type: Any) -> tuple[Any, Any]:
+    return msgspec.json.Decoder(json_type).decode, msgspec.msgpack.Decoder(packed_type).decode
+
+
+_TRANSACTIONS = _decoders(JsonTransactions, PackedTransactions)
+_MESSAGES = _decoders(JsonMessages, PackedMessages)
+_OUTCOMES = _decoders(Outcomes, Outcomes)
+_STATES = _decoders(States, States)
+_POLL = _decoders(Poll, Poll)
+_RECEIVE = _decoders(Receive, Receive)
+_SETTLE = _decoders(Settle, Settle)
+
+
+class Request:
+    """One request: its body, and the format of its answer."""
+
+    __slots__ = ("body", "packed", "query")
+
+    def __init__(self, body: bytes, packed: bool, query: bytes) -> None:
+        self.body = body
+        self.packed = packed
+        self.query = query
+
+    def decode(self, decoders: tuple[Any, Any]) -> Any:
+        """The body by its schema. Raises InvalidRequest (400 where it is malformed, 422 where a type is wrong)."""
+        try:
+            return decoders[self.packed](self.body)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(str(error), "invalid_schema") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            kind = "msgpack" if self.packed else "JSON"
+            raise InvalidRequest(f"the body is not {kind}: {error}", "malformed", 400) from None
+        except RecursionError:
+            raise InvalidRequest("the body is nested too deeply", "malformed", 400) from None
+
+    def encode(self, value: Any) -> bytes:
+        return encode_msgpack(value) if self.packed else encode_json(value)
+
+
+class DataRoutes:
+    """Dispatches what belongs to the data routes; `handles` says whether a path does."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self._post: dict[str, Callable[[Request], Awaitable[bytes]]] = {
+            "/v1/transactions": self.transactions,
+            "/v1/transactions/outcomes": self.outcomes,
+            "/v1/transactions/states": self.states,
+            "/v1/checks/poll": self.poll,
+            "/v1/messages": self.messages,
+        }
+
+    def handles(self, path: str) -> bool:
+        return path.startswith("/v1/") and not path.startswith("/v1/admin")
+
+    async def __call__(self, scope: Scope, receive: Reader, send: Writer) -> None:
+        packed = accepts_packed(scope)
+        try:
+            method, path = scope["method"], scope["path"]
+            call = self._find(method, path)
+            request = Request(b"", packed, scope["query_string"])
+            if method == "POST":
+                request.packed = is_packed(scope)
+                packed = packed or request.packed
+                request.body = await read_body(scope, receive, self.core.settings.body_timeout_seconds)
+            body = await call(request)
+        except NotifyError as error:
+            if error.status == 507:
+                self.core.metrics.refused_full += 1
+            await send_problem(send, error)
+            return
+        kind = b"application/msgpack" if request.packed else b"application/json"
+        await _send(send, 200, kind, body)
+
+    def _find(self, method: str, path: str) -> Callable[[Request], Awaitable[bytes]]:
+        found = self._post.get(path)
+        wanted = "POST"
+        if found is None:
+            parts = path.split("/")
+            if len(parts) == 5 and parts[2] == "groups" and parts[4] in ("receive", "settle"):
+                route = self.receive if parts[4] == "receive" else self.settle
+                found = _bound(route, parts[3])
+            elif len(parts) == 7 and parts[2] == "topics" and parts[4] == "queues" and parts[6] == "messages":
+                found = _bound(self.pull, parts[3], parts[5])
+                wanted = "GET"
+        if found is None:
+            raise NotFound(f"there is no route {path[:100]!r}")
+        if method != wanted:
+            raise InvalidRequest(f"this route takes {wanted}, not {method}", "method_not_allowed", 405)
+        return found
+
+    # --- producers --------------------------------------------------------------------------------------------
+
+    async def transactions(self, request: Request) -> bytes:
+        items = await self.core.transactions.put(request.decode(_TRANSACTIONS))
+        crash_point.reached("half.before_answer")
+        return request.encode(Items(items))
+
+    async def outcomes(self, request: Request) -> bytes:
+        asked: Outcomes = request.decode(_OUTCOMES)
+        return request.encode(Items(await self.core.transactions.outcomes(asked.producer_group, asked.outcomes)))
+
+    async def states(self, request: Request) -> bytes:
+        asked: States = request.decode(_STATES)
+        return request.encode(Items(self.core.transactions.states(asked.producer_group, asked.ids)))
+
+    async def messages(self, request: Request) -> bytes:
+        return request.encode(Items(await self.core.transactions.publish(request.decode(_MESSAGES))))
+
+    async def poll(self, request: Request) -> bytes:
+        checks = await self.core.checks.poll(request.decode(_POLL))
+        if not request.packed:
+            for check in checks:
+                check["messages"] = [_json_message(m) for m in check["messages"]]
+        return request.encode({"checks": checks})
+
+    # --- consumers --------------------------------------------------------------------------------------------
+
+    async def receive(self, request: Request, group: str) -> bytes:
+        handed = await self.core.delivery.receive(group, request.decode(_RECEIVE))
+        if request.packed:
+            return packed_deliveries(handed)
+        return encode_json({"messages": [_json_delivery(h) for h in handed]})
+
+    async def settle(self, request: Request, group: str) -> bytes:
+        asked: Settle = request.decode(_SETTLE)
+        return request.encode(SettledItems(await self.core.delivery.settle(group, asked.items)))
+
+    async def pull(self, request: Request, topic: str, queue: str) -> bytes:
+        offset, limit = _pull_query(request.query)
+        if not (queue.isascii() and queue.isdigit() and len(queue) <= 5):
+            raise NotFound(f"there is no queue {queue[:20]!r} of topic {topic[:60]!r}")
+        store = self.core.store
+        start, _ = store.bounds(topic, int(queue))
+        if offset < start:
+            raise InvalidRequest(f"offset {offset} is below {start}, the first one retained", "below_start", 410)
+        found = store.read(topic, int(queue), offset, limit, LIMITS.reply_bytes)
+        next_offset = found[-1].offset + 1 if found else offset
+        sound = [m for m in found if not m.corrupt]
+        if request.packed:
+            return packed_pulled(sound, next_offset)
+        return encode_json({"messages": [json_pulled(m) for m in sound], "next_offset": next_offset})
+
+
+def _bound(route: Callable[..., Awaitable[bytes]], *arguments: str) -> Callable[[Request], Awaitable[bytes]]:
+    async def call(request: Request) -> bytes:
+        return await route(request, *arguments)
+
+    return call
+
+
+def _pull_query(query: bytes) -> tuple[int, int]:
+    values = {"offset": 0, "max": 100}
+    for pair in query.decode("latin-1").split("&") if query else []:
+        name, _, text = pair.partition("=")
+        if name not in values:
+            raise InvalidRequest(f"there is no parameter {name[:40]!r}; there are offset and max", "invalid_schema")
+        if not (text.isascii() and text.isdigit() and len(text) <= 19):
+            raise InvalidRequest(f"{name} is not a number", "invalid_schema")
+        values[name] = int(text)
+    check_between("max", values["max"], 1, LIMITS.max_messages)
+    check_between("offset", values["offset"], 0, 1 << 62)
+    return values["offset"], values["max"]
+
+
+# --- encoding of deliveries -----------------------------------------------------------------------------------
+
+
+def _array_head(count: int) -> bytes:
+    return (
+        bytes((0x90 | count,))
+        if count < 16
+        else struct.pack(">BH" if count < 65536 else ">BI", 0xDC if count < 65536 else 0xDD, count)
+    )
+
+
+def packed_deliveries(handed: list[Handed]) -> bytes:
+    """{"messages": […]} in msgpack, joined from the stored bytes: a payload is a map, and gets six more fields."""
+    chunks = [b"\x81\xa8messages", _array_head(len(handed))]
+    last_us, at = -1, ""
+    for h in handed:
+        m = h.message
+        if m.committed_us != last_us:
+            last_us, at = m.committed_us, instant(m.committed_us)
+        payload = m.payload
+        name = ids.message_id(m.transaction_id, m.message_no)
+        head = encode_msgpack(DeliveryHead(h.receipt, name, m.queue, m.offset, h.attempt, at))
+        # Both maps have fewer than 16 fields, so that their heads are one byte each.
+        chunks.append(bytes((payload[0] + 6,)))
+        chunks.append(head[1:])
+        chunks.append(payload[1:])
+    return b"".join(chunks)
+
+
+def packed_pulled(found: list[StoredMessage], next_offset: int) -> bytes:
+    chunks = [b"\x82\xa8messages", _array_head(len(found))]
+    for m in found:
+        fields = {
+            "id": ids.message_id(m.transaction_id, m.message_no),
+            "queue": m.queue,
+            "offset": m.offset,
+            "committed_at": instant(m.committed_us),
+        }
+        chunks += (bytes((m.payload[0] + 4,)), encode_msgpack(fields)[1:], m.payload[1:])
+    chunks += (encode_msgpack("next_offset"), encode_msgpack(next_offset))
+    return b"".join(chunks)
+
+
+def _json_message(payload: Payload) -> dict[str, Any]:
+    fields: dict[str, Any] = {"topic": payload.topic}
+    if payload.key is not None:
+        fields["key"] = payload.key
+    if payload.tag is not None:
+        fields["tag"] = payload.tag
+    fields["headers"] = payload.headers or {}
+    return fields | body_fields(payload.body)
+
+
+def json_pulled(m: StoredMessage) -> dict[str, Any]:
+    return {
+        "id": ids.message_id(m.transaction_id, m.message_no),
+        "queue": m.queue,
+        "offset": m.offset,
+        "committed_at": instant(m.committed_us),
+        **_json_message(decode_payload(m.payload)),
+    }
+
+
+def _json_delivery(h: Handed) -> dict[str, Any]:
+    return {"receipt": h.receipt, "attempt": h.attempt, **json_pulled(h.message)}
+
+
+# --- ASGI -----------------------------------------------------------------------------------------------------
+
+
+def is_packed(scope: Scope) -> bool:
+    """Whether the body is msgpack. Raises InvalidRequest for a content type or encoding that is not served."""
+    kind = b"application/json"
+    for name, value in scope["headers"]:
+        if name == b"content-type":
+            kind = value.partition(b";")[0].strip().lower()
+        elif name == b"content-encoding" and value.lower() != b"identity":
+            raise InvalidRequest("compressed bodies are not taken", "unsupported_encoding", 415)
+    if kind in (MSGPACK.encode(), b"application/x-msgpack"):
+        return True
+    if kind in (JSON.encode(), b"application/x-www-form-urlencoded"):  # curl -d says the latter
+        return False
+    raise InvalidRequest(f"send {JSON} or {MSGPACK}, not {kind.decode('latin-1')[:60]!r}", "unsupported_type", 415)
+
+
+def accepts_packed(scope: Scope) -> bool:
+    return any(name == b"accept" and b"msgpack" in value for name, value in scope["headers"])
+
+
+async def read_body(scope: Scope, receive: Reader, seconds: float) -> bytes:
+    """The whole body. Raises TooLarge above the cap, InvalidRequest (408) if it does not come in time."""
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value) > LIMITS.request_bytes:
+            raise _too_large()
+    message = await _next_part(receive, seconds)
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body"):
+        if len(body) > LIMITS.request_bytes:
+            raise _too_large()
+        return body
+    chunks = [body]
+    size = len(body)
+    deadline = asyncio.get_running_loop().time() + seconds
+    while message.get("more_body"):
+        message = await _next_part(receive, deadline - asyncio.get_running_loop().time())
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        if size > LIMITS.request_bytes:
+            raise _too_large()
+    return b"".join(chunks)
+
+
+async def _next_part(receive: Reader, seconds: float) -> dict[str, Any]:
+    try:
+        message = await asyncio.wait_for(receive(), seconds)
+    except TimeoutError:
+        raise InvalidRequest("the body did not arrive in time", "timeout", 408) from None
+    if message["type"] == "http.disconnect":
+        raise InvalidRequest("the client went away", "disconnected", 400)
+    return message
+
+
+def _too_large() -> TooLarge:
+    return TooLarge(
+        f"the request has more than {LIMITS.request_bytes} bytes; send fewer items at once", "request_too_large"
+    )
+
+
+def problem(error: NotifyError) -> bytes:
+    title = type(error).__name__
+    return encode_json(
+        Problem(f"urn:notify:error:{error.code}", title, error.status, str(error), error.code, error.retryable)
+    )
+
+
+async def send_problem(send: Writer, error: NotifyError) -> None:
+    extra = [(b"retry-after", b"1")] if isinstance(error, Unavailable) else []
+    # What is left of a refused body is not worth reading: the connection ends with the answer.
+    if error.status in (408, 413):
+        extra.append((b"connection", b"close"))
+    await _send(send, error.status, PROBLEM.encode(), problem(error), extra)
+
+
+async def _send(
+    send: Writer, status: int, kind: bytes, body: bytes, extra: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), *(extra or [])]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

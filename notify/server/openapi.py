@@ -1,0 +1,80 @@
+"""The data routes in the OpenAPI document: their schemas come from notify/wire.py, so that they cannot drift apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from notify import wire
+
+_ROUTES: list[tuple[str, str, type, type | None]] = [
+    ("/v1/transactions", "Store halves", wire.JsonTransactions, wire.Items),
+    ("/v1/transactions/outcomes", "Record outcomes, answer checks", wire.Outcomes, wire.Items),
+    ("/v1/transactions/states", "What became of transactions", wire.States, wire.Items),
+    ("/v1/checks/poll", "Wait for checks", wire.Poll, None),
+    ("/v1/messages", "Send messages without a transaction", wire.JsonMessages, wire.Items),
+    ("/v1/groups/{group}/receive", "Receive messages under leases", wire.Receive, None),
+    ("/v1/groups/{group}/settle", "Settle receipts", wire.Settle, wire.SettledItems),
+]
+
+
+def describe_data_routes(api: FastAPI) -> None:
+    """Make `api.openapi()` include the routes that FastAPI does not serve itself."""
+
+    def openapi() -> dict[str, Any]:
+        if api.openapi_schema is None:
+            document = get_openapi(title=api.title, version=api.version, routes=api.routes)
+            _add(document)
+            api.openapi_schema = document
+        return api.openapi_schema
+
+    api.openapi = openapi  # type: ignore[method-assign]
+
+
+def _add(document: dict[str, Any]) -> None:
+    types = [request for _, _, request, _ in _ROUTES] + [wire.Items, wire.SettledItems, wire.Problem]
+    _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    document.setdefault("components", {}).setdefault("schemas", {}).update(components)
+    refused = {
+        "description": "An RFC 9457 problem with a stable code",
+        "content": {wire.PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+    }
+    for path, summary, request, answer in _ROUTES:
+        schema = {"$ref": f"#/components/schemas/{answer.__name__}"} if answer is not None else {"type": "object"}
+        body = {"schema": {"$ref": f"#/components/schemas/{request.__name__}"}}
+        operation: dict[str, Any] = {
+            "summary": summary,
+            "tags": ["data"],
+            "requestBody": {"required": True, "content": {wire.JSON: body}},
+            "responses": {
+                "200": {"description": "Answered item by item", "content": {wire.JSON: {"schema": schema}}},
+                "4XX": refused,
+                "503": refused,
+                "507": refused,
+            },
+        }
+        if "{group}" in path:
+            operation["parameters"] = [
+                {"name": "group", "in": "path", "required": True, "schema": {"type": "string", "maxLength": 127}}
+            ]
+        document["paths"][path] = {"post": operation}
+    document["paths"]["/v1/topics/{topic}/queues/{queue}/messages"] = {
+        "get": {
+            "summary": "Pull with offsets of the caller's own",
+            "tags": ["data"],
+            "parameters": [
+                {"name": "topic", "in": "path", "required": True, "schema": {"type": "string", "maxLength": 127}},
+                {"name": "queue", "in": "path", "required": True, "schema": {"type": "integer", "minimum": 0}},
+                {"name": "offset", "in": "query", "schema": {"type": "integer", "minimum": 0}},
+                {"name": "max", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 10_000}},
+            ],
+            "responses": {
+                "200": {"description": "Messages", "content": {wire.JSON: {"schema": {"type": "object"}}}},
+                "4XX": refused,
+                "503": refused,
+            },
+        }
+    }

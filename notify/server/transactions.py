@@ -1,0 +1,326 @@
+"""The transactions role: halves and outcomes item by item, on any storage. No I/O of its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from notify import ids
+from notify.check.schedule import CheckSchedule
+from notify.errors import InvalidRequest, NotifyError, UnknownTopic
+from notify.limits import LIMITS, check_between, check_message, check_name
+from notify.server.clock import Clock
+from notify.server.metrics import Metrics
+from notify.wire import (
+    Item,
+    JsonMessages,
+    JsonTransactions,
+    OutcomeItem,
+    PackedMessages,
+    PackedTransactions,
+)
+from storage.store import NewMessage, NewTransaction, Put, State, Store, Topic
+
+_OUTCOMES = {"COMMIT": State.COMMITTED, "ROLLBACK": State.ROLLED_BACK, "UNKNOWN": None}
+_FLUSH = "sync"
+
+
+def failed(item_id: str, error: NotifyError, state: str | None = None) -> Item:
+    """The item of a batch that an error refuses."""
+    return Item(item_id, error.status, state, code=error.code, detail=str(error))
+
+
+class Transactions:
+    """Stores halves, records outcomes, publishes messages without a transaction."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        shard: str = "main",
+        create_topics: bool = True,
+        schedule: CheckSchedule | None = None,
+        jitter: random.Random | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.shard = shard
+        self.create_topics = create_topics
+        self.schedule = schedule or CheckSchedule()
+        self._jitter = jitter or random.Random()
+        self.metrics = metrics or Metrics()
+        self._topics: set[str] = set()
+        self.topics_changed()
+        self._stored = {
+            state: (state.name, Item("", 201, state.name, shard, _FLUSH)) for state in (State.PREPARED, State.COMMITTED)
+        }
+
+    def topics_changed(self) -> None:
+        """Called after a topic was made or deleted."""
+        self._topics = {t.name for t in self.store.topics()}
+
+    # --- halves -----------------------------------------------------------------------------------------------
+
+    async def put(self, request: JsonTransactions | PackedTransactions) -> list[Item]:
+        """Durable halves (or committed transactions), item by item in request order."""
+        group, source, instance = request.producer_group, request.source or "", request.instance or ""
+        check_name("producer_group", group)
+        _check_text("source", source)
+        _check_text("instance", instance)
+        _check_count(request.transactions)
+        now_us = self.clock()
+        items: list[Item | None] = []
+        accepted: list[NewTransaction] = []
+        for t in request.transactions:
+            try:
+                messages = t.messages
+                if not 0 < len(messages) <= LIMITS.messages_per_transaction:
+                    raise InvalidRequest(
+                        f"a transaction carries 1 to {LIMITS.messages_per_transaction} messages, this one {len(messages)}",
+                        "out_of_bounds",
+                    )
+                transaction_id = _parse_id(t.id)
+                check_after_us = 5_000_000
+                if t.check_after is not None:
+                    check_between(
+                        "check_after", t.check_after, LIMITS.check_after_min_seconds, LIMITS.check_after_max_seconds
+                    )
+                    check_after_us = round(t.check_after * 1_000_000)
+                new = []
+                for m in messages:
+                    if m.topic not in self._topics:
+                        await self._need_topic(m.topic)
+                    payload, delay_us, deliver_at_us = check_message(m, now_us)
+                    new.append(NewMessage(m.topic, payload, m.key, m.tag, delay_us, deliver_at_us))
+            except NotifyError as error:
+                items.append(failed(t.id, error))
+            else:
+                accepted.append(
+                    NewTransaction(transaction_id, group, new, source, instance, check_after_us, t.committed)
+                )
+                items.append(None)
+        if not accepted:
+            return [item for item in items if item is not None]
+        results = iter(await self._stored_or_refused(accepted, now_us))
+        answered: list[Item] = []
+        stored = 0
+        for t, item in zip(request.transactions, items, strict=True):
+            if item is None:
+                result = next(results)
+                if isinstance(result, NotifyError):
+                    item = failed(t.id, result)
+                elif result.put == Put.STORED:
+                    stored += 1
+                    item = Item(t.id, 201, result.state.name, self.shard, _FLUSH)
+                elif result.put == Put.ALREADY:
+                    item = Item(t.id, 200, result.state.name, self.shard, _FLUSH)
+                else:
+                    detail = "the id belongs to another transaction: other content, or another producer group"
+                    item = Item(t.id, 409, result.state.name, self.shard, code="id_in_use", detail=detail)
+            answered.append(item)
+        self.metrics.halves += stored
+        return answered
+
+    async def _stored_or_refused(self, accepted: list[NewTransaction], now_us: int):  # type: ignore[no-untyped-def]
+        """Results of the storage; where it refuses for a while (full disk), that refusal for each."""
+        try:
+            return await self.store.put(accepted, now_us)
+        except NotifyError as error:
+            if not error.retryable:
+                raise
+            return [error] * len(accepted)
+
+    async def _need_topic(self, name: str) -> None:
+        check_name("topic", name)
+        if self.store.topic(name) is None:
+            if not self.create_topics:
+                raise UnknownTopic(
+                    f"there is no topic {name!r}, and topics are not created on first use here: "
+                    f"make it with `notify topic create {name}`"
+                )
+            await self.store.create_topic(Topic(name))
+        self._topics.add(name)
+
+    # --- messages without a transaction -----------------------------------------------------------------------
+
+    async def publish(self, request: JsonMessages | PackedMessages) -> list[Item]:
+        """Messages committed at once; each is a transaction of its own."""
+        _check_count(request.messages)
+        now_us = self.clock()
+        items: list[Item | None] = []
+        accepted: list[NewTransaction] = []
+        names: list[str] = []
+        for m in request.messages:
+            name = m.id or ""
+            try:
+                transaction_id, number = _parse_message_id(m.id) if m.id is not None else (ids.new_id(), 0)
+                if number:
+                    raise InvalidRequest("a message without a transaction has the number 0", "invalid_id")
+                name = ids.message_id(transaction_id, 0)
+                if m.topic not in self._topics:
+                    await self._need_topic(m.topic)
+                payload, delay_us, deliver_at_us = check_message(m, now_us)
+            except NotifyError as error:
+                items.append(failed(name, error))
+            else:
+                new = [NewMessage(m.topic, payload, m.key, m.tag, delay_us, deliver_at_us)]
+                accepted.append(NewTransaction(transaction_id, "", new, committed=True))
+                items.append(None)
+            names.append(name)
+        results = iter(await self._stored_or_refused(accepted, now_us) if accepted else [])
+        answered: list[Item] = []
+        for name, item in zip(names, items, strict=True):
+            if item is None:
+                result = next(results)
+                if isinstance(result, NotifyError):
+                    item = failed(name, result)
+                elif result.put == Put.IN_USE:
+                    item = Item(name, 409, result.state.name, code="id_in_use", detail="the id is used already")
+                else:
+                    status = 201 if result.put == Put.STORED else 200
+                    self.metrics.published += status == 201
+                    item = Item(name, status, "COMMITTED", self.shard, _FLUSH)
+            answered.append(item)
+        return answered
+
+    # --- outcomes ---------------------------------------------------------------------------------------------
+
+    async def outcomes(self, group: str, outcomes: Sequence[OutcomeItem]) -> list[Item]:
+        """Record outcomes; answers to checks among them."""
+        check_name("producer_group", group)
+        _check_count(outcomes)
+        items: list[Item | None] = []
+        decisions: list[tuple[bytes, str | None, State]] = []
+        for o in outcomes:
+            try:
+                if o.outcome not in _OUTCOMES:
+                    raise InvalidRequest(
+                        f"outcome {o.outcome[:20]!r} is not COMMIT, ROLLBACK or UNKNOWN", "invalid_outcome"
+                    )
+                transaction_id = _parse_id(o.id)
+            except NotifyError as error:
+                items.append(failed(o.id, error))
+                continue
+            if o.shard is not None and o.shard != self.shard:
+                detail = f"this is shard {self.shard!r}; send the outcome to {o.shard[:60]!r}"
+                items.append(Item(o.id, 421, code="wrong_shard", detail=detail))
+                continue
+            wanted = _OUTCOMES[o.outcome]
+            if wanted is None:
+                items.append(await self._unknown(transaction_id, o))
+            elif o.check is not None and not self._is_current(transaction_id, o.check):
+                items.append(self._stale_check(transaction_id, o))
+            else:
+                decisions.append((transaction_id, group, wanted))
+                items.append(None)
+        if None not in items:
+            return [item for item in items if item is not None]
+        try:
+            results = iter(await self.store.decide(decisions, self.clock()))
+        except NotifyError as error:
+            if not error.retryable:
+                raise
+            return [item if item is not None else failed(o.id, error) for o, item in zip(outcomes, items, strict=True)]
+        answered: list[Item] = []
+        metrics = self.metrics
+        for o, item in zip(outcomes, items, strict=True):
+            if item is None:
+                result = next(results)
+                if not result.found:
+                    item = Item(o.id, 404, code="unknown_transaction", detail="no transaction by this id is known here")
+                elif result.changed:
+                    if result.state == State.COMMITTED:
+                        metrics.committed += 1
+                    else:
+                        metrics.rolled_back += 1
+                    item = Item(o.id, 200, result.state.name)
+                elif result.state == _OUTCOMES[o.outcome]:
+                    item = Item(o.id, 200, result.state.name)
+                elif result.state in (State.PREPARED, State.PARKED):
+                    detail = "the transaction belongs to another producer group"
+                    item = Item(o.id, 409, result.state.name, code="id_in_use", detail=detail)
+                else:
+                    metrics.conflicts += 1
+                    detail = f"{result.state.name} is recorded already and stays"
+                    item = Item(o.id, 409, result.state.name, code="outcome_conflict", detail=detail)
+            answered.append(item)
+        return answered
+
+    def _is_current(self, transaction_id: bytes, token: str) -> bool:
+        current = self.store.check_token(transaction_id)
+        return current is None or str(current) == token
+
+    def _stale_check(self, transaction_id: bytes, o: OutcomeItem) -> Item:
+        state = self.store.states([transaction_id])[0]
+        detail = "this check was asked again meanwhile; only the answer to the latest one counts"
+        return Item(o.id, 410, None if state is None else state.name, code="stale_check", detail=detail)
+
+    async def _unknown(self, transaction_id: bytes, o: OutcomeItem) -> Item:
+        """UNKNOWN decides nothing. As the answer to the current check it counts, unless it was `unavailable`."""
+        state = self.store.states([transaction_id])[0]
+        if state is None:
+            return Item(o.id, 404, code="unknown_transaction", detail="no transaction by this id is known here")
+        if o.check is None or state in (State.COMMITTED, State.ROLLED_BACK):
+            return Item(o.id, 200, state.name)
+        token = self.store.check_token(transaction_id)
+        if token is None or str(token) != o.check:
+            return self._stale_check(transaction_id, o)
+        attempts, parked = self.store.check_attempts(transaction_id)
+        if not o.unavailable:
+            attempts += 1
+            self.metrics.checks_answered += 1
+        else:
+            self.metrics.checks_unavailable += 1
+        park = parked or attempts >= self.schedule.attempts
+        self.metrics.parked += park and not parked
+        now_us = self.clock()
+        next_us = now_us + self.schedule.delay_us(attempts, park, self._jitter)
+        try:
+            await self.store.answer_check(transaction_id, token, now_us, next_us, attempts, park)
+        except NotifyError as error:
+            if not error.retryable:
+                raise
+            return failed(o.id, error)
+        return Item(o.id, 200, (State.PARKED if park else State.PREPARED).name)
+
+    def states(self, group: str, texts: Sequence[str]) -> list[Item]:
+        check_name("producer_group", group)
+        _check_count(texts)
+        answered = []
+        for text in texts:
+            try:
+                state = self.store.states([_parse_id(text)])[0]
+            except InvalidRequest as error:
+                answered.append(failed(text, error))
+                continue
+            if state is None:
+                answered.append(Item(text, 404, code="unknown_transaction", detail="not known here"))
+            else:
+                answered.append(Item(text, 200, state.name))
+        return answered
+
+
+def _parse_id(text: str) -> bytes:
+    try:
+        return ids.from_text(text)
+    except ValueError as error:
+        raise InvalidRequest(str(error), "invalid_id") from None
+
+
+def _parse_message_id(text: str) -> tuple[bytes, int]:
+    try:
+        return ids.parse_message_id(text)
+    except ValueError as error:
+        raise InvalidRequest(str(error), "invalid_id") from None
+
+
+def _check_count(items: Sequence[object]) -> None:
+    if not 0 < len(items) <= LIMITS.items:
+        raise InvalidRequest(f"a request carries 1 to {LIMITS.items} items, this one {len(items)}", "out_of_bounds")
+
+
+def _check_text(what: str, text: str) -> None:
+    if len(text) > 255:
+        raise InvalidRequest(f"{what} has {len(text)} characters; at most 255 are allowed", "out_of_bounds")

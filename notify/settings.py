@@ -1,0 +1,106 @@
+"""What an operator can set. A flag goes before the environment, the environment before the file.
+
+Each setting is one field below with its paragraph, unit, bound and default; its environment name is `NOTIFY_` and
+the field's name in capitals. docs/reference/settings.md is generated from here and tested to be complete.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tomllib
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from notify.errors import InvalidRequest
+
+
+def _setting(default: Any, doc: str, low: float | None = None, high: float | None = None) -> Any:
+    return field(default=default, metadata={"doc": doc, "low": low, "high": high})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything `notify serve` can be told."""
+
+    host: str = _setting(
+        "127.0.0.1", "The address to listen on. While access control is off, only loopback addresses are served."
+    )
+    port: int = _setting(
+        7400, "The TCP port to listen on; 0 takes a free one, which the first log line names.", 0, 65535
+    )
+    data_dir: str = _setting(
+        "./notify-data", "The directory of the log; made if it is missing, readable by its owner only."
+    )
+    shard: str = _setting(
+        "main", "The name of this server's log among several. Outcomes name the shard that stored their half."
+    )
+    create_topics: bool = _setting(
+        True, "Whether a topic is made when a message for it first comes; otherwise that is a 404."
+    )
+    segment_bytes: int = _setting(256 << 20, "The size at which a segment of the log ends, in bytes.", 1 << 20, 4 << 30)
+    retention_seconds: float = _setting(
+        7 * 86_400.0, "How long messages and ids are kept, in seconds, counted from the commit.", 60, 3650 * 86_400.0
+    )
+    check_attempts: int = _setting(15, "How many answered checks without an outcome park a transaction.", 1, 1000)
+    check_backoff_seconds: float = _setting(
+        5.0, "The wait after the first answered check, in seconds; it doubles.", 0.1, 3600
+    )
+    check_backoff_max_seconds: float = _setting(60.0, "The longest wait between two checks, in seconds.", 0.1, 86_400)
+    check_answer_seconds: float = _setting(
+        10.0, "How long a poller has to answer a check before it is asked again, in seconds.", 0.5, 600
+    )
+    check_parked_seconds: float = _setting(
+        600.0, "How often a parked transaction is still checked, in seconds.", 1, 86_400
+    )
+    body_timeout_seconds: float = _setting(10.0, "How long a client may take to send a request, in seconds.", 0.5, 600)
+
+
+def environment_name(name: str) -> str:
+    return "NOTIFY_" + name.upper()
+
+
+def load(
+    flags: dict[str, Any] | None = None, file: Path | None = None, environ: dict[str, str] | None = None
+) -> Settings:
+    """Settings from flags (None: not given), the environment and a TOML file.
+
+    Raises InvalidRequest for an unknown name, a value of the wrong type or one beyond its bound.
+    """
+    environ = dict(os.environ) if environ is None else environ
+    fields = {f.name: f for f in dataclasses.fields(Settings)}
+    values: dict[str, Any] = {}
+    if file is not None:
+        try:
+            table = tomllib.loads(file.read_text())
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise InvalidRequest(f"the settings file {file} cannot be read: {error}") from None
+        for name, value in table.items():
+            if name not in fields:
+                raise InvalidRequest(f"{file}: there is no setting {name!r}; see docs/reference/settings.md")
+            values[name] = value
+    for name in fields:
+        text = environ.get(environment_name(name))
+        if text is not None:
+            values[name] = text
+    values.update({k: v for k, v in (flags or {}).items() if v is not None})
+    types = typing.get_type_hints(Settings)
+    return Settings(**{name: _checked(fields[name], types[name], value) for name, value in values.items()})
+
+
+def _checked(setting: dataclasses.Field[Any], kind: type, value: Any) -> Any:
+    try:
+        if kind is bool and isinstance(value, str):
+            value = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[value.lower()]
+        elif kind is bool and not isinstance(value, bool):
+            raise ValueError
+        else:
+            value = kind(value)
+    except (KeyError, ValueError, TypeError):
+        raise InvalidRequest(f"setting {setting.name}: {value!r} is not a {kind.__name__}") from None
+    low, high = setting.metadata["low"], setting.metadata["high"]
+    if low is not None and not low <= value <= high:
+        raise InvalidRequest(f"setting {setting.name} is {value}; it must be from {low:g} to {high:g}")
+    return value

@@ -1,0 +1,274 @@
+"""The schemas of the data routes, once for JSON and msgpack, and the canonical encoding of a message in storage.
+
+The two formats differ in one field: a body is text in JSON and bytes in msgpack; `body_base64` serves both. What
+the types cannot say (bounds, names) is checked in notify/limits.py.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+
+class Fields(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of what comes in: an unknown field refuses the request."""
+
+
+# --- messages -------------------------------------------------------------------------------------------------
+
+
+class MessageFields(Fields):
+    topic: str
+    body_base64: str | None = None
+    key: str | None = None
+    tag: str | None = None
+    headers: dict[str, str] | None = None
+    delay: float | None = None
+    deliver_at: datetime | None = None
+
+
+class JsonMessage(MessageFields):
+    body: str | None = None
+
+
+class PackedMessage(MessageFields):
+    body: bytes | None = None
+
+
+class JsonPublished(JsonMessage):
+    id: str | None = None
+
+
+class PackedPublished(PackedMessage):
+    id: str | None = None
+
+
+class Payload(Struct, omit_defaults=True):
+    """A message as storage keeps it and deliveries repeat it: its msgpack form is canonical."""
+
+    topic: str
+    body: bytes
+    key: str | None = None
+    tag: str | None = None
+    headers: dict[str, str] | None = None
+
+
+# --- transactions ---------------------------------------------------------------------------------------------
+
+
+class JsonTransaction(Fields):
+    id: str
+    messages: list[JsonMessage]
+    check_after: float | None = None
+    committed: bool = False
+
+
+class PackedTransaction(Fields):
+    id: str
+    messages: list[PackedMessage]
+    check_after: float | None = None
+    committed: bool = False
+
+
+class JsonTransactions(Fields):
+    producer_group: str
+    transactions: list[JsonTransaction]
+    source: str | None = None
+    instance: str | None = None
+
+
+class PackedTransactions(Fields):
+    producer_group: str
+    transactions: list[PackedTransaction]
+    source: str | None = None
+    instance: str | None = None
+
+
+class OutcomeItem(Fields):
+    id: str
+    outcome: str
+    shard: str | None = None
+    check: str | None = None
+    unavailable: bool = False
+    reason: str | None = None
+
+
+class Outcomes(Fields):
+    producer_group: str
+    outcomes: list[OutcomeItem]
+
+
+class States(Fields):
+    producer_group: str
+    ids: list[str]
+
+
+class Poll(Fields):
+    producer_group: str
+    instance: str
+    sources: list[str] | None = None
+    topics: list[str] | None = None
+    wait: float = 0
+    max: int = 100
+
+
+class JsonMessages(Fields):
+    messages: list[JsonPublished]
+
+
+class PackedMessages(Fields):
+    messages: list[PackedPublished]
+
+
+# --- consumers ------------------------------------------------------------------------------------------------
+
+
+class Receive(Fields):
+    instance: str
+    topics: list[str] | None = None
+    max: int = 100
+    wait: float = 0
+    lease: float = 30
+
+
+class SettleItem(Fields):
+    receipt: str
+    action: str
+    delay: float | None = None
+    lease: float | None = None
+    reason: str | None = None
+
+
+class Settle(Fields):
+    items: list[SettleItem]
+
+
+# --- answers --------------------------------------------------------------------------------------------------
+
+
+class Item(Struct, omit_defaults=True, gc=False):
+    """What became of one item of a batch; `status` is the HTTP status it alone would have had."""
+
+    id: str
+    status: int
+    state: str | None = None
+    shard: str | None = None
+    flush: str | None = None
+    code: str | None = None
+    detail: str | None = None
+
+
+class Items(Struct):
+    items: list[Item]
+
+
+class SettledItem(Struct, omit_defaults=True, gc=False):
+    receipt: str
+    status: int
+    code: str | None = None
+    detail: str | None = None
+
+
+class SettledItems(Struct):
+    items: list[SettledItem]
+
+
+class DeliveryHead(Struct, gc=False):
+    """The part of a delivery that is not the message itself."""
+
+    receipt: str
+    id: str
+    queue: int
+    offset: int
+    attempt: int
+    committed_at: str
+
+
+class Delivered(Struct, omit_defaults=True, kw_only=True):
+    """A delivery as the SDK reads it (msgpack)."""
+
+    receipt: str = ""
+    id: str
+    topic: str
+    queue: int
+    offset: int
+    attempt: int = 1
+    committed_at: str
+    body: bytes
+    key: str | None = None
+    tag: str | None = None
+    headers: dict[str, str] | None = None
+
+
+class Received(Struct):
+    messages: list[Delivered]
+
+
+class CheckedMessage(Struct, omit_defaults=True):
+    topic: str
+    body: bytes = b""
+    key: str | None = None
+    tag: str | None = None
+    headers: dict[str, str] | None = None
+
+
+class Check(Struct):
+    """A check as the SDK reads it (msgpack)."""
+
+    token: str
+    shard: str
+    id: str
+    source: str
+    attempt: int
+    messages: list[CheckedMessage]
+
+
+class Checks(Struct):
+    checks: list[Check]
+
+
+class Problem(Struct, omit_defaults=True):
+    """RFC 9457."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    retryable: bool = False
+
+
+MSGPACK = "application/msgpack"
+JSON = "application/json"
+PROBLEM = "application/problem+json"
+
+encode_msgpack = msgspec.msgpack.Encoder().encode
+encode_json = msgspec.json.Encoder().encode
+decode_payload = msgspec.msgpack.Decoder(Payload).decode
+
+
+def instant(time_us: int) -> str:
+    """Microseconds since 1970 as RFC 3339 in UTC."""
+    return (
+        datetime.fromtimestamp(time_us // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%S") + f".{time_us % 1_000_000:06d}Z"
+    )
+
+
+def microseconds(moment: datetime) -> int:
+    """An aware instant as microseconds since 1970. Raises ValueError if it names no time zone."""
+    if moment.tzinfo is None:
+        raise ValueError("an instant needs its time zone, for example 2026-01-31T12:00:00Z")
+    return round(moment.timestamp() * 1_000_000)
+
+
+def body_fields(body: bytes) -> dict[str, Any]:
+    """A body for a JSON answer: text if it is valid UTF-8, else base64."""
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        import base64
+
+        return {"body_base64": base64.b64encode(body).decode()}
