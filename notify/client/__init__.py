@@ -1,1 +1,23 @@
-"""The SDK."""
+"""The SDK: what a business service imports. It needs neither the server nor its storage."""
+
+from notify.client.binding import use_explicit_begin
+from notify.client.consumer import AsyncConsumer, Consumer
+from notify.client.inbox import Inbox
+from notify.client.producer import AsyncTransactionProducer, Prepared, TransactionProducer
+from notify.client.table import create_tables
+from notify.errors import DeadLetter
+from notify.message import Message, ReceivedMessage
+
+__all__ = [
+    "AsyncConsumer",
+    "AsyncTransactionProducer",
+    "Consumer",
+    "DeadLetter",
+    "Inbox",
+    "Message",
+    "Prepared",
+    "ReceivedMessage",
+    "TransactionProducer",
+    "create_tables",
+    "use_explicit_begin",
+]

@@ -222,7 +222,9 @@ def _group_routes(routes: APIRouter, core: GetCore, carry_out: CarryOut) -> None
         )
 
         async def do() -> Any:
-            await core().delivery.subscribe(s, write.start)
+            # A start counts for a new subscription: sending the same again must not move it (that is a reset).
+            known = any(k.group == name and k.topic == topic for k in core().store.subscriptions())
+            await core().delivery.subscribe(s, None if known else write.start)
             core().transactions.topics_changed()
             return {"group": name, "topic": topic, "mode": s.mode}
 

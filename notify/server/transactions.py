@@ -53,9 +53,6 @@ class Transactions:
         self.metrics = metrics or Metrics()
         self._topics: set[str] = set()
         self.topics_changed()
-        self._stored = {
-            state: (state.name, Item("", 201, state.name, shard, _FLUSH)) for state in (State.PREPARED, State.COMMITTED)
-        }
 
     def topics_changed(self) -> None:
         """Called after a topic was made or deleted."""

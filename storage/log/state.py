@@ -90,7 +90,7 @@ class LogState:
 
     def apply(self, part: LivePart, body: memoryview, time_us: int) -> None:
         """Do again what a frame's records did."""
-        for kind, flags, entries, data in records(body):
+        for kind, _flags, entries, data in records(body):
             self._index(part, entries, kind, count_offsets=True)
             if kind == RecordType.HALF:
                 self._apply_half(entries, data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from storage.hashing import key_hash, tag_hash
 from storage.log.format import (
@@ -34,7 +35,10 @@ class LogTransactions:
     state: LogState
     journal: Journal
 
-    def payload_at(self, position: int, size: int, crc: int) -> bytes | None: ...
+    if TYPE_CHECKING:
+
+        def payload_at(self, position: int, size: int, crc: int) -> bytes | None:
+            """Given by LogQueues."""
 
     # --- halves -----------------------------------------------------------------------------------------------
 

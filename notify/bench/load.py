@@ -1,0 +1,106 @@
+"""One load process of `notify bench transactions`: callers that each prepare and commit, one after the other.
+
+Run as `python -m notify.bench.load` with a JSON specification as its argument; prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import sys
+import time
+from typing import Any
+
+from notify.client.loop import new_event_loop
+from notify.client.transactions import TransactionClient, pack
+from notify.errors import NotifyError
+from notify.message import Message
+
+
+class Load:
+    """Callers of one process."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.spec = spec
+        self.body = os.urandom(spec["body"])
+        self.latencies: list[float] = []
+        self.committed = 0
+        self.errors = 0
+        self.acknowledged: list[str] = []
+        self.measuring = False
+        self.stop_at = 0.0
+
+    async def caller(self, client: TransactionClient, number: int) -> None:
+        """Half, outcome, again; with a rate, at fixed times of its own."""
+        spec = self.spec
+        topics = spec["topics"]
+        interval = spec["clients"] * spec["processes"] / spec["rate"] if spec["rate"] else 0.0
+        next_at = time.perf_counter() + interval * (number / max(spec["clients"], 1))
+        turn = number
+        perf = time.perf_counter
+        while True:
+            if interval:
+                await asyncio.sleep(max(0.0, next_at - perf()))
+                next_at += interval
+            started = perf()
+            if started >= self.stop_at:
+                return
+            turn += 1
+            message = pack(Message(f"bench-{turn % topics}", self.body, headers=None or {}))
+            try:
+                item = await client.half([message])
+                outcome = await client.outcome_soon(item.id, item.shard, "COMMIT")
+            except NotifyError:
+                self.errors += 1
+                continue
+            if outcome.status != 200:
+                self.errors += 1
+                continue
+            self.acknowledged.append(item.id)
+            if self.measuring:
+                self.committed += 1
+                self.latencies.append(perf() - started)
+
+    async def run(self) -> dict[str, Any]:
+        spec = self.spec
+        client = TransactionClient(spec["url"], "bench", instance="bench", batching=spec["batching"], half_seconds=30)
+        begin = time.perf_counter()
+        self.stop_at = begin + spec["warmup"] + spec["seconds"]
+        callers = [asyncio.ensure_future(self.caller(client, i)) for i in range(spec["clients"])]
+        await asyncio.sleep(spec["warmup"])
+        cpu = _cpu()
+        self.measuring = True
+        measured = time.perf_counter()
+        await asyncio.sleep(spec["seconds"])
+        self.measuring = False
+        measured = time.perf_counter() - measured
+        cpu = _cpu() - cpu
+        await asyncio.gather(*callers)
+        await client.close()
+        with open(spec["ids"], "w") as file:
+            file.write("\n".join(self.acknowledged))
+        return {
+            "committed": self.committed,
+            "seconds": measured,
+            "errors": self.errors,
+            "cpu": cpu,
+            "latencies": sorted(self.latencies)[:: max(1, len(self.latencies) // 20_000)],
+        }
+
+
+def _cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def main() -> None:
+    """Run one load process by the specification in argv[1]."""
+    load = Load(json.loads(sys.argv[1]))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        print(json.dumps(runner.run(load.run())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""A server process of the bench's or the demo's own, on a free port and a temporary directory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+from notify.errors import Unavailable
+
+
+class ServerProcess:
+    """`notify serve` as a child. `url` once it is ready."""
+
+    def __init__(self, data_dir: Path, port: int = 0, environment: dict[str, str] | None = None) -> None:
+        self.data_dir = data_dir
+        self._port = port
+        self._environment = environment or {}
+        self.url = ""
+        self.process: subprocess.Popen[str] | None = None
+        self.output: list[str] = []
+        self.ready_seconds = 0.0
+
+    def start(self, seconds: float = 60.0) -> ServerProcess:
+        """Start and wait until it is ready. Raises Unavailable with its last words."""
+        started = time.perf_counter()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "notify.cli.main", "serve", "--port", str(self._port), "--data-dir", str(self.data_dir)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | self._environment,
+            start_new_session=True,
+        )
+        self.output = []
+        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if not self.url or self._port == 0:
+                found = re.search(r"http://[0-9.:]+", "".join(self.output))
+                if found:
+                    self.url = found[0]
+                    self._port = int(self.url.rpartition(":")[2])
+            if self.url and self._is_ready():
+                self.ready_seconds = time.perf_counter() - started
+                return self
+            time.sleep(0.02)
+        raise Unavailable("the server did not become ready: " + "".join(self.output)[-2000:])
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with contextlib.suppress(ValueError):
+            for line in process.stdout:
+                self.output.append(line)
+                del self.output[:-200]
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.url + "/readyz", timeout=1) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self, seconds: float = 30.0) -> int:
+        """SIGTERM and wait; the exit code."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.terminate()
+        return self.process.wait(seconds)
+
+    def cpu_seconds(self) -> float:
+        """CPU time of the process so far (Linux)."""
+        assert self.process is not None
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def anonymous_bytes(self) -> int:
+        """RssAnon of the process (Linux)."""
+        assert self.process is not None
+        found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
+        return int(found[1]) * 1024 if found else 0

@@ -1,0 +1,52 @@
+"""LocalTransactionCheck: the default listener, answered by the service's own half_message table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.engine import Connection, Engine
+
+from notify import ids
+from notify.check.listener import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
+from notify.check.question import ask, read_source
+
+
+class LocalTransactionCheck(CheckMessageListener):
+    """Asks the database of `engine` (an Engine, or the sync_engine of an AsyncEngine in `answer`)."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def check(self, half: HalfMessage) -> Outcome:
+        """COMMIT or ROLLBACK, as the local row says. Raises CheckUnavailable if that cannot be known now."""
+        try:
+            with self.engine.connect() as connection:
+                return answer(connection, half)
+        except CheckUnavailable:
+            raise
+        except Exception as error:
+            raise CheckUnavailable(f"the database is out of reach: {type(error).__name__}") from error
+
+
+def answer(connection: Connection, half: HalfMessage) -> Outcome:
+    """The outcome of a half by the local table on this connection.
+
+    Raises CheckUnavailable where the database is another one than the half names, where the row may have been
+    purged, or where the database did not answer in time.
+    """
+    source, purged_before = read_source(connection)
+    connection.rollback()
+    if source != half.source:
+        raise CheckUnavailable(f"this database is source {source}, the half came from {half.source or 'none'}")
+    if ids.milliseconds(ids.from_text(half.id)) <= purged_before:
+        raise CheckUnavailable("rows of that time were purged by force; an operator has to decide")
+    stands = ask(connection, half.id, half.producer_group)
+    if stands.state == "COMMITTED" and half.shard in stands.shards:
+        return Outcome.COMMIT
+    # A tombstone, or a half that this transaction does not count as its own: a retry stored it elsewhere.
+    return Outcome.ROLLBACK
+
+
+def is_async(engine: Any) -> bool:
+    """Whether this is an AsyncEngine."""
+    return hasattr(engine, "sync_engine")

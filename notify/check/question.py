@@ -1,0 +1,105 @@
+"""The atomic question: did this transaction commit here? Asking settles it: from then on it cannot commit.
+
+In a fresh READ COMMITTED transaction on the primary a tombstone with the transaction's id is inserted, ignoring a
+conflict, and then what stands there is read. A transaction in flight holds the row's lock, so the question waits
+for it, or gives up after a lock timeout and knows nothing. The answer is always taken from the SELECT, never from
+the row count. https://www.postgresql.org/docs/15/sql-insert.html, https://mariadb.com/kb/en/set-statement/
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from notify.check.listener import CheckUnavailable
+
+LOCK_TIMEOUT_MS = 300
+
+_TOMBSTONE = (
+    "INSERT INTO half_message"
+    " (transaction_id, message_no, producer_group, mode, state, shards, topic, relayed, created_at)"
+    " VALUES (:id, 0, :producer_group, 'half', 'ROLLED_BACK', '', '', 1, {now}) {ignore}"
+)
+_STANDS = sa.text("SELECT state, shards FROM half_message WHERE transaction_id = :id AND message_no = 0")
+_SOURCE = sa.text("SELECT id, purged_before FROM notify_source")
+
+_POSTGRESQL = sa.text(_TOMBSTONE.format(now="clock_timestamp() AT TIME ZONE 'utc'", ignore="ON CONFLICT DO NOTHING"))
+_MARIADB = sa.text(
+    "SET STATEMENT innodb_lock_wait_timeout=1 FOR "
+    + _TOMBSTONE.format(now="UTC_TIMESTAMP(6)", ignore="ON DUPLICATE KEY UPDATE state=state")
+)
+_MYSQL = sa.text(_TOMBSTONE.format(now="UTC_TIMESTAMP(6)", ignore="ON DUPLICATE KEY UPDATE state=state"))
+_SQLITE = sa.text(_TOMBSTONE.format(now="strftime('%Y-%m-%d %H:%M:%f', 'now')", ignore="ON CONFLICT DO NOTHING"))
+
+
+@dataclass(slots=True, frozen=True)
+class Stands:
+    """What the local table says: the row's state, and the shards whose half belongs to it."""
+
+    state: str
+    shards: tuple[str, ...]
+
+
+def read_source(connection: Connection) -> tuple[str, int]:
+    """The database's source id and up to which time (milliseconds) its rows were purged by force.
+
+    Raises CheckUnavailable if the tables are not there.
+    """
+    row = connection.execute(_SOURCE).one_or_none()
+    if row is None:
+        raise CheckUnavailable("the table notify_source is empty: run create_tables on this database")
+    return str(row[0]), int(row[1])
+
+
+def ask(connection: Connection, transaction_id: str, producer_group: str) -> Stands:
+    """Ask in a transaction of its own on a connection that has none open.
+
+    Raises CheckUnavailable on a lock timeout or any error of the database: then nothing is known.
+    """
+    dialect = connection.dialect
+    parameters = {"id": transaction_id, "producer_group": producer_group}
+    try:
+        if dialect.name == "postgresql":
+            connection = connection.execution_options(isolation_level="READ COMMITTED")
+            with connection.begin():
+                connection.execute(sa.text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms'"))
+                connection.execute(_POSTGRESQL, parameters)
+                row = connection.execute(_STANDS, parameters).one_or_none()
+        elif dialect.name in ("mysql", "mariadb"):
+            connection = connection.execution_options(isolation_level="READ COMMITTED")
+            with connection.begin():
+                if getattr(dialect, "is_mariadb", False):
+                    connection.execute(_MARIADB, parameters)
+                else:
+                    connection.execute(sa.text("SET SESSION innodb_lock_wait_timeout = 1"))
+                    connection.execute(_MYSQL, parameters)
+                row = connection.execute(_STANDS, parameters).one_or_none()
+        elif dialect.name == "sqlite":
+            row = _ask_sqlite(connection, parameters)
+        else:
+            raise CheckUnavailable(f"there is no check for {dialect.name}; write a CheckMessageListener")
+    except sa.exc.SQLAlchemyError as error:
+        raise CheckUnavailable(f"the database did not answer: {type(error).__name__}") from error
+    if row is None:
+        raise CheckUnavailable("no row stands after the insert")
+    return Stands(str(row[0]), tuple(s for s in str(row[1]).split(",") if s))
+
+
+def _ask_sqlite(connection: Connection, parameters: dict[str, str]) -> sa.Row[tuple[str, str]] | None:
+    connection.exec_driver_sql(f"PRAGMA busy_timeout = {LOCK_TIMEOUT_MS}")
+    connection.rollback()
+    with connection.begin():
+        if not _in_transaction(connection):
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        connection.execute(_SQLITE, parameters)
+        row = connection.execute(_STANDS, parameters).one_or_none()
+    connection.exec_driver_sql("PRAGMA busy_timeout = 5000")
+    connection.rollback()
+    return row
+
+
+def _in_transaction(connection: Connection) -> bool:
+    raw = connection.connection.driver_connection
+    return bool(getattr(raw, "in_transaction", False))

@@ -1,0 +1,105 @@
+"""Group commit in the caller: while one request is on its way, everything that waits goes into the next.
+
+No linger and no knob: alone, an item leaves at once; under load, batches are as large as the server is slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from notify.errors import NotifyError, Unavailable
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+MAX_WAITING = 100_000
+
+
+class Batcher(Generic[Item, Result]):
+    """Gathers items into requests. `send` gets a list and returns one result each, in order."""
+
+    def __init__(
+        self,
+        send: Callable[[list[Item]], Awaitable[list[Result]]],
+        *,
+        max_items: int = 1000,
+        max_bytes: int = 4 << 20,
+        size_of: Callable[[Item], int] = lambda item: 0,
+        in_flight: int = 2,
+    ) -> None:
+        self._send = send
+        self._max_items = max_items
+        self._max_bytes = max_bytes
+        self._size_of = size_of
+        self._in_flight = in_flight
+        self._running: set[asyncio.Task[None]] = set()
+        self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
+        self._scheduled = False
+        self._loop = asyncio.get_running_loop()
+
+    def submit(self, item: Item) -> asyncio.Future[Result]:
+        """The future of the item's result. Raises Unavailable where far too much waits already."""
+        if len(self._waiting) >= MAX_WAITING:
+            raise Unavailable("too much waits to be sent; the server is slow or away")
+        future: asyncio.Future[Result] = self._loop.create_future()
+        self._waiting.append((item, future))
+        if not self._scheduled and len(self._running) < self._in_flight:
+            self._scheduled = True
+            self._loop.call_soon(self._start)
+        return future
+
+    def _start(self) -> None:
+        self._scheduled = False
+        while self._waiting and len(self._running) < self._in_flight:
+            task = self._loop.create_task(self._request(self._take()))
+            self._running.add(task)
+
+    def _take(self) -> list[tuple[Item, asyncio.Future[Result]]]:
+        waiting = self._waiting
+        if len(self._running) + 1 < self._in_flight and len(waiting) > 64:
+            # Leave a share for the request beside this one, so that client and server work at the same time.
+            limit = min(self._max_items, (len(waiting) + 1) // 2)
+        else:
+            limit = self._max_items
+        batch = []
+        size = 0
+        while waiting and len(batch) < limit:
+            size += self._size_of(waiting[0][0])
+            if batch and size > self._max_bytes:
+                break
+            entry = waiting.popleft()
+            if not entry[1].done():
+                batch.append(entry)
+        return batch
+
+    async def _request(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
+        try:
+            if batch:
+                results = await self._send([item for item, _ in batch])
+                for (_, future), result in zip(batch, results, strict=True):
+                    if not future.done():
+                        future.set_result(result)
+        except BaseException as error:
+            told = error if isinstance(error, NotifyError) else Unavailable(f"the request failed: {error!r}")
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(told)
+                    future.exception()  # whoever stopped waiting need not be told by the loop's logger
+            if isinstance(error, asyncio.CancelledError):
+                raise
+        finally:
+            task = asyncio.current_task()
+            if task is not None:
+                self._running.discard(task)
+            self._start()
+
+    async def drain(self) -> None:
+        """Wait until nothing waits and nothing is on its way."""
+        while self._waiting or self._running:
+            if self._running:
+                await asyncio.wait(list(self._running))
+            else:
+                await asyncio.sleep(0)

@@ -1,0 +1,54 @@
+"""An event loop in a thread of its own, so that threads and asyncio share one client. Made anew after a fork."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+class LoopThread:
+    """Runs coroutines for threads. `close` stops it; a daemon, so that it never keeps a process alive."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def run(self, coroutine: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
+        """The coroutine's result; what it raises is raised here. Raises TimeoutError after `seconds`."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result(seconds)
+        except concurrent.futures.TimeoutError:
+            future.cancel()
+            raise TimeoutError from None
+
+    def call(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Call a function on the loop without waiting."""
+        self.loop.call_soon_threadsafe(function, *arguments)
+
+    def close(self) -> None:
+        """Stop the loop and its thread. To be called once, from another thread."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(5)
+        if not self._thread.is_alive():
+            self.loop.close()

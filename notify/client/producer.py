@@ -1,0 +1,418 @@
+"""TransactionProducer and AsyncTransactionProducer: thin shells over one client, for threads and for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import socket
+import uuid
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.orm import Session
+from sqlalchemy.util import await_only
+
+from notify.check.listener import CheckMessageListener, Outcome
+from notify.check.local import is_async
+from notify.client.binding import Binding
+from notify.client.checker import Checker
+from notify.client.http import error_of
+from notify.client.loop import LoopThread
+from notify.client.transactions import HALF_SECONDS, TransactionClient, pack
+from notify.errors import BindingRefused, InvalidRequest, Timeout, Unavailable
+from notify.limits import check_name
+from notify.message import Message
+from notify.wire import Item, PackedMessage
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MODES = ("half", "outbox")
+
+
+def instance_name() -> str:
+    """Names this process among the instances of its group."""
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+class Prepared:
+    """A half that the server holds, of a transaction that is not a database's: settle it yourself."""
+
+    __slots__ = ("_producer", "id", "shard")
+
+    def __init__(self, producer: AsyncTransactionProducer, transaction_id: str, shard: str | None) -> None:
+        self._producer = producer
+        self.id = transaction_id
+        self.shard = shard
+
+    async def commit(self) -> str:
+        """Make it a message; the recorded state. Raises Conflict if a rollback is recorded."""
+        return await self._producer.resolve(self, Outcome.COMMIT)
+
+    async def rollback(self) -> str:
+        """Unmake it; the recorded state. Raises Conflict if a commit is recorded."""
+        return await self._producer.resolve(self, Outcome.ROLLBACK)
+
+
+class TransactionHandle:
+    """What `with producer.transaction(…) as tx` gives: sends into that transaction."""
+
+    __slots__ = ("_send",)
+
+    def __init__(self, send: Callable[[Message], object]) -> None:
+        self._send = send
+
+    def send(self, message: Message) -> None:
+        """Send a message with this transaction."""
+        self._send(message)
+
+
+class _Producer:
+    """What both producers share: settings and the binding."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        group: str,
+        engine: Any = None,
+        mode: str = "half",
+        batching: bool = True,
+        answer_checks: bool = True,
+        half_timeout: float = HALF_SECONDS,
+    ) -> None:
+        check_name("producer_group", group)
+        if mode not in MODES:
+            raise InvalidRequest(f"mode {mode!r} is neither half nor outbox")
+        if mode == "outbox" and engine is None:
+            raise InvalidRequest("mode outbox needs the engine: messages wait in its half_message table")
+        self.url = url
+        self.group = group
+        self.mode = mode
+        self.instance = instance_name()
+        self._batching = batching
+        self._answer_checks = answer_checks
+        self._half_timeout = half_timeout
+        self._listeners: list[CheckMessageListener] = []
+        self._given_engine = engine
+        self.engine: Engine = getattr(engine, "sync_engine", engine)
+        self._binding = Binding(self) if engine is not None else None  # type: ignore[arg-type]
+
+    def add_check_listener(self, listener: CheckMessageListener) -> None:
+        """Have a listener answer checks for its topics, instead of the local table."""
+        if not listener.topics:
+            raise InvalidRequest(f"{type(listener).__name__} names no topics")
+        self._listeners.append(listener)
+
+    @property
+    def binding(self) -> Binding:
+        if self._binding is None:
+            raise BindingRefused("this producer has no engine: give engine= to bind messages to its transactions")
+        return self._binding
+
+    def _client(self) -> TransactionClient:
+        return TransactionClient(
+            self.url, self.group, instance=self.instance, batching=self._batching, half_seconds=self._half_timeout
+        )
+
+    def _checker(self, client: TransactionClient) -> Checker | None:
+        if not self._answer_checks or (self._given_engine is None and not self._listeners):
+            return None
+        return Checker(client, self._given_engine, self._listeners)
+
+
+class TransactionProducer(_Producer):
+    """Sends messages with the transactions of a SQLAlchemy engine, from threads.
+
+    `url`: the server; `group`: the producer group, whose instances share one database; `engine`: where the local
+    transactions run; `mode`: `half` (server first, one round trip) or `outbox` (the table, moved by `notify relay`).
+    """
+
+    def __init__(
+        self, url: str, *, group: str, engine: Engine | None = None, mode: str = "half", **options: Any
+    ) -> None:
+        if engine is not None and is_async(engine):
+            raise BindingRefused("an AsyncEngine needs AsyncTransactionProducer: this one would block the event loop")
+        super().__init__(url, group=group, engine=engine, mode=mode, **options)
+        self._thread: LoopThread | None = None
+        self._running: tuple[TransactionClient, asyncio.Task[None] | None] | None = None
+        self._closed = False
+        _alive.add(self)
+        if engine is not None:
+            self._start()
+
+    # --- threads ----------------------------------------------------------------------------------------------
+
+    def _start(self) -> tuple[LoopThread, TransactionClient]:
+        if self._closed:
+            raise Unavailable("this producer is closed")
+        if self._thread is None or self._running is None:
+            self._thread = LoopThread(f"notify-producer-{self.group}")
+            self._running = self._thread.run(self._make())
+        return self._thread, self._running[0]
+
+    async def _make(self) -> tuple[TransactionClient, asyncio.Task[None] | None]:
+        client = self._client()
+        checker = self._checker(client)
+        task = asyncio.get_running_loop().create_task(checker.run()) if checker is not None else None
+        return client, task
+
+    def _renew_after_fork(self) -> None:
+        """The parent's thread does not exist in the child: begin anew."""
+        had = self._thread is not None
+        self._thread = self._running = None
+        self.instance = instance_name()
+        if had and not self._closed:
+            self._start()
+
+    def add_check_listener(self, listener: CheckMessageListener) -> None:
+        super().add_check_listener(listener)
+        thread, _ = self._start()
+        if self._running is not None and self._running[1] is None:
+            self._running = thread.run(self._remake(self._running[0]))
+
+    async def _remake(self, client: TransactionClient) -> tuple[TransactionClient, asyncio.Task[None] | None]:
+        checker = self._checker(client)
+        return client, asyncio.get_running_loop().create_task(checker.run()) if checker is not None else None
+
+    # --- the binding's sender ---------------------------------------------------------------------------------
+
+    def store_half(self, transaction_id: str, messages: list[PackedMessage], source: str) -> Item:
+        thread, client = self._start()
+        client.source = source
+        try:
+            return thread.run(client.half(messages, transaction_id=transaction_id), self._half_timeout + 1)
+        except TimeoutError:
+            raise Timeout("the half was not answered in time") from None
+
+    def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> None:
+        running, thread = self._running, self._thread
+        if running is not None and thread is not None and not self._closed:
+            thread.call(_queue_outcome, running[0], transaction_id, shard, outcome)
+
+    # --- public -----------------------------------------------------------------------------------------------
+
+    def send(self, session: Session, message: Message) -> None:
+        """Send a message with the session's transaction: it becomes a message if and only if that commits.
+
+        Raises BindingRefused for a session that cannot carry it. The commit raises TransactionRefused if the server
+        did not take the half.
+        """
+        self.binding.send_in_session(session, message)
+
+    @contextlib.contextmanager
+    def transaction(self, target: Session | Connection) -> Iterator[TransactionHandle]:
+        """Sends into a transaction. If the session or connection has none yet, it begins here and commits at the end;
+        otherwise this joins it, and the commit stays with its owner."""
+        if isinstance(target, Connection):
+            with self._connection_transaction(target) as handle:
+                yield handle
+            return
+        handle = TransactionHandle(functools.partial(self.send, target))
+        if target.in_transaction():
+            yield handle
+        else:
+            with target.begin():
+                yield handle
+
+    @contextlib.contextmanager
+    def _connection_transaction(self, connection: Connection) -> Iterator[TransactionHandle]:
+        binding = self.binding
+        handle = TransactionHandle(functools.partial(binding.send_in_connection, connection))
+        if connection.in_transaction():
+            yield handle  # its owner commits; SQLAlchemy tells nobody when that is over, so check-back resolves it
+            return
+        with connection.begin():
+            yield handle
+            bound = binding.bound(connection)
+        if bound is not None:
+            binding.committed(bound)
+
+    def transactional(self, session_factory: Callable[[], Session]) -> Callable[[F], F]:
+        """Decorator: opens a session, passes it first, commits it; an exception rolls back."""
+
+        def decorate(function: F) -> F:
+            @functools.wraps(function)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                with session_factory() as session, session.begin():
+                    return function(session, *args, **kwargs)
+
+            return call  # type: ignore[return-value]
+
+        return decorate
+
+    def publish(self, message: Message) -> str:
+        """Send a message without a transaction; its id. Durable when it returns."""
+        thread, client = self._start()
+        return thread.run(client.publish(pack(message)))
+
+    def close(self) -> None:
+        """Flush outcomes that wait, stop answering checks, let go."""
+        if self._closed:
+            return
+        thread, running = self._thread, self._running
+        self._closed = True
+        _alive.discard(self)
+        if self._binding is not None:
+            self._binding.detach()
+        if thread is not None and running is not None:
+            thread.run(_close(*running))
+            thread.close()
+
+    def __enter__(self) -> TransactionProducer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _queue_outcome(client: TransactionClient, transaction_id: str, shard: str | None, outcome: str) -> None:
+    """On the loop. A refusal is no concern of the caller, whose transaction is over: check-back asks."""
+    try:
+        client.outcome_soon(transaction_id, shard, outcome)
+    except Unavailable:
+        return
+
+
+async def _close(client: TransactionClient, task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    await client.close()
+
+
+_alive: weakref.WeakSet[TransactionProducer] = weakref.WeakSet()
+
+
+def _renew_all_after_fork() -> None:
+    for producer in list(_alive):
+        producer._renew_after_fork()
+
+
+os.register_at_fork(after_in_child=_renew_all_after_fork)
+
+
+class AsyncTransactionProducer(_Producer):
+    """The asyncio twin: for AsyncSession and AsyncConnection, nothing blocks the loop. Use it as `async with`."""
+
+    def __init__(self, url: str, *, group: str, engine: Any = None, mode: str = "half", **options: Any) -> None:
+        if engine is not None and not is_async(engine):
+            raise BindingRefused("a sync Engine needs TransactionProducer; give this one an AsyncEngine")
+        super().__init__(url, group=group, engine=engine, mode=mode, **options)
+        self._running: tuple[TransactionClient, asyncio.Task[None] | None] | None = None
+
+    async def start(self) -> None:
+        """Begin to answer checks. Sending starts it too."""
+        self._started()
+
+    def _started(self) -> TransactionClient:
+        if self._running is None:
+            client = self._client()
+            checker = self._checker(client)
+            task = asyncio.get_running_loop().create_task(checker.run()) if checker is not None else None
+            self._running = (client, task)
+        return self._running[0]
+
+    # --- the binding's sender ---------------------------------------------------------------------------------
+
+    def store_half(self, transaction_id: str, messages: list[PackedMessage], source: str) -> Item:
+        client = self._started()
+        client.source = source
+        item: Item = await_only(client.half(messages, transaction_id=transaction_id))
+        return item
+
+    def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> None:
+        if self._running is not None:
+            _queue_outcome(self._running[0], transaction_id, shard, outcome)
+
+    # --- public -----------------------------------------------------------------------------------------------
+
+    async def send(self, session: Any, message: Message) -> None:
+        """Send a message with the AsyncSession's transaction; see TransactionProducer.send."""
+        self._started()
+        await session.run_sync(self.binding.send_in_session, message)
+
+    @contextlib.asynccontextmanager
+    async def transaction(self, target: Any) -> AsyncIterator[AsyncTransactionHandle]:
+        """Sends into the transaction of an AsyncSession or AsyncConnection; see TransactionProducer.transaction."""
+        self._started()
+        if hasattr(target, "sync_session"):
+            session_handle = AsyncTransactionHandle(functools.partial(self.send, target))
+            if target.in_transaction():
+                yield session_handle
+            else:
+                async with target.begin():
+                    yield session_handle
+            return
+        binding = self.binding
+        handle = AsyncTransactionHandle(functools.partial(target.run_sync, binding.send_in_connection))
+        if target.in_transaction():
+            yield handle
+            return
+        async with target.begin():
+            yield handle
+            bound = binding.bound(target.sync_connection)
+        if bound is not None:
+            binding.committed(bound)
+
+    def transactional(self, session_factory: Callable[[], Any]) -> Callable[[F], F]:
+        """Decorator for coroutine functions: opens an AsyncSession, passes it first, commits it."""
+
+        def decorate(function: F) -> F:
+            @functools.wraps(function)
+            async def call(*args: Any, **kwargs: Any) -> Any:
+                async with session_factory() as session, session.begin():
+                    return await function(session, *args, **kwargs)
+
+            return call  # type: ignore[return-value]
+
+        return decorate
+
+    async def publish(self, message: Message) -> str:
+        """Send a message without a transaction; its id. Durable when it returns."""
+        return await self._started().publish(pack(message))
+
+    async def prepare(self, messages: Sequence[Message], *, check_after: float | None = None) -> Prepared:
+        """Store a half for a transaction of your own kind (no database): settle it with commit() or rollback()."""
+        item = await self._started().half([pack(m) for m in messages], check_after=check_after)
+        return Prepared(self, item.id, item.shard)
+
+    async def resolve(self, prepared: Prepared, outcome: Outcome) -> str:
+        """Record the outcome of a prepared half; the state. Raises Conflict if the opposite is recorded."""
+        item = await self._started().outcome_soon(prepared.id, prepared.shard, outcome.value)
+        if item.status != 200:
+            raise error_of(item.status, item.code or "refused", item.detail or "")
+        return item.state or ""
+
+    async def close(self) -> None:
+        """Flush outcomes that wait, stop answering checks, let go."""
+        running, self._running = self._running, None
+        if self._binding is not None:
+            self._binding.detach()
+            self._binding = None
+        if running is not None:
+            await _close(*running)
+
+    async def __aenter__(self) -> AsyncTransactionProducer:
+        self._started()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+class AsyncTransactionHandle:
+    """What `async with producer.transaction(…) as tx` gives."""
+
+    __slots__ = ("_send",)
+
+    def __init__(self, send: Callable[[Message], Awaitable[object]]) -> None:
+        self._send = send
+
+    async def send(self, message: Message) -> None:
+        """Send a message with this transaction."""
+        await self._send(message)

@@ -1,0 +1,154 @@
+"""The tables beside the service's own: half_message, notify_source, notify_inbox; making, marking and purging them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+metadata = sa.MetaData()
+
+_ID = sa.String(36).with_variant(mysql.CHAR(36, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
+_INSTANT = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
+_NAME = sa.String(127).with_variant(mysql.VARCHAR(127, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
+_TEXT = sa.Text().with_variant(mysql.MEDIUMTEXT(charset="utf8mb4"), "mysql", "mariadb")
+_BODY = sa.LargeBinary().with_variant(mysql.MEDIUMBLOB(), "mysql", "mariadb")
+_KEY = sa.String(1024).with_variant(mysql.VARCHAR(1024, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
+
+half_message = sa.Table(
+    "half_message",
+    metadata,
+    sa.Column("transaction_id", _ID, primary_key=True),
+    sa.Column("message_no", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("producer_group", _NAME, nullable=False),
+    sa.Column("mode", sa.String(8), nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("shards", sa.String(1024), nullable=False),
+    sa.Column("topic", _NAME, nullable=False),
+    sa.Column("key", _KEY),
+    sa.Column("tag", _NAME),
+    sa.Column("headers", _TEXT),
+    sa.Column("body", _BODY),
+    sa.Column("delay", sa.Float),
+    sa.Column("deliver_at", _INSTANT),
+    sa.Column("relayed", sa.SmallInteger, nullable=False),
+    sa.Column("created_at", _INSTANT, nullable=False),
+    sa.Index("half_message_relayed", "relayed", "created_at"),
+    sa.Index("half_message_created_at", "created_at"),
+    mysql_engine="InnoDB",
+)
+"""One row a message. mode half: no body, the server has it; mode outbox: the whole message, `relayed` 0 until the
+relay has sent it. A tombstone is message 0 with state ROLLED_BACK. Times are UTC by the database's clock."""
+
+notify_source = sa.Table(
+    "notify_source",
+    metadata,
+    sa.Column("id", _ID, primary_key=True),
+    sa.Column("purged_before", sa.BigInteger, nullable=False),  # milliseconds since 1970
+    mysql_engine="InnoDB",
+)
+
+notify_inbox = sa.Table(
+    "notify_inbox",
+    metadata,
+    sa.Column("consumer_group", _NAME, primary_key=True),
+    sa.Column("message_id", sa.String(64), primary_key=True),
+    sa.Column("created_at", _INSTANT, nullable=False),
+    sa.Index("notify_inbox_created_at", "created_at"),
+    mysql_engine="InnoDB",
+)
+
+
+class database_now(FunctionElement[Any]):
+    """The database's clock in UTC at this moment, not at the start of its transaction."""
+
+    type = _INSTANT
+    inherit_cache = True
+
+
+@compiles(database_now)
+def _now_default(element: Any, compiler: Any, **kw: Any) -> str:
+    return "CURRENT_TIMESTAMP"
+
+
+@compiles(database_now, "postgresql")
+def _now_postgresql(element: Any, compiler: Any, **kw: Any) -> str:
+    return "(clock_timestamp() AT TIME ZONE 'utc')"
+
+
+@compiles(database_now, "mysql")
+@compiles(database_now, "mariadb")
+def _now_mysql(element: Any, compiler: Any, **kw: Any) -> str:
+    return "UTC_TIMESTAMP(6)"
+
+
+@compiles(database_now, "sqlite")
+def _now_sqlite(element: Any, compiler: Any, **kw: Any) -> str:
+    return "strftime('%Y-%m-%d %H:%M:%f000', 'now')"
+
+
+def create_tables(engine: Engine | Connection) -> str:
+    """Make the three tables where they are missing, and give the database its source id. Returns the source id.
+
+    For an AsyncEngine: `await connection.run_sync(create_tables)` in `async with engine.begin() as connection`.
+    """
+    if isinstance(engine, Connection):
+        return _create(engine)
+    with engine.begin() as connection:
+        return _create(connection)
+
+
+def _create(connection: Connection) -> str:
+    metadata.create_all(connection)
+    return ensure_source(connection)
+
+
+def ensure_source(connection: Connection) -> str:
+    """The database's source id; one is made if there is none."""
+    found = connection.execute(sa.select(notify_source.c.id)).scalar_one_or_none()
+    if found is None:
+        found = str(uuid.uuid4())
+        connection.execute(notify_source.insert().values(id=found, purged_before=0))
+    return str(found)
+
+
+def new_source(connection: Connection) -> str:
+    """Give a cloned database a source id of its own."""
+    fresh = str(uuid.uuid4())
+    connection.execute(notify_source.update().values(id=fresh))
+    return fresh
+
+
+def oldest_transactions(connection: Connection, before_seconds: float, limit: int) -> Sequence[tuple[str, str]]:
+    """(producer group, transaction id) of rows older than so many seconds, by the database's clock."""
+    cutoff = _seconds_ago(connection, before_seconds)
+    rows = connection.execute(
+        sa.select(half_message.c.producer_group, half_message.c.transaction_id)
+        .where(half_message.c.created_at < cutoff, half_message.c.message_no == 0, half_message.c.relayed == 1)
+        .order_by(half_message.c.created_at)
+        .limit(limit)
+    )
+    return [(str(row[0]), str(row[1])) for row in rows]
+
+
+def _seconds_ago(connection: Connection, seconds: float) -> Any:
+    import datetime
+
+    now = connection.execute(sa.select(database_now())).scalar_one()
+    if isinstance(now, str):
+        now = datetime.datetime.fromisoformat(now[:26])
+    return now - datetime.timedelta(seconds=seconds)
+
+
+def delete_transactions(connection: Connection, transaction_ids: Sequence[str]) -> int:
+    """Delete the rows of transactions; how many rows there were."""
+    if not transaction_ids:
+        return 0
+    result = connection.execute(half_message.delete().where(half_message.c.transaction_id.in_(transaction_ids)))
+    return int(result.rowcount)

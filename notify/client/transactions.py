@@ -1,0 +1,177 @@
+"""The producer's conversation with the server, on one event loop: halves, outcomes, messages, each in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from notify import ids
+from notify.client.batch import Batcher
+from notify.client.http import HttpClient, error_of
+from notify.errors import NotifyError, TransactionRefused, Unavailable
+from notify.message import Message, encode_body, resolve_key
+from notify.wire import (
+    Item,
+    Items,
+    OutcomeItem,
+    Outcomes,
+    PackedMessage,
+    PackedMessages,
+    PackedPublished,
+    PackedTransaction,
+    PackedTransactions,
+    encode_msgpack,
+)
+
+HALF_SECONDS = 3.0
+OUTCOME_SECONDS = 10.0
+OUTCOME_TRIES = 5
+OUTCOME_WAIT_SECONDS = 0.2
+_decode_items = msgspec.msgpack.Decoder(Items).decode
+
+
+def pack(message: Message) -> PackedMessage:
+    """The message as it goes over the wire, its key resolved. Raises InvalidRequest."""
+    body, headers = encode_body(message)
+    return PackedMessage(
+        topic=message.topic,
+        body=body,
+        key=resolve_key(message),
+        tag=message.tag,
+        headers=headers,
+        delay=message.delay,
+        deliver_at=message.deliver_at,
+    )
+
+
+class TransactionClient:
+    """Halves, outcomes and messages of one producer group. Belongs to one event loop."""
+
+    def __init__(
+        self, url: str, group: str, *, instance: str, batching: bool = True, half_seconds: float = HALF_SECONDS
+    ) -> None:
+        self.http = HttpClient(url)
+        self.group = group
+        self.instance = instance
+        self.source = ""
+        self._half_seconds = half_seconds
+        self._halves: Batcher[PackedTransaction, Item] = Batcher(
+            self._send_halves,
+            size_of=_size,
+            max_items=1000 if batching else 1,
+            in_flight=2 if batching else 128,
+        )
+        self._outcomes: Batcher[OutcomeItem, Item] = Batcher(self._send_outcomes, in_flight=1)
+        self._messages: Batcher[PackedPublished, Item] = Batcher(self._send_messages, size_of=_size_of_message)
+
+    # --- halves -----------------------------------------------------------------------------------------------
+
+    async def half(
+        self,
+        messages: Sequence[PackedMessage],
+        *,
+        transaction_id: str | None = None,
+        check_after: float | None = None,
+        committed: bool = False,
+    ) -> Item:
+        """Store a half (or, with `committed`, a whole transaction); its item names id, shard and state.
+
+        Raises TransactionRefused if the server refused it, Unavailable or Timeout if that cannot be known.
+        """
+        name = transaction_id or ids.to_text(ids.new_id())
+        half = PackedTransaction(id=name, messages=list(messages), check_after=check_after, committed=committed)
+        item = await self._halves.submit(half)
+        if item.status not in (200, 201):
+            error = error_of(item.status, item.code or "refused", item.detail or "")
+            if error.retryable:
+                raise error
+            refused = TransactionRefused(f"the server refused the half: {error} ({error.code})")
+            refused.code, refused.status = error.code, error.status
+            raise refused
+        return item
+
+    async def _send_halves(self, halves: list[PackedTransaction]) -> list[Item]:
+        request = PackedTransactions(
+            producer_group=self.group, transactions=halves, source=self.source or None, instance=self.instance
+        )
+        body = encode_msgpack(request)
+        return _decode_items(await self._retried("/v1/transactions", body, self._half_seconds)).items
+
+    async def _retried(self, path: str, body: bytes, seconds: float) -> bytes:
+        """Send again while the server is away, within the deadline: ids make that safe."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        wait = 0.05
+        while True:
+            left = deadline - loop.time()
+            try:
+                return await self.http.call("POST", path, body, max(left, 0.001))
+            except Unavailable as error:
+                if deadline - loop.time() <= wait or error.status == 507:
+                    raise
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, 0.5)
+
+    # --- outcomes ---------------------------------------------------------------------------------------------
+
+    def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> asyncio.Future[Item]:
+        """Queue an outcome; it leaves with the next batch. The future may be dropped."""
+        return self._outcomes.submit(OutcomeItem(id=transaction_id, outcome=outcome, shard=shard))
+
+    async def answer(self, item: OutcomeItem) -> Item:
+        """Send the answer to a check."""
+        return await self._outcomes.submit(item)
+
+    async def _send_outcomes(self, outcomes: list[OutcomeItem]) -> list[Item]:
+        body = encode_msgpack(Outcomes(producer_group=self.group, outcomes=outcomes))
+        for attempt in range(OUTCOME_TRIES):
+            try:
+                return _decode_items(
+                    await self.http.call("POST", "/v1/transactions/outcomes", body, OUTCOME_SECONDS)
+                ).items
+            except Unavailable:
+                # Check-back asks for what stays lost.
+                if attempt == OUTCOME_TRIES - 1:
+                    raise
+                await asyncio.sleep(OUTCOME_WAIT_SECONDS * 2**attempt)
+        raise AssertionError("unreachable")
+
+    # --- messages without a transaction -----------------------------------------------------------------------
+
+    async def publish(self, message: PackedMessage) -> str:
+        """Send a message without a transaction; its id. Raises InvalidRequest or Unavailable."""
+        fields = {name: getattr(message, name) for name in message.__struct_fields__}
+        item = await self._messages.submit(PackedPublished(**fields, id=ids.message_id(ids.new_id(), 0)))
+        if item.status not in (200, 201):
+            raise error_of(item.status, item.code or "refused", item.detail or "")
+        return item.id
+
+    async def _send_messages(self, messages: list[PackedPublished]) -> list[Item]:
+        body = encode_msgpack(PackedMessages(messages=messages))
+        return _decode_items(await self._retried("/v1/messages", body, OUTCOME_SECONDS)).items
+
+    async def close(self, seconds: float = 5.0) -> None:
+        """Flush what waits, for so long at most, then cut the connections."""
+        with contextlib.suppress(TimeoutError, NotifyError):
+            async with asyncio.timeout(seconds):
+                await self._halves.drain()
+                await self._messages.drain()
+                await self._outcomes.drain()
+        self.http.close()
+
+
+def _size_of_message(message: PackedMessage) -> int:
+    return 64 + len(message.body or b"")
+
+
+def _size(half: PackedTransaction) -> int:
+    return sum(map(_size_of_message, half.messages))
+
+
+async def call(http: HttpClient, path: str, request: Any, answer: type[Any], seconds: float) -> Any:
+    """POST a struct and decode the answer as another."""
+    return msgspec.msgpack.decode(await http.call("POST", path, encode_msgpack(request), seconds), type=answer)

@@ -1,0 +1,93 @@
+"""The message as producers write it and consumers read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from notify.errors import InvalidRequest
+
+CONTENT_TYPE = "content-type"
+
+
+@dataclass(slots=True)
+class Message:
+    """A message to send.
+
+    `body`: bytes as they are, str as UTF-8 text, anything else as JSON; the `content-type` header says which.
+    `key`: messages of one key keep their order; a callable is asked just before the commit, when an autoincrement id
+    is known (`key=lambda: order.id`). `tag`: what subscriptions filter by. `delay`: seconds from the commit;
+    `deliver_at`: an instant with its time zone.
+    """
+
+    topic: str
+    body: Any
+    key: str | int | Callable[[], Any] | None = None
+    tag: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    delay: float | None = None
+    deliver_at: datetime | None = None
+
+
+def encode_body(message: Message) -> tuple[bytes, dict[str, str] | None]:
+    """Body bytes and headers of a message. Raises InvalidRequest if the body is no JSON value."""
+    body = message.body
+    headers = dict(message.headers) if message.headers else None
+    if isinstance(body, bytes):
+        return body, headers
+    if isinstance(body, (bytearray, memoryview)):
+        return bytes(body), headers
+    headers = headers or {}
+    if isinstance(body, str):
+        headers.setdefault(CONTENT_TYPE, "text/plain; charset=utf-8")
+        return body.encode(), headers
+    try:
+        data = msgspec.json.encode(body)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(f"the body is neither bytes, text nor a JSON value: {error}", "invalid_body") from None
+    headers.setdefault(CONTENT_TYPE, "application/json")
+    return data, headers
+
+
+def resolve_key(message: Message) -> str | None:
+    """The key as text; asks a callable. Raises InvalidRequest if that gives nothing."""
+    key = message.key
+    if key is None or isinstance(key, str):
+        return key
+    if callable(key):
+        key = key()
+        if key is None:
+            raise InvalidRequest(
+                f"the key of a message to {message.topic!r} is None even after the flush; is its row in this session?",
+                "invalid_key",
+            )
+    return str(key)
+
+
+@dataclass(slots=True, frozen=True)
+class ReceivedMessage:
+    """A message as a handler gets it. `attempt` counts from 1; `committed_at` is RFC 3339 in UTC."""
+
+    id: str
+    topic: str
+    queue: int
+    offset: int
+    body: bytes
+    key: str | None
+    tag: str | None
+    headers: Mapping[str, str]
+    attempt: int
+    committed_at: str
+
+    @property
+    def text(self) -> str:
+        """The body as UTF-8 text. Raises UnicodeDecodeError."""
+        return self.body.decode()
+
+    def json(self) -> Any:
+        """The body as a JSON value. Raises msgspec.DecodeError."""
+        return msgspec.json.decode(self.body)
