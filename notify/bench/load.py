@@ -6,11 +6,13 @@ Run as `python -m notify.bench.load` with a JSON specification as its argument; 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import resource
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from notify.client.loop import new_event_loop
@@ -79,8 +81,7 @@ class Load:
         cpu = _cpu() - cpu
         await asyncio.gather(*callers)
         await client.close()
-        with open(spec["ids"], "w") as file:
-            file.write("\n".join(self.acknowledged))
+        await asyncio.to_thread(Path(spec["ids"]).write_text, "\n".join(self.acknowledged))
         return {
             "committed": self.committed,
             "seconds": measured,
@@ -98,6 +99,7 @@ def _cpu() -> float:
 def main() -> None:
     """Run one load process by the specification in argv[1]."""
     load = Load(json.loads(sys.argv[1]))
+    gc.freeze()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         print(json.dumps(runner.run(load.run())))
 

@@ -62,10 +62,10 @@ class TransactionClient:
         self._halves: Batcher[PackedTransaction, Item] = Batcher(
             self._send_halves,
             size_of=_size,
-            max_items=1000 if batching else 1,
-            in_flight=2 if batching else 128,
+            max_items=200 if batching else 1,
+            in_flight=8 if batching else 128,
         )
-        self._outcomes: Batcher[OutcomeItem, Item] = Batcher(self._send_outcomes, in_flight=1)
+        self._outcomes: Batcher[OutcomeItem, Item] = Batcher(self._send_outcomes, max_items=200, in_flight=4)
         self._messages: Batcher[PackedPublished, Item] = Batcher(self._send_messages, size_of=_size_of_message)
 
     # --- halves -----------------------------------------------------------------------------------------------

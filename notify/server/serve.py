@@ -7,6 +7,7 @@ import contextlib
 import ipaddress
 import os
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,10 @@ log = structlog.get_logger("notify.server")
 
 HEADER_BYTES = 64 << 10
 HEADER_SECONDS = 10.0
+
+SWITCH_SECONDS = 0.0001
+"""How long the event loop may keep the interpreter while the log's writer waits for it, back from a sync. With
+Python's 5 ms each sync is followed by up to 5 ms of waiting: 36,000 transactions/s instead of 45,000."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -98,6 +103,7 @@ def serve(settings: Settings) -> int:
         failed.append(error)
         os._exit(1)
 
+    sys.setswitchinterval(SWITCH_SECONDS)
     app = App(settings, open_store)
     config = uvicorn.Config(
         app,

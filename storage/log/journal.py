@@ -38,6 +38,12 @@ RESERVE_BYTES = 16 << 20
 OPEN_FRAME_BYTES = 64 << 20
 IDLE_MARK_SECONDS = 0.010
 
+# A frame is written on the event loop itself while the disk is fast and few requests wait: the way to the thread
+# and back costs more than the sync then (docs/adr/0002). A slow disk, or many small requests that could be parsed
+# meanwhile, take the thread.
+INLINE_SYNC_SECONDS = 0.002
+INLINE_WAITERS = 12
+
 
 class Frame:
     """Records on their way to the disk, and who waits for them."""
@@ -90,6 +96,7 @@ class Journal:
         self.open: Frame
         self._reserved = 0
         self.syncs = 0
+        self._sync_average = 0.0
         self.sync_seconds = 0.0
 
     def start(self, end: int, part: LivePart) -> None:
@@ -183,7 +190,10 @@ class Journal:
             self._idle_timer.cancel()
             self._idle_timer = None
         if self._write_delay is None:
-            self._to_write.put(taken)
+            if self._sync_average < INLINE_SYNC_SECONDS and len(taken.waiters) <= INLINE_WAITERS:
+                self._loop.call_soon(self._write_inline, taken)
+            else:
+                self._to_write.put(taken)
         else:
             self._loop.call_later(self._write_delay(), self._write_inline, taken)
 
@@ -222,8 +232,11 @@ class Journal:
         self._disk.write(segment.fd, data, taken.base - segment.base)
         started = time.perf_counter()
         self._disk.sync(segment.fd)
-        self.sync_seconds += time.perf_counter() - started
+        took = time.perf_counter() - started
+        self.sync_seconds += took
         self.syncs += 1
+        # Rises at once with a slow sync and falls slowly, so that a disk that stutters keeps the thread.
+        self._sync_average = max(took, self._sync_average * 0.98 + took * 0.02)
         for point in taken.points:
             crash_point.reached(point + ".after_sync")
 
