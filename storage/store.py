@@ -11,7 +11,7 @@ Every storage (the embedded log, memory) passes the one suite in tests/contract.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -137,9 +137,14 @@ class Subscription:
 class Progress(Protocol):
     """How far a group has come in one queue: everything below `floor` is settled, and `settled` above it."""
 
-    floor: int
-    settled: set[int]
-    attempts: dict[int, int]
+    @property
+    def floor(self) -> int: ...
+
+    @property
+    def settled(self) -> set[int]: ...
+
+    @property
+    def attempts(self) -> dict[int, int]: ...
 
 
 class SettleKind(enum.IntEnum):
@@ -303,6 +308,6 @@ class Store(TransactionStore, QueueStore, Protocol):
         """Make everything durable, then let go of files and threads."""
         ...
 
-    def on_visible(self, callback: object) -> None:
+    def on_visible(self, callback: Callable[[set[str]], None]) -> None:
         """Call `callback(topics)` on the event loop whenever messages became visible in topics."""
         ...

@@ -27,12 +27,17 @@ class ServerProcess:
         self.process: subprocess.Popen[str] | None = None
         self.output: list[str] = []
         self.ready_seconds = 0.0
+        self._reader: threading.Thread | None = None
 
     def start(self, seconds: float = 60.0) -> ServerProcess:
         """Start and wait until it is ready. Raises Unavailable with its last words."""
         started = time.perf_counter()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "notify.cli.main", "serve", "--port", str(self._port), "--data-dir", str(self.data_dir)],
+            [
+                sys.executable,
+                *("-m", "notify.cli.main", "serve"),
+                *("--port", str(self._port), "--data-dir", str(self.data_dir)),
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -40,7 +45,8 @@ class ServerProcess:
             start_new_session=True,
         )
         self.output = []
-        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
+        self._reader.start()
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self.process.poll() is None:
             if not self.url or self._port == 0:
@@ -72,14 +78,23 @@ class ServerProcess:
         """SIGKILL, as a crash would."""
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        self._wait(30)
 
     def stop(self, seconds: float = 30.0) -> int:
         """SIGTERM and wait; the exit code."""
         assert self.process is not None
         if self.process.poll() is None:
             self.process.terminate()
-        return self.process.wait(seconds)
+        return self._wait(seconds)
+
+    def _wait(self, seconds: float) -> int:
+        assert self.process is not None
+        code = self.process.wait(seconds)
+        if self._reader is not None:
+            self._reader.join(5)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return code
 
     def cpu_seconds(self) -> float:
         """CPU time of the process so far (Linux)."""

@@ -64,7 +64,7 @@ class Batcher(Generic[Item, Result]):
             limit = min(self._max_items, (len(waiting) + 1) // 2)
         else:
             limit = self._max_items
-        batch = []
+        batch: list[tuple[Item, asyncio.Future[Result]]] = []
         size = 0
         while waiting and len(batch) < limit:
             size += self._size_of(waiting[0][0])

@@ -54,7 +54,7 @@ class BoundTransaction:
     def __init__(self, root: Any) -> None:
         self.root = root
         self.sends: list[tuple[tuple[str, ...], Message]] = []
-        """Each message with the savepoints it was sent within, outermost first."""
+        """Each message with the savepoints it was sent within."""
         self.failed: BaseException | None = None
         self.prepared = False
         self.id = ""
@@ -68,27 +68,20 @@ class Binding:
         self._sender = sender
         self._engine = sender.engine
         self._by_connection: weakref.WeakKeyDictionary[Connection, BoundTransaction] = weakref.WeakKeyDictionary()
-        self._savepoints: weakref.WeakKeyDictionary[Connection, list[str]] = weakref.WeakKeyDictionary()
         self._source = ""
-        event.listen(self._engine, "begin", self._on_begin)
         event.listen(self._engine, "commit", self._on_commit)
         event.listen(self._engine, "rollback", self._on_rollback)
         event.listen(self._engine, "prepare_twophase", self._on_prepare_twophase)
-        event.listen(self._engine, "savepoint", self._on_savepoint)
         event.listen(self._engine, "rollback_savepoint", self._on_rollback_savepoint)
-        event.listen(self._engine, "release_savepoint", self._on_release_savepoint)
         _listen_to_sessions()
 
     def detach(self) -> None:
         """Remove the engine's listeners."""
         for name, listener in (
-            ("begin", self._on_begin),
             ("commit", self._on_commit),
             ("rollback", self._on_rollback),
             ("prepare_twophase", self._on_prepare_twophase),
-            ("savepoint", self._on_savepoint),
             ("rollback_savepoint", self._on_rollback_savepoint),
-            ("release_savepoint", self._on_release_savepoint),
         ):
             event.remove(self._engine, name, listener)
 
@@ -129,7 +122,7 @@ class Binding:
             bound = self._by_connection[connection] = BoundTransaction(root)
         if bound.prepared:
             raise BindingRefused("the transaction is being committed: no more messages can join it")
-        bound.sends.append((tuple(self._savepoints.get(connection, ())), message))
+        bound.sends.append((_open_savepoints(connection), message))
         return bound
 
     def _check_connection(self, connection: Connection) -> None:
@@ -156,31 +149,15 @@ class Binding:
 
     # --- savepoints -------------------------------------------------------------------------------------------
 
-    def _on_begin(self, connection: Connection) -> None:
-        self._savepoints.pop(connection, None)
-
     def _on_rollback(self, connection: Connection) -> None:
-        self._savepoints.pop(connection, None)
         bound = self._by_connection.get(connection)
         if bound is not None:
             bound.sends.clear()
 
-    def _on_savepoint(self, connection: Connection, name: str) -> None:
-        self._savepoints.setdefault(connection, []).append(name)
-
-    def _on_release_savepoint(self, connection: Connection, name: str, context: Any) -> None:
-        self._close_savepoint(connection, name)
-
     def _on_rollback_savepoint(self, connection: Connection, name: str, context: Any) -> None:
-        self._close_savepoint(connection, name)
         bound = self._by_connection.get(connection)
         if bound is not None:
             bound.sends = [send for send in bound.sends if name not in send[0]]
-
-    def _close_savepoint(self, connection: Connection, name: str) -> None:
-        names = self._savepoints.get(connection)
-        if names is not None and name in names:
-            del names[names.index(name) :]
 
     # --- committing -------------------------------------------------------------------------------------------
 
@@ -196,6 +173,9 @@ class Binding:
             self._prepare(connection, bound)
         except BaseException as error:
             bound.failed = error
+            # SQLAlchemy takes the transaction for ended now and would give the connection back to the pool without
+            # a rollback: its next user's COMMIT would commit this one's changes.
+            connection.dialect.do_rollback(connection.connection)
             raise
 
     def _on_prepare_twophase(self, connection: Connection, xid: Any) -> None:
@@ -257,6 +237,19 @@ class Binding:
         """The transaction's COMMIT has returned: tell the server, in the background."""
         if bound.prepared and self._sender.mode == "half":
             self._sender.outcome_soon(bound.id, bound.shard, "COMMIT")
+
+
+def _open_savepoints(connection: Connection) -> tuple[str, ...]:
+    """Names of the savepoints that are open, innermost first.
+
+    Read off the nested transactions themselves: the engine's `savepoint` event comes before the name is made.
+    """
+    names = []
+    nested: Any = connection.get_nested_transaction()
+    while nested is not None:
+        names.append(nested._savepoint)
+        nested = nested._previous_nested
+    return tuple(names)
 
 
 _INSERT = half_message.insert().values(created_at=database_now())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import logging
 import signal
 from collections.abc import Callable, Sequence
@@ -150,7 +151,7 @@ class _Consumer:
                 }
             )
             path = f"/v1/admin/groups/{self.group}/subscriptions/{handler.topic}"
-            await self._until_served(lambda path=path, body=body: http.call("PUT", path, body, CALL_SECONDS, JSON))
+            await self._until_served(functools.partial(http.call, "PUT", path, body, CALL_SECONDS, JSON))
 
     async def _until_served(self, request: Callable[[], Any]) -> Any:
         """Repeat a request while the server is away. Raises what cannot succeed, or the last failure when stopped."""
@@ -178,7 +179,7 @@ class _Consumer:
                 if room < self._batch // 2 or room < 1:
                     await asyncio.wait([*working, stopped], return_when=asyncio.FIRST_COMPLETED)
                     continue
-                receiving = asyncio.ensure_future(self._until_served(lambda room=room: self._receive(http, room)))
+                receiving = asyncio.ensure_future(self._until_served(functools.partial(self._receive, http, room)))
                 await asyncio.wait([receiving, stopped], return_when=asyncio.FIRST_COMPLETED)
                 if not receiving.done():
                     # Stopped during the long poll: what it may still bring comes back when its lease runs out.

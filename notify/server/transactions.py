@@ -13,13 +13,15 @@ from notify.server.clock import Clock
 from notify.server.metrics import Metrics
 from notify.wire import (
     Item,
+    JsonMessage,
     JsonMessages,
     JsonTransactions,
     OutcomeItem,
+    PackedMessage,
     PackedMessages,
     PackedTransactions,
 )
-from storage.store import NewMessage, NewTransaction, Put, State, Store, Topic
+from storage.store import NewMessage, NewTransaction, Put, PutResult, State, Store, Topic
 
 _OUTCOMES = {"COMMIT": State.COMMITTED, "ROLLBACK": State.ROLLED_BACK, "UNKNOWN": None}
 _FLUSH = "sync"
@@ -72,10 +74,10 @@ class Transactions:
         accepted: list[NewTransaction] = []
         for t in request.transactions:
             try:
-                messages = t.messages
+                messages: Sequence[JsonMessage | PackedMessage] = t.messages
                 if not 0 < len(messages) <= LIMITS.messages_per_transaction:
                     raise InvalidRequest(
-                        f"a transaction carries 1 to {LIMITS.messages_per_transaction} messages, this one {len(messages)}",
+                        f"a transaction carries 1 to {LIMITS.messages_per_transaction} messages, not {len(messages)}",
                         "out_of_bounds",
                     )
                 transaction_id = _parse_id(t.id)
@@ -103,24 +105,26 @@ class Transactions:
         results = iter(await self._stored_or_refused(accepted, now_us))
         answered: list[Item] = []
         stored = 0
-        for t, item in zip(request.transactions, items, strict=True):
+        for name, item in zip([t.id for t in request.transactions], items, strict=True):
             if item is None:
                 result = next(results)
                 if isinstance(result, NotifyError):
-                    item = failed(t.id, result)
+                    item = failed(name, result)
                 elif result.put == Put.STORED:
                     stored += 1
-                    item = Item(t.id, 201, result.state.name, self.shard, _FLUSH)
+                    item = Item(name, 201, result.state.name, self.shard, _FLUSH)
                 elif result.put == Put.ALREADY:
-                    item = Item(t.id, 200, result.state.name, self.shard, _FLUSH)
+                    item = Item(name, 200, result.state.name, self.shard, _FLUSH)
                 else:
                     detail = "the id belongs to another transaction: other content, or another producer group"
-                    item = Item(t.id, 409, result.state.name, self.shard, code="id_in_use", detail=detail)
+                    item = Item(name, 409, result.state.name, self.shard, code="id_in_use", detail=detail)
             answered.append(item)
         self.metrics.halves += stored
         return answered
 
-    async def _stored_or_refused(self, accepted: list[NewTransaction], now_us: int):  # type: ignore[no-untyped-def]
+    async def _stored_or_refused(
+        self, accepted: list[NewTransaction], now_us: int
+    ) -> Sequence[PutResult | NotifyError]:
         """Results of the storage; where it refuses for a while (full disk), that refusal for each."""
         try:
             return await self.store.put(accepted, now_us)

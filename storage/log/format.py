@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Callable
 
 import google_crc32c
 
@@ -85,7 +86,7 @@ ENTRY_FIELDS = [
 ]
 """numpy dtype of an entry. The id is two big-endian numbers, so that it sorts as its bytes do."""
 
-crc32c = google_crc32c.value
+crc32c: Callable[[bytes | bytearray | memoryview], int] = google_crc32c.value
 
 
 def segment_header(base: int, created_us: int) -> bytes:

@@ -33,10 +33,7 @@ class Segments:
         self._bases: list[int] = []
         self._all: list[Segment] = []
 
-    def __iter__(self) -> object:
-        return iter(self._all)
-
-    def list(self) -> list[Segment]:
+    def all(self) -> list[Segment]:
         return list(self._all)
 
     @property

@@ -98,7 +98,7 @@ class LogStore(LogTransactions, LogQueues):
         for complaint in self.segments.open_existing():
             self._set_aside(complaint)
         saved = checkpoint.load(self.disk)
-        segments = self.segments.list()
+        segments = self.segments.all()
         position = 0
         if saved is not None:
             position, state = saved
@@ -154,7 +154,7 @@ class LogStore(LogTransactions, LogQueues):
         """Apply a segment's frames; of those before the checkpoint's position only the index is needed."""
         part = LivePart(segment.base)
         self.state.parts.append(part)
-        has_more = any(s.base > segment.base and self._has_frames(s) for s in self.segments.list())
+        has_more = any(s.base > segment.base and self._has_frames(s) for s in self.segments.all())
         for found in walk(self.disk, segment, 0, not has_more, self.damages):
             if found.base < position:
                 self.state.index_only(part, found.body)
@@ -170,9 +170,9 @@ class LogStore(LogTransactions, LogQueues):
 
     def _drop_empty_tail(self) -> None:
         """A segment made just before a crash may follow a torn frame: it is empty, and the one before goes on."""
-        while len(self.segments.list()) > 1 and not self._has_frames(self.segments.last):
+        while len(self.segments.all()) > 1 and not self._has_frames(self.segments.last):
             segment = self.segments.last
-            before = self.segments.list()[-2]
+            before = self.segments.all()[-2]
             if self._end == segment.base + SEGMENT_HEADER_SIZE and not any(d.torn for d in self.damages):
                 return
             self.state.parts.pop()

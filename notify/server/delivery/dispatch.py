@@ -56,21 +56,17 @@ class Delivery:
 
     # --- subscriptions ----------------------------------------------------------------------------------------
 
-    async def subscribe(
-        self, subscription: Subscription, start: str | int | datetime | None, create_topic: bool = True
-    ) -> Subscription:
+    async def subscribe(self, subscription: Subscription, start: str | int | datetime | None) -> Subscription:
         """Make or change a subscription. `start` None leaves an existing position alone (new ones: latest)."""
         check_name("group", subscription.group)
         check_name("topic", subscription.topic)
         topic = self._store.topic(subscription.topic)
         if topic is None:
-            if not create_topic:
-                raise NotFound(f"there is no topic {subscription.topic!r}")
             topic = await self._store.create_topic(Topic(subscription.topic))
         known = any(
             s.group == subscription.group and s.topic == subscription.topic for s in self._store.subscriptions()
         )
-        offsets = None
+        offsets: list[int] | None = None
         if start is not None or not known:
             offsets = [self.resolve(subscription.topic, q, start or "latest") for q in range(topic.queues)]
         await self._store.subscribe(subscription, offsets)
@@ -91,11 +87,12 @@ class Delivery:
         if start == "latest":
             return end
         if isinstance(start, str):
+            text = start
             try:
-                start = datetime.fromisoformat(start)
+                start = datetime.fromisoformat(text)
             except ValueError:
                 raise InvalidRequest(
-                    f"start {start[:40]!r} is not earliest, latest, an offset or an instant", "invalid_start"
+                    f"start {text[:40]!r} is not earliest, latest, an offset or an instant", "invalid_start"
                 ) from None
         try:
             return self._store.offset_at(topic, queue, microseconds(start))

@@ -226,7 +226,7 @@ class Group:
         if delay is not None:
             return round(delay * 1_000_000)
         s = cursor.subscription
-        return min(s.retry_max_us, s.retry_min_us * 2 ** min(attempts - 1, 40))
+        return min(s.retry_max_us, s.retry_min_us << min(attempts - 1, 40))
 
     def _close(self, lease: Lease, index: int) -> None:
         lease.open.discard(index)

@@ -1,0 +1,89 @@
+"""Fixtures that several folders share: databases, a server, an engine per database."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from notify.bench.server import ServerProcess
+from notify.client import create_tables, use_explicit_begin
+from tests.integration import databases
+
+DATABASES = ("sqlite", "postgresql", "mariadb")
+
+
+@pytest.fixture(scope="session")
+def database_urls() -> Iterator[dict[str, str]]:
+    """URLs of started databases by name, filled on first use."""
+    with ExitStack() as stack:
+
+        class Lazy(dict[str, str]):
+            def __missing__(self, name: str) -> str:
+                try:
+                    url = stack.enter_context(getattr(databases, name)())
+                except databases.NotAvailable as reason:
+                    pytest.skip(str(reason))
+                self[name] = url
+                return url
+
+        yield Lazy()
+
+
+@pytest.fixture(params=DATABASES)
+def database(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def engine_url(database: str, database_urls: dict[str, str], tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty database of its own."""
+    if database == "sqlite":
+        yield f"sqlite:///{tmp_path}/shop.db"
+        return
+    url = sa.make_url(database_urls[database])
+    name = "t" + uuid.uuid4().hex[:12]
+    admin = sa.create_engine(url, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    yield url.set(database=name).render_as_string(hide_password=False)
+    with admin.connect() as connection:
+        connection.exec_driver_sql(f"DROP DATABASE {name}" + (" WITH (FORCE)" if database == "postgresql" else ""))
+    admin.dispose()
+
+
+def make_engine(url: str) -> sa.Engine:
+    """An engine as a careful service makes it."""
+    if url.startswith("sqlite"):
+        engine = sa.create_engine(url, connect_args={"timeout": 20})
+        use_explicit_begin(engine)
+        return engine
+    return sa.create_engine(url)
+
+
+@pytest.fixture
+def engine(engine_url: str) -> Iterator[sa.Engine]:
+    engine = make_engine(engine_url)
+    create_tables(engine)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One server for tests that do not disturb it; they use topics and groups of their own."""
+    process = ServerProcess(
+        tmp_path_factory.mktemp("server"), environment={"NOTIFY_CHECK_BACKOFF_SECONDS": "0.2"}
+    ).start()
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def unique() -> str:
+    """A name no other test uses."""
+    return "n" + uuid.uuid4().hex[:12]

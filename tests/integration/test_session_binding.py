@@ -1,0 +1,278 @@
+"""Every way a SQLAlchemy transaction can end, on each database: the message shares its fate."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, sessionmaker
+
+from notify.bench.server import ServerProcess
+from notify.client import Message, TransactionProducer, create_tables, use_explicit_begin
+from notify.errors import BindingRefused, TransactionRefused
+from tests.conftest import make_engine
+from tests.integration.shop import Base, Order, drain, eventually, subscribe
+
+
+class Shop:
+    """A producer, its sessions, and what a consumer gets."""
+
+    def __init__(self, engine: sa.Engine, server: ServerProcess, name: str, **options: Any) -> None:
+        self.engine = engine
+        self.server = server
+        self.topic = name
+        self.sessions = sessionmaker(engine)
+        Base.metadata.create_all(engine)
+        subscribe(server.url, name, name)
+        self.producer = TransactionProducer(server.url, group=name, engine=engine, **options)
+
+    def send(self, session: Session, body: Any, **options: Any) -> None:
+        self.producer.send(session, Message(self.topic, body, **options))
+
+    def delivered(self, want: int) -> list[str]:
+        return sorted(m["body"] for m in drain(self.server.url, self.topic, self.topic, want))
+
+    def items(self) -> list[str]:
+        with self.sessions() as session:
+            return sorted(session.scalars(sa.select(Order.item)))
+
+
+@pytest.fixture
+def shop(engine: sa.Engine, server: ServerProcess, unique: str) -> Iterator[Shop]:
+    shop = Shop(engine, server, unique)
+    yield shop
+    shop.producer.close()
+
+
+def test_commit_makes_it_a_message(shop: Shop) -> None:
+    with shop.sessions() as session, session.begin():
+        session.add(Order(item="a"))
+        shop.send(session, "a")
+    assert shop.delivered(1) == ["a"]
+
+
+def test_rollback_unmakes_it(shop: Shop) -> None:
+    with shop.sessions() as session:
+        session.add(Order(item="a"))
+        shop.send(session, "a")
+        session.rollback()
+        session.add(Order(item="b"))
+        shop.send(session, "b")
+        session.commit()
+    assert shop.delivered(1) == ["b"]
+    assert shop.items() == ["b"]
+
+
+@pytest.mark.parametrize("end", ["close", "reset", "invalidate", "exception"])
+def test_a_session_that_ends_without_commit_sends_nothing(shop: Shop, end: str) -> None:
+    with pytest.raises(ZeroDivisionError), shop.sessions() as session:
+        session.add(Order(item="a"))
+        shop.send(session, "a")
+        if end != "exception":
+            getattr(session, end)()
+        raise ZeroDivisionError
+    assert shop.delivered(0) == []
+
+
+def test_a_session_that_is_garbage_collected_sends_nothing(shop: Shop) -> None:
+    if shop.engine.dialect.name == "sqlite":
+        shop.engine.dispose()
+    session = shop.sessions()
+    session.add(Order(item="a"))
+    session.flush()
+    shop.send(session, "a")
+    connection = session.connection()
+    connection.close()
+    del session, connection
+    gc.collect()
+    assert shop.delivered(0) == []
+
+
+def test_autoincrement_key_is_known_at_the_commit(shop: Shop) -> None:
+    with shop.sessions() as session, session.begin():
+        order = Order(item="a")
+        session.add(order)
+        shop.send(session, "a", key=lambda: order.id)
+    message = drain(shop.server.url, shop.topic, shop.topic, 1)[0]
+    assert message["key"] == "1"
+
+
+def test_messages_belong_to_their_savepoint(shop: Shop) -> None:
+    with shop.sessions() as session, session.begin():
+        shop.send(session, "root")
+        with session.begin_nested():
+            shop.send(session, "released")
+            with pytest.raises(ZeroDivisionError), session.begin_nested():
+                shop.send(session, "rolled back")
+                raise ZeroDivisionError
+        outer = session.begin_nested()
+        with session.begin_nested():
+            shop.send(session, "released into a rolled-back one")
+        outer.rollback()
+        shop.send(session, "after")
+    assert shop.delivered(3) == ["after", "released", "root"]
+
+
+def test_a_root_that_commits_over_an_open_savepoint(shop: Shop) -> None:
+    with shop.sessions() as session, session.begin():
+        session.begin_nested()
+        session.add(Order(item="a"))
+        shop.send(session, "a")
+    assert shop.items() == ["a"]
+    assert shop.delivered(1) == ["a"]
+
+
+def test_several_messages_keep_their_order(shop: Shop) -> None:
+    with shop.sessions() as session, session.begin():
+        for n in range(10):
+            shop.send(session, str(n))
+    found = [m["body"] for m in drain(shop.server.url, shop.topic, shop.topic, 10)]
+    assert found == [str(n) for n in range(10)]
+
+
+def test_nested_use_joins_and_the_owner_commits(shop: Shop) -> None:
+    with shop.sessions() as session:
+        with shop.producer.transaction(session) as outer:
+            outer.send(Message(shop.topic, "outer"))
+            with shop.producer.transaction(session) as inner:
+                inner.send(Message(shop.topic, "inner"))
+            assert session.in_transaction()
+        assert not session.in_transaction()
+    assert shop.delivered(2) == ["inner", "outer"]
+
+
+def test_transactional_decorator(shop: Shop) -> None:
+    @shop.producer.transactional(shop.sessions)
+    def place(session: Session, item: str, fail: bool = False) -> str:
+        session.add(Order(item=item))
+        shop.send(session, item)
+        if fail:
+            raise ZeroDivisionError
+        return item
+
+    assert place("a") == "a"
+    with pytest.raises(ZeroDivisionError):
+        place("b", fail=True)
+    assert shop.items() == ["a"]
+    assert shop.delivered(1) == ["a"]
+
+
+def test_core_connection(shop: Shop) -> None:
+    with shop.engine.connect() as connection:
+        with shop.producer.transaction(connection) as tx:
+            connection.execute(sa.insert(Order).values(item="a"))
+            tx.send(Message(shop.topic, "a"))
+        with pytest.raises(ZeroDivisionError), shop.producer.transaction(connection) as tx:
+            tx.send(Message(shop.topic, "b"))
+            raise ZeroDivisionError
+    assert shop.delivered(1) == ["a"]
+    assert shop.items() == ["a"]
+
+
+def test_core_connection_whose_owner_commits_is_resolved_by_check_back(shop: Shop) -> None:
+    with shop.engine.begin() as connection, shop.producer.transaction(connection) as tx:
+        tx.send(Message(shop.topic, "a"))
+    assert [m["body"] for m in drain(shop.server.url, shop.topic, shop.topic, 1, wait=12)] == ["a"]
+
+
+def test_a_refused_half_stops_the_commit_and_every_later_one(shop: Shop) -> None:
+    session = shop.sessions()
+    session.add(Order(item="a"))
+    shop.send(session, "a", delay=41 * 86_400)
+    with pytest.raises(TransactionRefused, match="delay"):
+        session.commit()
+    with pytest.raises(Exception, match=r"inactive|failed|rolled back"):
+        session.commit()
+    session.close()
+    with shop.sessions() as other, other.begin():
+        other.add(Order(item="b"))
+    assert shop.items() == ["b"]
+
+
+def test_no_business_change_without_its_message_when_the_server_is_away(engine: sa.Engine, unique: str) -> None:
+    Base.metadata.create_all(engine)
+    producer = TransactionProducer("http://127.0.0.1:9", group=unique, engine=engine, half_timeout=0.3)
+    try:
+        with pytest.raises(TransactionRefused), Session(engine) as session, session.begin():
+            session.add(Order(item="a"))
+            producer.send(session, Message(unique, "a"))
+        with Session(engine) as session:
+            assert list(session.scalars(sa.select(Order.item))) == []
+    finally:
+        producer.close()
+
+
+def test_a_failed_insert_of_the_row_rolls_both_back(shop: Shop) -> None:
+    with pytest.raises(sa.exc.SQLAlchemyError), shop.sessions() as session, session.begin():
+        shop.send(session, "a")
+        session.execute(sa.text("DROP TABLE half_message"))
+    create_tables(shop.engine)
+    assert shop.delivered(0) == []
+
+
+def test_a_pooled_connection_does_not_carry_a_dead_transaction(shop: Shop) -> None:
+    session = shop.sessions()
+    shop.send(session, "dead")
+    session.close()
+    with shop.sessions() as other, other.begin():
+        other.add(Order(item="b"))
+    assert shop.delivered(0) == []
+
+
+def test_joined_external_transaction_is_refused(shop: Shop) -> None:
+    with shop.engine.connect() as connection, connection.begin(), Session(bind=connection) as session:
+        with pytest.raises(BindingRefused, match="bound to a Connection"):
+            shop.send(session, "a")
+
+
+def test_two_phase_sessions_are_refused(shop: Shop) -> None:
+    with Session(shop.engine, twophase=True) as session, pytest.raises(BindingRefused, match="two-phase"):
+        shop.send(session, "a")
+
+
+def test_autocommit_engines_are_refused(shop: Shop) -> None:
+    autocommit = shop.engine.execution_options(isolation_level="AUTOCOMMIT")
+    with Session(autocommit) as session, pytest.raises(BindingRefused, match="AUTOCOMMIT"):
+        shop.send(session, "a")
+
+
+def test_another_engine_is_refused(shop: Shop, engine_url: str) -> None:
+    other = make_engine(engine_url)
+    with Session(other) as session, pytest.raises(BindingRefused, match="same transaction"):
+        shop.send(session, "a")
+    other.dispose()
+
+
+def test_several_engines_in_one_commit_are_refused(shop: Shop, tmp_path: Any) -> None:
+    second = sa.create_engine(f"sqlite:///{tmp_path}/second.db")
+    use_explicit_begin(second)
+    with Session(shop.engine) as session:
+        shop.send(session, "a")
+        session.connection(bind_arguments={"bind": second})
+        with pytest.raises(BindingRefused, match="several databases"):
+            session.commit()
+    second.dispose()
+    assert shop.delivered(0) == []
+
+
+def test_sqlite_without_explicit_begin_is_refused(server: ServerProcess, unique: str, tmp_path: Any) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/plain.db")
+    create_tables(engine)
+    producer = TransactionProducer(server.url, group=unique, engine=engine)
+    with Session(engine) as session, pytest.raises(BindingRefused, match="use_explicit_begin"):
+        producer.send(session, Message(unique, "a"))
+    producer.close()
+    engine.dispose()
+
+
+def test_the_row_names_the_shard_and_the_state(shop: Shop) -> None:
+    with shop.sessions() as session, session.begin():
+        shop.send(session, "a", tag="vip")
+    with shop.engine.connect() as connection:
+        row = connection.execute(sa.text("SELECT * FROM half_message")).mappings().one()
+    assert (row["state"], row["shards"], row["tag"], row["mode"]) == ("COMMITTED", "main", "vip", "half")
+    assert row["body"] is None
+    eventually(lambda: shop.delivered(1) == ["a"])
