@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from notify.bench import threads
 from notify.client.loop import new_event_loop
 from notify.client.transactions import TransactionClient, pack
 from notify.errors import NotifyError
@@ -38,7 +39,7 @@ class Load:
         """Half, outcome, again; with a rate, at fixed times of its own."""
         spec = self.spec
         topics = spec["topics"]
-        interval = spec["clients"] * spec["processes"] / spec["rate"] if spec["rate"] else 0.0
+        interval = spec["all_clients"] / spec["rate"] if spec["rate"] else 0.0
         next_at = time.perf_counter() + interval * (number / max(spec["clients"], 1))
         turn = number
         perf = time.perf_counter
@@ -50,7 +51,7 @@ class Load:
             if started >= self.stop_at:
                 return
             turn += 1
-            message = pack(Message(f"bench-{turn % topics}", self.body, headers=None or {}))
+            message = pack(Message(f"bench-{turn % topics}", self.body))
             try:
                 item = await client.half([message])
                 outcome = await client.outcome_soon(item.id, item.shard, "COMMIT")
@@ -84,6 +85,8 @@ class Load:
         await asyncio.to_thread(Path(spec["ids"]).write_text, "\n".join(self.acknowledged))
         return {
             "committed": self.committed,
+            "acknowledged": len(self.acknowledged),
+            "ids": spec["ids"],
             "seconds": measured,
             "errors": self.errors,
             "cpu": cpu,
@@ -98,7 +101,11 @@ def _cpu() -> float:
 
 def main() -> None:
     """Run one load process by the specification in argv[1]."""
-    load = Load(json.loads(sys.argv[1]))
+    spec = json.loads(sys.argv[1])
+    if spec["mode"] == "threads":
+        print(json.dumps(threads.run(spec)))
+        return
+    load = Load(spec)
     gc.freeze()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         print(json.dumps(runner.run(load.run())))

@@ -27,9 +27,10 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 
 def _register() -> None:
-    from notify.cli import serve
+    from notify.cli import bench, serve
 
     serve.register(app)
+    bench.register(app)
 
 
 def main() -> None:

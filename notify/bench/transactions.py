@@ -1,0 +1,166 @@
+"""`notify bench transactions`: half and outcome through the SDK, from other processes, verified at the end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from notify.bench.server import ServerProcess
+from notify.bench.verify import count_in_queues
+from notify.errors import NotifyError
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure. `clients` callers in `processes` processes, `rate` transactions/s in all (0: as fast as it goes)."""
+
+    clients: int = 128
+    processes: int = 1
+    mode: str = "asyncio"
+    body: int = 256
+    topics: int = 16
+    seconds: float = 8.0
+    warmup: float = 2.0
+    rate: float = 0.0
+    consume: bool = False
+    batching: bool = True
+    url: str | None = None
+    dsn: str | None = None
+
+
+def run(plan: Plan) -> dict[str, Any]:
+    """Measure; the result as the contract's keys. Raises NotifyError if a process could not run."""
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bench-")))
+        server: ServerProcess | None = None
+        url = plan.url
+        if url is None:
+            server = ServerProcess(directory / "data").start()
+            stack.callback(server.stop)
+            url = server.url
+        consumer = _start_consumer(plan, url, directory) if plan.consume else None
+        loads = [_start_load(plan, url, directory, i) for i in range(plan.processes)]
+        cpu = _Cpu(server)
+        time.sleep(plan.warmup)
+        cpu.begin()
+        time.sleep(plan.seconds)
+        cpu.end()
+        results = [_result(load) for load in loads]
+        consumed = _finish_consumer(consumer, directory) if consumer is not None else None
+        return _summary(plan, url, results, consumed, cpu)
+
+
+def _start_load(plan: Plan, url: str, directory: Path, number: int) -> subprocess.Popen[str]:
+    share = plan.clients // plan.processes + (number < plan.clients % plan.processes)
+    spec = {
+        "url": url,
+        "clients": share,
+        "all_clients": plan.clients,
+        "mode": plan.mode,
+        "dsn": plan.dsn,
+        "body": plan.body,
+        "topics": plan.topics,
+        "rate": plan.rate,
+        "seconds": plan.seconds,
+        "warmup": plan.warmup,
+        "batching": plan.batching,
+        "ids": str(directory / f"ids-{number}"),
+        "directory": str(directory),
+    }
+    return _child("notify.bench.load", spec)
+
+
+def _start_consumer(plan: Plan, url: str, directory: Path) -> subprocess.Popen[str]:
+    spec = {"url": url, "topics": plan.topics, "seen": str(directory / "seen"), "stop": str(directory / "stop")}
+    child = _child("notify.bench.consume", spec)
+    assert child.stdout is not None
+    child.stdout.readline()  # subscribed
+    return child
+
+
+def _child(module: str, spec: dict[str, Any]) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-m", module, json.dumps(spec)], stdout=subprocess.PIPE, text=True)
+
+
+def _result(child: subprocess.Popen[str]) -> dict[str, Any]:
+    output, _ = child.communicate(timeout=300)
+    if child.returncode != 0:
+        raise NotifyError(f"a load process failed with exit code {child.returncode}")
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return found
+
+
+def _finish_consumer(child: subprocess.Popen[str], directory: Path) -> dict[str, Any]:
+    (directory / "stop").touch()
+    return _result(child)
+
+
+class _Cpu:
+    """Cores that the server used between begin and end."""
+
+    def __init__(self, server: ServerProcess | None) -> None:
+        self._server = server
+        self._at = self._used = 0.0
+        self.cores: float | None = None
+
+    def begin(self) -> None:
+        if self._server is not None:
+            self._at, self._used = time.perf_counter(), self._server.cpu_seconds()
+
+    def end(self) -> None:
+        if self._server is not None:
+            self.cores = (self._server.cpu_seconds() - self._used) / (time.perf_counter() - self._at)
+
+
+def _summary(
+    plan: Plan, url: str, results: list[dict[str, Any]], consumed: dict[str, Any] | None, cpu: _Cpu
+) -> dict[str, Any]:
+    latencies = sorted(x for r in results for x in r["latencies"])
+    lost, duplicated = _verify(url, results, consumed)
+    summary: dict[str, Any] = {
+        "transactions_per_second": round(sum(r["committed"] / r["seconds"] for r in results)),
+        "p50_ms": _percentile(latencies, 0.5),
+        "p99_ms": _percentile(latencies, 0.99),
+        "committed": sum(r["acknowledged"] for r in results),
+        "delivered": consumed["delivered"] if consumed else None,
+        "lost": lost,
+        "duplicated": duplicated,
+        "flush": "sync",
+        "cores": round(cpu.cores, 2) if cpu.cores is not None else None,
+        "client_cores": round(sum(r["cpu"] / r["seconds"] for r in results), 2),
+        "errors": sum(r["errors"] for r in results),
+    }
+    if consumed:
+        summary["delivered_per_second"] = round(consumed["per_second"])
+        summary["handler_p50_ms"] = _percentile(consumed["latencies"], 0.5)
+        summary["handler_p99_ms"] = _percentile(consumed["latencies"], 0.99)
+    for key in ("bare_p50_ms", "client_cpu_ms", "bare_cpu_ms"):
+        values = [r[key] for r in results if key in r]
+        if values:
+            summary[key] = round(sum(values) / len(values), 3)
+    return summary
+
+
+def _verify(url: str, results: list[dict[str, Any]], consumed: dict[str, Any] | None) -> tuple[int, int]:
+    """Acknowledged transactions that are not there, and messages that are there twice: by pull, or as consumed."""
+    acknowledged: set[str] = set()
+    for r in results:
+        acknowledged.update(Path(r["ids"]).read_text().split())
+    counts = consumed["counts_file"] if consumed else None
+    if counts is not None:
+        seen: dict[str, int] = json.loads(Path(counts).read_text())
+    else:
+        seen = count_in_queues(url, "bench-")
+    lost = sum(1 for i in acknowledged if i not in seen)
+    return lost, sum(1 for n in seen.values() if n > 1)
+
+
+def _percentile(values: list[float], share: float) -> float | None:
+    return round(values[min(len(values) - 1, int(len(values) * share))] * 1000, 3) if values else None

@@ -1,0 +1,55 @@
+"""What is really there: every message of the bench's topics, pulled from the queues."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+
+import msgspec
+
+from notify.client.http import HttpClient
+from notify.wire import Delivered
+
+
+class Pulled(msgspec.Struct):
+    messages: list[Delivered]
+    next_offset: int
+
+
+class _Topic(msgspec.Struct):
+    name: str
+    queues: list[dict[str, int]]
+
+
+class _Topics(msgspec.Struct):
+    topics: list[_Topic]
+
+
+def count_in_queues(url: str, prefix: str) -> dict[str, int]:
+    """Transaction id to the number of its messages, over all topics with a prefix."""
+    return asyncio.run(_count(url, prefix))
+
+
+async def _count(url: str, prefix: str) -> dict[str, int]:
+    http = HttpClient(url)
+    counts: Counter[str] = Counter()
+    try:
+        answer = await http.call("GET", "/v1/admin/topics", b"", 60)
+        topics = msgspec.json.decode(answer, type=_Topics).topics
+        deadline = time.monotonic() + 600
+        for topic in topics:
+            if not topic.name.startswith(prefix):
+                continue
+            for queue in topic.queues:
+                offset = queue["start"]
+                while time.monotonic() < deadline:
+                    path = f"/v1/topics/{topic.name}/queues/{queue['queue']}/messages?offset={offset}&max=5000"
+                    found = msgspec.msgpack.decode(await http.call("GET", path, b"", 60), type=Pulled)
+                    if not found.messages:
+                        break
+                    counts.update(m.id.partition(".")[0] for m in found.messages)
+                    offset = found.next_offset
+    finally:
+        http.close()
+    return dict(counts)
