@@ -63,7 +63,7 @@ async def consume(spec: dict[str, Any]) -> dict[str, Any]:
     while True:
         found = (await receive(0.3)).messages
         if not found:
-            if stop.exists():
+            if await asyncio.to_thread(stop.exists):
                 break
             continue
         now = time.time()

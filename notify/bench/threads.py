@@ -105,8 +105,8 @@ def _round(call: Any, clients: int, seconds: float) -> tuple[list[float], float,
 
 
 def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2] if values else 0.0
+    return float(sorted(values)[len(values) // 2]) if values else 0.0
 
 
 def _cpu_each(rounds: list[Any]) -> float:
-    return 1000 * sum(r[2] for r in rounds) / max(1, sum(len(r[0]) for r in rounds))
+    return float(1000 * sum(r[2] for r in rounds) / max(1, sum(len(r[0]) for r in rounds)))

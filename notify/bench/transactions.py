@@ -19,7 +19,7 @@ from notify.errors import NotifyError
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure. `clients` callers in `processes` processes, `rate` transactions/s in all (0: as fast as it goes)."""
+    """What to measure: `clients` callers in `processes` processes, `rate` transactions/s in all (0: no limit)."""
 
     clients: int = 128
     processes: int = 1

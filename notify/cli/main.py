@@ -27,10 +27,11 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 
 def _register() -> None:
-    from notify.cli import bench, serve
+    from notify.cli import bench, demo, serve
 
     serve.register(app)
     bench.register(app)
+    demo.register(app)
 
 
 def main() -> None:

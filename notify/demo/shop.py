@@ -1,0 +1,146 @@
+"""The shop's tables and its two processes: one places orders, one gives points for them.
+
+Run as `python -m notify.demo.shop orders|points SPEC`; SPEC is JSON with url, dsn and, for orders, the attempts file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import uuid
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+from notify.client import (
+    Consumer,
+    Inbox,
+    Message,
+    ReceivedMessage,
+    TransactionProducer,
+    create_tables,
+    use_explicit_begin,
+)
+from notify.errors import NotifyError
+
+TOPIC = "order.placed"
+GROUP = "points"
+CALLERS = 4
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class ShopOrder(Base):
+    """An order exists if and only if its transaction committed."""
+
+    __tablename__ = "shop_order"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    number: Mapped[str] = mapped_column(sa.String(36), unique=True)
+    item: Mapped[str] = mapped_column(sa.String(40))
+
+
+class Points(Base):
+    """An effect. Nothing here prevents a second row for an order: that is the inbox's work."""
+
+    __tablename__ = "points"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    order_number: Mapped[str] = mapped_column(sa.String(36), index=True)
+    amount: Mapped[int]
+
+
+def open_engine(dsn: str) -> sa.Engine:
+    """An engine for the shop. SQLite waits for its lock and syncs each commit."""
+    if dsn.startswith("sqlite"):
+        engine = sa.create_engine(dsn, connect_args={"timeout": 30})
+        use_explicit_begin(engine)
+        sa.event.listen(engine, "connect", _sync_each_commit)
+        return engine
+    return sa.create_engine(dsn)
+
+
+def _sync_each_commit(connection: Any, record: object) -> None:
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+
+
+def make_tables(dsn: str) -> None:
+    engine = open_engine(dsn)
+    Base.metadata.create_all(engine)
+    create_tables(engine)
+    engine.dispose()
+
+
+class ChangedMind(Exception):
+    """The customer leaves: the order rolls back, after its message was sent."""
+
+
+def place_orders(spec: dict[str, Any]) -> None:
+    """Orders from several threads until SIGTERM; each attempt is noted before it begins."""
+    engine = open_engine(spec["dsn"])
+    producer = TransactionProducer(spec["url"], group="shop", engine=engine, half_timeout=2)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    attempts = os.open(spec["attempts"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    @producer.transactional(sessionmaker(engine))
+    def place_order(session: Session, number: str, item: str) -> None:
+        order = ShopOrder(number=number, item=item)
+        session.add(order)
+        message = Message(TOPIC, {"number": number, "points": len(item)}, key=lambda: order.id)
+        producer.send(session, message)
+        if random.random() < 0.2:
+            session.flush()
+            raise ChangedMind
+
+    def customer() -> None:
+        while not stop.is_set():
+            number = str(uuid.uuid4())
+            os.write(attempts, number.encode() + b"\n")
+            try:
+                place_order(number, random.choice(("tea", "rice", "salt", "soap")))
+            except ChangedMind:
+                continue
+            except (NotifyError, sa.exc.SQLAlchemyError):
+                time.sleep(0.05)  # the server or the database is away: this order did not happen
+            time.sleep(spec["pause"])
+
+    customers = [threading.Thread(target=customer) for _ in range(CALLERS)]
+    for thread in customers:
+        thread.start()
+    for thread in customers:
+        thread.join()
+    # The process stays, as an instance that answers checks, until it is told a second time.
+    stop.clear()
+    stop.wait()
+    producer.close()
+
+
+def give_points(spec: dict[str, Any]) -> None:
+    """Points for each order, exactly once, until SIGTERM."""
+    engine = open_engine(spec["dsn"])
+    consumer = Consumer(spec["url"], group=GROUP, inbox=Inbox(engine), concurrency=4, lease=3)
+
+    @consumer.subscribe(TOPIC, start="earliest")
+    def on_placed(message: ReceivedMessage, session: Session) -> None:
+        order = message.json()
+        session.add(Points(order_number=order["number"], amount=order["points"]))
+
+    consumer.run()
+    engine.dispose()
+
+
+def main() -> None:
+    role, spec = sys.argv[1], json.loads(sys.argv[2])
+    (place_orders if role == "orders" else give_points)(spec)
+
+
+if __name__ == "__main__":
+    main()
