@@ -17,6 +17,9 @@ from typing import Protocol
 
 import msgspec
 
+DEAD_LETTER_PREFIX = "dead-letter."
+"""A group's dead-letter queue is the topic of this name and the group's."""
+
 
 class State(enum.IntEnum):
     """Where a transaction stands."""

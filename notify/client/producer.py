@@ -10,7 +10,7 @@ import socket
 import uuid
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.orm import Session
@@ -28,7 +28,8 @@ from notify.limits import check_name
 from notify.message import Message
 from notify.wire import Item, PackedMessage
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 MODES = ("half", "outbox")
 
@@ -231,16 +232,18 @@ class TransactionProducer(_Producer):
         if bound is not None:
             binding.committed(bound)
 
-    def transactional(self, session_factory: Callable[[], Session]) -> Callable[[F], F]:
+    def transactional(
+        self, session_factory: Callable[[], Session]
+    ) -> Callable[[Callable[Concatenate[Session, P], R]], Callable[P, R]]:
         """Decorator: opens a session, passes it first, commits it; an exception rolls back."""
 
-        def decorate(function: F) -> F:
+        def decorate(function: Callable[Concatenate[Session, P], R]) -> Callable[P, R]:
             @functools.wraps(function)
-            def call(*args: Any, **kwargs: Any) -> Any:
+            def call(*args: P.args, **kwargs: P.kwargs) -> R:
                 with session_factory() as session, session.begin():
                     return function(session, *args, **kwargs)
 
-            return call  # type: ignore[return-value]
+            return call
 
         return decorate
 
@@ -359,16 +362,18 @@ class AsyncTransactionProducer(_Producer):
         if bound is not None:
             binding.committed(bound)
 
-    def transactional(self, session_factory: Callable[[], Any]) -> Callable[[F], F]:
+    def transactional(
+        self, session_factory: Callable[[], Any]
+    ) -> Callable[[Callable[Concatenate[Any, P], Awaitable[R]]], Callable[P, Awaitable[R]]]:
         """Decorator for coroutine functions: opens an AsyncSession, passes it first, commits it."""
 
-        def decorate(function: F) -> F:
+        def decorate(function: Callable[Concatenate[Any, P], Awaitable[R]]) -> Callable[P, Awaitable[R]]:
             @functools.wraps(function)
-            async def call(*args: Any, **kwargs: Any) -> Any:
+            async def call(*args: P.args, **kwargs: P.kwargs) -> R:
                 async with session_factory() as session, session.begin():
                     return await function(session, *args, **kwargs)
 
-            return call  # type: ignore[return-value]
+            return call
 
         return decorate
 

@@ -185,7 +185,7 @@ class Demo:
             orders = set(connection.scalars(sa.select(ShopOrder.number)))
         with engines[1].connect() as connection:
             rows = connection.execute(sa.select(Points.order_number, sa.func.count()).group_by(Points.order_number))
-            effects: dict[str, int] = dict(rows.tuples())
+            effects: dict[str, int] = dict(rows.tuples().all())
         proof.attempts = len(tried)
         proof.committed = len(orders)
         proof.not_committed = len(tried - orders)

@@ -17,8 +17,7 @@ from notify.server.core import Core
 from notify.server.delivery.cursor import Cursor
 from notify.server.http import json_pulled
 from notify.wire import instant
-from storage.log.messages import DEAD_LETTER_PREFIX
-from storage.store import NewMessage, NewTransaction, State, Subscription, Topic, Transaction
+from storage.store import DEAD_LETTER_PREFIX, NewMessage, NewTransaction, State, Subscription, Topic, Transaction
 
 if TYPE_CHECKING:
     from notify.server.app import App

@@ -278,11 +278,12 @@ class Journal:
         """Write what waits, leave a durable mark, stop the thread and give back the reserved room."""
         if self.failed is None:
             await self.sync()
+            if self._idle_timer is not None:
+                # Left alone it would write a mark after the file is closed: into whatever has its number by then.
+                self._idle_timer.cancel()
             if not self._marked:
                 self._mark()
                 await self.sync()
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
         self._to_write.put(None)
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)

@@ -24,11 +24,10 @@ from storage.log.queues import Queue
 from storage.log.segments import Segments
 from storage.log.state import LogState, encode
 from storage.progress import QueueProgress
-from storage.store import SettleKind, State, StoredMessage, Subscription, Topic, Transaction
+from storage.store import DEAD_LETTER_PREFIX, SettleKind, State, StoredMessage, Subscription, Topic, Transaction
 
 READ_AHEAD_BYTES = 1 << 20
 READ_GAP_BYTES = 4096
-DEAD_LETTER_PREFIX = "dead-letter."
 
 
 class LogQueues:

@@ -1,0 +1,360 @@
+"""A storage in memory, for tests and for `notify.testing`: the contract in its plainest form, nothing survives."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from notify.errors import InvalidRequest, NotFound
+from storage.hashing import key_hash, tag_hash
+from storage.progress import QueueProgress
+from storage.store import (
+    DEAD_LETTER_PREFIX,
+    Decided,
+    Due,
+    NewMessage,
+    NewTransaction,
+    Put,
+    PutResult,
+    SettleKind,
+    State,
+    StoredMessage,
+    Subscription,
+    Topic,
+    Transaction,
+)
+
+
+@dataclass(slots=True)
+class _Record:
+    new: NewTransaction
+    stored_us: int
+    state: State
+    decided_us: int = 0
+    attempts: int = 0
+    next_check_us: int = 0
+    token: int = 0
+    placed: list[StoredMessage] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Queue:
+    messages: list[StoredMessage] = field(default_factory=list)
+
+
+class MemoryStore:
+    """Dictionaries and lists. Same methods and same answers as every storage."""
+
+    def __init__(self) -> None:
+        self._records: dict[bytes, _Record] = {}
+        self._topics: dict[str, Topic] = {}
+        self._queues: dict[tuple[str, int], _Queue] = {}
+        self._turns: dict[str, int] = {}
+        self._delayed: list[tuple[int, int, str, int, bytes, int]] = []
+        self._delayed_payloads: dict[int, NewMessage] = {}
+        self._sequence = 0
+        self._subscriptions: dict[tuple[str, str], Subscription] = {}
+        self._progress: dict[tuple[str, str, int], QueueProgress] = {}
+        self._last_token = 0
+        self._visible: list[Callable[[set[str]], None]] = []
+
+    async def open(self, now_us: int) -> None:
+        self._last_token = max(self._last_token, now_us)
+
+    async def close(self) -> None:
+        """Nothing to let go of: what is here is gone with the object."""
+
+    async def sync(self) -> None:
+        """Memory is as durable as it gets."""
+
+    def on_visible(self, callback: Callable[[set[str]], None]) -> None:
+        self._visible.append(callback)
+
+    # --- transactions -----------------------------------------------------------------------------------------
+
+    async def put(self, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
+        results = []
+        touched: set[str] = set()
+        for t in transactions:
+            known = self._records.get(t.id)
+            if known is not None:
+                same = known.new.messages == t.messages and known.new.producer_group == t.producer_group
+                same = same and not (t.committed and known.state == State.PREPARED)
+                results.append(PutResult(Put.ALREADY if same else Put.IN_USE, known.state))
+                continue
+            record = _Record(t, now_us, State.PREPARED, next_check_us=now_us + t.check_after_us)
+            self._records[t.id] = record
+            if t.committed:
+                self._commit(record, now_us, touched)
+            results.append(PutResult(Put.STORED, record.state))
+        self._tell(touched)
+        return results
+
+    def _commit(self, record: _Record, now_us: int, touched: set[str]) -> None:
+        record.state = State.COMMITTED
+        record.decided_us = now_us
+        for number, m in enumerate(record.new.messages):
+            queue = self._queue_for(m)
+            due_us = now_us + m.delay_us if m.delay_us else m.deliver_at_us
+            if due_us > now_us:
+                self._sequence += 1
+                self._delayed_payloads[self._sequence] = m
+                heapq.heappush(self._delayed, (due_us, self._sequence, m.topic, queue, record.new.id, number))
+            else:
+                self._enqueue(m, queue, record.new.id, number, now_us)
+                touched.add(m.topic)
+
+    def _queue_for(self, m: NewMessage) -> int:
+        count = self._topics[m.topic].queues
+        if m.key is not None:
+            return key_hash(m.key) % count
+        self._turns[m.topic] = (self._turns.get(m.topic, 0) + 1) % count
+        return self._turns[m.topic]
+
+    def _enqueue(self, m: NewMessage, queue: int, transaction_id: bytes, number: int, now_us: int) -> None:
+        messages = self._queues[(m.topic, queue)].messages
+        stored = StoredMessage(
+            m.topic, queue, len(messages), transaction_id, number, now_us, m.payload, tag_hash(m.tag)
+        )
+        messages.append(stored)
+        self._records[transaction_id].placed.append(stored)
+
+    def _tell(self, topics: set[str]) -> None:
+        if topics:
+            for callback in self._visible:
+                callback(topics)
+
+    async def decide(
+        self, outcomes: Sequence[tuple[bytes, str | None, State]], now_us: int, forced: bool = False
+    ) -> list[Decided]:
+        results = []
+        touched: set[str] = set()
+        for transaction_id, group, outcome in outcomes:
+            record = self._records.get(transaction_id)
+            if record is None:
+                results.append(Decided(False))
+            elif record.state not in (State.PREPARED, State.PARKED) or group not in (None, record.new.producer_group):
+                results.append(Decided(True, record.state, False))
+            else:
+                if outcome == State.COMMITTED:
+                    self._commit(record, now_us, touched)
+                else:
+                    record.state, record.decided_us = State.ROLLED_BACK, now_us
+                results.append(Decided(True, outcome, True))
+        self._tell(touched)
+        return results
+
+    def states(self, ids: Sequence[bytes]) -> list[State | None]:
+        return [self._records[i].state if i in self._records else None for i in ids]
+
+    def _open(self, transaction_id: bytes) -> _Record | None:
+        record = self._records.get(transaction_id)
+        return record if record is not None and record.state in (State.PREPARED, State.PARKED) else None
+
+    def claim_checks(self, producer_group: str, now_us: int, limit: int, answer_within_us: int) -> list[Due]:
+        due: list[Due] = []
+        for record in sorted(self._undecided(producer_group), key=lambda r: r.next_check_us):
+            if record.next_check_us > now_us or len(due) >= limit:
+                break
+            self._last_token += 1
+            record.token = self._last_token
+            record.next_check_us = now_us + answer_within_us
+            new = record.new
+            topics = tuple({m.topic: None for m in new.messages})
+            due.append(Due(new.id, record.token, new.source, new.instance, record.attempts, topics))
+        return due
+
+    def _undecided(self, producer_group: str | None) -> list[_Record]:
+        return [
+            r
+            for r in self._records.values()
+            if r.state in (State.PREPARED, State.PARKED) and producer_group in (None, r.new.producer_group)
+        ]
+
+    def release_check(self, transaction_id: bytes, token: int, due_us: int) -> None:
+        record = self._open(transaction_id)
+        if record is not None and record.token == token:
+            record.token, record.next_check_us = 0, due_us
+
+    async def answer_check(
+        self, transaction_id: bytes, token: int, now_us: int, next_check_us: int, attempts: int, park: bool
+    ) -> bool:
+        record = self._open(transaction_id)
+        if record is None or not token or record.token != token:
+            return False
+        record.token, record.attempts, record.next_check_us = 0, attempts, next_check_us
+        record.state = State.PARKED if park else State.PREPARED
+        return True
+
+    async def resume_checks(self, transaction_id: bytes, now_us: int) -> bool:
+        record = self._open(transaction_id)
+        if record is None:
+            return False
+        record.state, record.attempts, record.token, record.next_check_us = State.PREPARED, 0, 0, now_us
+        return True
+
+    def check_token(self, transaction_id: bytes) -> int | None:
+        record = self._open(transaction_id)
+        return record.token or None if record is not None else None
+
+    def check_attempts(self, transaction_id: bytes) -> tuple[int, bool]:
+        record = self._open(transaction_id)
+        if record is None:
+            raise KeyError(transaction_id)
+        return record.attempts, record.state == State.PARKED
+
+    def half_payloads(self, transaction_id: bytes) -> list[bytes]:
+        record = self._open(transaction_id)
+        return [m.payload for m in record.new.messages] if record is not None else []
+
+    def ripen_checks(self, now_us: int) -> None:
+        """Nothing is kept for decided transactions here."""
+
+    def next_check_us(self, producer_group: str) -> int | None:
+        return min((r.next_check_us for r in self._undecided(producer_group)), default=None)
+
+    def transaction(self, transaction_id: bytes) -> Transaction | None:
+        record = self._records.get(transaction_id)
+        if record is None:
+            return None
+        new = record.new
+        shown = record.placed or [
+            StoredMessage(m.topic, 0, 0, new.id, n, record.stored_us, m.payload, tag_hash(m.tag))
+            for n, m in enumerate(new.messages)
+        ]
+        return Transaction(
+            new.id,
+            new.producer_group,
+            record.state,
+            record.stored_us,
+            record.decided_us,
+            new.source,
+            new.instance,
+            record.attempts,
+            record.next_check_us,
+            list(shown),
+        )
+
+    def undecided(
+        self, state: State | None, producer_group: str | None, older_than_us: int | None, limit: int
+    ) -> list[Transaction]:
+        found = [
+            r
+            for r in self._undecided(producer_group)
+            if state in (None, r.state) and (older_than_us is None or r.stored_us <= older_than_us)
+        ]
+        shown = [self.transaction(r.new.id) for r in found[:limit]]
+        return [t for t in shown if t is not None]
+
+    # --- queues -----------------------------------------------------------------------------------------------
+
+    def topics(self) -> list[Topic]:
+        return list(self._topics.values())
+
+    def topic(self, name: str) -> Topic | None:
+        return self._topics.get(name)
+
+    async def create_topic(self, topic: Topic) -> Topic:
+        known = self._topics.get(topic.name)
+        if known is not None and topic.queues < known.queues:
+            raise InvalidRequest(f"topic {topic.name!r} has {known.queues} queues; the number can grow, not shrink")
+        self._topics[topic.name] = topic
+        for number in range(topic.queues):
+            self._queues.setdefault((topic.name, number), _Queue())
+        return topic
+
+    async def delete_topic(self, name: str) -> None:
+        if self._topics.pop(name, None) is None:
+            raise NotFound(f"there is no topic {name!r}")
+        for key in [key for key in self._queues if key[0] == name]:
+            del self._queues[key]
+        for group, topic in list(self._subscriptions):
+            if topic == name:
+                await self.unsubscribe(group, topic)
+
+    def _queue(self, topic: str, queue: int) -> _Queue:
+        found = self._queues.get((topic, queue))
+        if found is None:
+            raise NotFound(f"there is no queue {queue} of topic {topic!r}")
+        return found
+
+    def bounds(self, topic: str, queue: int) -> tuple[int, int]:
+        return 0, len(self._queue(topic, queue).messages)
+
+    def read(self, topic: str, queue: int, offset: int, limit: int, max_bytes: int) -> list[StoredMessage]:
+        found: list[StoredMessage] = []
+        size = 0
+        for message in self._queue(topic, queue).messages[max(offset, 0) : max(offset, 0) + limit]:
+            size += len(message.payload)
+            if found and size > max_bytes:
+                break
+            found.append(message)
+        return found
+
+    def offset_at(self, topic: str, queue: int, time_us: int) -> int:
+        messages = self._queue(topic, queue).messages
+        return next((m.offset for m in messages if m.committed_us >= time_us), len(messages))
+
+    def release_due(self, now_us: int, limit: int) -> int:
+        released = 0
+        touched: set[str] = set()
+        while self._delayed and self._delayed[0][0] <= now_us and released < limit:
+            _, sequence, topic, queue, transaction_id, number = heapq.heappop(self._delayed)
+            message = self._delayed_payloads.pop(sequence)
+            if topic in self._topics:
+                self._enqueue(message, queue, transaction_id, number, now_us)
+                touched.add(topic)
+            released += 1
+        self._tell(touched)
+        return released
+
+    def next_due_us(self) -> int | None:
+        return self._delayed[0][0] if self._delayed else None
+
+    def subscriptions(self) -> list[Subscription]:
+        return list(self._subscriptions.values())
+
+    async def subscribe(self, subscription: Subscription, offsets: Sequence[int] | None) -> Subscription:
+        if subscription.topic not in self._topics:
+            raise NotFound(f"there is no topic {subscription.topic!r}")
+        self._subscriptions[(subscription.group, subscription.topic)] = subscription
+        for queue, offset in enumerate(offsets or ()):
+            self._progress[(subscription.group, subscription.topic, queue)] = QueueProgress(offset)
+        return subscription
+
+    async def unsubscribe(self, group: str, topic: str) -> None:
+        if self._subscriptions.pop((group, topic), None) is None:
+            raise NotFound(f"group {group!r} has no subscription to {topic!r}")
+        for key in [key for key in self._progress if key[:2] == (group, topic)]:
+            del self._progress[key]
+
+    def progress(self, group: str, topic: str, queue: int) -> QueueProgress:
+        self._queue(topic, queue)
+        return self._progress.setdefault((group, topic, queue), QueueProgress())
+
+    async def settle(
+        self, group: str, topic: str, queue: int, runs: Iterable[tuple[int, int]], kind: SettleKind, now_us: int
+    ) -> None:
+        self.settle_soon(group, topic, queue, list(runs), kind)
+
+    def settle_soon(self, group: str, topic: str, queue: int, runs: list[tuple[int, int]], kind: SettleKind) -> None:
+        for first, count in runs:
+            self.progress(group, topic, queue).settle(first, count)
+
+    def attempted(self, group: str, topic: str, queue: int, offsets: Sequence[tuple[int, int]]) -> None:
+        self.progress(group, topic, queue).attempts.update(offsets)
+
+    async def dead_letter(self, group: str, messages: Sequence[tuple[StoredMessage, bytes]], now_us: int) -> None:
+        name = DEAD_LETTER_PREFIX + group
+        if name not in self._topics:
+            await self.create_topic(Topic(name))
+        for message, payload in messages:
+            self.settle_soon(group, message.topic, message.queue, [(message.offset, 1)], SettleKind.DEAD_LETTER)
+            dead = NewMessage(name, payload)
+            self._enqueue(dead, 0, message.transaction_id, message.message_no, now_us)
+        self._tell({name})
+
+    def messages(self, transaction_id: bytes) -> list[StoredMessage]:
+        record = self._records.get(transaction_id)
+        return list(record.placed) if record is not None else []
