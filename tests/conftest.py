@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+import structlog
 
 from notify.bench.server import ServerProcess
 from notify.client import create_tables, use_explicit_begin
 from tests.integration import databases
+
+# Recovery reports every fault that a test plants.
+structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
 
 DATABASES = ("sqlite", "postgresql", "mariadb")
 

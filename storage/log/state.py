@@ -131,10 +131,8 @@ class LogState:
                     run.numbers.extend([MISSING] * missing)
                 run.numbers.append(number)
                 if count_offsets:
-                    topic = self.topics_by_id.get(topic_id)
-                    if topic is not None and queue_no < len(topic.queues):
-                        queue = topic.queues[queue_no]
-                        queue.next_offset = queue.visible = offset + 1
+                    queue = self._known_topic(topic_id, queue_no).queues[queue_no]
+                    queue.next_offset = queue.visible = offset + 1
             if decides:
                 transaction_id = bytes(entries[at + 48 : at + 64])
                 part.decided[transaction_id] = number << 1 | (entry_kind == _ROLLBACK)
@@ -157,17 +155,22 @@ class LogState:
                 pending = Pending(transaction_id, producer, [], time_us, due_us)
                 self.pending.by_id[transaction_id] = pending
                 batch.append(transaction_id)
-            message = self.pending_message(entry)
-            if message is not None:
-                pending.messages.append(message)
+            pending.messages.append(self._pending_message(entry))
         self.pending.schedule(group, due_us, batch)
 
-    def pending_message(self, entry: bytes) -> PendingMessage | None:
+    def _pending_message(self, entry: bytes) -> PendingMessage:
         fields = ENTRY.unpack(entry)
-        topic = self.topics_by_id.get(fields[3])
-        if topic is None:
-            return None
+        topic = self._known_topic(fields[3], fields[2])
         return PendingMessage(topic, fields[2], fields[1], fields[10], entry[ENTRY_HEAD_SIZE:])
+
+    def _known_topic(self, topic_id: int, queue: int) -> LogTopic:
+        """The topic of an entry. Where damage took the record that made it, its messages are kept under a number."""
+        topic = self.topics_by_id.get(topic_id)
+        if topic is None:
+            return self.set_topic(topic_id, f"lost-topic-{topic_id}", queue + 1, 0)
+        for number in range(len(topic.queues), queue + 1):
+            topic.queues.append(Queue(topic, number))
+        return topic
 
     def _apply_outcome(self, entries: memoryview) -> None:
         pop = self.pending.by_id.pop
@@ -234,7 +237,9 @@ class LogState:
         elif what == "delete_topic":
             self.drop_topic(record[1])
         elif what == "subscribe":
-            self.set_subscription(msgspec.convert(record[1], Subscription), record[2])
+            subscription = msgspec.convert(record[1], Subscription)
+            if subscription.topic in self.topics:  # else damage took the topic's own record
+                self.set_subscription(subscription, record[2])
         elif what == "unsubscribe":
             self.drop_subscription(record[1], record[2])
 

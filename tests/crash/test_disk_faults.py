@@ -1,0 +1,241 @@
+"""Torn tails, flipped bits, failed syncs, lost power, full disks: in process, on the real log."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from notify.errors import DiskFull, StorageFailed
+from storage.log import LogStore
+from storage.log.disk import Disk
+from storage.log.recovery import SegmentReader
+from storage.log.segments import Segments
+from tests.crash.disks import FailingSyncDisk, FullDisk, PowerLossDisk
+from tests.crash.workload import T0, History, run_until_failure, violations, work
+
+
+def write_log(directory: Path, steps: int, seed: int = 1, segment_bytes: int = 256 << 20) -> History:
+    """A log of so many steps, left as a kill would leave it: not closed."""
+    history = History()
+
+    async def run() -> None:
+        store = LogStore(directory, segment_bytes=segment_bytes)
+        await store.open(T0)
+        await work(store, history, random.Random(seed), steps)
+        if store._sealing is not None:
+            await store._sealing
+        shutil.copytree(directory, directory.parent / "killed")
+        await store.close()
+
+    asyncio.run(run())
+    shutil.rmtree(directory)
+    (directory.parent / "killed").rename(directory)
+    return history
+
+
+def reopened(directory: Path, history: History) -> tuple[list[str], LogStore]:
+    """Violations after recovery, and the closed store for its damages."""
+
+    async def run() -> tuple[list[str], LogStore]:
+        store = LogStore(directory)
+        await store.open(T0)
+        found = violations(store, history)
+        await store.close()
+        return found, store
+
+    return asyncio.run(run())
+
+
+def last_frames(directory: Path) -> tuple[Path, int, int]:
+    """The log file, where its last frame begins and where it ends."""
+    disk = Disk(directory)
+    segments = Segments(disk)
+    segments.open_existing()
+    frames = list(SegmentReader(disk, segments.last).frames(segments.last.base + 64))
+    path = directory / segments.last.name
+    base = segments.last.base
+    segments.close()
+    return path, frames[-1].base - base, frames[-1].end - base
+
+
+def test_torn_tails_of_every_length(tmp_path: Path) -> None:
+    """Promise 9: cut the last frame at every byte; what was acknowledged before it stays."""
+    history = write_log(tmp_path / "log", 12)
+    path, begin, end = last_frames(tmp_path / "log")
+    whole = path.read_bytes()
+    acked = History(
+        dict(history.halves), history.intents, list(history.committed), set(history.rolled_back),
+        history.commit_tried, history.rollback_tried, history.acked,
+    )  # fmt: skip
+    for cut in range(begin, end):
+        work_dir = tmp_path / "torn"
+        shutil.copytree(tmp_path / "log", work_dir)
+        (work_dir / path.name).write_bytes(whole[:cut] + bytes(64))
+        found, store = reopened(work_dir, History(intents=acked.intents, commit_tried=acked.commit_tried))
+        assert found == [], f"cut at {cut}"
+        assert all(d.torn for d in store.damages), f"cut at {cut} was taken for damage"
+        # Cut where only zeros would follow, the frame is whole all the same.
+        unhurt = not whole[begin:cut].strip(b"\0") or not whole[cut:end].strip(b"\0")
+        assert len(store.damages) == (0 if unhurt else 1), f"cut at {cut}"
+        shutil.rmtree(work_dir)
+
+
+def test_damage_below_the_durable_mark_is_kept_and_reported_not_cut(tmp_path: Path) -> None:
+    """Promise 10: a flipped byte in the middle is quarantined; what follows it survives."""
+    history = write_log(tmp_path / "log", 30)
+    path, begin, _ = last_frames(tmp_path / "log")
+    data = bytearray(path.read_bytes())
+    data[begin // 2] ^= 0x40
+    path.write_bytes(data)
+    size = len(data.rstrip(b"\0"))
+    found, store = reopened(tmp_path / "log", history)
+    assert [d.torn for d in store.damages] == [False]
+    assert (tmp_path / "log" / store.damages[0].copy).exists()
+    assert len(path.read_bytes().rstrip(b"\0")) >= size - 64
+    assert not any("promise 2" in v or "promise 5" in v for v in found), found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_flipped_bit_is_noticed(tmp_path: Path, seed: int) -> None:
+    """Promise 2: no flipped bit makes the log deliver what was not sent. A sample here, every bit in `make crash`."""
+    history = write_log(tmp_path / "log", 20, seed)
+    path, _, end = last_frames(tmp_path / "log")
+    check_flips(tmp_path, path, history, random.Random(seed).sample(range(64 * 8, end * 8), 60))
+
+
+def check_flips(tmp_path: Path, path: Path, history: History, bits: list[int]) -> None:
+    whole = path.read_bytes().rstrip(b"\0") + bytes(64)
+    for bit in bits:
+        work_dir = tmp_path / "flipped"
+        shutil.copytree(tmp_path / "log", work_dir)
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        (work_dir / path.name).write_bytes(data)
+        found, store = reopened(work_dir, history)
+        wrong = [v for v in found if v.startswith(("promise 2", "promise 3: delivered", "promise 5"))]
+        assert wrong == [], f"bit {bit}: {wrong}"
+        assert store.damages, f"bit {bit} was not noticed"
+        shutil.rmtree(work_dir)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_power_loss_keeps_everything_acknowledged(tmp_path: Path, seed: int) -> None:
+    """Promises 1 and 9: at a random moment any subset of unsynced sectors is lost; several times over."""
+    lose_power_repeatedly(tmp_path, seed)
+
+
+def lose_power_repeatedly(tmp_path: Path, seed: int, times: int = 3) -> None:
+    chance = random.Random(seed)
+    history = History()
+    for _ in range(times):
+
+        async def run() -> list[str]:
+            disk = PowerLossDisk(tmp_path / "log", chance)
+            store = LogStore(
+                tmp_path / "log", disk=disk, segment_bytes=1 << 14, write_delay=lambda: chance.random() * 0.001
+            )
+            await store.open(T0)
+            found = violations(store, history)
+            asyncio.get_running_loop().call_later(chance.random() * 0.05, disk.lose_power)
+            await run_until_failure(store, history, chance, 1000)
+            store.segments.close()
+            assert store._lock_fd is not None
+            os.close(store._lock_fd)
+            return found
+
+        assert asyncio.run(run()) == []
+    found, _ = reopened(tmp_path / "log", history)
+    assert found == []
+
+
+@pytest.mark.parametrize("fail_at", [3, 4, 7, 15])
+def test_a_failed_sync_acknowledges_nothing_and_is_not_tried_again(tmp_path: Path, fail_at: int) -> None:
+    """Promise 11."""
+    history = History()
+
+    async def run() -> tuple[int, bool, bool]:
+        failures: list[StorageFailed] = []
+        disk = FailingSyncDisk(tmp_path / "log", fail_at)
+        store = LogStore(tmp_path / "log", disk=disk, on_failure=failures.append)
+        await store.open(T0)
+        failed = await run_until_failure(store, history, random.Random(fail_at), 100)
+        with pytest.raises(StorageFailed):
+            await work(store, history, random.Random(0), 1)
+        await store.close()
+        return disk.syncs_after_failure, failed, bool(failures)
+
+    syncs, failed, told = asyncio.run(run())
+    assert (syncs, failed, told) == (0, True, True)
+    found, _ = reopened(tmp_path / "log", history)
+    assert found == []
+
+
+def test_a_full_disk_refuses_writes_reads_on_and_recovers(tmp_path: Path) -> None:
+    """Promise 12."""
+    history = History()
+
+    async def run() -> None:
+        disk = FullDisk(tmp_path / "log", 60_000)
+        store = LogStore(tmp_path / "log", disk=disk)
+        await store.open(T0)
+        with pytest.raises(DiskFull):
+            await work(store, history, random.Random(1), 1000)
+        assert history.committed
+        assert violations(store, history) == []
+        disk.room = None
+        await work(store, history, random.Random(2), 20)
+        assert violations(store, history) == []
+        await store.close()
+
+    asyncio.run(run())
+    found, _ = reopened(tmp_path / "log", history)
+    assert found == []
+
+
+def test_the_checks_notice_a_planted_fault(tmp_path: Path) -> None:
+    """A log that acknowledges before it syncs loses what it acknowledged: the power-loss test must see it."""
+    found: list[str] = []
+    for seed in range(20):
+        chance = random.Random(seed)
+        history = History()
+        directory = tmp_path / str(seed)
+
+        class Hasty(PowerLossDisk):
+            def sync(self, fd: int) -> None:
+                if self._names[fd].endswith(".log") and self.size(fd) > 200:
+                    return  # says it is durable, and it is not
+
+        async def run(directory: Path = directory, chance: random.Random = chance, history: History = history) -> None:
+            disk = Hasty(directory, chance)
+            store = LogStore(directory, disk=disk, write_delay=lambda: 0.0)
+            await store.open(T0)
+            await run_until_failure(store, history, chance, 10)
+            disk.lose_power()
+            store.segments.close()
+
+        asyncio.run(run())
+        found += reopened_elsewhere(directory, history)
+    assert any("promise 1" in v for v in found)
+
+
+def reopened_elsewhere(directory: Path, history: History) -> list[str]:
+    """Like `reopened`, on a copy: the first store still holds its lock."""
+    copy = directory.parent / (directory.name + "-copy")
+    shutil.copytree(directory, copy)
+    return reopened(copy, history)[0]
+
+
+def test_two_processes_cannot_share_a_log(tmp_path: Path) -> None:
+    async def run() -> None:
+        first = LogStore(tmp_path / "log")
+        await first.open(T0)
+        with pytest.raises(StorageFailed, match="another process"):
+            await LogStore(tmp_path / "log").open(T0)
+        await first.close()
+
+    asyncio.run(run())
