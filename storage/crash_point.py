@@ -15,18 +15,23 @@ POINTS = (
     "half.before_answer",
     "outcome.before_sync",
     "outcome.after_sync",
-    "dead_letter.between",
+    "dead_letter.before_sync",
+    "dead_letter.after_sync",
     "seal.before_rename",
     "checkpoint.before_rename",
-    "retention.before_unlink",
-    "carry.before_sync",
-    "client.after_half",
-    "client.after_commit",
-    "client.before_outcome",
 )
 
-_armed, _, _count = os.environ.get("NOTIFY_CRASH_AT", "").partition(":")
-_left = int(_count or 1)
+_armed = ""
+_left = 0
+
+
+def arm(specification: str) -> None:
+    """Arm a point, `name:count`; empty disarms. Raises ValueError for a name that is none."""
+    global _armed, _left
+    name, _, count = specification.partition(":")
+    if name and name not in POINTS:
+        raise ValueError(f"there is no crash point {name!r}; there are {', '.join(POINTS)}")
+    _armed, _left = name, int(count or 1)
 
 
 def reached(name: str) -> None:
@@ -36,3 +41,6 @@ def reached(name: str) -> None:
         _left -= 1
         if _left <= 0:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+arm(os.environ.get("NOTIFY_CRASH_AT", ""))

@@ -1,0 +1,129 @@
+"""`make crash`: the long campaign. Prints what was done and counted, and a verdict."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import structlog
+
+from storage.crash_point import POINTS
+from storage.log.disk import Disk
+from storage.log.recovery import Damage, walk
+from storage.log.segments import Segment
+from tests.crash import loop_device, strace
+from tests.crash.kills import Kills
+from tests.crash.test_disk_faults import last_frames, lose_power_repeatedly, write_log
+
+FLIP_BYTES = 64 << 10
+
+
+def kills(cycles: int, seed: int) -> str:
+    """kill -9 at random moments, then at each named point."""
+    directory = Path(tempfile.mkdtemp(prefix="notify-crash-"))
+    runner = Kills(directory, seed)
+    try:
+        for _ in range(cycles):
+            asyncio.run(runner.cycle())
+        for point in POINTS:
+            for count in (1, 7):
+                asyncio.run(runner.cycle(f"{point}:{count}"))
+        asyncio.run(runner.finish())
+    finally:
+        runner.close()
+        shutil.rmtree(directory, ignore_errors=True)
+    a = runner.answers
+    if a.violations:
+        raise AssertionError("\n".join(a.violations[:20]))
+    return (
+        f"{runner.cycles} kills ({len(POINTS)} named points): {len(a.stored):,} halves, "
+        f"{len(a.committed):,} commits, {len(a.rolled_back):,} rollbacks, {a.delivered:,} deliveries, {len(a.acked):,} acks, {len(a.dead):,} dead letters"
+    )
+
+
+def power(times: int, seed: int) -> str:
+    """Power loss by sectors, in process."""
+    for i in range(times):
+        directory = Path(tempfile.mkdtemp(prefix="notify-power-"))
+        try:
+            lose_power_repeatedly(directory, seed * 100_000 + i, 4)
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+    return f"{times * 4} power losses with random subsets of unsynced 512-byte sectors"
+
+
+class MemoryDisk(Disk):
+    """One segment file in memory, for flips by the hundred thousand."""
+
+    def __init__(self, data: bytearray) -> None:
+        super().__init__(Path("/nonexistent"))
+        self.data = data
+
+    def size(self, fd: int) -> int:
+        return len(self.data)
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        return bytes(self.data[offset : offset + size])
+
+
+def flips() -> str:
+    """Every bit of a 64 KiB segment: what is read is a part of what was written, and the flip is noticed."""
+    directory = Path(tempfile.mkdtemp(prefix="notify-flips-"))
+    try:
+        write_log(directory / "log", 26, seed=5)
+        path, _, end = last_frames(directory / "log")
+        data = bytearray(path.read_bytes()[: min(end, FLIP_BYTES)])
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    disk = MemoryDisk(data)
+    segment = Segment(0, "segment", 0, 0)
+    whole = {(f.base, bytes(f.body)) for f in walk(disk, segment, 0, True, [])}
+    noticed = 0
+    for bit in range(64 * 8, len(data) * 8):
+        data[bit >> 3] ^= 1 << (bit & 7)
+        damages: list[Damage] = []
+        found = [(f.base, bytes(f.body)) for f in walk(disk, segment, 0, True, damages)]
+        data[bit >> 3] ^= 1 << (bit & 7)
+        if not whole.issuperset(found):
+            raise AssertionError(f"bit {bit}: read what was not written")
+        if not damages:
+            raise AssertionError(f"bit {bit} was not noticed")
+        noticed += 1
+    return f"{noticed:,} single-bit flips of a segment of {len(data):,} bytes, each noticed, none read"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cycles", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    options = parser.parse_args()
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    print(f"seed {options.seed}", flush=True)
+    parts = {
+        "kill -9": lambda: kills(options.cycles, options.seed),
+        "power loss, sectors": lambda: power(max(1, options.cycles // 5), options.seed),
+        "power loss, ext4": lambda: loop_device.lose_power(max(1, options.cycles // 25), options.seed),
+        "failed fdatasync": lambda: strace.fail_syncs(max(1, options.cycles // 50)),
+        "bit flips": flips,
+    }
+    bad = []
+    for name, part in parts.items():
+        started = time.monotonic()
+        try:
+            result = part()
+        except AssertionError as error:
+            bad.append(name)
+            result = f"BROKEN: {error}"
+        print(f"{name}: {result} ({time.monotonic() - started:.0f} s)", flush=True)
+    print(f"VERDICT: {'FAIL ' + ', '.join(bad) if bad else 'PASS no promise broken'}")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

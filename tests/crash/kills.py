@@ -1,0 +1,259 @@
+"""Kill -9 of a real server under load, again and again, and what every answer it gave must still mean afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from notify import ids
+from notify.bench.verify import Pulled
+from notify.client.http import HttpClient
+from notify.errors import NotFound, NotifyError
+from notify.wire import (
+    Items,
+    OutcomeItem,
+    Outcomes,
+    PackedMessage,
+    PackedTransaction,
+    PackedTransactions,
+    Receive,
+    Received,
+    Settle,
+    SettledItems,
+    SettleItem,
+    States,
+    encode_msgpack,
+)
+from tests.integration.databases import free_port
+
+CALLERS = 12
+TOPICS = ("a", "b")
+GROUP = "c"
+
+
+@dataclass
+class Answers:
+    """What was asked, and what the server said to it."""
+
+    bodies: dict[str, list[bytes]] = field(default_factory=dict)
+    stored: set[str] = field(default_factory=set)
+    commit_asked: set[str] = field(default_factory=set)
+    committed: set[str] = field(default_factory=set)
+    rolled_back: set[str] = field(default_factory=set)
+    acked: set[str] = field(default_factory=set)
+    dead: set[str] = field(default_factory=set)
+    delivered: int = 0
+    violations: list[str] = field(default_factory=list)
+
+
+class Kills:
+    """A server in a data directory, killed and started again."""
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.answers = Answers()
+        self.cycles = 0
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._settings = {"port": self.port, "data_dir": str(directory), "segment_bytes": 1 << 20}
+        self._zygote = subprocess.Popen(
+            [sys.executable, "-m", "tests.crash.zygote"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._pid = 0
+        self._checked: dict[str, int] = dict.fromkeys(TOPICS, 0)
+        self._in_queue: set[str] = set()
+
+    def start(self, crash_at: str = "") -> None:
+        assert self._zygote.stdin is not None
+        assert self._zygote.stdout is not None
+        self._zygote.stdin.write(json.dumps({"settings": self._settings, "crash_at": crash_at}) + "\n")
+        self._zygote.stdin.flush()
+        self._pid = int(self._zygote.stdout.readline())
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):  # the crash point was quicker
+            os.kill(self._pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        self.kill()
+        assert self._zygote.stdin is not None
+        assert self._zygote.stdout is not None
+        self._zygote.stdin.close()
+        self._zygote.wait(10)
+        self._zygote.stdout.close()
+
+    # --- a cycle ----------------------------------------------------------------------------------------------
+
+    async def cycle(self, crash_at: str = "") -> None:
+        """Start, check what the last crash left, load, kill at a random moment or at the point."""
+        self.start(crash_at)
+        http = HttpClient(self.url)
+        try:
+            await self._ready(http)
+            await self._check(http)
+            tasks = [asyncio.ensure_future(self._produce(http)) for _ in range(CALLERS)]
+            tasks.append(asyncio.ensure_future(self._consume(http)))
+            await asyncio.sleep(self.chance.uniform(0.02, 0.35) if not crash_at else 0.8)
+            self.kill()
+            await asyncio.gather(*tasks)
+        finally:
+            self.kill()
+            http.close()
+        self.cycles += 1
+
+    async def finish(self) -> None:
+        """One last start: check everything, from the first offset."""
+        self.start()
+        http = HttpClient(self.url)
+        try:
+            await self._ready(http)
+            self._checked = dict.fromkeys(TOPICS, 0)
+            self._in_queue.clear()
+            await self._check(http)
+            await self._check_dead_letters(http)
+        finally:
+            http.close()
+
+    async def _ready(self, http: HttpClient) -> None:
+        for _ in range(2000):
+            with contextlib.suppress(NotifyError):
+                await http.call("GET", "/readyz", b"", 1)
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError("the server did not come back")
+
+    async def _produce(self, http: HttpClient) -> None:
+        a = self.answers
+        with contextlib.suppress(NotifyError):
+            while True:
+                halves = []
+                for _ in range(self.chance.randint(1, 8)):
+                    name = ids.to_text(ids.new_id())
+                    a.bodies[name] = [self.chance.randbytes(self.chance.randint(0, 600)) for _ in range(2)]
+                    messages = [PackedMessage(topic=self.chance.choice(TOPICS), body=b) for b in a.bodies[name]]
+                    halves.append(PackedTransaction(id=name, messages=messages, check_after=3600))
+                request = PackedTransactions(producer_group="p", transactions=halves)
+                for item in (await self._call(http, "/v1/transactions", request, Items)).items:
+                    if item.status in (200, 201):
+                        a.stored.add(item.id)
+                outcomes = []
+                for half in halves:
+                    outcome = self.chance.choice(("COMMIT", "COMMIT", "ROLLBACK", ""))
+                    if outcome:
+                        outcomes.append(OutcomeItem(id=half.id, outcome=outcome))
+                    if outcome == "COMMIT":
+                        a.commit_asked.add(half.id)
+                if not outcomes:
+                    continue
+                answer = await self._call(
+                    http, "/v1/transactions/outcomes", Outcomes(producer_group="p", outcomes=outcomes), Items
+                )
+                for sent, item in zip(outcomes, answer.items, strict=True):
+                    if item.status == 200:
+                        (a.committed if sent.outcome == "COMMIT" else a.rolled_back).add(item.id)
+
+    async def _consume(self, http: HttpClient) -> None:
+        a = self.answers
+        with contextlib.suppress(NotifyError):
+            while True:
+                request = Receive(instance="i", topics=list(TOPICS), max=50, wait=1, lease=3600)
+                found = (await self._call(http, f"/v1/groups/{GROUP}/receive", request, Received)).messages
+                items = []
+                for m in found:
+                    a.delivered += 1
+                    name, _, number = m.id.partition(".")
+                    if name not in a.commit_asked:
+                        a.violations.append(f"promise 5: {m.id} was delivered without a commit")
+                    if a.bodies.get(name, [b"", b""])[int(number)] != m.body:
+                        a.violations.append(f"promise 2: {m.id} was delivered with other bytes")
+                    if m.id in a.acked or m.id in a.dead:
+                        a.violations.append(f"promise 4: {m.id} was delivered after its settling was answered")
+                    action = "dead_letter" if self.chance.random() < 0.1 else "ack"
+                    items.append(SettleItem(receipt=m.receipt, action=action))
+                if not items:
+                    continue
+                answer = await self._call(http, f"/v1/groups/{GROUP}/settle", Settle(items), SettledItems)
+                for m, sent, item in zip(found, items, answer.items, strict=True):
+                    if item.status == 200:
+                        (a.acked if sent.action == "ack" else a.dead).add(m.id)
+
+    async def _call(self, http: HttpClient, path: str, request: Any, answer: type[Any]) -> Any:
+        return msgspec.msgpack.decode(await http.call("POST", path, encode_msgpack(request), 10), type=answer)
+
+    # --- checks -----------------------------------------------------------------------------------------------
+
+    async def _check(self, http: HttpClient) -> None:
+        a = self.answers
+        for topic in TOPICS:
+            await self._pull(http, topic)
+        for name in a.committed:
+            for number in range(len(a.bodies[name])):
+                if f"{name}.{number}" not in self._in_queue:
+                    a.violations.append(f"promise 4: {name}.{number} was committed and is in no queue")
+        known = list(a.stored)
+        recent = known if len(known) < 4000 else self.chance.sample(known, 4000)
+        for at in range(0, len(recent), 2000):
+            part = recent[at : at + 2000]
+            answer = await self._call(http, "/v1/transactions/states", States(producer_group="p", ids=part), Items)
+            for item in answer.items:
+                if item.status != 200:
+                    a.violations.append(f"promise 1: the acknowledged half {item.id} is gone")
+                elif item.id in a.committed and item.state != "COMMITTED":
+                    a.violations.append(f"promise 3: {item.id} was committed and is {item.state}")
+                elif item.id in a.rolled_back and item.state != "ROLLED_BACK":
+                    a.violations.append(f"promise 3: {item.id} was rolled back and is {item.state}")
+
+    async def _pull(self, http: HttpClient, topic: str) -> None:
+        """What is new in a topic's queue since the last check: no holes, nothing twice, nothing made up."""
+        a = self.answers
+        while True:
+            path = f"/v1/topics/{topic}/queues/0/messages?offset={self._checked[topic]}&max=2000"
+            try:
+                found = msgspec.msgpack.decode(await http.call("GET", path, b"", 10), type=Pulled)
+            except NotFound:
+                return  # before the first message
+            if not found.messages:
+                return
+            for m in found.messages:
+                name, _, number = m.id.partition(".")
+                if m.offset != self._checked[topic]:
+                    a.violations.append(f"promise 8: a hole before offset {m.offset} of {topic}")
+                if m.id in self._in_queue:
+                    a.violations.append(f"promise 3: {m.id} is in a queue twice")
+                if name not in a.commit_asked:
+                    a.violations.append(f"promise 5: {m.id} is in a queue without a commit")
+                if a.bodies.get(name, [b"", b""])[int(number)] != m.body:
+                    a.violations.append(f"promise 2: {m.id} has other bytes")
+                self._in_queue.add(m.id)
+                self._checked[topic] = m.offset + 1
+
+    async def _check_dead_letters(self, http: HttpClient) -> None:
+        a = self.answers
+        offset = 0
+        seen: list[str] = []
+        while True:
+            path = f"/v1/topics/dead-letter.{GROUP}/queues/0/messages?offset={offset}&max=2000"
+            try:
+                found = msgspec.msgpack.decode(await http.call("GET", path, b"", 10), type=Pulled)
+            except NotFound:
+                return
+            if not found.messages:
+                break
+            seen += [m.id for m in found.messages]
+            offset = found.next_offset
+        missing = a.dead - set(seen)
+        if missing:
+            a.violations.append(f"promise 4: {len(missing)} answered dead letters are not in the dead-letter queue")
+        if len(seen) != len(set(seen)):
+            a.violations.append("promise 4: a dead letter is there twice")

@@ -1,0 +1,103 @@
+"""Power loss on a real ext4: a loop-mounted image, the shutdown ioctl without flushing, remount, check."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import gc
+import os
+import random
+import shutil
+import struct
+import subprocess
+import tempfile
+from pathlib import Path
+
+from storage.log import LogStore
+from tests.crash.workload import T0, History, run_until_failure, violations
+
+EXT4_IOC_SHUTDOWN = 0x8004587D
+NO_LOG_FLUSH = 2
+
+
+class NotPossible(Exception):
+    """Why this machine cannot do it."""
+
+
+def lose_power(times: int, seed: int) -> str:
+    """So many power losses; what was done, or why it could not be."""
+    try:
+        return _run(times, seed)
+    except NotPossible as reason:
+        return f"SKIPPED: {reason}"
+
+
+def _command(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise NotPossible(f"{' '.join(words[:2])}: {done.stderr.strip()[:200]}")
+
+
+def _run(times: int, seed: int) -> str:
+    if os.geteuid() != 0:
+        raise NotPossible("mounting needs root")
+    for program in ("mkfs.ext4", "mount", "umount"):
+        if shutil.which(program) is None:
+            raise NotPossible(f"there is no {program}")
+    directory = Path(tempfile.mkdtemp(prefix="notify-ext4-"))
+    image, mounted = directory / "image", directory / "mounted"
+    mounted.mkdir()
+    with image.open("wb") as file:
+        file.truncate(256 << 20)
+    history = History()
+    chance = random.Random(seed)
+    try:
+        _command("mkfs.ext4", "-q", "-F", str(image))
+        for _ in range(times):
+            _command("mount", "-o", "loop", str(image), str(mounted))
+            try:
+                asyncio.run(_until_shutdown(mounted, history, chance))
+            finally:
+                _command("umount", str(mounted))
+        _command("mount", "-o", "loop", str(image), str(mounted))
+        try:
+            _check(asyncio.run(_recovered(mounted, history)))
+        finally:
+            _command("umount", str(mounted))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return f"{times} shutdowns of a mounted ext4 under load, {len(history.halves):,} acknowledged halves all there"
+
+
+async def _until_shutdown(mounted: Path, history: History, chance: random.Random) -> None:
+    store = LogStore(mounted / "log", segment_bytes=1 << 18)
+    await store.open(T0)
+    _check(violations(store, history))
+    asyncio.get_running_loop().call_later(chance.uniform(0.01, 0.15), _shut_down, mounted)
+    await run_until_failure(store, history, chance, 100_000)
+    await store.close()
+    del store
+    gc.collect()  # a mapped index would keep the file system busy
+
+
+def _shut_down(mounted: Path) -> None:
+    fd = os.open(mounted, os.O_RDONLY)
+    try:
+        fcntl.ioctl(fd, EXT4_IOC_SHUTDOWN, struct.pack("I", NO_LOG_FLUSH))
+    except OSError as error:
+        raise NotPossible(f"this kernel refuses the ext4 shutdown ioctl: {error.strerror}") from error
+    finally:
+        os.close(fd)
+
+
+async def _recovered(mounted: Path, history: History) -> list[str]:
+    store = LogStore(mounted / "log")
+    await store.open(T0)
+    found = violations(store, history)
+    await store.close()
+    return found
+
+
+def _check(found: list[str]) -> None:
+    if found:
+        raise AssertionError("\n".join(found[:20]))
