@@ -43,7 +43,8 @@ def kills(cycles: int, seed: int) -> str:
         raise AssertionError("\n".join(a.violations[:20]))
     return (
         f"{runner.cycles} kills ({len(POINTS)} named points): {len(a.stored):,} halves, "
-        f"{len(a.committed):,} commits, {len(a.rolled_back):,} rollbacks, {a.delivered:,} deliveries, {len(a.acked):,} acks, {len(a.dead):,} dead letters"
+        f"{len(a.committed):,} commits, {len(a.rolled_back):,} rollbacks, "
+        f"{a.delivered:,} deliveries, {len(a.acked):,} acks, {len(a.dead):,} dead letters"
     )
 
 
