@@ -140,6 +140,7 @@ class TransactionProducer(_Producer):
         super().__init__(url, group=group, engine=engine, mode=mode, **options)
         self._thread: LoopThread | None = None
         self._running: tuple[TransactionClient, asyncio.Task[None] | None] | None = None
+        self._abandoned: object = None
         self._closed = False
         _alive.add(self)
         if engine is not None:
@@ -162,12 +163,13 @@ class TransactionProducer(_Producer):
         return client, task
 
     def _renew_after_fork(self) -> None:
-        """The parent's thread does not exist in the child: begin anew."""
-        had = self._thread is not None
+        """The parent's thread does not exist in the child: its first use begins anew.
+
+        Not here: a thread cannot be started before the fork has returned.
+        """
+        self._abandoned = (self._thread, self._running)  # the parent's loop must not be closed by this process
         self._thread = self._running = None
         self.instance = instance_name()
-        if had and not self._closed:
-            self._start()
 
     def add_check_listener(self, listener: CheckMessageListener) -> None:
         super().add_check_listener(listener)

@@ -1,0 +1,302 @@
+"""Consumers: handlers, retries, dead letters, renewal, the inbox, and the asyncio twins."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session
+
+from notify.bench.server import ServerProcess
+from notify.client import (
+    AsyncConsumer,
+    AsyncTransactionProducer,
+    Consumer,
+    DeadLetter,
+    Inbox,
+    Message,
+    ReceivedMessage,
+    TransactionProducer,
+    create_tables,
+    use_explicit_begin,
+)
+from notify.errors import BindingRefused
+from tests.integration.shop import Base, Order, drain, eventually, subscribe
+
+
+@pytest.fixture
+def producer(server: ServerProcess, unique: str) -> Iterator[TransactionProducer]:
+    with TransactionProducer(server.url, group=unique) as producer:
+        yield producer
+
+
+class Running:
+    """A consumer in a thread."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+        self._thread = threading.Thread(target=consumer.run, kwargs={"signals": False})
+        self._thread.start()
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.consumer.stop()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+def test_return_is_ack_raise_is_retry_dead_letter_is_dead(
+    server: ServerProcess, producer: TransactionProducer, unique: str
+) -> None:
+    seen: list[tuple[str, int]] = []
+    consumer = Consumer(server.url, group=unique)
+
+    @consumer.subscribe(unique, start="earliest", max_attempts=3)
+    def handle(message: ReceivedMessage) -> None:
+        seen.append((message.text, message.attempt))
+        if message.text == "once more" and message.attempt == 1:
+            raise ValueError("not yet")
+        if message.text == "poison":
+            raise DeadLetter("cannot be")
+        if message.text == "never":
+            raise ValueError("never")
+
+    for body in ("good", "once more", "poison", "never"):
+        producer.publish(Message(unique, body))
+    with Running(consumer):
+        eventually(lambda: len(seen) >= 7, 20)
+        time.sleep(0.2)
+    assert sorted(seen) == [
+        ("good", 1), ("never", 1), ("never", 2), ("never", 3), ("once more", 1), ("once more", 2), ("poison", 1),
+    ]  # fmt: skip
+    dead = drain(server.url, unique + "-dead", f"dead-letter.{unique}", 0, 0.01)
+    assert dead == []
+    letters = _get(server.url, f"/v1/admin/groups/{unique}/dead-letters")["messages"]
+    assert {m["body"]: m["headers"]["notify-dead-letter-attempts"] for m in letters} == {"poison": "1", "never": "3"}
+    assert all(m["headers"]["notify-dead-letter-topic"] == unique for m in letters)
+
+
+def _get(url: str, path: str):  # type: ignore[no-untyped-def]
+    import json
+    import urllib.request
+
+    with urllib.request.urlopen(url + path) as answer:
+        return json.load(answer)
+
+
+def test_a_slow_handler_keeps_its_lease(server: ServerProcess, producer: TransactionProducer, unique: str) -> None:
+    calls: list[int] = []
+    consumer = Consumer(server.url, group=unique, lease=1)
+
+    @consumer.subscribe(unique, start="earliest")
+    def handle(message: ReceivedMessage) -> None:
+        calls.append(message.attempt)
+        time.sleep(2.5)
+
+    producer.publish(Message(unique, "slow"))
+    with Running(consumer):
+        eventually(lambda: consumer.handled == 1, 10)
+        time.sleep(0.5)
+    assert calls == [1]
+
+
+def test_stopping_finishes_what_is_under_way(server: ServerProcess, producer: TransactionProducer, unique: str) -> None:
+    consumer = Consumer(server.url, group=unique, concurrency=2)
+    started = threading.Event()
+
+    @consumer.subscribe(unique, start="earliest")
+    def handle(message: ReceivedMessage) -> None:
+        started.set()
+        time.sleep(0.3)
+
+    producer.publish(Message(unique, "x"))
+    with Running(consumer):
+        assert started.wait(10)
+    assert consumer.handled == 1
+    assert drain(server.url, unique, unique, 0, 0.1) == []
+
+
+def test_tags_filter(server: ServerProcess, producer: TransactionProducer, unique: str) -> None:
+    seen: list[str] = []
+    consumer = Consumer(server.url, group=unique)
+
+    @consumer.subscribe(unique, start="earliest", tags=["vip"])
+    def handle(message: ReceivedMessage) -> None:
+        seen.append(message.text)
+
+    for n in range(20):
+        producer.publish(Message(unique, str(n), tag="vip" if n % 4 == 0 else "plain" if n % 2 else None))
+    with Running(consumer):
+        eventually(lambda: len(seen) == 5, 10)
+    assert seen and sorted(map(int, seen)) == [0, 4, 8, 12, 16]
+    group = _get(server.url, f"/v1/admin/groups/{unique}")
+    assert group["queues"][0]["lag"] == 0
+
+
+def test_a_delayed_message_comes_when_it_is_due(
+    server: ServerProcess, producer: TransactionProducer, unique: str
+) -> None:
+    subscribe(server.url, unique, unique)
+    sent = time.monotonic()
+    producer.publish(Message(unique, "later", delay=1.0))
+    producer.publish(Message(unique, "now"))
+    assert [m["body"] for m in drain(server.url, unique, unique, 2)] == ["now", "later"]
+    assert 1.0 <= time.monotonic() - sent < 2.5
+
+
+def test_the_inbox_makes_a_redelivery_harmless(
+    engine: sa.Engine, server: ServerProcess, producer: TransactionProducer, unique: str
+) -> None:
+    """The effect commits and the ack is lost: the message comes again, the effect does not."""
+    Base.metadata.create_all(engine)
+    inbox = Inbox(engine)
+    message = ReceivedMessage("01a1fc5e-3817-71f6-bdb9-9ebd1a8e445d.0", unique, 0, 0, b"x", None, None, {}, 1, "")
+
+    def effect(message: ReceivedMessage, session: Session) -> None:
+        session.add(Order(item=message.text))
+
+    def failing(message: ReceivedMessage, session: Session) -> None:
+        effect(message, session)
+        raise ValueError("after the effect")
+
+    with pytest.raises(ValueError, match="after"):
+        inbox.run(unique, message, failing)
+    assert inbox.run(unique, message, effect)
+    assert not inbox.run(unique, message, effect)
+    assert inbox.run(unique + "x", message, effect)
+    with Session(engine) as session:
+        assert session.scalar(sa.select(sa.func.count()).select_from(Order)) == 2
+
+
+def test_consumer_with_inbox(
+    engine: sa.Engine, server: ServerProcess, producer: TransactionProducer, unique: str
+) -> None:
+    Base.metadata.create_all(engine)
+    consumer = Consumer(server.url, group=unique, inbox=Inbox(engine), concurrency=4)
+
+    @consumer.subscribe(unique, start="earliest")
+    def handle(message: ReceivedMessage, session: Session) -> None:
+        session.add(Order(item=message.json()["item"]))
+        if message.attempt == 1 and message.json()["item"] == "3":
+            raise ValueError("first time fails after its effect")
+
+    for n in range(8):
+        producer.publish(Message(unique, {"item": str(n)}))
+    with Running(consumer):
+        eventually(lambda: consumer.handled == 8, 20)
+    with Session(engine) as session:
+        assert sorted(session.scalars(sa.select(Order.item))) == [str(n) for n in range(8)]
+
+
+ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+psycopg", "mysql": "mysql+aiomysql"}
+
+
+def test_async_producer_and_consumer(engine_url: str, server: ServerProcess, unique: str) -> None:
+    """AsyncSession, savepoints, AsyncConnection, AsyncConsumer with inbox: nothing blocks the loop."""
+    url = sa.make_url(engine_url)
+    url = url.set(drivername=ASYNC_DRIVERS[url.get_backend_name()])
+
+    async def run() -> list[str]:
+        engine = create_async_engine(url)
+        if url.get_backend_name() == "sqlite":
+            use_explicit_begin(engine)
+        async with engine.begin() as connection:
+            await connection.run_sync(create_tables)
+            await connection.run_sync(Base.metadata.create_all)
+        sessions = async_sessionmaker(engine)
+        consumer = AsyncConsumer(server.url, group=unique, inbox=Inbox(engine), concurrency=1)
+        seen: list[str] = []
+
+        @consumer.subscribe(unique, start="earliest")
+        async def handle(message: ReceivedMessage, session) -> None:  # type: ignore[no-untyped-def]
+            session.add(Order(item="effect of " + message.text))
+            seen.append(message.text)
+
+        async with AsyncTransactionProducer(server.url, group=unique, engine=engine) as producer:
+            async with sessions() as session, session.begin():
+                session.add(Order(item="a"))
+                await producer.send(session, Message(unique, "a"))
+                with pytest.raises(ZeroDivisionError):
+                    async with session.begin_nested():
+                        await producer.send(session, Message(unique, "rolled back"))
+                        raise ZeroDivisionError
+            async with sessions() as session:
+                await producer.send(session, Message(unique, "never"))
+
+            @producer.transactional(sessions)
+            async def place(session, item: str) -> None:  # type: ignore[no-untyped-def]
+                session.add(Order(item=item))
+                await producer.send(session, Message(unique, item))
+
+            await place("b")
+            async with engine.connect() as connection, producer.transaction(connection) as tx:
+                await tx.send(Message(unique, "c"))
+            running = asyncio.ensure_future(consumer.run())
+            async with asyncio.timeout(20):
+                while consumer.handled < 3:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            consumer.stop()
+            await running
+        async with sessions() as session:
+            items = sorted((await session.scalars(sa.select(Order.item))).all())
+        await engine.dispose()
+        assert sorted(seen) == ["a", "b", "c"]
+        return list(items)
+
+    items = asyncio.run(run())
+    assert items == ["a", "b", "effect of a", "effect of b", "effect of c"]
+
+
+def test_sync_and_async_do_not_mix(server: ServerProcess, unique: str) -> None:
+    with pytest.raises(BindingRefused, match="AsyncTransactionProducer"):
+        TransactionProducer(server.url, group=unique, engine=create_async_engine("sqlite+aiosqlite://"))  # type: ignore[arg-type]
+    with pytest.raises(BindingRefused, match="TransactionProducer"):
+        AsyncTransactionProducer(server.url, group=unique, engine=sa.create_engine("sqlite://"))
+
+
+def test_prepare_without_a_database(server: ServerProcess, unique: str) -> None:
+    subscribe(server.url, unique, unique)
+
+    async def run() -> None:
+        async with AsyncTransactionProducer(server.url, group=unique) as producer:
+            good = await producer.prepare([Message(unique, "good")])
+            bad = await producer.prepare([Message(unique, "bad")])
+            assert (await good.commit(), await bad.rollback()) == ("COMMITTED", "ROLLED_BACK")
+            assert await good.commit() == "COMMITTED"
+
+    asyncio.run(run())
+    assert [m["body"] for m in drain(server.url, unique, unique, 1)] == ["good"]
+
+
+def test_a_producer_survives_a_fork(engine: sa.Engine, server: ServerProcess, unique: str) -> None:
+    """gunicorn's preload: the child's first send works, with a thread of its own."""
+    import os
+    import warnings
+
+    subscribe(server.url, unique, unique)
+    with TransactionProducer(server.url, group=unique, engine=engine) as producer:
+        with Session(engine) as session, session.begin():
+            producer.send(session, Message(unique, "parent"))
+        engine.dispose()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is what this is about
+            pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                engine.dispose(close=False)
+                with Session(engine) as session, session.begin():
+                    producer.send(session, Message(unique, "child"))
+                producer.close()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(pid, 0)[1] == 0
+    assert sorted(m["body"] for m in drain(server.url, unique, unique, 2)) == ["child", "parent"]
