@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from notify import ids
 from notify.check.listener import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
-from notify.check.question import ask, read_source
+from notify.check.question import ask, read_source, short_waits
 
 
 class LocalTransactionCheck(CheckMessageListener):
@@ -34,8 +35,16 @@ def answer(connection: Connection, half: HalfMessage) -> Outcome:
     Raises CheckUnavailable where the database is another one than the half names, where the row may have been
     purged, or where the database did not answer in time.
     """
-    source, purged_before = read_source(connection)
-    connection.rollback()
+    with short_waits(connection):
+        return _answer(connection, half)
+
+
+def _answer(connection: Connection, half: HalfMessage) -> Outcome:
+    try:
+        source, purged_before = read_source(connection)
+        connection.rollback()
+    except SQLAlchemyError as error:
+        raise CheckUnavailable(f"the database did not answer: {type(error).__name__}") from error
     if source != half.source:
         raise CheckUnavailable(f"this database is source {source}, the half came from {half.source or 'none'}")
     if ids.milliseconds(ids.from_text(half.id)) <= purged_before:

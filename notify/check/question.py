@@ -8,6 +8,8 @@ the row count. https://www.postgresql.org/docs/15/sql-insert.html, https://maria
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -88,16 +90,35 @@ def ask(connection: Connection, transaction_id: str, producer_group: str) -> Sta
 
 
 def _ask_sqlite(connection: Connection, parameters: dict[str, str]) -> sa.Row[tuple[str, str]] | None:
-    connection.exec_driver_sql(f"PRAGMA busy_timeout = {LOCK_TIMEOUT_MS}")
-    connection.rollback()
     with connection.begin():
         if not _in_transaction(connection):
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         connection.execute(_SQLITE, parameters)
-        row = connection.execute(_STANDS, parameters).one_or_none()
-    connection.exec_driver_sql("PRAGMA busy_timeout = 5000")
-    connection.rollback()
-    return row
+        return connection.execute(_STANDS, parameters).one_or_none()
+
+
+@contextmanager
+def short_waits(connection: Connection) -> Iterator[None]:
+    """On SQLite, have statements wait for its one lock no longer than a check may; before a transaction begins."""
+    if connection.dialect.name != "sqlite":
+        yield
+        return
+    before = _busy_timeout(connection, None)
+    _busy_timeout(connection, LOCK_TIMEOUT_MS)
+    try:
+        yield
+    finally:
+        _busy_timeout(connection, before)
+
+
+def _busy_timeout(connection: Connection, milliseconds: int | None) -> int:
+    """Read or set it on the driver's connection, past SQLAlchemy, which would begin a transaction."""
+    cursor = connection.connection.cursor()
+    try:
+        cursor.execute("PRAGMA busy_timeout" + ("" if milliseconds is None else f" = {milliseconds}"))
+        return int(cursor.fetchone()[0])
+    finally:
+        cursor.close()
 
 
 def _in_transaction(connection: Connection) -> bool:

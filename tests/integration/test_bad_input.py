@@ -1,0 +1,252 @@
+"""Whatever is sent, the answer is a 4xx with a code and a sentence, never a 500, and the server is unharmed."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from notify import ids
+from notify.bench.server import ServerProcess
+
+
+def call(
+    server: ServerProcess, path: str, body: Any, method: str = "POST", kind: str = "application/json"
+) -> tuple[int, dict[str, Any]]:
+    parts = urlsplit(server.url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    try:
+        connection.request(method, path, data, {"content-type": kind})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read() or b"{}")
+    finally:
+        connection.close()
+
+
+def new_id() -> str:
+    return ids.to_text(ids.new_id())
+
+
+def half(**message: Any) -> dict[str, Any]:
+    return {
+        "producer_group": "g",
+        "transactions": [{"id": new_id(), "messages": [{"topic": "t", "body": "x"} | message]}],
+    }
+
+
+REFUSED: list[tuple[str, str, Any, int, str]] = [
+    ("malformed JSON", "/v1/transactions", b"{", 400, "malformed"),
+    ("not an object", "/v1/transactions", [], 422, "invalid_schema"),
+    ("unknown field", "/v1/transactions", half() | {"nope": 1}, 422, "invalid_schema"),
+    ("wrong type", "/v1/transactions", half(key=1), 422, "invalid_schema"),
+    ("no items", "/v1/transactions", {"producer_group": "g", "transactions": []}, 422, "out_of_bounds"),
+    ("a name that is none", "/v1/transactions", half() | {"producer_group": "a b"}, 422, "invalid_name"),
+    ("depth", "/v1/transactions", b"[" * 100_000, 422, "invalid_schema"),
+    ("too many items", "/v1/transactions/states", {"producer_group": "g", "ids": ["x"] * 5000}, 422, "out_of_bounds"),
+    ("wait too long", "/v1/checks/poll", {"producer_group": "g", "instance": "i", "wait": 61}, 422, "out_of_bounds"),
+    ("lease too long", "/v1/groups/g/receive", {"instance": "i", "topics": ["t"], "lease": 9e9}, 422, "out_of_bounds"),
+    ("unknown group", "/v1/groups/nobody/receive", {"instance": "i"}, 404, "not_found"),
+    ("unknown route", "/v1/nope", {}, 404, "not_found"),
+    ("50 MB", "/v1/messages", b"x" * 50_000_000, 413, "request_too_large"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "status", "code"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
+def test_refused_as_a_whole(server: ServerProcess, path: str, body: Any, status: int, code: str) -> None:
+    try:
+        found, problem = call(server, path, body)
+    except (BrokenPipeError, ConnectionResetError):
+        assert status == 413  # the server answered and closed while we were still sending
+        return
+    assert (found, problem["code"]) == (status, code)
+    assert problem["detail"] and problem["status"] == status and problem["type"].startswith("urn:")
+
+
+ITEMS: list[tuple[str, dict[str, Any], int, str]] = [
+    ("body above 1 MiB", {"body": "x" * (1 << 20) + "y"}, 413, "too_large"),
+    ("no body", {"body": None}, 422, "invalid_body"),
+    ("two bodies", {"body_base64": "eA=="}, 422, "invalid_body"),
+    ("not base64", {"body": None, "body_base64": "%"}, 422, "invalid_body"),
+    ("too many headers", {"headers": {str(n): "" for n in range(33)}}, 413, "too_large"),
+    ("headers too long", {"headers": {"a": "x" * 9000}}, 413, "too_large"),
+    ("delay beyond the bound", {"delay": 41 * 86_400}, 422, "out_of_bounds"),
+    ("negative delay", {"delay": -1}, 422, "out_of_bounds"),
+    ("deliver_at without a zone", {"deliver_at": "2030-01-01T00:00:00"}, 422, "invalid_delay"),
+    ("both delays", {"delay": 1, "deliver_at": "2030-01-01T00:00:00Z"}, 422, "invalid_delay"),
+    ("topic that is none", {"topic": "-x"}, 422, "invalid_name"),
+    ("key too long", {"key": "k" * 2000}, 413, "too_large"),
+]
+
+
+@pytest.mark.parametrize(("message", "status", "code"), [r[1:] for r in ITEMS], ids=[r[0] for r in ITEMS])
+def test_refused_item_by_item(server: ServerProcess, message: dict[str, Any], status: int, code: str) -> None:
+    request = half(**message)
+    good = {"id": new_id(), "messages": [{"topic": "t", "body": "good"}]}
+    request["transactions"].append(good)
+    found, answer = call(server, "/v1/transactions", request)
+    assert found == 200
+    assert [i["status"] for i in answer["items"]] == [status, 201]
+    assert answer["items"][0]["code"] == code and answer["items"][0]["detail"]
+
+
+def test_ids(server: ServerProcess) -> None:
+    for bad in ("", "x", "00000000-0000-4000-8000-000000000000", new_id().upper().replace("0", "A")):
+        request = {"producer_group": "g", "transactions": [{"id": bad, "messages": [{"topic": "t", "body": ""}]}]}
+        item = call(server, "/v1/transactions", request)[1]["items"][0]
+        assert (item["status"], item["code"]) == (422, "invalid_id")
+    request = half()
+    assert call(server, "/v1/transactions", request)[1]["items"][0]["status"] == 201
+    assert call(server, "/v1/transactions", request)[1]["items"][0]["status"] == 200
+    request["transactions"][0]["messages"][0]["body"] = "other"
+    item = call(server, "/v1/transactions", request)[1]["items"][0]
+    assert (item["status"], item["code"]) == (409, "id_in_use")
+
+
+def test_outcomes(server: ServerProcess) -> None:
+    request = half()
+    name = request["transactions"][0]["id"]
+    call(server, "/v1/transactions", request)
+
+    def outcome(**item: Any) -> dict[str, Any]:
+        body = {"producer_group": "g", "outcomes": [{"id": name, "outcome": "COMMIT"} | item]}
+        found: dict[str, Any] = call(server, "/v1/transactions/outcomes", body)[1]["items"][0]
+        return found
+
+    assert outcome(id=new_id())["code"] == "unknown_transaction"
+    assert outcome(outcome="MAYBE")["code"] == "invalid_outcome"
+    assert outcome(shard="other") | {"detail": ""} == {"id": name, "status": 421, "code": "wrong_shard", "detail": ""}
+    assert outcome(outcome="UNKNOWN")["state"] == "PREPARED"
+    assert outcome(outcome="UNKNOWN", check="1")["code"] == "stale_check"
+    assert outcome()["state"] == "COMMITTED"
+    assert outcome()["status"] == 200
+    conflict = outcome(outcome="ROLLBACK")
+    assert (conflict["status"], conflict["state"], conflict["code"]) == (409, "COMMITTED", "outcome_conflict")
+
+
+def test_receipts(server: ServerProcess, unique: str) -> None:
+    call(server, f"/v1/groups/{unique}/receive", {"instance": "i", "topics": [unique]})
+    call(server, "/v1/messages", {"messages": [{"topic": unique, "body": "x"}]})
+    message = call(server, f"/v1/groups/{unique}/receive", {"instance": "i", "wait": 5})[1]["messages"][0]
+    call(server, f"/v1/groups/{unique}x/receive", {"instance": "i", "topics": [unique]})
+
+    def settle(group: str, receipt: str, action: str = "ack", **more: Any) -> tuple[int, str | None]:
+        body = {"items": [{"receipt": receipt, "action": action} | more]}
+        item = call(server, f"/v1/groups/{group}/settle", body)[1]["items"][0]
+        return item["status"], item.get("code")
+
+    assert settle(unique + "x", message["receipt"]) == (410, "stale_receipt")  # foreign
+    assert settle(unique, "zz") == (422, "invalid_receipt")
+    assert settle(unique, message["receipt"], "eat") == (422, "invalid_action")
+    assert settle(unique, message["receipt"], "retry", delay=1e9) == (422, "out_of_bounds")
+    assert settle(unique, message["receipt"]) == (200, None)
+    assert settle(unique, message["receipt"]) == (410, "stale_receipt")
+
+
+def test_pull(server: ServerProcess, unique: str) -> None:
+    call(server, "/v1/messages", {"messages": [{"topic": unique, "body": str(n)} for n in range(3)]})
+    status, answer = call(server, f"/v1/topics/{unique}/queues/0/messages?offset=1&max=1", b"", "GET")
+    assert (status, [m["body"] for m in answer["messages"]], answer["next_offset"]) == (200, ["1"], 2)
+    assert call(server, f"/v1/topics/{unique}/queues/0/messages?offset=3", b"", "GET")[1]["messages"] == []
+    for path, code in (
+        (f"/v1/topics/{unique}/queues/9/messages", "not_found"),
+        (f"/v1/topics/{unique}/queues/x/messages", "not_found"),
+        (f"/v1/topics/{unique}/queues/0/messages?max=0", "out_of_bounds"),
+        (f"/v1/topics/{unique}/queues/0/messages?nope=0", "invalid_schema"),
+    ):
+        status, problem = call(server, path, b"", "GET")
+        assert 400 <= status < 500 and problem["code"] == code
+
+
+def test_other_methods_types_and_encodings(server: ServerProcess) -> None:
+    assert call(server, "/v1/messages", b"", "GET")[1]["code"] == "method_not_allowed"
+    assert call(server, "/v1/messages", b"x", kind="text/plain")[1]["code"] == "unsupported_type"
+    status, problem = call(server, "/v1/messages", b"\xc1", kind="application/msgpack")
+    assert (status, problem["code"]) == (400, "malformed")
+    status, problem = call(server, "/v1/messages", msgspec.msgpack.encode({"messages": 1}), kind="application/msgpack")
+    assert (status, problem["code"]) == (422, "invalid_schema")
+
+
+def test_bytes_that_are_no_text_come_back_as_base64(server: ServerProcess, unique: str) -> None:
+    body = {"messages": [{"topic": unique, "body_base64": "//4="}]}
+    assert call(server, "/v1/messages", body)[1]["items"][0]["status"] == 201
+    found = call(server, f"/v1/topics/{unique}/queues/0/messages", b"", "GET")[1]["messages"][0]
+    assert found["body_base64"] == "//4=" and "body" not in found
+
+
+def test_sockets_that_never_finish_do_no_harm(server: ServerProcess) -> None:
+    parts = urlsplit(server.url)
+    slow = [socket.create_connection((parts.hostname or "", parts.port or 0)) for _ in range(200)]
+    for n, s in enumerate(slow):
+        s.sendall(b"POST /v1/messages HTTP/1.1\r\nhost: x\r\n" if n % 2 else b"POST /v1/messages HTTP/1.1\r\n")
+        if n % 3 == 0:
+            s.sendall(b"content-type: application/json\r\ncontent-length: 100\r\n\r\n{")
+    started = time.monotonic()
+    assert call(server, "/v1/messages", {"messages": [{"topic": "t", "body": "x"}]})[0] == 200
+    assert time.monotonic() - started < 2
+    slow[0].settimeout(15)
+    assert b"408" in slow[0].recv(65536)  # its body did not arrive in time
+    slow[1].settimeout(15)
+    assert slow[1].recv(65536) == b""  # its head did not: cut
+    for s in slow:
+        s.close()
+
+
+def test_a_head_that_never_ends_is_cut(server: ServerProcess) -> None:
+    parts = urlsplit(server.url)
+    with socket.create_connection((parts.hostname or "", parts.port or 0)) as s:
+        s.settimeout(10)
+        with pytest.raises(OSError):
+            s.sendall(b"GET / HTTP/1.1\r\n")
+            for _ in range(3000):
+                s.sendall(b"x-filler: " + b"y" * 1000 + b"\r\n")
+            if not s.recv(1000):
+                raise ConnectionResetError
+    assert call(server, "/readyz", b"", "GET")[0] == 200
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    body=st.binary(max_size=200)
+    | st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(max_size=20) | st.binary(max_size=20),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+    ).map(msgspec.msgpack.encode),
+    path=st.sampled_from(
+        ["/v1/transactions", "/v1/transactions/outcomes", "/v1/transactions/states", "/v1/messages", "/v1/checks/poll"]
+    ),
+)
+def test_no_msgpack_makes_it_fail(server: ServerProcess, body: bytes, path: str) -> None:
+    status, problem = call(server, path, body, kind="application/msgpack")
+    assert 400 <= status < 500 and problem["code"]
+
+
+def test_schemathesis_finds_no_server_error(server: ServerProcess) -> None:
+    """Requests made from the OpenAPI document, data and admin routes."""
+    import schemathesis
+
+    schema = schemathesis.openapi.from_url(server.url + "/openapi.json")
+    count = 0
+    for result in schema.get_all_operations():
+        operation = result.ok()
+
+        @settings(max_examples=15, deadline=None, database=None)
+        @given(case=operation.as_strategy())
+        def check(case: Any) -> None:
+            nonlocal count
+            if isinstance(case.body, dict) and "wait" in case.body:
+                case.body["wait"] = 0
+            answer = case.call(timeout=30)
+            assert answer.status_code < 500, answer.text
+            count += 1
+
+        check()
+    assert count > 200
