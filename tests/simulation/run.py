@@ -1,0 +1,44 @@
+"""`make simulate SEEDS=20000`: as many seeds as asked for; a seed that fails can be run again alone."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+import structlog
+
+from tests.simulation.loop import run
+from tests.simulation.world import World
+
+
+def simulate(seed: int, *, naive: bool = False) -> list[str]:
+    """The violations of one seed."""
+
+    async def whole() -> list[str]:
+        return await World(seed, naive=naive).run()
+
+    found: list[str] = run(whole())
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=20_000)
+    parser.add_argument("--first", type=int, default=0)
+    options = parser.parse_args()
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    started = time.monotonic()
+    bad = 0
+    for seed in range(options.first, options.first + options.seeds):
+        for violation in simulate(seed):
+            bad += 1
+            print(f"seed {seed}: {violation}", flush=True)
+    rate = options.seeds / (time.monotonic() - started) * 60
+    verdict = "FAIL" if bad else "PASS"
+    print(f"VERDICT: {verdict} {options.seeds} seeds, {bad} violations, {rate:.0f} seeds a minute")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

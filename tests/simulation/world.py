@@ -1,0 +1,260 @@
+"""A small world in virtual time: producers with a database, a lossy network, a server that is killed, consumers.
+
+The server is the real core over the real log. Producers, database and network are models, so that a run can place a
+crash or a delay between any two steps. In the end every committed local transaction must have had its effect
+exactly once, and no other may have had one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from notify import ids
+from notify.errors import NotifyError, Unavailable
+from notify.server.core import Core
+from notify.settings import Settings
+from notify.wire import OutcomeItem, PackedMessage, PackedTransaction, PackedTransactions, Poll, Receive, SettleItem
+from storage.log import LogStore
+
+TOPIC = "t"
+GROUP = "c"
+START_US = 1_800_000_000_000_000
+
+
+@dataclass
+class Database:
+    """The local table: in-flight transactions hold their row's lock, tombstones refuse late ones."""
+
+    rows: dict[str, str] = field(default_factory=dict)
+    in_flight: set[str] = field(default_factory=set)
+
+    def insert(self, transaction_id: str) -> bool:
+        """False: a tombstone stands there, the transaction must roll back."""
+        if transaction_id in self.rows:
+            return False
+        self.in_flight.add(transaction_id)
+        return True
+
+    def end(self, transaction_id: str, commit: bool) -> None:
+        self.in_flight.discard(transaction_id)
+        if commit:
+            self.rows[transaction_id] = "COMMITTED"
+
+    def atomic_question(self, transaction_id: str) -> str | None:
+        """COMMIT or ROLLBACK, or None for a lock timeout; leaves a tombstone."""
+        if transaction_id in self.in_flight:
+            return None
+        state = self.rows.setdefault(transaction_id, "ROLLED_BACK")
+        return "COMMIT" if state == "COMMITTED" else "ROLLBACK"
+
+    def naive_question(self, transaction_id: str) -> str | None:
+        """What a plain SELECT sees: nothing of a transaction in flight."""
+        return "COMMIT" if self.rows.get(transaction_id) == "COMMITTED" else "ROLLBACK"
+
+
+class World:
+    """One seed's run."""
+
+    def __init__(self, seed: int, *, naive: bool = False, transactions: int = 12) -> None:
+        self.chance = random.Random(seed)
+        self.naive = naive
+        self.transactions = transactions
+        self.database = Database()
+        self.effects: dict[str, int] = {}
+        self.delivered: set[str] = set()
+        self.core: Core | None = None
+        self.killed = asyncio.Event()
+        self.calm = False
+        self.restarts = 0
+        memory = Path("/dev/shm")
+        base = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
+        self._directory = Path(tempfile.mkdtemp(prefix="notify-sim-", dir=base))
+        self._run: asyncio.Task[None] | None = None
+        self._settings = Settings(check_backoff_seconds=1, check_backoff_max_seconds=5, check_answer_seconds=3)
+
+    def clock(self) -> int:
+        return START_US + round(asyncio.get_running_loop().time() * 1_000_000)
+
+    # --- server -----------------------------------------------------------------------------------------------
+
+    async def start_server(self) -> None:
+        store = LogStore(self._directory, segment_bytes=1 << 13, write_delay=lambda: self.chance.random() * 0.01)
+        await store.open(self.clock())
+        self.core = Core(store, self._settings, self.clock, random.Random(self.chance.random()))
+        self.killed = asyncio.Event()
+        self._run = asyncio.get_running_loop().create_task(self.core.run())
+
+    def kill_server(self) -> None:
+        """As SIGKILL: what was not written is gone, nobody gets an answer."""
+        assert self.core is not None
+        assert self._run is not None
+        store: Any = self.core.store
+        self.core = None
+        self._run.cancel()
+        self.killed.set()
+        store.journal.failed = Unavailable("killed")
+        if store.journal._idle_timer is not None:
+            store.journal._idle_timer.cancel()
+        store.segments.close()
+        os.close(store._lock_fd)
+        self.restarts += 1
+
+    async def call(self, request: Callable[[Core], Awaitable[Any]]) -> Any:
+        """One request over a network that delays, and loses requests and answers."""
+        chance = self.chance
+        await asyncio.sleep(chance.random() * 0.05)
+        if self.core is None or (not self.calm and chance.random() < 0.08):
+            raise Unavailable("lost")
+        working = asyncio.ensure_future(request(self.core))
+        dying = asyncio.ensure_future(self.killed.wait())
+        await asyncio.wait([working, dying], return_when=asyncio.FIRST_COMPLETED)
+        dying.cancel()
+        if not working.done():
+            working.cancel()
+            raise Unavailable("killed")
+        answer = working.result()
+        await asyncio.sleep(chance.random() * 0.05)
+        if not self.calm and chance.random() < 0.08:
+            raise Unavailable("answer lost")
+        return answer
+
+    # --- producers --------------------------------------------------------------------------------------------
+
+    async def produce(self) -> None:
+        """One local transaction, with a crash or a delay anywhere."""
+        chance = self.chance
+        name = ids.to_text(bytes([1, *chance.randbytes(5), 0x70, chance.randrange(256), 0x80, *chance.randbytes(7)]))
+        await asyncio.sleep(chance.random() * 10)
+        message = PackedMessage(topic=TOPIC, body=name.encode(), delay=chance.choice((None, None, 2.0)))
+        half = PackedTransaction(id=name, messages=[message], check_after=chance.choice((0.5, 1.0, 5.0)))
+        request = PackedTransactions(producer_group="p", transactions=[half], source="s", instance="i")
+        try:
+            item = (await self.call(lambda core: core.transactions.put(request)))[0]
+            if item.status not in (200, 201):
+                return
+        except NotifyError:
+            return  # not known to be stored: the local transaction rolls back
+        if chance.random() < 0.1 or not self.database.insert(name):
+            return  # dies before its row, or is refused by a tombstone
+        await asyncio.sleep(chance.choice((0.01, 0.5, 3.0)) * chance.random())
+        commit = chance.random() < 0.75
+        self.database.end(name, commit)
+        if chance.random() < 0.35:
+            return  # dies before its outcome
+        outcome = OutcomeItem(id=name, outcome="COMMIT" if commit else "ROLLBACK")
+        for _ in range(chance.choice((1, 1, 2))):
+            await asyncio.sleep(chance.choice((0.0, 0.0, 4.0)) * chance.random())
+            try:
+                await self.call(lambda core: core.transactions.outcomes("p", [outcome]))
+            except NotifyError:
+                continue
+
+    async def answer_checks(self) -> None:
+        """A producer process that polls for checks; answers may be late or lost."""
+        while True:
+            poll = Poll(producer_group="p", instance="i", sources=["s"], wait=1.0, max=10)
+            try:
+                checks = await self.call(lambda core, poll=poll: core.checks.poll(poll))
+            except NotifyError:
+                await asyncio.sleep(0.2)
+                continue
+            for check in checks:
+                ask = self.database.naive_question if self.naive else self.database.atomic_question
+                found = ask(check["id"])
+                await asyncio.sleep(self.chance.choice((0.0, 0.0, 2.0)) * self.chance.random())
+                item = OutcomeItem(
+                    id=check["id"],
+                    outcome=found or "UNKNOWN",
+                    check=check["token"],
+                    unavailable=found is None,
+                )
+                try:
+                    await self.call(lambda core, item=item: core.transactions.outcomes("p", [item]))
+                except NotifyError:
+                    continue
+
+    # --- consumers --------------------------------------------------------------------------------------------
+
+    async def consume(self) -> None:
+        """A consumer with an inbox that sometimes dies before its effect, or before its ack."""
+        chance = self.chance
+        while True:
+            request = Receive(instance="x", max=chance.randint(1, 5), wait=1.0, lease=2.0)
+            try:
+                handed = await self.call(lambda core, request=request: core.delivery.receive(GROUP, request))
+            except NotifyError:
+                await asyncio.sleep(0.2)
+                continue
+            for h in handed:
+                name = ids.to_text(h.message.transaction_id)
+                self.delivered.add(name)
+                fate = chance.random() if not self.calm else 1.0
+                if fate < 0.1:
+                    continue  # dies before the effect
+                if name not in self.effects:
+                    self.effects[name] = 1  # effect and inbox row commit together
+                if fate < 0.2:
+                    continue  # dies before the ack
+                action = "retry" if fate < 0.3 else "ack"
+                item = SettleItem(receipt=h.receipt, action=action, delay=0.5)
+                try:
+                    await self.call(lambda core, item=item: core.delivery.settle(GROUP, [item]))
+                except NotifyError:
+                    continue
+
+    # --- the run ----------------------------------------------------------------------------------------------
+
+    async def chaos(self) -> None:
+        """Kill the server a few times."""
+        for _ in range(self.chance.randint(0, 4)):
+            await asyncio.sleep(self.chance.random() * 5)
+            self.kill_server()
+            await asyncio.sleep(self.chance.random() * 2)
+            await self.start_server()
+
+    async def run(self) -> list[str]:
+        """The violations of this run; empty if the promises were kept."""
+        try:
+            await self.start_server()
+            assert self.core is not None
+            await self.core.delivery.receive(GROUP, Receive(instance="x", topics=[TOPIC], max=1))
+            actors = [asyncio.ensure_future(f()) for f in (self.answer_checks, self.consume, self.consume)]
+            await asyncio.gather(self.chaos(), *(self.produce() for _ in range(self.transactions)))
+            self.calm = True
+            for _ in range(200):
+                await asyncio.sleep(5)
+                assert self.core is not None
+                lag = sum(c.lag() for c in self.core.delivery.groups[GROUP].cursors.values())
+                if not lag and not self.core.store.undecided(None, None, None, 1) and not self.core.store.next_due_us():
+                    break
+            for actor in actors:
+                actor.cancel()
+            await asyncio.gather(*actors, return_exceptions=True)
+            return self.violations()
+        finally:
+            if self.core is not None:
+                self.kill_server()
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def violations(self) -> list[str]:
+        assert self.core is not None
+        found = []
+        committed = {name for name, state in self.database.rows.items() if state == "COMMITTED"}
+        for name in committed - self.effects.keys():
+            found.append(f"LOST: {name} committed and had no effect")
+        for name in self.delivered - committed:
+            found.append(f"GHOST: {name} was delivered and did not commit")
+        for t in self.core.store.undecided(None, None, None, 100):
+            found.append(f"IN DOUBT: {ids.to_text(t.id)} is still {t.state.name}")
+        places = self.core.store.read(TOPIC, 0, 0, 10_000, 1 << 30)
+        if len({m.transaction_id for m in places}) != len(places):
+            found.append("DUP_ENQUEUE: a message is in the queue twice")
+        return found
