@@ -116,7 +116,8 @@ def _busy_timeout(connection: Connection, milliseconds: int | None) -> int:
     cursor = connection.connection.cursor()
     try:
         cursor.execute("PRAGMA busy_timeout" + ("" if milliseconds is None else f" = {milliseconds}"))
-        return int(cursor.fetchone()[0])
+        row = cursor.fetchone()
+        return int(row[0]) if row is not None else 0
     finally:
         cursor.close()
 

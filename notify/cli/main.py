@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-import click
 import typer
 
 from notify import __version__
@@ -27,9 +26,11 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 
 def _register() -> None:
-    from notify.cli import bench, demo, serve
+    from notify.cli import admin, bench, database, demo, serve
 
     serve.register(app)
+    admin.register(app)
+    database.register(app)
     bench.register(app)
     demo.register(app)
 
@@ -38,20 +39,10 @@ def main() -> None:
     """Exit codes: 0 good, 1 the answer is bad news, 2 could not run."""
     _register()
     try:
-        code = app(standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        code = stop.exit_code
-    except click.Abort:
-        code = 130
-    except click.ClickException as error:
-        error.show()
-        code = 2
+        app()
     except NotifyError as error:
         typer.echo(f"notify: {error}", err=True)
-        code = 2
-    except KeyboardInterrupt:
-        code = 130
-    sys.exit(code if isinstance(code, int) else 0)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

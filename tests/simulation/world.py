@@ -229,11 +229,14 @@ class World:
             actors = [asyncio.ensure_future(f()) for f in (self.answer_checks, self.consume, self.consume)]
             await asyncio.gather(self.chaos(), *(self.produce() for _ in range(self.transactions)))
             self.calm = True
+            quiet = 0
             for _ in range(200):
                 await asyncio.sleep(5)
                 assert self.core is not None
                 lag = sum(c.lag() for c in self.core.delivery.groups[GROUP].cursors.values())
-                if not lag and not self.core.store.undecided(None, None, None, 1) and not self.core.store.next_due_us():
+                done = not lag and not self.core.store.undecided(None, None, None, 1)
+                quiet = quiet + 1 if done and not self.core.store.next_due_us() else 0
+                if quiet == 2:  # once is not enough: a commit that is decided may not be visible yet
                     break
             for actor in actors:
                 actor.cancel()

@@ -1,0 +1,73 @@
+"""Requests to a server's admin routes, and how every command prints what it got."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import json
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from notify.client.http import HttpClient
+from notify.wire import JSON
+
+URL = typer.Option("http://127.0.0.1:7400", envvar="NOTIFY_URL", help="The server. [env: NOTIFY_URL]")
+AS_JSON = typer.Option(False, "--json", envvar="NOTIFY_JSON", help="One JSON object on stdout, nothing else.")
+REASON = typer.Option(..., "--reason", envvar="NOTIFY_REASON", help="Why; it is recorded with who did it.")
+DRY_RUN = typer.Option(False, "--dry-run", envvar="NOTIFY_DRY_RUN", help="Only say what would be done.")
+
+
+def call(url: str, method: str, *parts: str, query: str = "", body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """One admin request. Raises NotifyError with what the server says."""
+
+    async def ask() -> bytes:
+        http = HttpClient(url)
+        try:
+            path = "/v1/admin/" + "/".join(quote(part, safe="") for part in parts) + query
+            data = msgspec.json.encode(body) if body is not None else b""
+            return await http.call(method, path, data, 60, JSON)
+        finally:
+            http.close()
+
+    found: dict[str, Any] = msgspec.json.decode(asyncio.run(ask()))
+    return found
+
+
+def write(reason: str, dry_run: bool, **fields: Any) -> dict[str, Any]:
+    """The body of a write; the reason names the user too."""
+    return {"reason": f"{reason} ({getpass.getuser()})", "dry_run": dry_run} | fields
+
+
+def show(result: dict[str, Any], as_json: bool, rows: str | None = None) -> None:
+    """Print an answer: as JSON, as a table of its list `rows`, or field by field."""
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    console = Console()
+    if rows is not None:
+        found = result[rows]
+        if not found:
+            console.print(f"no {rows.replace('_', ' ')}")
+            return
+        table = Table(*found[0].keys())
+        for row in found:
+            table.add_row(*[_cell(value) for value in row.values()])
+        console.print(table)
+        return
+    table = Table(show_header=False)
+    for name, value in result.items():
+        table.add_row(name, _cell(value))
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return "\n".join(_cell(v) for v in value[:50])
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_cell(v)}" for k, v in value.items())
+    return "-" if value is None else str(value)

@@ -1,0 +1,169 @@
+"""`notify relay`, `check`, `doctor`: the commands that look into a business database."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import signal
+import threading
+from typing import Any
+
+import sqlalchemy as sa
+import typer
+
+from notify.binlog_bridge.relay import Relay
+from notify.check.listener import CheckUnavailable
+from notify.check.question import read_source
+from notify.cli.api import AS_JSON, URL, call
+from notify.client import TransactionProducer, use_explicit_begin
+from notify.client.purge import counts, purge, purge_by_force
+from notify.client.table import create_tables, new_source
+from notify.errors import InvalidRequest, NotifyError
+
+DSN = typer.Option(..., "--dsn", envvar="NOTIFY_DSN", help="SQLAlchemy URL of the database. [env: NOTIFY_DSN]")
+
+
+def open_engine(dsn: str) -> sa.Engine:
+    """An engine by URL. Raises InvalidRequest for one that is none, or whose driver is missing."""
+    try:
+        engine = sa.create_engine(dsn)
+    except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
+        raise InvalidRequest(f"--dsn: {error}") from None
+    if engine.dialect.name == "sqlite":
+        use_explicit_begin(engine)
+    return engine
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def relay(
+        dsn: str = DSN,
+        url: str = URL,
+        interval: float = typer.Option(0.2, min=0.01, max=60, help="Seconds between looks at an empty outbox."),
+        once: bool = typer.Option(False, "--once", help="Stop when the outbox is empty."),
+        as_json: bool = AS_JSON,
+    ) -> None:
+        """Move outbox messages (mode=outbox) from a database to the server."""
+        mover = Relay(open_engine(dsn), url)
+
+        async def run() -> None:
+            task = asyncio.ensure_future(mover.run(interval=interval, once=once))
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+            try:
+                await task
+            except asyncio.CancelledError:
+                return
+
+        asyncio.run(run())
+        done = dataclasses.asdict(mover.total)
+        typer.echo(json.dumps(done) if as_json else f"{done['sent']} transactions sent, {done['refused']} refused")
+        raise typer.Exit(1 if done["refused"] else 0)
+
+    @app.command()
+    def check(
+        dsn: str = DSN,
+        group: str = typer.Option(..., envvar="NOTIFY_GROUP", help="The producer group to answer for."),
+        url: str = URL,
+    ) -> None:
+        """Answer checks from a database's half_message table while its application is down."""
+        stop = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
+        with TransactionProducer(url, group=group, engine=open_engine(dsn)):
+            stop.wait()
+
+    @app.command("purge")
+    def purge_rows(
+        dsn: str = DSN,
+        url: str = URL,
+        older_than: float = typer.Option(86_400.0, min=0, help="Seconds."),
+        force: bool = typer.Option(False, "--force", help="Do not ask the server: older halves become undecidable."),
+        as_json: bool = AS_JSON,
+    ) -> None:
+        """Delete old half_message rows whose transactions are final on the server."""
+        engine = open_engine(dsn)
+        if force:
+            result = purge_by_force(engine, older_than=older_than)
+        else:
+            result = asyncio.run(purge(engine, url, older_than=older_than))
+        done = dataclasses.asdict(result)
+        typer.echo(json.dumps(done) if as_json else f"{done['rows']} rows deleted, {done['kept']} transactions kept")
+
+    @app.command()
+    def doctor(
+        dsn: str | None = typer.Option(None, "--dsn", envvar="NOTIFY_DSN", help="Also look into this database."),
+        url: str = URL,
+        create: bool = typer.Option(False, "--create-tables", help="Make missing tables in the database."),
+        fresh_source: bool = typer.Option(False, "--new-source", help="Give a cloned database a source of its own."),
+        as_json: bool = AS_JSON,
+    ) -> None:
+        """Look for what is wrong, with the remedy. Exit code 1 if anything is."""
+        findings = _server_findings(url)
+        facts: dict[str, Any] = {"server": url}
+        if dsn is not None:
+            engine = open_engine(dsn)
+            if create:
+                create_tables(engine)
+            if fresh_source:
+                with engine.begin() as connection:
+                    facts["new_source"] = new_source(connection)
+            findings += _database_findings(engine, facts)
+        result = {"ok": not findings, "findings": findings} | facts
+        if as_json:
+            typer.echo(json.dumps(result))
+        else:
+            for finding in findings or ["nothing is wrong"]:
+                typer.echo(finding)
+        raise typer.Exit(1 if findings else 0)
+
+
+def _server_findings(url: str) -> list[str]:
+    try:
+        parked = call(url, "GET", "transactions", query="?state=PARKED&max=1000")["transactions"]
+        old = call(url, "GET", "transactions", query="?older_than=600&max=1000")["transactions"]
+    except NotifyError as error:
+        return [f"the server does not answer: {error}. Start it with `notify serve`."]
+    found = []
+    if parked:
+        found.append(
+            f"{len(parked)} transactions are parked: see `notify transaction list --state PARKED`, then commit, "
+            "rollback or resume them"
+        )
+    if len(old) > len(parked):
+        found.append(
+            f"{len(old) - len(parked)} transactions are undecided for over 10 minutes: is their producer group online? "
+            "`notify check --dsn … --group …` answers from the database"
+        )
+    return found
+
+
+_DURABILITY = {
+    "postgresql": ("SHOW synchronous_commit", "off", "synchronous_commit is off: set it to on"),
+    "mysql": (
+        "SELECT @@innodb_flush_log_at_trx_commit",
+        None,
+        "innodb_flush_log_at_trx_commit is not 1: set it to 1",
+    ),
+}
+
+
+def _database_findings(engine: sa.Engine, facts: dict[str, Any]) -> list[str]:
+    """What could let an acknowledged commit vanish after its message went out, and what the tables say."""
+    found = []
+    try:
+        with engine.connect() as connection:
+            facts["source"] = read_source(connection)[0]
+            query = _DURABILITY.get("mysql" if engine.dialect.name == "mariadb" else engine.dialect.name)
+            if query is not None:
+                value = str(connection.exec_driver_sql(query[0]).scalar())
+                if value == query[1] or (query[1] is None and value != "1"):
+                    found.append(f"{query[2]}, or a crash of the database loses commits whose messages went out")
+        facts |= counts(engine)
+    except (sa.exc.SQLAlchemyError, CheckUnavailable) as error:
+        detail = str(error).splitlines()[0]
+        return [f"the database is not ready: {detail}. `notify doctor --dsn … --create-tables` makes the tables."]
+    if facts["refused_by_server"]:
+        found.append(f"{facts['refused_by_server']} outbox rows were refused by the server (relayed = 2): look at them")
+    return found

@@ -1,0 +1,33 @@
+"""For Alembic: the same tables as `create_tables`, in a migration of the service's own.
+
+from notify.client.alembic import upgrade, downgrade      # in a revision file, as they are
+
+# env.py, so that autogenerate leaves Notify's tables alone:
+context.configure(..., include_object=include_object)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from alembic import op
+
+from notify.client.table import ensure_source, metadata
+
+
+def upgrade() -> None:
+    """Make the tables and the database's source id."""
+    connection = op.get_bind()
+    metadata.create_all(connection)
+    ensure_source(connection)
+
+
+def downgrade() -> None:
+    """Drop the tables. Undecided halves of this database can then only be resolved by an operator."""
+    metadata.drop_all(op.get_bind())
+
+
+def include_object(item: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:
+    """False for Notify's own tables and indexes."""
+    table = name if kind == "table" else getattr(getattr(item, "table", None), "name", None)
+    return table not in metadata.tables
