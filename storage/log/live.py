@@ -34,6 +34,8 @@ class LivePart:
         self.entries = bytearray()
         self.count = 0
         self.assigned = 0
+        self.is_complete = False
+        """Whether the last frame of the segment is published: only then may the part be sealed."""
         self.runs: dict[int, LiveRun] = {}
         self.decided: dict[bytes, int] = {}
         """Transaction id to (entry number of the outcome << 1 | rolled back), from the moment it is decided."""

@@ -210,7 +210,9 @@ class LogStore(LogTransactions, LogQueues):
             if topics:
                 for callback in self._visible_callbacks:
                     callback(topics)
-        if frame.part is not self.journal.open.part and (self._sealing is None or self._sealing.done()):
+        if frame.part is not self.journal.open.part:
+            frame.part.is_complete = True
+        if self.state.being_sealed and (self._sealing is None or self._sealing.done()):
             self._sealing = asyncio.get_running_loop().create_task(self._seal_waiting())
 
     def _roll(self, segment: Segment) -> LivePart:
@@ -230,7 +232,7 @@ class LogStore(LogTransactions, LogQueues):
 
     async def _seal_waiting(self) -> None:
         """Write the index and the checkpoint of full segments, one after the other, off the loop."""
-        while self.state.being_sealed:
+        while self.state.being_sealed and self.state.being_sealed[0].is_complete:
             part = self.state.being_sealed[0]
             try:
                 if self._write_delay is None:
@@ -244,6 +246,7 @@ class LogStore(LogTransactions, LogQueues):
             del self.state.being_sealed[0]
 
     def _write_sealed(self, part: LivePart, end: int) -> None:
+        assert part.count == part.assigned, "a part is sealed only when every entry of it is published"
         data = sealed.build(part.entries, part.base, end)
         crash_point.reached("seal.before_rename")
         self.disk.replace(sealed.index_name(part.base), data)

@@ -1,0 +1,76 @@
+"""A setting or metric without documentation fails; the tables of docs/reference.md are made from the code."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from notify.errors import InvalidRequest
+from notify.server.metrics import HELP, Metrics
+from notify.settings import Settings, environment_name, load
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference.md"
+
+
+def settings_table() -> str:
+    rows = ["| setting | default | bound | |", "|---|---|---|---|"]
+    for f in dataclasses.fields(Settings):
+        low, high = f.metadata["low"], f.metadata["high"]
+        bound = f"{low:g} to {high:g}" if low is not None else ""
+        rows.append(f"| `{f.name}` | `{f.default}` | {bound} | {f.metadata['doc']} |")
+    return "\n".join(rows)
+
+
+def metrics_table() -> str:
+    rows = ["| metric | |", "|---|---|"]
+    rows += [f"| `notify_{name}_total` | {HELP[name]} |" for name in (f.name for f in dataclasses.fields(Metrics))]
+    return "\n".join(rows)
+
+
+def test_the_reference_is_complete() -> None:
+    text = REFERENCE.read_text()
+    assert settings_table() in text, f"paste this into {REFERENCE}:\n{settings_table()}"
+    assert metrics_table() in text, f"paste this into {REFERENCE}:\n{metrics_table()}"
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_flag_before_environment_before_file(tmp_path: Path) -> None:
+    file = tmp_path / "notify.toml"
+    file.write_text('port = 1\nshard = "file"\nhost = "::1"\n')
+    environ = {"NOTIFY_PORT": "2", "NOTIFY_SHARD": "environment"}
+    found = load({"port": 3, "shard": None}, file, environ)
+    assert (found.port, found.shard, found.host) == (3, "environment", "::1")
+
+
+@pytest.mark.parametrize(
+    ("environ", "match"),
+    [
+        ({"NOTIFY_PORT": "x"}, "not a int"),
+        ({"NOTIFY_PORT": "70000"}, "from 0 to 65535"),
+        ({"NOTIFY_CREATE_TOPICS": "2"}, "bool"),
+    ],
+)
+def test_settings_that_cannot_be(environ: dict[str, str], match: str) -> None:
+    with pytest.raises(InvalidRequest, match=match):
+        load({}, None, environ)
+
+
+def test_a_file_with_an_unknown_setting(tmp_path: Path) -> None:
+    file = tmp_path / "notify.toml"
+    file.write_text("nope = 1\n")
+    with pytest.raises(InvalidRequest, match="no setting 'nope'"):
+        load({}, file, {})
+
+
+def test_every_setting_has_an_environment_name() -> None:
+    assert environment_name("data_dir") == "NOTIFY_DATA_DIR"
