@@ -41,6 +41,13 @@ class Settings:
         True, "Whether a topic is made when a message for it first comes; otherwise that is a 404."
     )
     segment_bytes: int = _setting(256 << 20, "The size at which a segment of the log ends, in bytes.", 1 << 20, 4 << 30)
+    retention_seconds: float = _setting(
+        7 * 86_400.0,
+        "How long messages and ids are kept, in seconds from the commit; a topic may keep its own longer. What a group "
+        "has not settled, and what is undecided or delayed, is kept until it is.",
+        60,
+        3650 * 86_400.0,
+    )
     check_attempts: int = _setting(15, "How many answered checks without an outcome park a transaction.", 1, 1000)
     check_backoff_seconds: float = _setting(
         5.0, "The wait after the first answered check, in seconds; it doubles.", 0.1, 3600

@@ -19,6 +19,9 @@ POINTS = (
     "dead_letter.after_sync",
     "seal.before_rename",
     "checkpoint.before_rename",
+    "carry.before_sync",
+    "carry.after_sync",
+    "retention.before_unlink",
 )
 
 _armed = ""

@@ -68,6 +68,10 @@ class MemoryStore:
     async def sync(self) -> None:
         """Memory is as durable as it gets."""
 
+    async def retain(self, now_us: int) -> int:
+        """Memory keeps everything until it is gone itself."""
+        return 0
+
     def on_visible(self, callback: Callable[[set[str]], None]) -> None:
         self._visible.append(callback)
 

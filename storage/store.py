@@ -311,6 +311,10 @@ class Store(TransactionStore, QueueStore, Protocol):
         """Make everything durable, then let go of files and threads."""
         ...
 
+    async def retain(self, now_us: int) -> int:
+        """Let go of messages whose retention is over; how many segments (or the like) were dropped."""
+        ...
+
     def on_visible(self, callback: Callable[[set[str]], None]) -> None:
         """Call `callback(topics)` on the event loop whenever messages became visible in topics."""
         ...

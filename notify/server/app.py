@@ -58,6 +58,7 @@ class App:
                 await self._run
         core, self.core, self._data = self.core, None, None
         if core is not None:
+            await core.stop()
             await core.store.close()
         if self.actions is not None:
             self.actions.close()

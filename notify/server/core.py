@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 
+import structlog
+
 from notify.check.schedule import CheckSchedule
 from notify.errors import Unavailable
 from notify.server.checks import Checks
@@ -15,7 +17,10 @@ from notify.server.transactions import Transactions
 from notify.settings import Settings
 from storage.store import Store
 
+log = structlog.get_logger("notify.server")
+
 LONGEST_SLEEP_SECONDS = 0.25
+RETAIN_EVERY_US = 30_000_000
 
 
 class Core:
@@ -46,6 +51,8 @@ class Core:
         )
         self.checks = Checks(store, clock, schedule, settings.shard, self.metrics)
         self.delivery = Delivery(store, clock, self.metrics)
+        self._retaining: asyncio.Task[int] | None = None
+        self._retained_us = clock()
         self.ticked_us = clock()
         """When time was last acted upon: health is progress."""
 
@@ -56,11 +63,28 @@ class Core:
                 await self.delivery.tick()
                 self.checks.tick()
                 self.store.ripen_checks(self.clock())
+                self._retain_now_and_then()
             except Unavailable:
                 # No room on the disk: what is due waits, and is tried again.
                 await asyncio.sleep(LONGEST_SLEEP_SECONDS)
             self.ticked_us = self.clock()
             await self._sleep()
+
+    def _retain_now_and_then(self) -> None:
+        """Retention runs beside everything else; what stops it (a full disk, say) is tried again later."""
+        now_us = self.clock()
+        if now_us - self._retained_us < RETAIN_EVERY_US:
+            return
+        self._retained_us = now_us
+        if self._retaining is None or self._retaining.done():
+            if self._retaining is not None and self._retaining.exception() is not None:
+                log.error("retention_failed", reason=str(self._retaining.exception()))
+            self._retaining = asyncio.get_running_loop().create_task(self.store.retain(now_us))
+
+    async def stop(self) -> None:
+        """Wait for what runs beside `run`."""
+        if self._retaining is not None:
+            await asyncio.wait([self._retaining])
 
     async def _sleep(self) -> None:
         times = [self.delivery.next_event_us(), self.checks.next_event_us()]

@@ -96,7 +96,12 @@ def serve(settings: Settings) -> int:
     failed: list[StorageFailed] = []
 
     def open_store() -> LogStore:
-        return LogStore(Path(settings.data_dir) / "log", segment_bytes=settings.segment_bytes, on_failure=stop_at_once)
+        return LogStore(
+            Path(settings.data_dir) / "log",
+            segment_bytes=settings.segment_bytes,
+            on_failure=stop_at_once,
+            retention_us=round(settings.retention_seconds * 1_000_000),
+        )
 
     def stop_at_once(error: StorageFailed) -> None:
         # Nothing that waits may be acknowledged, and nothing of this process's memory is worth keeping.

@@ -91,6 +91,8 @@ class Journal:
         self._idle_timer: asyncio.TimerHandle | None = None
         self._marked = True
         self.failed: StorageFailed | None = None
+        self.on_take: Callable[[int], None] | None = None
+        """Called once at the next frame's taking, with the position behind it: the state is then that of the log."""
         self.end = 0
         self.durable = 0
         self.open: Frame
@@ -185,6 +187,9 @@ class Journal:
         self.open = Frame(base, segment, part)
         self.end = base + FRAME_HEADER_SIZE
         self.in_flight = taken
+        if self.on_take is not None:
+            call, self.on_take = self.on_take, None
+            call(base)
         self._marked = not taken.records
         if self._idle_timer is not None:
             self._idle_timer.cancel()

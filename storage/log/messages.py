@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -105,6 +106,8 @@ class LogQueues:
     def _stored(self, queue: Queue, entries: bytes, max_bytes: int) -> list[StoredMessage]:
         """Entries with their payloads, coalescing the reads of neighbours."""
         rows = list(ENTRY.iter_unpack(entries))
+        if self.state.moved:
+            rows = [self._where_it_is_now(row) for row in rows]
         found: list[StoredMessage] = []
         name, number = queue.topic.name, queue.number
         window, window_at, window_end = b"", 0, 0
@@ -126,11 +129,19 @@ class LogQueues:
             found.append(StoredMessage(name, number, row[5], row[11], row[8], row[4], payload, row[12], corrupt))
         return found
 
+    def _where_it_is_now(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        """An entry's row with the position of its payload, which may have been carried out of a dropped segment."""
+        if row[6] >= self.segments.first_base:
+            return row
+        return (*row[:6], self.state.moved.get(row[6], row[6]), *row[7:])
+
     def _reach(self, rows: list[tuple[int, ...]], first: int) -> int:
         """How far one read goes that starts at a row's payload: over neighbours with small gaps, within bounds."""
         start = rows[first][6]
         end = start + rows[first][7]
         segment = self.segments.at(start)
+        if segment is None:
+            return end
         for i in range(first + 1, len(rows)):
             position, size = rows[i][6], rows[i][7]
             if not end <= position <= end + READ_GAP_BYTES or position + size - start > READ_AHEAD_BYTES:
@@ -142,6 +153,8 @@ class LogQueues:
 
     def payload_at(self, position: int, size: int, crc: int) -> bytes | None:
         """A payload read back, None where the bytes are not on the disk yet or not what was written."""
+        if position < self.segments.first_base:
+            position = self.state.moved.get(position, position)
         payload = self.segments.read(position, size)
         return payload if len(payload) == size and crc32c(payload) == crc else None
 

@@ -84,6 +84,11 @@ class Segments:
         i = bisect_right(self._bases, position) - 1
         return self._all[i] if i >= 0 else None
 
+    @property
+    def first_base(self) -> int:
+        """Position of the oldest byte that is still there."""
+        return self._bases[0]
+
     def read(self, position: int, size: int) -> bytes:
         """Bytes at a position, within one segment; fewer where the file ends."""
         segment = self.at(position)

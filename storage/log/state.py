@@ -48,6 +48,8 @@ class LogState:
         """Heap of (due, entry): committed, not due yet."""
         self.subscriptions: dict[tuple[str, str], Subscription] = {}
         self.progress: dict[tuple[str, int, int], QueueProgress] = {}
+        self.moved: dict[int, int] = {}
+        """Payloads that were carried out of a dropped segment: position as entries know it, to where it is now."""
         self.parts: list[SealedPart | LivePart] = []
         self.being_sealed: list[LivePart] = []
         """Live parts before the last: full, and being written as sealed ones."""
@@ -209,26 +211,10 @@ class LogState:
             self.pending.reschedule(pending, next_us)
 
     def _apply_carry(self, entries: memoryview) -> None:
-        """A live payload has a new place: halves and delayed messages point there from now on."""
-        moved = {}
+        """Live payloads of a dropped segment have a new place."""
         for at in range(0, len(entries), ENTRY_SIZE):
-            entry = bytes(entries[at : at + ENTRY_SIZE])
-            moved[(entry[48:64], entry[36:38])] = entry[ENTRY_HEAD_SIZE:]
-        self.move_payloads(moved)
-
-    def move_payloads(self, moved: dict[tuple[bytes, bytes], bytes]) -> None:
-        """Give undecided and delayed messages (id, message number) the fixed parts of their carried entries."""
-        for transaction_id in {key[0] for key in moved}:
-            pending = self.pending.by_id.get(transaction_id)
-            if pending is not None:
-                for message in pending.messages:
-                    tail = moved.get((transaction_id, message.tail[12:14]))
-                    if tail is not None:
-                        message.tail = tail
-        for i, (due_us, entry) in enumerate(self.delayed):
-            tail = moved.get((entry[48:64], entry[36:38]))
-            if tail is not None:
-                self.delayed[i] = (due_us, entry[:ENTRY_HEAD_SIZE] + tail)
+            fields = ENTRY.unpack_from(entries, at)
+            self.moved[fields[5]] = fields[6]
 
     def _apply_meta(self, record: list[Any]) -> None:
         what = record[0]
@@ -301,6 +287,7 @@ class LogState:
             "producers": producer_rows,
             "pending": pending_rows,
             "delayed": [[due, entry] for due, entry in self.delayed],
+            "moved": list(self.moved.items()),
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -333,6 +320,7 @@ class LogState:
             self.pending.schedule(pending.producer.group, next_us, (transaction_id,))
         self.delayed = [(due, entry) for due, entry in saved["delayed"]]
         heapq.heapify(self.delayed)
+        self.moved = dict(saved["moved"])
 
 
 def due_of(entry: bytes) -> int:

@@ -13,7 +13,7 @@ import structlog
 
 from notify.errors import Corrupt, StorageFailed
 from storage import crash_point
-from storage.log import checkpoint, sealed
+from storage.log import checkpoint, retention, sealed
 from storage.log.disk import Disk
 from storage.log.format import SEGMENT_HEADER_SIZE
 from storage.log.journal import Frame, Journal
@@ -41,7 +41,9 @@ class LogStore(LogTransactions, LogQueues):
         disk: Disk | None = None,
         write_delay: Callable[[], float] | None = None,
         on_failure: Callable[[StorageFailed], None] | None = None,
+        retention_us: int = 0,
     ) -> None:
+        """`retention_us` 0 keeps messages for ever; see `retain`."""
         self.disk = disk or Disk(Path(directory))
         self.segments = Segments(self.disk)
         self.state = LogState()
@@ -52,6 +54,7 @@ class LogStore(LogTransactions, LogQueues):
         self._segment_bytes = segment_bytes
         self._write_delay = write_delay
         self._on_failure = on_failure
+        self._retention_us = retention_us
         self._visible_callbacks: list[Callable[[set[str]], None]] = []
         self._sealing: asyncio.Task[None] | None = None
         self._snapshots: dict[int, bytes] = {}
@@ -109,6 +112,7 @@ class LogStore(LogTransactions, LogQueues):
             segments = [self.segments.create(0, now_us)]
         elif saved is None and segments[0].base != 0:
             raise Corrupt("the first segments are gone and there is no checkpoint; restore a backup")
+        self._open_husks(segments[0].base)
         for segment, following in zip(segments, segments[1:], strict=False):
             segment.sealed_end = following.base
         self._end = segments[0].base + SEGMENT_HEADER_SIZE
@@ -125,6 +129,26 @@ class LogStore(LogTransactions, LogQueues):
         live = [p for p in self.state.parts if isinstance(p, LivePart)]
         for part in live[:-1]:
             self._seal_now(part)
+        if segments[0].base:
+            self._find_starts()
+
+    def _open_husks(self, first_base: int) -> None:
+        """Indexes of dropped segments whose unsettled messages were carried."""
+        for name in self.disk.names():
+            if name.endswith(".idx") and int(name.partition(".")[0]) < first_base:
+                self.state.parts.append(SealedPart(self.disk, name))
+
+    def _find_starts(self) -> None:
+        """The first retained offset of each queue, where segments were dropped."""
+        starts: dict[int, int] = {}
+        for part in self.state.parts:
+            keys = part.runs["key"].tolist() if isinstance(part, SealedPart) else list(part.runs)
+            for key in keys:
+                if key not in starts:
+                    starts[key] = part.first_offset(key) or 0
+        for topic in self.state.topics_by_id.values():
+            for queue in topic.queues:
+                queue.start = starts.get(queue.key, queue.visible)
 
     def _drop_unfinished(self) -> None:
         for name in self.disk.names():
@@ -270,12 +294,20 @@ class LogStore(LogTransactions, LogQueues):
         self._write_sealed(part, end or segment.sealed_end)
         self._swap_in(part)
 
+    async def sealed_up(self) -> None:
+        """Wait until no index or checkpoint is being written."""
+        if self._sealing is not None:
+            await self._sealing
+
+    async def retain(self, now_us: int) -> int:
+        """Drop segments whose time is over, carrying what still waits; how many there were."""
+        return await retention.retain(self, now_us, self._retention_us)
+
     # --- closing ----------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
         """Everything durable, a checkpoint, then let go. A failed log is only let go of."""
-        if self._sealing is not None:
-            await self._sealing
+        await self.sealed_up()
         await self.journal.close()
         if self.journal.failed is None:
             position = self.journal.open.base

@@ -1,0 +1,221 @@
+"""Dropping segments whose time is over, without losing what still waits in them.
+
+A segment expires when its last record is older than every topic in it keeps messages (counted from the commit). Live
+payloads are written again first: those of undecided and delayed messages, of messages that a subscribed group has not
+settled, and of messages committed later than their half. The way from an old position to the new one is in the
+CARRY record and in every checkpoint after it. The segment goes only after such a checkpoint is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from storage import crash_point
+from storage.log import checkpoint, sealed
+from storage.log.format import ENTRY_HEAD, ENTRY_SIZE, ENTRY_TAIL, RECORD_HEADER_SIZE, EntryKind, RecordType, crc32c
+from storage.log.live import LivePart
+from storage.log.sealed import ENTRY_TYPE, SealedPart
+
+if TYPE_CHECKING:
+    from storage.log.store import LogStore
+
+log = structlog.get_logger("notify.log")
+
+CARRY_BYTES = 4 << 20
+CARRY_ENTRIES = 10_000
+
+Places = dict[int, tuple[int, int]]
+"""Payload position to (size, CRC32C)."""
+
+
+async def retain(store: LogStore, now_us: int, default_us: int) -> int:
+    """Drop every segment whose time is over; how many there were. `default_us` 0 keeps messages for ever."""
+    _drop_settled_husks(store)
+    dropped = 0
+    while (part := _expired(store, now_us, default_us)) is not None:
+        await _drop(store, part, now_us)
+        dropped += 1
+    return dropped
+
+
+def _expired(store: LogStore, now_us: int, default_us: int) -> SealedPart | None:
+    """The oldest segment, if its time is over. The live one never is, nor one that is not sealed yet."""
+    if not default_us:
+        return None
+    first = store.segments.all()[0]
+    part = next((p for p in store.state.parts if p.base == first.base), None)
+    if not isinstance(part, SealedPart):
+        return None
+    keep_us = [default_us]
+    for topic_id in np.unique(part.runs["key"] >> np.uint64(16)):
+        topic = store.state.topics_by_id.get(int(topic_id))
+        if topic is not None and not topic.deleted and topic.retention_us:
+            keep_us.append(topic.retention_us)
+    return part if part.time_max + max(keep_us) <= now_us else None
+
+
+def _live_mask(store: LogStore, part: SealedPart) -> NDArray[np.bool_]:
+    """Which entries of a part some subscribed group has not settled."""
+    mask = np.zeros(part.count, bool)
+    state = store.state
+    groups: dict[int, list[str]] = {}
+    for group, name in state.subscriptions:
+        groups.setdefault(state.topics[name].id, []).append(group)
+    for run in part.runs:
+        topic_id, queue = int(run["key"]) >> 16, int(run["key"]) & 0xFFFF
+        first, count = int(run["first_entry"]), int(run["count"])
+        offsets = part.entries["offset"][first : first + count]
+        for group in groups.get(topic_id, ()):
+            progress = state.group_progress(group, topic_id, queue)
+            waiting = offsets >= np.uint64(progress.floor)
+            if progress.settled:
+                waiting &= ~np.isin(offsets, np.fromiter(progress.settled, np.uint64))
+            mask[first : first + count] |= waiting
+    return mask
+
+
+def _drop_settled_husks(store: LogStore) -> None:
+    """A husk is the index of a dropped segment, kept for messages that were carried: it goes when they are settled."""
+    first = store.segments.all()[0].base
+    for part in [p for p in store.state.parts if isinstance(p, SealedPart) and p.base < first]:
+        if not _live_mask(store, part).any():
+            store.state.parts.remove(part)
+            store.disk.unlink(part.name)
+            _move_starts(store, part)
+
+
+async def _drop(store: LogStore, part: SealedPart, now_us: int) -> None:
+    live = _live_mask(store, part)
+    wanted = await _wanted(store, part, live)
+    await _carry(store, wanted, now_us)
+    await _checkpoint(store)
+    if live.any():
+        data = sealed.build(part.entries[live].tobytes(), part.base, part.end)
+        await asyncio.to_thread(store.disk.replace, part.name, data)
+        store.state.parts[store.state.parts.index(part)] = SealedPart(store.disk, part.name)
+    else:
+        store.state.parts.remove(part)
+        store.disk.unlink(part.name)
+    crash_point.reached("retention.before_unlink")
+    segment = store.segments.at(part.base)
+    assert segment is not None
+    assert segment.base == part.base
+    store.segments.remove(segment)
+    store.disk.sync_directory()
+    _move_starts(store, part)
+    log.info("segment_dropped", base=part.base, carried=len(wanted), kept_entries=int(live.sum()))
+
+
+def _move_starts(store: LogStore, part: SealedPart) -> None:
+    """The first retained offset of each queue that had messages there."""
+    for key in part.runs["key"]:
+        topic = store.state.topics_by_id.get(int(key) >> 16)
+        if topic is not None:
+            queue = topic.queues[int(key) & 0xFFFF]
+            firsts = (p.first_offset(queue.key) for p in store.state.parts)
+            queue.start = next((first for first in firsts if first is not None), queue.visible)
+
+
+async def _wanted(store: LogStore, part: SealedPart, live: NDArray[np.bool_]) -> dict[int, tuple[int, int, int]]:
+    """What has to be carried: position as it is referred to, to (where it is now, size, CRC32C)."""
+    low, high = part.base, part.end
+    state = store.state
+    scanned = [p for p in state.parts if isinstance(p, SealedPart) and p is not part]
+    places: Places = await asyncio.to_thread(_places_below, scanned, high)
+    # What changed meanwhile is in the parts that were live then, in the pending and in the delayed.
+    for other in state.parts:
+        if isinstance(other, LivePart) or not (other in scanned or other is part):
+            places |= _below(np.frombuffer(_entries_of(other), ENTRY_TYPE), high)
+    places |= _below(part.entries[live], high)
+    tails = [m.tail for p in state.pending.by_id.values() for m in p.messages]
+    tails += [entry[24:] for _, entry in state.delayed]
+    for tail in tails:
+        position, size, _, _, _, _, _, crc, _ = ENTRY_TAIL.unpack(tail)
+        if position < high:
+            places[position] = (size, crc)
+    state.moved = {old: new for old, new in state.moved.items() if old in places}
+    wanted = {}
+    for position, (size, crc) in places.items():
+        now_at = position if position >= low else state.moved.get(position, position)
+        if low <= now_at < high:
+            wanted[position] = (now_at, size, crc)
+    return wanted
+
+
+def _entries_of(part: SealedPart | LivePart) -> bytes:
+    return bytes(part.entries) if isinstance(part, LivePart) else part.entries.tobytes()
+
+
+def _places_below(parts: Iterable[SealedPart], high: int) -> Places:
+    places: Places = {}
+    for part in parts:
+        places |= _below(part.entries, high)
+    return places
+
+
+def _below(entries: NDArray[Any], high: int) -> Places:
+    """Payloads below a position that queue entries point at."""
+    found = entries[(entries["kind"] == EntryKind.QUEUE) & (entries["position"] < np.uint64(high))]
+    pairs = zip(found["size"].tolist(), found["payload_crc"].tolist(), strict=True)
+    return dict(zip(found["position"].tolist(), pairs, strict=True))
+
+
+async def _carry(store: LogStore, wanted: dict[int, tuple[int, int, int]], now_us: int) -> None:
+    """Write payloads again, in records of a few megabytes."""
+    batch: list[tuple[int, bytes, int]] = []
+    size_of_batch = 0
+    for position, (now_at, size, crc) in wanted.items():
+        payload = store.segments.read(now_at, size)
+        if len(payload) != size or crc32c(payload) != crc:
+            store.corrupt_messages += 1
+            continue
+        batch.append((position, payload, crc))
+        size_of_batch += size
+        if size_of_batch >= CARRY_BYTES or len(batch) >= CARRY_ENTRIES:
+            _append(store, batch, now_us)
+            batch, size_of_batch = [], 0
+            await store.journal.sync()
+    if batch:
+        _append(store, batch, now_us)
+    await store.journal.sync()
+
+
+def _append(store: LogStore, batch: list[tuple[int, bytes, int]], now_us: int) -> None:
+    journal = store.journal
+    journal.reserve(4096 + sum(len(payload) + ENTRY_SIZE for _, payload, _ in batch))
+    at = journal.end + RECORD_HEADER_SIZE + len(batch) * ENTRY_SIZE
+    entries = []
+    for position, payload, crc in batch:
+        head = ENTRY_HEAD.pack(EntryKind.CARRY, 0, 0, 0, now_us, position)
+        entries.append(head + ENTRY_TAIL.pack(at, len(payload), 0, 0, 0, bytes(16), 0, crc, 0))
+        # Until the old segment is gone, reading finds the payload there: this may be said before it is durable.
+        store.state.moved[position] = at
+        at += len(payload)
+    opened = journal.open
+    journal.append(RecordType.CARRY, 0, entries, b"".join(payload for _, payload, _ in batch))
+    opened.entries += entries
+    opened.queues += [None] * len(entries)
+    opened.part.assigned += len(entries)
+    opened.points.add("carry")
+
+
+async def _checkpoint(store: LogStore) -> None:
+    """Take a checkpoint at the next frame and wait until it is durable."""
+    taken: list[tuple[int, bytes]] = []
+
+    def snapshot(position: int) -> None:
+        taken.append((position, checkpoint.encoded(store.state.snapshot(), position, 0)))
+
+    store.journal.on_take = snapshot
+    store.journal.reserve(4096)
+    store.journal.append(RecordType.CARRY, 0, [], b"")
+    await store.journal.sync()
+    await store.sealed_up()
+    position, data = taken[0]
+    await asyncio.to_thread(checkpoint.write, store.disk, data, position)
