@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Callable
 from typing import Any
 
 from notify.check.listener import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
@@ -32,6 +33,7 @@ class Checker:
         self._listeners = listeners
         self._room = asyncio.Semaphore(CONCURRENT_ANSWERS)
         self._answers: set[asyncio.Task[None]] = set()
+        self._threads: set[asyncio.Future[Any]] = set()
         self.source = ""
         self.answered = 0
 
@@ -73,7 +75,7 @@ class Checker:
             if is_async(self._engine):
                 async with self._engine.connect() as connection:
                     return str((await connection.run_sync(read_source))[0])
-            return await asyncio.to_thread(self._read_source_sync)
+            return str(await self._in_thread(self._read_source_sync))
         except CheckUnavailable:
             raise
         except Exception as error:
@@ -118,7 +120,7 @@ class Checker:
     async def _ask(self, half: HalfMessage) -> Outcome:
         for listener in self._listeners:
             if half.topic in listener.topics:
-                outcome = await asyncio.to_thread(listener.check, half)
+                outcome = await self._in_thread(listener.check, half)
                 if not isinstance(outcome, Outcome):
                     raise CheckUnavailable(f"the listener answered {outcome!r}, which is no Outcome")
                 return outcome
@@ -128,4 +130,19 @@ class Checker:
             async with self._engine.connect() as connection:
                 found: Outcome = await connection.run_sync(answer, half)
                 return found
-        return await asyncio.to_thread(LocalTransactionCheck(self._engine).check, half)
+        local: Outcome = await self._in_thread(LocalTransactionCheck(self._engine).check, half)
+        return local
+
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run in a thread. A cancelled wait leaves the thread running: `close` waits for it."""
+        running = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+        self._threads.add(running)
+        running.add_done_callback(self._threads.discard)
+        return await asyncio.shield(running)
+
+    async def close(self) -> None:
+        """End answers that are under way, and wait for the threads that use the database."""
+        for task in list(self._answers):
+            task.cancel()
+        if self._threads:
+            await asyncio.wait(list(self._threads), timeout=ANSWER_SECONDS)

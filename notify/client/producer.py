@@ -139,7 +139,7 @@ class TransactionProducer(_Producer):
             raise BindingRefused("an AsyncEngine needs AsyncTransactionProducer: this one would block the event loop")
         super().__init__(url, group=group, engine=engine, mode=mode, **options)
         self._thread: LoopThread | None = None
-        self._running: tuple[TransactionClient, asyncio.Task[None] | None] | None = None
+        self._running: tuple[TransactionClient, _Answering | None] | None = None
         self._abandoned: object = None
         self._closed = False
         _alive.add(self)
@@ -156,11 +156,10 @@ class TransactionProducer(_Producer):
             self._running = self._thread.run(self._make())
         return self._thread, self._running[0]
 
-    async def _make(self) -> tuple[TransactionClient, asyncio.Task[None] | None]:
+    async def _make(self) -> tuple[TransactionClient, _Answering | None]:
         client = self._client()
         checker = self._checker(client)
-        task = asyncio.get_running_loop().create_task(checker.run()) if checker is not None else None
-        return client, task
+        return client, _Answering(checker) if checker is not None else None
 
     def _renew_after_fork(self) -> None:
         """The parent's thread does not exist in the child: its first use begins anew.
@@ -177,9 +176,9 @@ class TransactionProducer(_Producer):
         if self._running is not None and self._running[1] is None:
             self._running = thread.run(self._remake(self._running[0]))
 
-    async def _remake(self, client: TransactionClient) -> tuple[TransactionClient, asyncio.Task[None] | None]:
+    async def _remake(self, client: TransactionClient) -> tuple[TransactionClient, _Answering | None]:
         checker = self._checker(client)
-        return client, asyncio.get_running_loop().create_task(checker.run()) if checker is not None else None
+        return client, _Answering(checker) if checker is not None else None
 
     # --- the binding's sender ---------------------------------------------------------------------------------
 
@@ -282,11 +281,23 @@ def _queue_outcome(client: TransactionClient, transaction_id: str, shard: str | 
         return
 
 
-async def _close(client: TransactionClient, task: asyncio.Task[None] | None) -> None:
-    if task is not None:
-        task.cancel()
+class _Answering:
+    """A checker and the task that runs it."""
+
+    def __init__(self, checker: Checker) -> None:
+        self._checker = checker
+        self._task = asyncio.get_running_loop().create_task(checker.run())
+
+    async def close(self) -> None:
+        self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await task
+            await self._task
+        await self._checker.close()
+
+
+async def _close(client: TransactionClient, answering: _Answering | None) -> None:
+    if answering is not None:
+        await answering.close()
     await client.close()
 
 
@@ -308,7 +319,7 @@ class AsyncTransactionProducer(_Producer):
         if engine is not None and not is_async(engine):
             raise BindingRefused("a sync Engine needs TransactionProducer; give this one an AsyncEngine")
         super().__init__(url, group=group, engine=engine, mode=mode, **options)
-        self._running: tuple[TransactionClient, asyncio.Task[None] | None] | None = None
+        self._running: tuple[TransactionClient, _Answering | None] | None = None
 
     async def start(self) -> None:
         """Begin to answer checks. Sending starts it too."""
@@ -318,8 +329,7 @@ class AsyncTransactionProducer(_Producer):
         if self._running is None:
             client = self._client()
             checker = self._checker(client)
-            task = asyncio.get_running_loop().create_task(checker.run()) if checker is not None else None
-            self._running = (client, task)
+            self._running = (client, _Answering(checker) if checker is not None else None)
         return self._running[0]
 
     # --- the binding's sender ---------------------------------------------------------------------------------

@@ -320,11 +320,19 @@ class LogQueues:
         opened.points.add("dead_letter")
         await self.journal.sync()
 
+    def entries_of(self, transaction_id: bytes) -> list[bytes]:
+        """Every entry of a transaction in log order, those on their way to the disk included."""
+        found = [entry for part in self.state.parts for entry in part.lookup(transaction_id)]
+        for frame in (self.journal.in_flight, self.journal.open):
+            if frame is not None:
+                found += [entry for entry in frame.entries if entry[48:64] == transaction_id]
+        return found
+
     # --- for the administrator --------------------------------------------------------------------------------
 
     def transaction(self, transaction_id: bytes) -> Transaction | None:
         pending = self.state.pending.by_id.get(transaction_id)
-        entries = [entry for part in self.state.parts for entry in part.lookup(transaction_id)]
+        entries = self.entries_of(transaction_id)
         stored = [e for e in entries if e[0] == EntryKind.HALF]
         ended = [e for e in entries if e[0] in (EntryKind.QUEUE, EntryKind.DELAYED, EntryKind.ROLLBACK)]
         shown = [self._one(e) for e in (ended or stored)]

@@ -38,7 +38,9 @@ class LogTransactions:
     if TYPE_CHECKING:
 
         def payload_at(self, position: int, size: int, crc: int) -> bytes | None:
-            """Given by LogQueues."""
+            """Given by LogQueues, as is the next."""
+
+        def entries_of(self, transaction_id: bytes) -> list[bytes]: ...
 
     # --- halves -----------------------------------------------------------------------------------------------
 
@@ -203,14 +205,8 @@ class LogTransactions:
     def _fixed_parts(self, transaction_id: bytes) -> list[bytes]:
         """The fixed parts of a decided transaction's entries, one a message, in message order."""
         by_number: dict[int, bytes] = {}
-        for part in self.state.parts:
-            for entry in part.lookup(transaction_id):
-                by_number.setdefault(int.from_bytes(entry[36:38], "little"), entry[24:])
-        opened = [self.journal.open] + ([self.journal.in_flight] if self.journal.in_flight else [])
-        for waiting in opened:
-            for entry in waiting.entries:
-                if entry[48:64] == transaction_id:
-                    by_number.setdefault(int.from_bytes(entry[36:38], "little"), entry[24:])
+        for entry in self.entries_of(transaction_id):
+            by_number.setdefault(int.from_bytes(entry[36:38], "little"), entry[24:])
         return [by_number[n] for n in sorted(by_number)]
 
     # --- outcomes ---------------------------------------------------------------------------------------------
