@@ -121,7 +121,6 @@ class Topic:
     name: str
     queues: int = 1
     retention_us: int = 0  # 0: the storage's default
-    flush: str = "sync"
 
 
 @dataclass(slots=True)

@@ -1,0 +1,1 @@
+"""Campaigns that measure: slow, noisy, not part of the tests."""
