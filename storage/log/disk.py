@@ -53,14 +53,15 @@ class Disk:
     def truncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)
 
-    def replace(self, name: str, data: bytes) -> None:
+    def replace(self, name: str, *chunks: bytes | memoryview) -> None:
         """Write a file whole: under another name, synced, then renamed into place."""
         temporary = name + ".tmp"
         fd = os.open(self.directory / temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
+            for chunk in chunks:
+                view = memoryview(chunk)
+                while view:
+                    view = view[os.write(fd, view) :]
             os.fsync(fd)
         finally:
             os.close(fd)

@@ -97,7 +97,7 @@ async def _drop(store: LogStore, part: SealedPart, now_us: int) -> None:
     await _checkpoint(store)
     if live.any():
         data = sealed.build(part.entries[live].tobytes(), part.base, part.end)
-        await asyncio.to_thread(store.disk.replace, part.name, data)
+        await asyncio.to_thread(store.disk.replace, part.name, *data)
         store.state.parts[store.state.parts.index(part)] = SealedPart(store.disk, part.name)
     else:
         store.state.parts.remove(part)

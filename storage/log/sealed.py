@@ -42,8 +42,8 @@ def index_name(base: int) -> str:
     return f"{base:020d}.idx"
 
 
-def build(entries: bytes | bytearray | memoryview, base: int, end: int) -> bytes:
-    """The index file's bytes for a segment's entries in log order."""
+def build(entries: bytes | bytearray | memoryview, base: int, end: int) -> tuple[bytes, memoryview, bytes]:
+    """The index file's bytes for a segment's entries in log order, in parts: a copy would be 100 MB and more."""
     table = np.frombuffer(entries, dtype=ENTRY_TYPE)
     queued = table["kind"] == EntryKind.QUEUE
     key = (table["topic"].astype(np.uint64) << np.uint64(16)) | table["queue"]
@@ -78,7 +78,7 @@ def build(entries: bytes | bytearray | memoryview, base: int, end: int) -> bytes
         header["time_max"] = table["time_us"].max()
     tail = runs.tobytes() + ids.tobytes()
     header["crc"] = crc32c(tail)
-    return b"".join((header.tobytes(), table.tobytes(), tail))
+    return header.tobytes(), table.view(np.uint8).data, tail
 
 
 class SealedPart:

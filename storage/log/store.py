@@ -273,7 +273,7 @@ class LogStore(LogTransactions, LogQueues):
         assert part.count == part.assigned, "a part is sealed only when every entry of it is published"
         data = sealed.build(part.entries, part.base, end)
         crash_point.reached("seal.before_rename")
-        self.disk.replace(sealed.index_name(part.base), data)
+        self.disk.replace(sealed.index_name(part.base), *data)
         segment = self.segments.at(part.base)
         assert segment is not None
         self.disk.truncate(segment.fd, end - part.base)
