@@ -191,11 +191,13 @@ class MemoryStore:
         record.state = State.PARKED if park else State.PREPARED
         return True
 
-    async def resume_checks(self, transaction_id: bytes, now_us: int) -> bool:
+    async def resume_checks(self, transaction_id: bytes, now_us: int, *, anew: bool) -> bool:
         record = self._open(transaction_id)
         if record is None:
             return False
-        record.state, record.attempts, record.token, record.next_check_us = State.PREPARED, 0, 0, now_us
+        record.token, record.next_check_us = 0, now_us
+        if anew:
+            record.state, record.attempts = State.PREPARED, 0
         return True
 
     def check_token(self, transaction_id: bytes) -> int | None:

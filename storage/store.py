@@ -202,8 +202,8 @@ class TransactionStore(Protocol):
         """Answered checks so far, and whether it is parked; KeyError unless it is undecided."""
         ...
 
-    async def resume_checks(self, transaction_id: bytes, now_us: int) -> bool:
-        """Back to PREPARED with a check due now and all of its checks before it; False unless undecided."""
+    async def resume_checks(self, transaction_id: bytes, now_us: int, *, anew: bool) -> bool:
+        """A check due now; with `anew` back to PREPARED with all checks before it. False unless undecided."""
         ...
 
     def half_payloads(self, transaction_id: bytes) -> list[bytes]:

@@ -340,8 +340,8 @@ def _transaction_routes(routes: APIRouter, core: GetCore, carry_out: CarryOut) -
             if wanted is not None:
                 result = (await core().store.decide([(found.id, None, wanted)], core().clock(), forced=True))[0]
                 return {"state": result.state.name, "changed": result.changed}
-            await core().store.resume_checks(found.id, core().clock())
-            return {"state": "PREPARED"}
+            await core().store.resume_checks(found.id, core().clock(), anew=action == "resume")
+            return {"state": "PREPARED" if action == "resume" else found.state.name}
 
         return await carry_out(write, who, f"transaction.{action}", transaction_id, do, {"state": found.state.name})
 

@@ -310,15 +310,17 @@ class LogTransactions:
             await self.journal.sync()
         return True
 
-    async def resume_checks(self, transaction_id: bytes, now_us: int) -> bool:
-        """Back from PARKED to PREPARED with all its checks before it; False if it is not open."""
+    async def resume_checks(self, transaction_id: bytes, now_us: int, *, anew: bool) -> bool:
         pending = self.state.pending.by_id.get(transaction_id)
         if pending is None:
             return False
         self.journal.reserve(256)
-        pending.attempts, pending.parked, pending.token = 0, False, 0
+        pending.token = 0
+        if anew:
+            pending.attempts, pending.parked = 0, False
         self.state.pending.reschedule(pending, now_us)
-        self.journal.append(RecordType.CHECK, 0, [], encode((transaction_id, 0, False, now_us)))
+        record = encode((transaction_id, pending.attempts, pending.parked, now_us))
+        self.journal.append(RecordType.CHECK, 0, [], record)
         await self.journal.sync()
         return True
 

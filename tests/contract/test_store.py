@@ -261,11 +261,14 @@ def test_resume_begins_the_checks_anew(run: Any) -> None:
         await b.store.put([t], T0)
         due = b.store.claim_checks("g", T0 + 5 * SECOND, 1, SECOND)[0]
         await b.store.answer_check(t.id, due.token, T0, T0 + 600 * SECOND, 15, True)
-        assert await b.store.resume_checks(t.id, T0 + 7 * SECOND)
+        assert await b.store.resume_checks(t.id, T0 + 6 * SECOND, anew=False)
+        assert b.store.check_attempts(t.id) == (15, True)
+        assert len(b.store.claim_checks("g", T0 + 6 * SECOND, 1, SECOND)) == 1
+        assert await b.store.resume_checks(t.id, T0 + 7 * SECOND, anew=True)
         await b.restart()
         assert b.store.check_attempts(t.id) == (0, False)
         assert len(b.store.claim_checks("g", T0 + 7 * SECOND, 1, SECOND)) == 1
-        assert not await b.store.resume_checks(ids.new_id(), T0)
+        assert not await b.store.resume_checks(ids.new_id(), T0, anew=True)
 
     run(scenario)
 
