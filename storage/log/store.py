@@ -309,6 +309,7 @@ class LogStore(LogTransactions, LogQueues):
         """Everything durable, a checkpoint, then let go. A failed log is only let go of."""
         await self.sealed_up()
         await self.journal.close()
+        await self.sealed_up()  # the last frames may have filled a segment
         if self.journal.failed is None:
             position = self.journal.open.base
             data = checkpoint.encoded(self.state.snapshot(), position, time.time_ns() // 1000)
