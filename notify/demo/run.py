@@ -78,7 +78,13 @@ class Demo:
             server = ServerProcess(directory / "data", environment={"NOTIFY_CHECK_BACKOFF_SECONDS": "1"}).start()
             stack.callback(server.stop)
             stack.callback(self._stop_all)
-            spec = {"url": server.url, "dsn": shop, "attempts": str(directory / "attempts"), "pause": 0.004}
+            spec = {
+                "url": server.url,
+                "dsn": shop,
+                "attempts": str(directory / "attempts"),
+                "stop": str(directory / "stop"),
+                "pause": 0.004,
+            }
             self._specs = {
                 "producer 1": ("orders", spec),
                 "producer 2": ("orders", spec),
@@ -90,7 +96,8 @@ class Demo:
             for engine in engines:
                 stack.callback(engine.dispose)
             self._trouble(server, engines)
-            self._settle(server, engines, directory / "attempts")
+            (directory / "stop").touch()
+            self._settle(server, engines)
             self._prove(server, engines, directory / "attempts")
         self.proof.seconds = time.monotonic() - began
         return self.proof
@@ -145,12 +152,8 @@ class Demo:
             self._report(self.proof, "placing orders while processes are killed")
             time.sleep(0.1)
 
-    def _settle(self, server: ServerProcess, engines: tuple[sa.Engine, sa.Engine], attempts: Path) -> None:
+    def _settle(self, server: ServerProcess, engines: tuple[sa.Engine, sa.Engine]) -> None:
         """No new orders, no more kills: wait until nothing is undecided and every message is settled."""
-        for name in ("producer 1", "producer 2"):
-            if self._children[name].poll() is not None:
-                self._start(name)
-            self._children[name].terminate()
         until = time.monotonic() + SETTLE_SECONDS
         calm = 0
         while time.monotonic() < until and calm < 5:

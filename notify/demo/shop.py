@@ -1,6 +1,7 @@
 """The shop's tables and its two processes: one places orders, one gives points for them.
 
-Run as `python -m notify.demo.shop orders|points SPEC`; SPEC is JSON with url, dsn and, for orders, the attempts file.
+Run as `python -m notify.demo.shop orders|points SPEC`; SPEC is JSON with url, dsn and, for orders, the files of attempts
+and of the signal to stop.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 import uuid
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -83,11 +85,10 @@ class ChangedMind(Exception):
 
 
 def place_orders(spec: dict[str, Any]) -> None:
-    """Orders from several threads until SIGTERM; each attempt is noted before it begins."""
+    """Orders from several threads until the stop file is there; each attempt is noted before it begins."""
     engine = open_engine(spec["dsn"])
     producer = TransactionProducer(spec["url"], group="shop", engine=engine, half_timeout=2)
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    stop = Path(spec["stop"])
     attempts = os.open(spec["attempts"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     @producer.transactional(sessionmaker(engine))
@@ -101,7 +102,7 @@ def place_orders(spec: dict[str, Any]) -> None:
             raise ChangedMind
 
     def customer() -> None:
-        while not stop.is_set():
+        while not stop.exists():
             number = str(uuid.uuid4())
             os.write(attempts, number.encode() + b"\n")
             try:
@@ -117,9 +118,8 @@ def place_orders(spec: dict[str, Any]) -> None:
         thread.start()
     for thread in customers:
         thread.join()
-    # The process stays, as an instance that answers checks, until it is told a second time.
-    stop.clear()
-    stop.wait()
+    # The process stays, as an instance that answers checks, until it is ended.
+    signal.sigwait([signal.SIGTERM])
     producer.close()
 
 
