@@ -1,7 +1,7 @@
 """The shop's tables and its two processes: one places orders, one gives points for them.
 
-Run as `python -m notify.demo.shop orders|points SPEC`; SPEC is JSON with url, dsn and, for orders, the files of attempts
-and of the signal to stop.
+Run as `python -m notify.demo.shop orders|points SPEC`; SPEC is JSON with url, dsn and, for orders, the file of
+attempts and the file whose presence says stop.
 """
 
 from __future__ import annotations
