@@ -148,6 +148,8 @@ class Progress(Protocol):
     @property
     def attempts(self) -> dict[int, int]: ...
 
+    def is_settled(self, offset: int) -> bool: ...
+
 
 class SettleKind(enum.IntEnum):
     """Why an offset is done with."""

@@ -386,8 +386,7 @@ def _message_routes(routes: APIRouter, core: GetCore) -> None:
 
 
 def _group_view(name: str, cursor: Cursor, offset: int) -> dict[str, Any]:
-    progress = cursor.progress
-    if offset < progress.floor or offset in progress.settled:
+    if cursor.progress.is_settled(offset):
         state = "settled"
     elif offset < cursor.next:
         state = "handed out"

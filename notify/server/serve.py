@@ -50,13 +50,11 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._head_done = False
         self._head_bytes = 1
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(HEADER_SECONDS, self._too_slow)
 
     def on_headers_complete(self) -> None:
-        self._head_done = True
         self._head_bytes = 0
         if self._head_timer is not None:
             self._head_timer.cancel()

@@ -11,19 +11,16 @@ import msgspec
 from storage.log.queues import LogTopic
 from storage.store import Due
 
-ENCODED_PRODUCER = msgspec.msgpack.Encoder()
-
 
 class Producer:
     """Who sent a half: shared by all halves of one request."""
 
-    __slots__ = ("encoded", "group", "instance", "source")
+    __slots__ = ("group", "instance", "source")
 
     def __init__(self, group: str, source: str, instance: str) -> None:
         self.group = group
         self.source = source
         self.instance = instance
-        self.encoded = ENCODED_PRODUCER.encode((group, source, instance))
 
 
 class PendingMessage(msgspec.Struct, gc=False):

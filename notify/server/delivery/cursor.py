@@ -55,7 +55,7 @@ class Cursor:
         taken: list[StoredMessage] = []
         while self.retries and self.retries[0][0] <= now_us and len(taken) < limit:
             _, offset = heapq.heappop(self.retries)
-            if self._is_settled(offset):
+            if self.progress.is_settled(offset):
                 continue
             found = self._store.read(self.topic, self.queue, offset, 1, READ_BYTES)
             if found and found[0].offset == offset:
@@ -63,9 +63,6 @@ class Cursor:
             else:
                 self._settle([(offset, 1)], SettleKind.EXPIRED)
         return taken
-
-    def _is_settled(self, offset: int) -> bool:
-        return offset < self.progress.floor or offset in self.progress.settled
 
     def _take_new(self, limit: int) -> tuple[list[StoredMessage], int]:
         """The next unsettled messages; moves the position past them."""
