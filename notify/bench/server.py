@@ -58,6 +58,7 @@ class ServerProcess:
                 self.ready_seconds = time.perf_counter() - started
                 return self
             time.sleep(0.02)
+        self.stop()
         raise Unavailable("the server did not become ready: " + "".join(self.output)[-2000:])
 
     def _read(self, process: subprocess.Popen[str]) -> None:
@@ -85,7 +86,11 @@ class ServerProcess:
         assert self.process is not None
         if self.process.poll() is None:
             self.process.terminate()
-        return self._wait(seconds)
+        try:
+            return self._wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
 
     def _wait(self, seconds: float) -> int:
         assert self.process is not None

@@ -1,4 +1,4 @@
-"""The ASGI application: data routes straight to the core, everything else through FastAPI."""
+"""The application: data routes straight to the core, everything else through FastAPI."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -17,7 +18,8 @@ from notify.server import admin, health
 from notify.server.actions import Actions
 from notify.server.clock import wall_clock
 from notify.server.core import Core
-from notify.server.http import DataRoutes, Reader, Scope, Writer, problem, send_problem
+from notify.server.http import Answer, DataRoutes, problem
+from notify.server.http import Request as DataRequest
 from notify.server.openapi import describe_data_routes
 from notify.settings import Settings
 from notify.wire import PROBLEM
@@ -63,17 +65,15 @@ class App:
         if self.actions is not None:
             self.actions.close()
 
-    async def __call__(self, scope: Scope, receive: Reader, send: Writer) -> None:
-        if scope["type"] == "http":
-            data = self._data
-            path = scope["path"]
-            if data is not None and data.handles(path):
-                await data(scope, receive, send)
-                return
-            if data is None and path.startswith("/v1/"):
-                await send_problem(send, Unavailable("the server is starting or stopping; try again"))
-                return
-        await self.fastapi(scope, receive, send)  # type: ignore[arg-type]
+    async def answer(self, request: DataRequest) -> Answer:
+        """A request to a data route."""
+        if self._data is None:
+            return Answer.problem(Unavailable("the server is starting or stopping; try again"))
+        return await self._data.answer(request)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Everything else, as ASGI."""
+        await self.fastapi(scope, receive, send)
 
 
 def _fastapi(app: App) -> FastAPI:

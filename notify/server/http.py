@@ -1,16 +1,17 @@
-"""The data routes as plain ASGI: decode by content type, call the core, encode the answer. No logic of their own."""
+"""The data routes: decode by content type, call the core, encode the answer. No logic of their own, and no I/O."""
 
 from __future__ import annotations
 
-import asyncio
 import struct
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
+import structlog
 
 from notify import ids
-from notify.errors import InvalidRequest, NotFound, NotifyError, TooLarge, Unavailable
+from notify.errors import InvalidRequest, NotFound, NotifyError, StorageFailed, Unavailable
 from notify.limits import LIMITS, check_between
 from notify.server.core import Core
 from notify.server.delivery.group import Handed
@@ -41,9 +42,7 @@ from notify.wire import (
 from storage import crash_point
 from storage.store import StoredMessage
 
-Scope = dict[str, Any]
-Reader = Callable[[], Awaitable[dict[str, Any]]]
-Writer = Callable[[dict[str, Any]], Awaitable[None]]
+log = structlog.get_logger("notify.server")
 
 
 def _decoders(json_type: Any, packed_type: Any) -> tuple[Any, Any]:
@@ -60,14 +59,44 @@ _SETTLE = _decoders(Settle, Settle)
 
 
 class Request:
-    """One request: its body, and the format of its answer."""
+    """One request to a data route, and the format of its body and of its answer."""
 
-    __slots__ = ("body", "packed", "query")
+    __slots__ = ("body", "headers", "method", "packed", "path", "polls", "query")
 
-    def __init__(self, body: bytes, packed: bool, query: bytes) -> None:
-        self.body = body
-        self.packed = packed
+    def __init__(self, method: str, path: str, query: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        """`headers` with names in lower case; the body is set when it is complete."""
+        self.method = method
+        self.path = path
         self.query = query
+        self.headers = headers
+        self.body = b""
+        self.packed = False
+        self.polls = False
+        """It only waits for something to hand out: of no use to a client that has gone."""
+
+    def find_format(self) -> None:
+        """Set `packed`: of a body its type, else what the client accepts.
+
+        Raises InvalidRequest for a content type or encoding that is not served.
+        """
+        kind, accepted = b"", b""
+        for name, value in self.headers:
+            if name == b"content-type":
+                kind = value
+            elif name == b"accept":
+                accepted = value
+            elif name == b"content-encoding" and value.lower() != b"identity":
+                raise InvalidRequest("compressed bodies are not taken", "unsupported_encoding", 415)
+        if self.method != "POST":
+            self.packed = b"msgpack" in accepted
+            return
+        packed = _FORMATS.get(kind)
+        if packed is None:
+            packed = _FORMATS.get(kind.partition(b";")[0].strip().lower())
+            if packed is None:
+                shown = kind.decode("latin-1")[:60]
+                raise InvalidRequest(f"send {JSON} or {MSGPACK}, not {shown!r}", "unsupported_type", 415)
+        self.packed = packed
 
     def decode(self, decoders: tuple[Any, Any]) -> Any:
         """The body by its schema. Raises InvalidRequest (400 where it is malformed, 422 where a type is wrong)."""
@@ -85,8 +114,54 @@ class Request:
         return encode_msgpack(value) if self.packed else encode_json(value)
 
 
+_FORMATS = {
+    MSGPACK.encode(): True,
+    b"application/x-msgpack": True,
+    JSON.encode(): False,
+    b"": False,
+    b"application/x-www-form-urlencoded": False,  # what curl -d says
+}
+
+
+class Answer:
+    """What goes back: one status, one body."""
+
+    __slots__ = ("body", "kind", "retry_after", "status")
+
+    def __init__(self, status: int, kind: str, body: bytes, retry_after: int = 0) -> None:
+        """`retry_after` in seconds, 0 for none."""
+        self.status = status
+        self.kind = kind
+        self.body = body
+        self.retry_after = retry_after
+
+    @classmethod
+    def problem(cls, error: NotifyError) -> Answer:
+        """An error as a problem of RFC 9457."""
+        return cls(error.status, PROBLEM, problem(error), 1 if isinstance(error, Unavailable) else 0)
+
+    def encoded(self, headers: list[tuple[bytes, bytes]], keep_alive: bool, with_body: bool) -> bytes:
+        """As HTTP/1.1, with these headers of the server's own."""
+        head = _HEADS.get((self.status, self.kind))
+        if head is None:
+            phrase = HTTPStatus(self.status).phrase
+            head = f"HTTP/1.1 {self.status} {phrase}\r\ncontent-type: {self.kind}\r\n".encode()
+            _HEADS[(self.status, self.kind)] = head
+        chunks = [head, b"content-length: %d\r\n" % len(self.body)]
+        chunks += [b"%b: %b\r\n" % header for header in headers]
+        if self.retry_after:
+            chunks.append(b"retry-after: %d\r\n" % self.retry_after)
+        chunks.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
+        if with_body:
+            chunks.append(self.body)
+        return b"".join(chunks)
+
+
+_HEADS: dict[tuple[int, str], bytes] = {}
+
+
 class DataRoutes:
-    """Dispatches what belongs to the data routes; `handles` says whether a path does."""
+    """Answers requests to the data routes."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -98,27 +173,20 @@ class DataRoutes:
             "/v1/messages": self.messages,
         }
 
-    def handles(self, path: str) -> bool:
-        return path.startswith("/v1/") and not path.startswith("/v1/admin")
-
-    async def __call__(self, scope: Scope, receive: Reader, send: Writer) -> None:
-        packed = accepts_packed(scope)
+    async def answer(self, request: Request) -> Answer:
+        """Every outcome is an answer: what is refused, and why, too."""
         try:
-            method, path = scope["method"], scope["path"]
-            call = self._find(method, path)
-            request = Request(b"", packed, scope["query_string"])
-            if method == "POST":
-                request.packed = is_packed(scope)
-                packed = packed or request.packed
-                request.body = await read_body(scope, receive, self.core.settings.body_timeout_seconds)
+            call = self._find(request.method, request.path)
+            request.find_format()
             body = await call(request)
         except NotifyError as error:
             if error.status == 507:
                 self.core.metrics.refused_full += 1
-            await send_problem(send, error)
-            return
-        kind = b"application/msgpack" if request.packed else b"application/json"
-        await _send(send, 200, kind, body)
+            return Answer.problem(error)
+        except Exception:
+            log.exception("request_failed", method=request.method, path=request.path[:200])
+            return Answer.problem(StorageFailed("the server failed on this request; its log says why"))
+        return Answer(200, MSGPACK if request.packed else JSON, body)
 
     def _find(self, method: str, path: str) -> Callable[[Request], Awaitable[bytes]]:
         found = self._post.get(path)
@@ -156,6 +224,7 @@ class DataRoutes:
         return request.encode(Items(await self.core.transactions.publish(request.decode(_MESSAGES))))
 
     async def poll(self, request: Request) -> bytes:
+        request.polls = True
         checks = await self.core.checks.poll(request.decode(_POLL))
         if not request.packed:
             for check in checks:
@@ -165,6 +234,7 @@ class DataRoutes:
     # --- consumers --------------------------------------------------------------------------------------------
 
     async def receive(self, request: Request, group: str) -> bytes:
+        request.polls = True
         handed = await self.core.delivery.receive(group, request.decode(_RECEIVE))
         if request.packed:
             return packed_deliveries(handed)
@@ -278,85 +348,8 @@ def _json_delivery(h: Handed) -> dict[str, Any]:
     return {"receipt": h.receipt, "attempt": h.attempt, **json_pulled(h.message)}
 
 
-# --- ASGI -----------------------------------------------------------------------------------------------------
-
-
-def is_packed(scope: Scope) -> bool:
-    """Whether the body is msgpack. Raises InvalidRequest for a content type or encoding that is not served."""
-    kind = b"application/json"
-    for name, value in scope["headers"]:
-        if name == b"content-type":
-            kind = value.partition(b";")[0].strip().lower()
-        elif name == b"content-encoding" and value.lower() != b"identity":
-            raise InvalidRequest("compressed bodies are not taken", "unsupported_encoding", 415)
-    if kind in (MSGPACK.encode(), b"application/x-msgpack"):
-        return True
-    if kind in (JSON.encode(), b"application/x-www-form-urlencoded"):  # curl -d says the latter
-        return False
-    raise InvalidRequest(f"send {JSON} or {MSGPACK}, not {kind.decode('latin-1')[:60]!r}", "unsupported_type", 415)
-
-
-def accepts_packed(scope: Scope) -> bool:
-    return any(name == b"accept" and b"msgpack" in value for name, value in scope["headers"])
-
-
-async def read_body(scope: Scope, receive: Reader, seconds: float) -> bytes:
-    """The whole body. Raises TooLarge above the cap, InvalidRequest (408) if it does not come in time."""
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and int(value) > LIMITS.request_bytes:
-            raise _too_large()
-    message = await _next_part(receive, seconds)
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body"):
-        if len(body) > LIMITS.request_bytes:
-            raise _too_large()
-        return body
-    chunks = [body]
-    size = len(body)
-    deadline = asyncio.get_running_loop().time() + seconds
-    while message.get("more_body"):
-        message = await _next_part(receive, deadline - asyncio.get_running_loop().time())
-        chunks.append(message.get("body", b""))
-        size += len(chunks[-1])
-        if size > LIMITS.request_bytes:
-            raise _too_large()
-    return b"".join(chunks)
-
-
-async def _next_part(receive: Reader, seconds: float) -> dict[str, Any]:
-    try:
-        message = await asyncio.wait_for(receive(), seconds)
-    except TimeoutError:
-        raise InvalidRequest("the body did not arrive in time", "timeout", 408) from None
-    if message["type"] == "http.disconnect":
-        raise InvalidRequest("the client went away", "disconnected", 400)
-    return message
-
-
-def _too_large() -> TooLarge:
-    return TooLarge(
-        f"the request has more than {LIMITS.request_bytes} bytes; send fewer items at once", "request_too_large"
-    )
-
-
 def problem(error: NotifyError) -> bytes:
     title = type(error).__name__
     return encode_json(
         Problem(f"urn:notify:error:{error.code}", title, error.status, str(error), error.code, error.retryable)
     )
-
-
-async def send_problem(send: Writer, error: NotifyError) -> None:
-    extra = [(b"retry-after", b"1")] if isinstance(error, Unavailable) else []
-    # What is left of a refused body is not worth reading: the connection ends with the answer.
-    if error.status in (408, 413):
-        extra.append((b"connection", b"close"))
-    await _send(send, error.status, PROBLEM.encode(), problem(error), extra)
-
-
-async def _send(
-    send: Writer, status: int, kind: bytes, body: bytes, extra: list[tuple[bytes, bytes]] | None = None
-) -> None:
-    headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), *(extra or [])]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -1,79 +1,28 @@
-"""Running the server: uvicorn with uvloop and httptools, guarded against clients that never finish."""
+"""Running the server: uvicorn with uvloop, and connections of our own."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ipaddress
 import os
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 import structlog
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from notify.errors import InvalidRequest, StorageFailed
 from notify.server.app import App
+from notify.server.protocol import Protocol
 from notify.settings import Settings
 from storage.log import LogStore
 
 log = structlog.get_logger("notify.server")
 
-HEADER_BYTES = 64 << 10
-HEADER_SECONDS = 10.0
-
 SWITCH_SECONDS = 0.0001
 """How long the event loop may keep the interpreter while the log's writer waits for it, back from a sync. With
 Python's 5 ms each sync is followed by up to 5 ms of waiting: 36,000 transactions/s instead of 45,000."""
-
-
-class GuardedProtocol(HttpToolsProtocol):
-    """A connection must send its request's head in time and within bounds, or it is cut.
-
-    The stock protocol waits for ever for a head and takes one of any size.
-    """
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._head_bytes = 0
-        self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(HEADER_SECONDS, self._too_slow)
-
-    def data_received(self, data: bytes) -> None:
-        if self._head_timer is not None or self._head_bytes:
-            self._head_bytes += len(data)
-        super().data_received(data)
-        if self._head_bytes > HEADER_BYTES and not self._head_is_done():
-            self.transport.close()
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._head_bytes = 1
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEADER_SECONDS, self._too_slow)
-
-    def on_headers_complete(self) -> None:
-        self._head_bytes = 0
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-        super().on_headers_complete()
-
-    def _head_is_done(self) -> bool:
-        return self._head_timer is None
-
-    def _too_slow(self) -> None:
-        self._head_timer = None
-        if not self.transport.is_closing():
-            self.transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-        super().connection_lost(exc)
 
 
 def check_host(host: str) -> None:
@@ -113,9 +62,11 @@ def serve(settings: Settings) -> int:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=GuardedProtocol,
+        http=Protocol,
         ws="none",
         lifespan="on",
+        interface="asgi3",
+        proxy_headers=False,
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -1,0 +1,265 @@
+"""A connection: data routes straight from the parser to the core, everything else through uvicorn's ASGI.
+
+A data request through ASGI cost more than the storage of what it carries: scope, header copies, an event and a task's
+timer for the body, checks of each header that is sent, two writes. Here it is parsed, decoded, answered in one write.
+uvicorn's connection keeps what it does well: pipelining, flow control, keep-alive, graceful stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.parse
+from typing import TYPE_CHECKING, Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from notify.errors import InvalidRequest, NotifyError, TooLarge
+from notify.limits import LIMITS
+from notify.server.http import Answer, Request
+
+if TYPE_CHECKING:
+    from notify.server.app import App
+
+HEADER_BYTES = 64 << 10
+HEADER_SECONDS = 10.0
+
+LINGER_SECONDS = 2.0
+"""How long a client may go on sending what was refused already, so that it reads the answer instead of a reset."""
+
+
+class DataCycle:
+    """One request to a data route and its answer; stands where uvicorn's cycle would.
+
+    Its work begins when its body is complete and the answers of the requests before it are written.
+    """
+
+    __slots__ = (
+        "_chunks",
+        "_protocol",
+        "_size",
+        "_task",
+        "_timer",
+        "_turn",
+        "disconnected",
+        "keep_alive",
+        "refusal",
+        "request",
+        "response_complete",
+        "waits_for_body",
+    )
+
+    def __init__(self, protocol: Protocol, request: Request, keep_alive: bool) -> None:
+        self._protocol = protocol
+        self.request = request
+        self.keep_alive = keep_alive
+        self.disconnected = False
+        self.response_complete = False
+        self.waits_for_body = True
+        self.refusal: NotifyError | None = None
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._turn = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def message_event(self) -> DataCycle:
+        """What uvicorn sets when the connection is lost."""
+        return self
+
+    def set(self) -> None:
+        """The connection is lost: a poll that waits for something to hand out is of no use any more."""
+        self._stop_timer()
+        if self._task is not None and self.request.polls:
+            self._task.cancel()
+
+    def add(self, body: bytes) -> None:
+        """A part of the body."""
+        if self.waits_for_body:
+            self._size += len(body)
+            if self._size > LIMITS.request_bytes:
+                detail = f"the request has more than {LIMITS.request_bytes} bytes; send fewer items at once"
+                self._refuse(TooLarge(detail, "request_too_large"))
+            else:
+                self._chunks.append(body)
+
+    def expire_after(self, seconds: float) -> None:
+        """The body must be complete within this time."""
+        if self._timer is None:
+            self._timer = self._protocol.loop.call_later(seconds, self._expired)
+
+    def _expired(self) -> None:
+        self._refuse(InvalidRequest("the body did not arrive in time", "timeout", 408))
+
+    def _refuse(self, error: NotifyError) -> None:
+        """Answer without the rest of the body; the connection ends with the answer."""
+        self.refusal = error
+        self.keep_alive = False
+        self._chunks.clear()
+        self.complete()
+
+    def complete(self) -> None:
+        """The body is complete, or not waited for."""
+        if self.waits_for_body:
+            self.waits_for_body = False
+            self._stop_timer()
+            chunks = self._chunks
+            self.request.body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            if self._turn:
+                self._work()
+
+    def start(self) -> None:
+        """It is this request's turn."""
+        self._turn = True
+        if not self.waits_for_body:
+            self._work()
+
+    def _work(self) -> None:
+        protocol = self._protocol
+        self._task = task = protocol.loop.create_task(protocol.answer(self))
+        protocol.tasks.add(task)
+        task.add_done_callback(protocol.tasks.discard)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class Protocol(HttpToolsProtocol):
+    """A connection must send its request's head in time and within bounds, or it is cut.
+
+    The stock protocol waits for ever for a head and takes one of any size.
+    """
+
+    app: App
+    cycle: DataCycle  # type: ignore[assignment]
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._head_bytes = 0
+        self._in_head = True
+        self._is_over = False
+        self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(HEADER_SECONDS, self._too_slow)
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_over:
+            return
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head:
+            if self._head_bytes > HEADER_BYTES:
+                self.transport.close()
+            elif self._head_timer is None and self._head_bytes:
+                self._head_timer = self.loop.call_later(HEADER_SECONDS, self._too_slow)
+        elif type(self.cycle) is DataCycle and self.cycle.waits_for_body:
+            if self.expect_100_continue:
+                self.expect_100_continue = False
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.cycle.expire_after(self.app.settings.body_timeout_seconds)
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        self._head_bytes = 1
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._head_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        request = self._data_request()
+        if request is None:
+            self._hand_to_asgi()
+            return
+        before = self.cycle
+        keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
+        self.cycle = cycle = DataCycle(self, request, keep_alive)
+        if before is None or before.response_complete:
+            cycle.start()
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, self.app))  # type: ignore[arg-type]
+
+    def _hand_to_asgi(self) -> None:
+        """Let uvicorn make its scope now that the request is known to be none of ours."""
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.headers = self.scope["headers"] = headers
+        super().on_headers_complete()
+
+    def _data_request(self) -> Request | None:
+        """The request without its body, or None if it is not for a data route."""
+        url = self.url
+        if not url.startswith(b"/"):
+            try:
+                parsed = httptools.parse_url(url)
+            except httptools.HttpParserInvalidURLError:
+                return None
+            url = parsed.path + (b"?" + parsed.query if parsed.query else b"")
+        if not url.startswith(b"/v1/") or url.startswith(b"/v1/admin"):
+            return None
+        raw_path, _, query = url.partition(b"?")
+        path = raw_path.decode("latin-1")
+        if "%" in path:
+            path = urllib.parse.unquote(path)
+        return Request(self.parser.get_method().decode("latin-1"), path, query, self.headers)
+
+    def on_body(self, body: bytes) -> None:
+        if type(self.cycle) is DataCycle:
+            self.cycle.add(body)
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if type(self.cycle) is DataCycle:
+            self.cycle.complete()
+        else:
+            super().on_message_complete()
+
+    # --- answering --------------------------------------------------------------------------------------------
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        if type(cycle) is DataCycle:
+            cycle.start()
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    async def answer(self, cycle: DataCycle) -> None:
+        """Answer a request whose body is complete and whose turn it is."""
+        answer = await self.app.answer(cycle.request) if cycle.refusal is None else Answer.problem(cycle.refusal)
+        if self.flow.write_paused and not cycle.disconnected:
+            await self.flow.drain()
+        cycle.response_complete = True
+        if cycle.disconnected or self.transport.is_closing():
+            return
+        with_body = cycle.request.method != "HEAD"
+        self.transport.write(answer.encoded(self.server_state.default_headers, cycle.keep_alive, with_body))
+        if cycle.keep_alive:
+            self.on_response_complete()
+        elif cycle.refusal is None:
+            self.transport.close()
+        else:
+            self._is_over = True
+            self.transport.write_eof()
+            self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    def _too_slow(self) -> None:
+        self._head_timer = None
+        self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        super().connection_lost(exc)
