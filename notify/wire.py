@@ -7,6 +7,7 @@ the types cannot say (bounds, names) is checked in notify/limits.py.
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -252,9 +253,13 @@ decode_payload = msgspec.msgpack.Decoder(Payload).decode
 
 def instant(time_us: int) -> str:
     """Microseconds since 1970 as RFC 3339 in UTC."""
-    return (
-        datetime.fromtimestamp(time_us // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%S") + f".{time_us % 1_000_000:06d}Z"
-    )
+    seconds, rest = divmod(time_us, 1_000_000)
+    return f"{_to_the_second(seconds)}.{rest:06d}Z"
+
+
+@lru_cache(64)
+def _to_the_second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def microseconds(moment: datetime) -> int:

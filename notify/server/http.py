@@ -238,7 +238,7 @@ class DataRoutes:
         handed = await self.core.delivery.receive(group, request.decode(_RECEIVE))
         if request.packed:
             return packed_deliveries(handed)
-        return encode_json({"messages": [_json_delivery(h) for h in handed]})
+        return encode_json({"messages": _json_deliveries(handed)})
 
     async def settle(self, request: Request, group: str) -> bytes:
         asked: Settle = request.decode(_SETTLE)
@@ -292,21 +292,22 @@ def _array_head(count: int) -> bytes:
     )
 
 
+_MAP_HEADS = [bytes((n,)) for n in range(256)]
+
+
 def packed_deliveries(handed: list[Handed]) -> bytes:
     """{"messages": […]} in msgpack, joined from the stored bytes: a payload is a map, and gets six more fields."""
-    chunks = [b"\x81\xa8messages", _array_head(len(handed))]
+    chunks = [b"\x81\xa8messages", _array_head(sum([len(h.messages) for h in handed]))]
     last_us, at = -1, ""
     for h in handed:
-        m = h.message
-        if m.committed_us != last_us:
-            last_us, at = m.committed_us, instant(m.committed_us)
-        payload = m.payload
-        name = ids.message_id(m.transaction_id, m.message_no)
-        head = encode_msgpack(DeliveryHead(h.receipt, name, m.queue, m.offset, h.attempt, at))
-        # Both maps have fewer than 16 fields, so that their heads are one byte each.
-        chunks.append(bytes((payload[0] + 6,)))
-        chunks.append(head[1:])
-        chunks.append(payload[1:])
+        for receipt, m, attempt in h.each():
+            if m.committed_us != last_us:
+                last_us, at = m.committed_us, instant(m.committed_us)
+            payload = m.payload
+            name = ids.message_id(m.transaction_id, m.message_no)
+            head = encode_msgpack(DeliveryHead(receipt, name, m.queue, m.offset, attempt, at))
+            # Both maps have fewer than 16 fields, so that their heads are one byte each.
+            chunks += (_MAP_HEADS[payload[0] + 6], head[1:], payload[1:])
     return b"".join(chunks)
 
 
@@ -319,7 +320,7 @@ def packed_pulled(found: list[StoredMessage], next_offset: int) -> bytes:
             "offset": m.offset,
             "committed_at": instant(m.committed_us),
         }
-        chunks += (bytes((m.payload[0] + 4,)), encode_msgpack(fields)[1:], m.payload[1:])
+        chunks += (_MAP_HEADS[m.payload[0] + 4], encode_msgpack(fields)[1:], m.payload[1:])
     chunks += (encode_msgpack("next_offset"), encode_msgpack(next_offset))
     return b"".join(chunks)
 
@@ -344,8 +345,12 @@ def json_pulled(m: StoredMessage) -> dict[str, Any]:
     }
 
 
-def _json_delivery(h: Handed) -> dict[str, Any]:
-    return {"receipt": h.receipt, "attempt": h.attempt, **json_pulled(h.message)}
+def _json_deliveries(handed: list[Handed]) -> list[dict[str, Any]]:
+    return [
+        {"receipt": receipt, "attempt": attempt, **json_pulled(message)}
+        for h in handed
+        for receipt, message, attempt in h.each()
+    ]
 
 
 def problem(error: NotifyError) -> bytes:

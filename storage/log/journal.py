@@ -48,7 +48,7 @@ INLINE_WAITERS = 12
 class Frame:
     """Records on their way to the disk, and who waits for them."""
 
-    __slots__ = ("base", "chunks", "entries", "part", "points", "queues", "records", "segment", "waiters")
+    __slots__ = ("base", "chunks", "entries", "part", "points", "queues", "records", "segment", "waiters", "written")
 
     def __init__(self, base: int, segment: Segment, part: LivePart) -> None:
         self.base = base
@@ -60,6 +60,8 @@ class Frame:
         self.queues: list[Queue | None] = []
         self.waiters: list[asyncio.Future[None]] = []
         self.points: set[str] = set()
+        self.written = b""
+        """Its bytes, once they are on their way to the disk."""
 
 
 class Journal:
@@ -235,6 +237,7 @@ class Journal:
         for point in taken.points:
             crash_point.reached(point + ".before_sync")
         self._disk.write(segment.fd, data, taken.base - segment.base)
+        taken.written = data
         started = time.perf_counter()
         self._disk.sync(segment.fd)
         took = time.perf_counter() - started
@@ -253,6 +256,7 @@ class Journal:
             self._take()
         elif not self._marked:
             self._idle_timer = self._loop.call_later(IDLE_MARK_SECONDS, self._mark)
+        self._segments.keep(taken.base, taken.written)
         self._on_durable(taken)
         for future in taken.waiters:
             if not future.done():

@@ -118,8 +118,13 @@ class LogQueues:
             if total > max_bytes and found:
                 break
             if not (window_at <= position and position + size <= window_end):
-                window_at, window_end = position, self._reach(rows, i)
-                window = self.segments.read(window_at, window_end - window_at)
+                recent = self.segments.recent(position, size)
+                if recent is not None:
+                    window_at, window = recent
+                    window_end = window_at + len(window)
+                else:
+                    window_at, window_end = position, self._reach(rows, i)
+                    window = self.segments.read(window_at, window_end - window_at)
             start = position - window_at
             payload = window[start : start + size]
             corrupt = len(payload) != size or crc32c(payload) != row[13]

@@ -7,6 +7,9 @@ from bisect import bisect_right
 from storage.log.disk import Disk
 from storage.log.format import SEGMENT_HEADER_SIZE, read_segment_header, segment_header
 
+RECENT_BYTES = 16 << 20
+RECENT_FRAMES = 4096
+
 
 class Segment:
     """One file of the log: bytes [base, base + size)."""
@@ -32,6 +35,9 @@ class Segments:
         self._disk = disk
         self._bases: list[int] = []
         self._all: list[Segment] = []
+        self._recent_at: list[int] = []
+        self._recent: list[bytes] = []
+        self._recent_bytes = 0
 
     def all(self) -> list[Segment]:
         return list(self._all)
@@ -96,6 +102,26 @@ class Segments:
             return b""
         return self._disk.read(segment.fd, size, position - segment.base)
 
+    def keep(self, position: int, data: bytes) -> None:
+        """Remember what was just written at a position: consumers at the head read it from memory."""
+        if len(data) > RECENT_BYTES // 4:
+            return
+        self._recent_at.append(position)
+        self._recent.append(data)
+        self._recent_bytes += len(data)
+        if self._recent_bytes > RECENT_BYTES or len(self._recent) > RECENT_FRAMES:
+            # Half of it at once, or every frame would move the whole list.
+            keep_from = len(self._recent) // 2
+            self._recent_bytes -= sum([len(data) for data in self._recent[:keep_from]])
+            del self._recent[:keep_from], self._recent_at[:keep_from]
+
+    def recent(self, position: int, size: int) -> tuple[int, bytes] | None:
+        """Where a remembered write that holds these bytes begins, and all its bytes."""
+        i = bisect_right(self._recent_at, position) - 1
+        if i >= 0 and position + size <= self._recent_at[i] + len(self._recent[i]):
+            return self._recent_at[i], self._recent[i]
+        return None
+
     def remove(self, segment: Segment) -> None:
         at = self._all.index(segment)
         del self._all[at], self._bases[at]
@@ -105,5 +131,7 @@ class Segments:
     def close(self) -> None:
         for segment in self._all:
             self._disk.close(segment.fd)
+        self._recent.clear()
+        self._recent_at.clear()
         self._all.clear()
         self._bases.clear()

@@ -193,8 +193,8 @@ class World:
             except NotifyError:
                 await asyncio.sleep(0.2)
                 continue
-            for h in handed:
-                name = ids.to_text(h.message.transaction_id)
+            for receipt, message, _ in [each for h in handed for each in h.each()]:
+                name = ids.to_text(message.transaction_id)
                 self.delivered.add(name)
                 fate = chance.random() if not self.calm else 1.0
                 if fate < 0.1:
@@ -204,7 +204,7 @@ class World:
                 if fate < 0.2:
                     continue  # dies before the ack
                 action = "retry" if fate < 0.3 else "ack"
-                item = SettleItem(receipt=h.receipt, action=action, delay=0.5)
+                item = SettleItem(receipt=receipt, action=action, delay=0.5)
                 try:
                     await self.call(lambda core, item=item: core.delivery.settle(GROUP, [item]))
                 except NotifyError:

@@ -118,7 +118,3 @@ class Cursor:
     def attempts(self, offset: int) -> int:
         """How often the offset has been handed out so far."""
         return self.progress.attempts.get(offset, 0)
-
-    def has_new(self) -> bool:
-        """Whether something was never handed out yet."""
-        return self._store.bounds(self.topic, self.queue)[1] > max(self.next, self.progress.floor)

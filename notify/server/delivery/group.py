@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from notify.errors import InvalidRequest, NotifyError, StaleReceipt
@@ -34,11 +34,17 @@ class Lease:
 
 @dataclass(slots=True)
 class Handed:
-    """A message on its way to a consumer."""
+    """Messages of one lease on their way to a consumer."""
 
-    receipt: str
-    message: StoredMessage
-    attempt: int
+    token: str
+    messages: list[StoredMessage]
+    attempts: list[int] | None
+    """Which attempt each one is, from 1; None where all are the first."""
+
+    def each(self) -> Iterator[tuple[str, StoredMessage, int]]:
+        """Receipt, message and attempt, one by one."""
+        for i, message in enumerate(self.messages):
+            yield f"{self.token}{i}", message, 1 if self.attempts is None else self.attempts[i]
 
 
 class Group:
@@ -99,46 +105,35 @@ class Group:
         if self.paused:
             return handed
         cursors = list(self.cursors.values())
-        size = 0
+        size = count = 0
         for i in range(len(cursors)):
             cursor = cursors[(self._turn + i) % len(cursors)]
             if topics is not None and cursor.topic not in topics:
                 continue
-            taken, skipped = cursor.take(limit - len(handed), now_us)
+            taken, skipped = cursor.take(limit - count, now_us)
             self._metrics.filtered += skipped if cursor.subscription.tags else 0
             if taken:
-                handed += self._lease(cursor, taken, instance, now_us + lease_us)
+                handed.append(self._lease(cursor, taken, instance, now_us + lease_us))
+                count += len(taken)
                 size += sum([len(m.payload) for m in taken])
-            if len(handed) >= limit or size >= READ_BYTES:
+            if count >= limit or size >= READ_BYTES:
                 break
         self._turn += 1
         return handed
 
-    def _lease(self, cursor: Cursor, taken: list[StoredMessage], instance: str, deadline_us: int) -> list[Handed]:
+    def _lease(self, cursor: Cursor, taken: list[StoredMessage], instance: str, deadline_us: int) -> Handed:
         self._last_lease += 1
         lease = Lease(self._last_lease, cursor, [m.offset for m in taken], deadline_us, instance)
         self.leases[lease.id] = lease
         heapq.heappush(self._deadlines, (deadline_us, lease.id))
         token = f"{lease.id:x}."
         self._metrics.delivered += len(taken)
-        attempts = cursor.progress.attempts
-        if not attempts:
-            return [Handed(f"{token}{i}", m, 1) for i, m in enumerate(taken)]
-        handed = []
-        for i, m in enumerate(taken):
-            before = attempts.get(m.offset, 0)
-            self._metrics.redelivered += before > 0
-            handed.append(Handed(f"{token}{i}", m, before + 1))
-        return handed
-
-    def has_work(self, topics: frozenset[str] | None, now_us: int) -> bool:
-        for cursor in self.cursors.values():
-            if topics is None or cursor.topic in topics:
-                if cursor.retries and cursor.retries[0][0] <= now_us:
-                    return True
-                if cursor.has_new() and not cursor.is_paused():
-                    return True
-        return False
+        before = cursor.progress.attempts
+        if not before:
+            return Handed(token, taken, None)
+        attempts = [before.get(m.offset, 0) + 1 for m in taken]
+        self._metrics.redelivered += sum([attempt > 1 for attempt in attempts])
+        return Handed(token, taken, attempts)
 
     # --- settling ---------------------------------------------------------------------------------------------
 
@@ -150,8 +145,13 @@ class Group:
         dead: list[tuple[Cursor, int, str]] = []
         for item in items:
             try:
-                for lease, index in self._of_receipt(item.receipt):
-                    self._settle_one(item, lease, index, now_us, acked, retried, dead)
+                lease, indexes = self._of_receipt(item.receipt)
+                if item.action == "ack":
+                    acked.setdefault(lease.cursor, []).extend(lease.offsets[indexes.start : indexes.stop])
+                    self._close(lease, indexes)
+                else:
+                    for index in indexes:
+                        self._settle_one(item, lease, index, now_us, retried, dead)
             except NotifyError as error:
                 answered.append(SettledItem(item.receipt, error.status, error.code, str(error)))
             else:
@@ -167,7 +167,7 @@ class Group:
         await self._store.sync()
         return answered
 
-    def _of_receipt(self, receipt: str) -> list[tuple[Lease, int]]:
+    def _of_receipt(self, receipt: str) -> tuple[Lease, range]:
         """The messages a receipt names: `lease.index`, or `lease.first-last` for a range.
 
         Raises StaleReceipt, or InvalidRequest for what is no receipt.
@@ -183,9 +183,10 @@ class Group:
         except ValueError:
             raise InvalidRequest(f"{receipt[:60]!r} is not a receipt", "invalid_receipt") from None
         lease = self.leases.get(lease_id)
-        if lease is None or last >= len(lease.offsets) or any(i not in lease.open for i in range(first, last + 1)):
+        indexes = range(first, last + 1)
+        if lease is None or last >= len(lease.offsets) or not lease.open.issuperset(indexes):
             raise StaleReceipt("the lease is over: the message was settled, or it is with another consumer now")
-        return [(lease, i) for i in range(first, last + 1)]
+        return lease, indexes
 
     def _settle_one(
         self,
@@ -193,19 +194,16 @@ class Group:
         lease: Lease,
         index: int,
         now_us: int,
-        acked: dict[Cursor, list[int]],
         retried: dict[Cursor, list[tuple[int, int]]],
         dead: list[tuple[Cursor, int, str]],
     ) -> None:
         cursor, offset = lease.cursor, lease.offsets[index]
-        if item.action == "ack":
-            acked.setdefault(cursor, []).append(offset)
-        elif item.action == "renew":
+        if item.action == "renew":
             seconds = 30.0 if item.lease is None else item.lease
             check_between("lease", seconds, LIMITS.lease_min_seconds, LIMITS.lease_max_seconds)
             lease.extended[index] = now_us + round(seconds * 1_000_000)
             return
-        elif item.action == "dead_letter":
+        if item.action == "dead_letter":
             dead.append((cursor, offset, item.reason or "refused by the consumer"))
         elif item.action == "retry":
             if item.delay is not None:
@@ -220,7 +218,7 @@ class Group:
             raise InvalidRequest(
                 f"action {item.action[:20]!r} is not ack, retry, dead_letter or renew", "invalid_action"
             )
-        self._close(lease, index)
+        self._close(lease, range(index, index + 1))
 
     def _back_off_us(self, cursor: Cursor, attempts: int, delay: float | None) -> int:
         if delay is not None:
@@ -228,9 +226,11 @@ class Group:
         s = cursor.subscription
         return min(s.retry_max_us, s.retry_min_us << min(attempts - 1, 40))
 
-    def _close(self, lease: Lease, index: int) -> None:
-        lease.open.discard(index)
-        lease.extended.pop(index, None)
+    def _close(self, lease: Lease, indexes: range) -> None:
+        lease.open.difference_update(indexes)
+        if lease.extended:
+            for index in indexes:
+                lease.extended.pop(index, None)
         if not lease.open:
             self.leases.pop(lease.id, None)
 
@@ -288,7 +288,7 @@ class Group:
                 else:
                     expired.setdefault(cursor, []).append((offset, attempts))
                     cursor.come_back(offset, now_us)
-                self._close(lease, index)
+                self._close(lease, range(index, index + 1))
             if lease.open:
                 heapq.heappush(self._deadlines, (min(lease.extended.values()), lease_id))
         for cursor, attempts_of in expired.items():
