@@ -9,7 +9,6 @@ but only one keeps the order of commits per key.
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from notify.client.http import HttpClient
-from notify.client.table import half_message
+from notify.client.table import half_message, is_waiting
 from notify.errors import Unavailable
 from notify.wire import Item, Items, PackedMessage, PackedTransaction, PackedTransactions, encode_msgpack
 
@@ -32,7 +31,7 @@ BATCH = 500
 SEND_SECONDS = 10.0
 RETRY_SECONDS = 0.2
 RETRY_MAX_SECONDS = 5.0
-WAITING, RELAYED, REFUSED = 0, 1, 2
+RELAYED, REFUSED = 1, 2
 
 
 @dataclass(slots=True)
@@ -93,7 +92,7 @@ class Relay:
         with self._engine.connect() as connection:
             first = (
                 sa.select(t.c.transaction_id)
-                .where(t.c.relayed == WAITING, t.c.message_no == 0)
+                .where(is_waiting, t.c.message_no == 0)
                 .order_by(t.c.created_at, t.c.transaction_id)
                 .limit(BATCH)
             )
@@ -134,7 +133,7 @@ def _message(row: Any) -> PackedMessage:
     deliver_at = row["deliver_at"]
     return PackedMessage(
         topic=row["topic"],
-        body_base64=base64.b64encode(row["body"] or b"").decode(),
+        body=row["body"] or b"",
         key=row["key"],
         tag=row["tag"],
         headers=msgspec.json.decode(row["headers"]) if row["headers"] else None,

@@ -18,6 +18,7 @@ import msgspec
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.compiler import SQLCompiler
 
 from notify import ids
 from notify.check.question import read_source
@@ -69,6 +70,7 @@ class Binding:
         self._engine = sender.engine
         self._by_connection: weakref.WeakKeyDictionary[Connection, BoundTransaction] = weakref.WeakKeyDictionary()
         self._source = ""
+        self._mark: SQLCompiler | None = None
         event.listen(self._engine, "commit", self._on_commit)
         event.listen(self._engine, "rollback", self._on_rollback)
         event.listen(self._engine, "prepare_twophase", self._on_prepare_twophase)
@@ -206,27 +208,48 @@ class Binding:
         bound.prepared = True
 
     def _insert(self, connection: Connection, bound: BoundTransaction, messages: list[PackedMessage]) -> None:
-        whole = self._sender.mode == "outbox"
+        fixed: dict[str, Any] = {
+            "transaction_id": bound.id,
+            "producer_group": self._sender.group,
+            "mode": self._sender.mode,
+            "state": "COMMITTED",
+            "shards": bound.shard or "",
+        }
+        if self._sender.mode == "half":
+            rows = [
+                fixed | {"message_no": number, "topic": m.topic, "key": m.key, "tag": m.tag, "relayed": 1}
+                for number, m in enumerate(messages)
+            ]
+            self._insert_marks(connection, rows)
+            return
         rows = [
-            {
-                "transaction_id": bound.id,
+            fixed
+            | {
                 "message_no": number,
-                "producer_group": self._sender.group,
-                "mode": self._sender.mode,
-                "state": "COMMITTED",
-                "shards": bound.shard or "",
                 "topic": m.topic,
                 "key": m.key,
                 "tag": m.tag,
-                "headers": encode_headers(m.headers) if whole else None,
-                "body": m.body if whole else None,
-                "delay": m.delay if whole else None,
-                "deliver_at": naive_utc(m.deliver_at) if whole else None,
-                "relayed": 0 if whole else 1,
+                "headers": encode_headers(m.headers),
+                "body": m.body,
+                "delay": m.delay,
+                "deliver_at": naive_utc(m.deliver_at),
+                "relayed": 0,
             }
             for number, m in enumerate(messages)
         ]
         connection.execute(_INSERT, rows)
+
+    def _insert_marks(self, connection: Connection, rows: list[dict[str, Any]]) -> None:
+        """Rows without bodies: the server has those. Text and numbers only, so that no type has to be converted,
+        and the statement, compiled once, goes to the driver as it is: half the CPU time of `execute`."""
+        if connection.get_execution_options().get("schema_translate_map"):
+            connection.execute(_INSERT, rows)
+            return
+        if self._mark is None:
+            self._mark = _INSERT.compile(dialect=connection.dialect, column_keys=list(rows[0]))
+        order = self._mark.positiontup
+        given: list[Any] = rows if order is None else [tuple([row[name] for name in order]) for row in rows]
+        connection.exec_driver_sql(self._mark.string, given[0] if len(given) == 1 else given)
 
     def bound(self, connection: Connection) -> BoundTransaction | None:
         """The messages of the connection's current transaction."""

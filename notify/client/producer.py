@@ -22,7 +22,7 @@ from notify.client.binding import Binding
 from notify.client.checker import Checker
 from notify.client.http import error_of
 from notify.client.loop import LoopThread
-from notify.client.transactions import HALF_SECONDS, TransactionClient, pack
+from notify.client.transactions import HALF_SECONDS, TransactionClient, accepted, pack
 from notify.errors import BindingRefused, InvalidRequest, Timeout, Unavailable
 from notify.limits import check_name
 from notify.message import Message
@@ -186,7 +186,7 @@ class TransactionProducer(_Producer):
         thread, client = self._start()
         client.source = source
         try:
-            return thread.run(client.half(messages, transaction_id=transaction_id), self._half_timeout + 1)
+            return accepted(thread.wait_for(lambda: client.half_soon(transaction_id, messages), self._half_timeout + 1))
         except TimeoutError:
             raise Timeout("the half was not answered in time") from None
 
@@ -337,8 +337,7 @@ class AsyncTransactionProducer(_Producer):
     def store_half(self, transaction_id: str, messages: list[PackedMessage], source: str) -> Item:
         client = self._started()
         client.source = source
-        item: Item = await_only(client.half(messages, transaction_id=transaction_id))
-        return item
+        return accepted(await_only(client.half_soon(transaction_id, messages)))
 
     def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> None:
         if self._running is not None:

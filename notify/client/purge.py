@@ -38,10 +38,11 @@ async def purge(
     """
     http = HttpClient(url)
     result = Purged()
+    after = ""
     try:
         for _ in range(max_batches):
             with engine.connect() as connection:
-                rows = oldest_transactions(connection, older_than, BATCH)
+                rows = oldest_transactions(connection, older_than, BATCH, after)
             by_group: dict[str, list[str]] = defaultdict(list)
             for group, name in rows:
                 by_group[group].append(name)
@@ -56,8 +57,9 @@ async def purge(
                 result.rows += delete_transactions(connection, final)
             result.looked_at += len(rows)
             result.kept += len(rows) - len(final)
-            if len(rows) < BATCH or not final:
+            if len(rows) < BATCH:
                 break
+            after = rows[-1][1]
     finally:
         http.close()
     return result

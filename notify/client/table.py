@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,6 +12,8 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
+
+from notify import ids
 
 metadata = sa.MetaData()
 
@@ -39,9 +42,17 @@ half_message = sa.Table(
     sa.Column("deliver_at", _INSTANT),
     sa.Column("relayed", sa.SmallInteger, nullable=False),
     sa.Column("created_at", _INSTANT, nullable=False),
-    sa.Index("half_message_relayed", "relayed", "created_at"),
-    sa.Index("half_message_created_at", "created_at"),
     mysql_engine="InnoDB",
+    sqlite_with_rowid=False,
+)
+is_waiting = half_message.c.relayed == sa.literal_column("0")
+"""Not relayed yet. Written out, not bound: so that SQLite and PostgreSQL see that the index serves it."""
+sa.Index(
+    "half_message_waiting",
+    half_message.c.relayed,
+    half_message.c.created_at,
+    sqlite_where=is_waiting,
+    postgresql_where=is_waiting,
 )
 """One row a message. mode half: no body, the server has it; mode outbox: the whole message, `relayed` 0 until the
 relay has sent it. A tombstone is message 0 with state ROLLED_BACK. Times are UTC by the database's clock."""
@@ -125,25 +136,31 @@ def new_source(connection: Connection) -> str:
     return fresh
 
 
-def oldest_transactions(connection: Connection, before_seconds: float, limit: int) -> Sequence[tuple[str, str]]:
-    """(producer group, transaction id) of rows older than so many seconds, by the database's clock."""
-    cutoff = _seconds_ago(connection, before_seconds)
+CLOCK_SKEW = timedelta(minutes=10)
+"""How far a producer's clock may run ahead of its database's: rows of one that runs further are purged later."""
+
+
+def oldest_transactions(
+    connection: Connection, before_seconds: float, limit: int, after: str = ""
+) -> Sequence[tuple[str, str]]:
+    """(producer group, transaction id) of rows older than so many seconds by the database's clock, ids above `after`.
+
+    Ids rise with time, so the primary key finds the oldest: an index of times would cost every commit a write.
+    """
+    now = connection.execute(sa.select(database_now())).scalar_one()
+    if isinstance(now, str):
+        now = datetime.fromisoformat(now[:26])
+    cutoff = now - timedelta(seconds=before_seconds)
+    last_ms = max(0, round((cutoff + CLOCK_SKEW).replace(tzinfo=UTC).timestamp() * 1000))
+    t = half_message.c
     rows = connection.execute(
-        sa.select(half_message.c.producer_group, half_message.c.transaction_id)
-        .where(half_message.c.created_at < cutoff, half_message.c.message_no == 0, half_message.c.relayed == 1)
-        .order_by(half_message.c.created_at)
+        sa.select(t.producer_group, t.transaction_id)
+        .where(t.transaction_id > after, t.transaction_id < ids.to_text(last_ms.to_bytes(6) + bytes(10)))
+        .where(t.created_at < cutoff, t.message_no == 0, t.relayed == 1)
+        .order_by(t.transaction_id)
         .limit(limit)
     )
     return [(str(row[0]), str(row[1])) for row in rows]
-
-
-def _seconds_ago(connection: Connection, seconds: float) -> Any:
-    import datetime
-
-    now = connection.execute(sa.select(database_now())).scalar_one()
-    if isinstance(now, str):
-        now = datetime.datetime.fromisoformat(now[:26])
-    return now - datetime.timedelta(seconds=seconds)
 
 
 def delete_transactions(connection: Connection, transaction_ids: Sequence[str]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -48,6 +47,21 @@ def pack(message: Message) -> PackedMessage:
     )
 
 
+def accepted(item: Item) -> Item:
+    """The item, with id, shard and state, of a half that was stored.
+
+    Raises TransactionRefused if the server refused it, Unavailable if it may take it later.
+    """
+    if item.status not in (200, 201):
+        error = error_of(item.status, item.code or "refused", item.detail or "")
+        if error.retryable:
+            raise error
+        refused = TransactionRefused(f"the server refused the half: {error} ({error.code})")
+        refused.code, refused.status = error.code, error.status
+        raise refused
+    return item
+
+
 class TransactionClient:
     """Halves, outcomes and messages of one producer group. Belongs to one event loop."""
 
@@ -70,29 +84,18 @@ class TransactionClient:
 
     # --- halves -----------------------------------------------------------------------------------------------
 
-    async def half(
-        self,
-        messages: Sequence[PackedMessage],
-        *,
-        transaction_id: str | None = None,
-        check_after: float | None = None,
-        committed: bool = False,
-    ) -> Item:
-        """Store a half (or, with `committed`, a whole transaction); its item names id, shard and state.
+    async def half(self, messages: list[PackedMessage], *, check_after: float | None = None) -> Item:
+        """Store a half and wait; see `half_soon`. Raises what `accepted` raises."""
+        return accepted(await self.half_soon(ids.to_text(ids.new_id()), messages, check_after=check_after))
 
-        Raises TransactionRefused if the server refused it, Unavailable or Timeout if that cannot be known.
+    def half_soon(
+        self, transaction_id: str, messages: list[PackedMessage], *, check_after: float | None = None
+    ) -> asyncio.Future[Item]:
+        """Queue a half; its item says whether it was `accepted`.
+
+        The future raises Unavailable or Timeout where that cannot be known.
         """
-        name = transaction_id or ids.to_text(ids.new_id())
-        half = PackedTransaction(id=name, messages=list(messages), check_after=check_after, committed=committed)
-        item = await self._halves.submit(half)
-        if item.status not in (200, 201):
-            error = error_of(item.status, item.code or "refused", item.detail or "")
-            if error.retryable:
-                raise error
-            refused = TransactionRefused(f"the server refused the half: {error} ({error.code})")
-            refused.code, refused.status = error.code, error.status
-            raise refused
-        return item
+        return self._halves.submit(PackedTransaction(id=transaction_id, messages=messages, check_after=check_after))
 
     async def _send_halves(self, halves: list[PackedTransaction]) -> list[Item]:
         request = PackedTransactions(
