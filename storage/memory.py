@@ -49,6 +49,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._records: dict[bytes, _Record] = {}
         self._topics: dict[str, Topic] = {}
+        self._paused: set[str] = set()
         self._queues: dict[tuple[str, int], _Queue] = {}
         self._turns: dict[str, int] = {}
         self._delayed: list[tuple[int, int, str, int, bytes, int]] = []
@@ -80,18 +81,19 @@ class MemoryStore:
     async def put(self, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
         results = []
         touched: set[str] = set()
+        flush = max(self._topics[m.topic].flush for t in transactions for m in t.messages)
         for t in transactions:
             known = self._records.get(t.id)
             if known is not None:
                 same = known.new.messages == t.messages and known.new.producer_group == t.producer_group
                 same = same and not (t.committed and known.state == State.PREPARED)
-                results.append(PutResult(Put.ALREADY if same else Put.IN_USE, known.state))
+                results.append(PutResult(Put.ALREADY if same else Put.IN_USE, known.state, flush))
                 continue
             record = _Record(t, now_us, State.PREPARED, next_check_us=now_us + t.check_after_us)
             self._records[t.id] = record
             if t.committed:
                 self._commit(record, now_us, touched)
-            results.append(PutResult(Put.STORED, record.state))
+            results.append(PutResult(Put.STORED, record.state, flush))
         self._tell(touched)
         return results
 
@@ -332,8 +334,19 @@ class MemoryStore:
     async def unsubscribe(self, group: str, topic: str) -> None:
         if self._subscriptions.pop((group, topic), None) is None:
             raise NotFound(f"group {group!r} has no subscription to {topic!r}")
+        if not any(key[0] == group for key in self._subscriptions):
+            self._paused.discard(group)
         for key in [key for key in self._progress if key[:2] == (group, topic)]:
             del self._progress[key]
+
+    async def pause(self, group: str, paused: bool) -> None:
+        if paused:
+            self._paused.add(group)
+        else:
+            self._paused.discard(group)
+
+    def paused(self) -> frozenset[str]:
+        return frozenset(self._paused)
 
     def progress(self, group: str, topic: str, queue: int) -> QueueProgress:
         self._queue(topic, queue)

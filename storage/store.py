@@ -61,9 +61,18 @@ class NewTransaction(msgspec.Struct):
     committed: bool = False
 
 
+class Flush(enum.IntEnum):
+    """Where a half or a message is when it is answered. All of them go to the disk with the next sync."""
+
+    MEMORY = 0  # in the server's memory: lost with its process
+    ASYNC = 1  # handed to the operating system: lost with the machine's power
+    SYNC = 2  # on the disk
+
+
 class PutResult(msgspec.Struct, gc=False):
     put: Put
     state: State
+    flush: Flush = Flush.SYNC
 
 
 class Decided(msgspec.Struct, gc=False):
@@ -121,6 +130,7 @@ class Topic:
     name: str
     queues: int = 1
     retention_us: int = 0  # 0: the storage's default
+    flush: Flush = Flush.SYNC
 
 
 @dataclass(slots=True)
@@ -167,6 +177,8 @@ class TransactionStore(Protocol):
 
     async def put(self, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
         """Store halves; the same id with the same group and content is ALREADY, with other content IN_USE.
+
+        Returns when the strictest `flush` of the topics named is reached, for all of them.
 
         Raises DiskFull before anything changed.
         """
@@ -269,6 +281,12 @@ class QueueStore(Protocol):
         ...
 
     async def unsubscribe(self, group: str, topic: str) -> None: ...
+
+    async def pause(self, group: str, paused: bool) -> None:
+        """Note that a group is, or is no longer, paused; forgotten with its last subscription."""
+        ...
+
+    def paused(self) -> frozenset[str]: ...
 
     def progress(self, group: str, topic: str, queue: int) -> Progress:
         """The group's live progress in a queue; changed only through `settle` and `attempted`."""

@@ -29,13 +29,16 @@ def _topics(app: typer.Typer) -> None:
         name: str,
         queues: int = typer.Option(1, min=1, max=1024, help="Queues; keys are spread over them."),
         retention: float = typer.Option(0, min=0, help="Seconds to keep messages; 0: the server's default."),
+        flush: str = typer.Option(
+            "sync", help="Answer once on the disk (sync), in the kernel (async), at once (memory)."
+        ),
         reason: str = REASON,
         dry_run: bool = DRY_RUN,
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
         """Make or change a topic."""
-        body = write(reason, dry_run, queues=queues, retention=retention)
+        body = write(reason, dry_run, queues=queues, retention=retention, flush=flush)
         show(call(url, "PUT", "topics", name, body=body), as_json)
 
     @group.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Header
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,7 +17,7 @@ from notify.server.core import Core
 from notify.server.delivery.cursor import Cursor
 from notify.server.http import json_pulled
 from notify.wire import instant
-from storage.store import DEAD_LETTER_PREFIX, NewMessage, NewTransaction, State, Subscription, Topic, Transaction
+from storage.store import DEAD_LETTER_PREFIX, Flush, NewMessage, NewTransaction, State, Subscription, Topic, Transaction
 
 if TYPE_CHECKING:
     from notify.server.app import App
@@ -36,6 +36,7 @@ class Write(BaseModel):
 class TopicWrite(Write):
     queues: int = Field(1, ge=1, le=1024)
     retention: float = Field(0, ge=0, le=3650 * 86_400, description="seconds; 0: the server's default")
+    flush: Literal["sync", "async", "memory"] = Field("sync", description="when halves and messages are answered")
 
 
 class SubscriptionWrite(Write):
@@ -105,6 +106,7 @@ def _topic_routes(routes: APIRouter, core: GetCore, carry_out: CarryOut) -> None
             "name": topic.name,
             "queues": [{"queue": q, "start": a, "end": b} for q, (a, b) in enumerate(bounds)],
             "retention": topic.retention_us / 1e6,
+            "flush": topic.flush.name.lower(),
         }
 
     @routes.get("/topics")
@@ -121,7 +123,7 @@ def _topic_routes(routes: APIRouter, core: GetCore, carry_out: CarryOut) -> None
     @routes.put("/topics/{name}")
     async def put_topic(name: str, write: TopicWrite, who: Who = "") -> dict[str, Any]:
         check_name("topic", name)
-        topic = Topic(name, write.queues, round(write.retention * 1e6))
+        topic = Topic(name, write.queues, round(write.retention * 1e6), Flush[write.flush.upper()])
         known = core().store.topic(name)
         if known is not None and write.queues < known.queues:
             raise InvalidRequest(f"topic {name!r} has {known.queues} queues; the number can grow, not shrink")
@@ -269,7 +271,7 @@ def _group_routes(routes: APIRouter, core: GetCore, carry_out: CarryOut) -> None
             raise NotFound(f"there is no group {name[:100]!r}")
 
         async def do() -> Any:
-            core().delivery.pause(name, action == "pause")
+            await core().delivery.pause(name, action == "pause")
             return {"paused": action == "pause"}
 
         return await carry_out(write, who, f"group.{action}", name, do, {"paused": action == "pause"})

@@ -21,10 +21,10 @@ from notify.wire import (
     PackedMessages,
     PackedTransactions,
 )
-from storage.store import NewMessage, NewTransaction, Put, PutResult, State, Store, Topic
+from storage.store import Flush, NewMessage, NewTransaction, Put, PutResult, State, Store, Topic
 
 _OUTCOMES = {"COMMIT": State.COMMITTED, "ROLLBACK": State.ROLLED_BACK, "UNKNOWN": None}
-_FLUSH = "sync"
+_FLUSH = {flush: flush.name.lower() for flush in Flush}
 
 
 def failed(item_id: str, error: NotifyError, state: str | None = None) -> Item:
@@ -112,9 +112,9 @@ class Transactions:
                     item = failed(name, result)
                 elif result.put == Put.STORED:
                     stored += 1
-                    item = Item(name, 201, result.state.name, self.shard, _FLUSH)
+                    item = Item(name, 201, result.state.name, self.shard, _FLUSH[result.flush])
                 elif result.put == Put.ALREADY:
-                    item = Item(name, 200, result.state.name, self.shard, _FLUSH)
+                    item = Item(name, 200, result.state.name, self.shard, _FLUSH[result.flush])
                 else:
                     detail = "the id belongs to another transaction: other content, or another producer group"
                     item = Item(name, 409, result.state.name, self.shard, code="id_in_use", detail=detail)
@@ -182,7 +182,7 @@ class Transactions:
                 else:
                     status = 201 if result.put == Put.STORED else 200
                     self.metrics.published += status == 201
-                    item = Item(name, status, "COMMITTED", self.shard, _FLUSH)
+                    item = Item(name, status, "COMMITTED", self.shard, _FLUSH[result.flush])
             answered.append(item)
         return answered
 

@@ -56,8 +56,9 @@ class EntryKind(enum.IntEnum):
 # An index entry is 80 bytes in two parts. What changes between a half and its place in a queue comes first:
 # kind, flags, queue, topic, time (of the record, microseconds), queue offset.
 ENTRY_HEAD = struct.Struct("<BBHIQQ")
-# What the half fixes: payload position, payload size, message number, reserved, deliver at (microseconds; with
-# FLAG_DELAY a delay that counts from the commit), transaction id, tag hash, payload CRC32C, key hash.
+# What the half fixes: payload position, payload size, message number, producer group, deliver at
+# (microseconds; with FLAG_DELAY a delay that counts from the commit), transaction id, tag hash, payload CRC32C,
+# key hash.
 ENTRY_TAIL = struct.Struct("<QIHHQ16sIIQ")
 ENTRY = struct.Struct("<BBHIQQQIHHQ16sIIQ")
 ENTRY_HEAD_SIZE = 24
@@ -76,7 +77,7 @@ ENTRY_FIELDS = [
     ("position", "<u8"),
     ("size", "<u4"),
     ("message_no", "<u2"),
-    ("reserved", "<u2"),
+    ("producer_group", "<u2"),
     ("deliver_us", "<u8"),
     ("id_high", ">u8"),
     ("id_low", ">u8"),

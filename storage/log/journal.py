@@ -29,6 +29,7 @@ from storage.log.format import (
     frame,
 )
 from storage.log.segments import Segment, Segments
+from storage.store import Flush
 
 if TYPE_CHECKING:
     from storage.log.live import LivePart
@@ -48,7 +49,20 @@ INLINE_WAITERS = 12
 class Frame:
     """Records on their way to the disk, and who waits for them."""
 
-    __slots__ = ("base", "chunks", "entries", "part", "points", "queues", "records", "segment", "waiters", "written")
+    __slots__ = (
+        "base",
+        "chunks",
+        "entries",
+        "handed_over",
+        "is_handed_over",
+        "part",
+        "points",
+        "queues",
+        "records",
+        "segment",
+        "waiters",
+        "written",
+    )
 
     def __init__(self, base: int, segment: Segment, part: LivePart) -> None:
         self.base = base
@@ -59,6 +73,9 @@ class Frame:
         self.entries: list[bytes] = []
         self.queues: list[Queue | None] = []
         self.waiters: list[asyncio.Future[None]] = []
+        self.handed_over: list[asyncio.Future[None]] = []
+        """Who waits until the operating system has it, and no longer."""
+        self.is_handed_over = False
         self.points: set[str] = set()
         self.written = b""
         """Its bytes, once they are on their way to the disk."""
@@ -154,15 +171,23 @@ class Journal:
             self._loop.call_soon(self._kick)
         return position
 
-    async def sync(self) -> None:
-        """Wait until everything appended so far is durable. Raises StorageFailed if it cannot become so."""
+    async def sync(self, flush: Flush = Flush.SYNC) -> None:
+        """Wait until everything appended so far is durable, or as safe as `flush` says.
+
+        Raises StorageFailed if it cannot become so.
+        """
         if self.failed is not None:
             raise self.failed
         waiting = self.open if self.open.records else self.in_flight
-        if waiting is None:
+        if waiting is None or flush is Flush.MEMORY:
             return
         future = self._loop.create_future()
-        waiting.waiters.append(future)
+        if flush is Flush.SYNC:
+            waiting.waiters.append(future)
+        elif waiting.is_handed_over:
+            return
+        else:
+            waiting.handed_over.append(future)
         await future
 
     def _kick(self) -> None:
@@ -197,7 +222,8 @@ class Journal:
             self._idle_timer.cancel()
             self._idle_timer = None
         if self._write_delay is None:
-            if self._sync_average < INLINE_SYNC_SECONDS and len(taken.waiters) <= INLINE_WAITERS:
+            few = len(taken.waiters) <= INLINE_WAITERS and not taken.handed_over
+            if self._sync_average < INLINE_SYNC_SECONDS and few:
                 self._loop.call_soon(self._write_inline, taken)
             else:
                 self._to_write.put(taken)
@@ -238,6 +264,9 @@ class Journal:
             crash_point.reached(point + ".before_sync")
         self._disk.write(segment.fd, data, taken.base - segment.base)
         taken.written = data
+        taken.is_handed_over = True
+        if taken.handed_over:
+            self._tell(self._release, taken.handed_over)
         started = time.perf_counter()
         self._disk.sync(segment.fd)
         took = time.perf_counter() - started
@@ -258,7 +287,11 @@ class Journal:
             self._idle_timer = self._loop.call_later(IDLE_MARK_SECONDS, self._mark)
         self._segments.keep(taken.base, taken.written)
         self._on_durable(taken)
-        for future in taken.waiters:
+        self._release(taken.waiters)
+        self._release(taken.handed_over)
+
+    def _release(self, waiters: list[asyncio.Future[None]]) -> None:
+        for future in waiters:
             if not future.done():
                 future.set_result(None)
 
@@ -278,7 +311,7 @@ class Journal:
         )
         frames = [self.open] if self.in_flight is None else [self.in_flight, self.open]
         for waiting in frames:
-            for future in waiting.waiters:
+            for future in waiting.waiters + waiting.handed_over:
                 if not future.done():
                     future.set_exception(self.failed)
         self._on_failure(self.failed)

@@ -42,11 +42,11 @@ class LogQueues:
     # --- topics -----------------------------------------------------------------------------------------------
 
     def topics(self) -> list[Topic]:
-        return [Topic(t.name, len(t.queues), t.retention_us) for t in self.state.topics.values()]
+        return [t.described() for t in self.state.topics.values()]
 
     def topic(self, name: str) -> Topic | None:
         t = self.state.topics.get(name)
-        return None if t is None else Topic(t.name, len(t.queues), t.retention_us)
+        return None if t is None else t.described()
 
     async def create_topic(self, topic: Topic) -> Topic:
         known = self.state.topics.get(topic.name)
@@ -56,8 +56,8 @@ class LogQueues:
             )
         self.journal.reserve(1024)
         topic_id = known.id if known is not None else self.state.last_topic_id + 1
-        self.state.set_topic(topic_id, topic.name, topic.queues, topic.retention_us)
-        record = encode(("topic", topic_id, topic.name, topic.queues, topic.retention_us))
+        self.state.set_topic(topic_id, topic.name, topic.queues, topic.retention_us, topic.flush)
+        record = encode(("topic", topic_id, topic.name, topic.queues, topic.retention_us, int(topic.flush)))
         self.journal.append(RecordType.META, 0, [], record)
         await self.journal.sync()
         return topic
@@ -252,6 +252,15 @@ class LogQueues:
         self.journal.append(RecordType.META, 0, [], encode(("unsubscribe", group, topic)))
         await self.journal.sync()
 
+    async def pause(self, group: str, paused: bool) -> None:
+        self.journal.reserve(512)
+        self.state.set_paused(group, paused)
+        self.journal.append(RecordType.META, 0, [], encode(("pause", group, paused)))
+        await self.journal.sync()
+
+    def paused(self) -> frozenset[str]:
+        return frozenset(self.state.paused)
+
     def progress(self, group: str, topic: str, queue: int) -> QueueProgress:
         return self.state.group_progress(group, self.state.queue(topic, queue).topic.id, queue)
 
@@ -360,7 +369,8 @@ class LogQueues:
         decided_us = int.from_bytes(ended[0][8:16], "little")
         stored_us = int.from_bytes(stored[0][8:16], "little") if stored else decided_us
         state = State.COMMITTED if committed else State.ROLLED_BACK
-        return Transaction(transaction_id, "", state, stored_us, decided_us, messages=shown)
+        group = self.state.producer_group_of(ended[0])
+        return Transaction(transaction_id, group or "", state, stored_us, decided_us, messages=shown)
 
     def undecided(
         self, state: State | None, producer_group: str | None, older_than_us: int | None, limit: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from storage.hashing import key_hash
+from storage.store import Flush, Topic
 
 
 class Queue:
@@ -22,15 +23,20 @@ class Queue:
 class LogTopic:
     """A topic by its number in the log."""
 
-    __slots__ = ("deleted", "id", "name", "queues", "retention_us", "turn")
+    __slots__ = ("deleted", "flush", "id", "name", "queues", "retention_us", "turn")
 
-    def __init__(self, topic_id: int, name: str, queues: int, retention_us: int) -> None:
+    def __init__(self, topic_id: int, name: str, queues: int, retention_us: int, flush: Flush = Flush.SYNC) -> None:
         self.id = topic_id
         self.name = name
         self.retention_us = retention_us
+        self.flush = flush
         self.deleted = False
         self.turn = 0
         self.queues = [Queue(self, n) for n in range(queues)]
+
+    def described(self) -> Topic:
+        """As everyone but the log sees it."""
+        return Topic(self.name, len(self.queues), self.retention_us, self.flush)
 
     def queue_for(self, key: str | None) -> int:
         """The queue of a key, or the next in turn."""

@@ -28,7 +28,7 @@ from storage.log.pending import Pending, PendingMessage, PendingTable, Producer
 from storage.log.queues import LogTopic, Queue, queue_key
 from storage.log.sealed import SealedPart
 from storage.progress import QueueProgress
-from storage.store import Subscription
+from storage.store import Flush, Subscription
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder().decode
@@ -48,6 +48,10 @@ class LogState:
         """Heap of (due, entry): committed, not due yet."""
         self.subscriptions: dict[tuple[str, str], Subscription] = {}
         self.progress: dict[tuple[str, int, int], QueueProgress] = {}
+        self.paused: set[str] = set()
+        self.producer_groups: list[str] = [""]
+        """Producer groups by the number that entries carry; number 0 says nothing."""
+        self.producer_numbers: dict[str, int] = {"": 0}
         self.moved: dict[int, int] = {}
         """Payloads that were carried out of a dropped segment: position as entries know it, to where it is now."""
         self.parts: list[SealedPart | LivePart] = []
@@ -228,16 +232,21 @@ class LogState:
                 self.set_subscription(subscription, record[2])
         elif what == "unsubscribe":
             self.drop_subscription(record[1], record[2])
+        elif what == "pause":
+            self.set_paused(record[1], record[2])
+        elif what == "producer_group":
+            self.set_producer_group(record[1], record[2])
 
     # --- changes that replay and the running store share ------------------------------------------------------
 
-    def set_topic(self, topic_id: int, name: str, queues: int, retention_us: int) -> LogTopic:
+    def set_topic(self, topic_id: int, name: str, queues: int, retention_us: int, flush: int = Flush.SYNC) -> LogTopic:
         topic = self.topics.get(name)
         if topic is None:
             topic = LogTopic(topic_id, name, queues, retention_us)
             self.topics[name] = self.topics_by_id[topic_id] = topic
             self.last_topic_id = max(self.last_topic_id, topic_id)
         topic.retention_us = retention_us
+        topic.flush = Flush(flush)
         for number in range(len(topic.queues), queues):
             topic.queues.append(Queue(topic, number))
         return topic
@@ -258,10 +267,29 @@ class LogState:
 
     def drop_subscription(self, group: str, topic: str) -> None:
         self.subscriptions.pop((group, topic), None)
+        if not any(key[0] == group for key in self.subscriptions):
+            self.paused.discard(group)
         for key in [key for key in self.progress if key[0] == group]:
             found = self.topics_by_id.get(key[1])
             if found is None or found.name == topic:
                 del self.progress[key]
+
+    def set_paused(self, group: str, paused: bool) -> None:
+        if paused:
+            self.paused.add(group)
+        else:
+            self.paused.discard(group)
+
+    def set_producer_group(self, number: int, name: str) -> None:
+        while len(self.producer_groups) <= number:  # damage took the records of some
+            self.producer_groups.append("")
+        self.producer_groups[number] = name
+        self.producer_numbers[name] = number
+
+    def producer_group_of(self, entry: bytes) -> str | None:
+        """The producer group of an entry, None where it does not say."""
+        number = int.from_bytes(entry[38:40], "little")
+        return self.producer_groups[number] or None if number < len(self.producer_groups) else None
 
     # --- checkpoint -------------------------------------------------------------------------------------------
 
@@ -279,9 +307,14 @@ class LogState:
             pending_rows.append([p.id, number, p.stored_us, p.next_check_us, p.attempts, p.parked, entries])
         return {
             "topics": [
-                [t.id, t.name, len(t.queues), t.retention_us, t.deleted, [[q.next_offset, q.start] for q in t.queues]]
+                [
+                    *(t.id, t.name, len(t.queues), t.retention_us, int(t.flush), t.deleted),
+                    [[q.next_offset, q.start] for q in t.queues],
+                ]
                 for t in self.topics_by_id.values()
             ],
+            "paused": sorted(self.paused),
+            "producer_groups": self.producer_groups,
             "subscriptions": [msgspec.to_builtins(s) for s in self.subscriptions.values()],
             "progress": [[*key, p.floor, p.runs(), list(p.attempts.items())] for key, p in self.progress.items()],
             "producers": producer_rows,
@@ -292,8 +325,8 @@ class LogState:
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Take over a snapshot."""
-        for topic_id, name, queues, retention_us, deleted, offsets in saved["topics"]:
-            topic = LogTopic(topic_id, name, queues, retention_us)
+        for topic_id, name, queues, retention_us, flush, deleted, offsets in saved["topics"]:
+            topic = LogTopic(topic_id, name, queues, retention_us, Flush(flush))
             topic.deleted = deleted
             for queue, (next_offset, start) in zip(topic.queues, offsets, strict=True):
                 queue.next_offset = queue.visible = next_offset
@@ -302,6 +335,9 @@ class LogState:
             if not deleted:
                 self.topics[name] = topic
             self.last_topic_id = max(self.last_topic_id, topic_id)
+        self.paused = set(saved["paused"])
+        for number, name in enumerate(saved["producer_groups"]):
+            self.set_producer_group(number, name)
         for row in saved["subscriptions"]:
             subscription = msgspec.convert(row, Subscription)
             self.subscriptions[(subscription.group, subscription.topic)] = subscription

@@ -21,7 +21,7 @@ from storage.log.journal import Journal
 from storage.log.pending import Pending, PendingMessage, Producer
 from storage.log.queues import Queue
 from storage.log.state import LogState, due_of, encode
-from storage.store import Decided, Due, NewTransaction, Put, PutResult, State
+from storage.store import Decided, Due, Flush, NewTransaction, Put, PutResult, State
 
 ENTRIES_PER_RECORD = 60_000
 """Below what a record's count can say, with room for one more transaction."""
@@ -46,10 +46,14 @@ class LogTransactions:
 
     async def put(self, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
         size = 4096
+        flush = Flush.MEMORY
+        topics = self.state.topics
         for t in transactions:
             size += 128
             for m in t.messages:
                 size += len(m.payload) + 2 * ENTRY_SIZE
+                if flush is not Flush.SYNC:
+                    flush = max(flush, topics[m.topic].flush)
         self.journal.reserve(size)
         results: list[PutResult] = []
         run: list[NewTransaction] = []
@@ -66,6 +70,7 @@ class LogTransactions:
                 decided = self.state.live.decided
             if t.id in pending or t.id in decided or self._is_known_before(t.id):
                 results.append(self._compare(t))
+                results[-1].flush = flush
                 continue
             if run and (
                 run_entries + len(t.messages) > ENTRIES_PER_RECORD
@@ -80,10 +85,10 @@ class LogTransactions:
             run.append(t)
             seen.add(t.id)
             run_entries += len(t.messages)
-            results.append(PutResult(Put.STORED, State.COMMITTED if t.committed else State.PREPARED))
+            results.append(PutResult(Put.STORED, State.COMMITTED if t.committed else State.PREPARED, flush))
         if run:
             self._store(run, now_us)
-        await self.journal.sync()
+        await self.journal.sync(flush)
         return results
 
     def _is_known_before(self, transaction_id: bytes) -> bool:
@@ -104,6 +109,7 @@ class LogTransactions:
         committed = first.committed
         producer = Producer(first.producer_group, first.source, first.instance)
         meta = encode((producer.group, producer.source, producer.instance, first.check_after_us))
+        group_number = self._number_of(producer.group)
         opened = self.journal.open
         count = sum([len(t.messages) for t in run])
         position = self.journal.end + RECORD_HEADER_SIZE + count * ENTRY_SIZE + 2 + len(meta)
@@ -128,7 +134,7 @@ class LogTransactions:
                     position,
                     size,
                     number,
-                    0,
+                    group_number,
                     deliver,
                     transaction_id,
                     tag_hash(m.tag) if m.tag is not None else 0,
@@ -162,6 +168,18 @@ class LogTransactions:
         live.assigned += len(entries)
         opened.points.add("half")
 
+    def _number_of(self, producer_group: str) -> int:
+        """The number by which entries name a producer group, 0 if there are too many of them."""
+        state = self.state
+        number = state.producer_numbers.get(producer_group)
+        if number is None:
+            number = len(state.producer_groups)
+            if number > 0xFFFF:
+                return 0
+            state.set_producer_group(number, producer_group)
+            self.journal.append(RecordType.META, 0, [], encode(("producer_group", number, producer_group)))
+        return number
+
     def _enqueue(self, message: PendingMessage, now_us: int) -> tuple[bytes, Queue | None]:
         """The entry of a committed message: in its queue now, or among the delayed."""
         topic = message.topic
@@ -185,8 +203,7 @@ class LogTransactions:
             group: str | None = pending.producer.group
             places = [m.tail for m in pending.messages]
         else:
-            group = None  # a decided transaction's group is in its half's record: the content must do
-            places = self._fixed_parts(t.id)
+            places, group = self._fixed_parts(t.id)
         same = (group is None or group == t.producer_group) and len(places) == len(t.messages)
         if same and places:
             for tail, message in zip(places, t.messages, strict=True):
@@ -202,12 +219,14 @@ class LogTransactions:
             same = False
         return PutResult(Put.ALREADY if same else Put.IN_USE, state)
 
-    def _fixed_parts(self, transaction_id: bytes) -> list[bytes]:
-        """The fixed parts of a decided transaction's entries, one a message, in message order."""
+    def _fixed_parts(self, transaction_id: bytes) -> tuple[list[bytes], str | None]:
+        """The fixed parts of a decided transaction's entries, one a message, in message order; and its group."""
         by_number: dict[int, bytes] = {}
+        group = None
         for entry in self.entries_of(transaction_id):
             by_number.setdefault(int.from_bytes(entry[36:38], "little"), entry[24:])
-        return [by_number[n] for n in sorted(by_number)]
+            group = group or self.state.producer_group_of(entry)
+        return [by_number[n] for n in sorted(by_number)], group
 
     # --- outcomes ---------------------------------------------------------------------------------------------
 

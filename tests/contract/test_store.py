@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from hypothesis import strategies as st
 from notify import ids
 from notify.errors import InvalidRequest, NotFound
 from storage.log import LogStore
+from storage.log.disk import Disk
 from storage.memory import MemoryStore
 from storage.store import (
     DEAD_LETTER_PREFIX,
+    Flush,
     NewMessage,
     NewTransaction,
     Put,
@@ -420,6 +423,94 @@ def test_the_log_does_what_memory_does(steps: list[tuple[str, int]], tmp_path_fa
 
 async def _both(log: Bench, model: MemoryStore, call: Callable[[Any], Awaitable[Any]]) -> None:
     assert await call(log.store) == await call(model)
+
+
+def test_pauses_and_how_a_topic_flushes_survive(run: Any) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.store.create_topic(Topic("fast", flush=Flush.MEMORY))
+        await b.store.create_topic(Topic("faster", flush=Flush.ASYNC))
+        for group in ("kept", "resumed", "gone"):
+            await b.store.subscribe(Subscription(group, "t"), [0])
+            await b.store.pause(group, True)
+        await b.store.pause("resumed", False)
+        await b.store.unsubscribe("gone", "t")
+        await b.restart()
+        assert b.store.paused() == {"kept"}
+        assert {t.name: t.flush for t in b.store.topics()} == {
+            "t": Flush.SYNC,
+            "fast": Flush.MEMORY,
+            "faster": Flush.ASYNC,
+        }
+        # A request is answered as its strictest topic asks, and says so.
+        fast, faster, synced = half(topic="fast"), half(topic="faster"), half()
+        assert [r.flush for r in await b.store.put([fast], T0)] == [Flush.MEMORY]
+        assert [r.flush for r in await b.store.put([fast, faster], T0)] == [Flush.ASYNC] * 2
+        assert [r.flush for r in await b.store.put([fast, synced], T0)] == [Flush.SYNC] * 2
+        await b.store.decide([(t.id, "g", State.COMMITTED) for t in (fast, faster, synced)], T0)
+        await b.restart()
+        assert [len(bodies(b.store, topic)) for topic in ("fast", "faster", "t")] == [1, 1, 1]
+
+    run(scenario)
+
+
+def test_a_decided_transaction_keeps_its_producer_group(run: Any) -> None:
+    async def scenario(b: Bench) -> None:
+        done, undone, at_once = half(group="a"), half(group="b"), half(group="c", committed=True)
+        await b.store.put([done, undone, at_once], T0)
+        await b.store.decide([(done.id, "a", State.COMMITTED), (undone.id, "b", State.ROLLED_BACK)], T0)
+        for _ in range(2):
+            for t in (done, undone, at_once):
+                found = b.store.transaction(t.id)
+                assert found is not None and found.producer_group == t.producer_group
+                foreign = NewTransaction(t.id, "other", t.messages, committed=t.committed)
+                assert (await b.store.put([foreign], T0))[0].put == Put.IN_USE
+                assert (await b.store.put([t], T0))[0].put == Put.ALREADY
+            await b.restart()
+
+    run(scenario)
+
+
+class HeldDisk(Disk):
+    """Its syncs wait until they are let go."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.go = threading.Event()
+        self.go.set()
+
+    def sync(self, fd: int) -> None:
+        assert self.go.wait(10)
+        super().sync(fd)
+
+
+def test_only_a_synced_topic_waits_for_the_sync(tmp_path: Path) -> None:
+    async def whole() -> None:
+        disk = HeldDisk(tmp_path / "log")
+        store = LogStore(tmp_path / "log", disk=disk)
+        await store.open(T0)
+        for flush in Flush:
+            await store.create_topic(Topic(flush.name, flush=flush))
+        store.journal._sync_average = 1.0  # a slow disk: its syncs are the thread's
+        disk.go.clear()
+        halves = {flush: half(topic=flush.name) for flush in Flush}
+        synced = asyncio.create_task(store.put([halves[Flush.SYNC]], T0))
+        await asyncio.sleep(0.05)  # the writer is in its sync now
+        result = await asyncio.wait_for(store.put([halves[Flush.MEMORY]], T0), 1)
+        assert result[0].flush == Flush.MEMORY
+        waiting = asyncio.create_task(store.put([halves[Flush.ASYNC]], T0))
+        await asyncio.sleep(0.05)
+        assert not synced.done() and not waiting.done()  # its frame is behind the one that is being synced
+        disk.go.set()
+        assert (await synced)[0].flush == Flush.SYNC
+        assert (await waiting)[0].flush == Flush.ASYNC
+        disk.go.clear()
+        another = half(topic="ASYNC")
+        assert (await asyncio.wait_for(store.put([another], T0), 1))[0].flush == Flush.ASYNC
+        assert (await asyncio.wait_for(store.put([another], T0), 1))[0].put == Put.ALREADY
+        disk.go.set()
+        await store.close()
+
+    asyncio.run(whole())
 
 
 def test_a_part_is_not_sealed_before_its_last_frame(tmp_path: Path) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -103,53 +100,3 @@ def test_purge_asks_first(engine: sa.Engine, server: ServerProcess, unique: str)
 def _purged(engine: sa.Engine, url: str) -> Any:
     result = asyncio.run(purge(engine, url, older_than=0))
     return result if result.rows else None
-
-
-def cli(*words: str) -> tuple[int, dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "notify.cli.main", *words], capture_output=True, text=True, timeout=60, env=os.environ
-    )
-    return done.returncode, json.loads(done.stdout) if done.stdout.startswith("{") else {"text": done.stderr}
-
-
-def test_commands(engine: sa.Engine, engine_url: str, server: ServerProcess, unique: str) -> None:
-    """The commands of an operator, each with --json, and their exit codes."""
-    url = ("--url", server.url, "--json")
-    assert cli("topic", "create", unique, "--queues", "2", "--reason", "test", *url)[0] == 0
-    assert unique in [t["name"] for t in cli("topic", "list", *url)[1]["topics"]]
-    with TransactionProducer(server.url, group=unique, engine=engine, mode="outbox") as producer:
-        with Session(engine) as session, session.begin():
-            producer.send(session, Message(unique, "x"))
-    assert cli("relay", "--dsn", engine_url, "--once", *url) == (0, {"sent": 1, "refused": 0})
-    code, found = cli("doctor", "--dsn", engine_url, "--url", server.url, "--json")
-    assert found["done"] == 1 and found["source"], found
-    item = TransactionProducer(server.url, group=unique)
-    item.close()
-    assert cli("topic", "create", unique, "--queues", "1", "--reason", "test", *url)[0] == 2  # cannot shrink
-    code, answer = cli("group", "show", "nobody", *url)
-    assert code == 2 and "nobody" in answer["text"]
-    assert cli("transaction", "show", "nonsense", *url)[0] == 2
-    assert cli("topic", "list", "--url", "http://127.0.0.1:9")[0] == 2
-    assert cli("nonsense")[0] == 2
-    assert cli("serve", "--host", "0.0.0.0")[0] == 2
-
-
-def test_admin_resolves_a_stuck_transaction(server: ServerProcess, unique: str) -> None:
-    async def stuck() -> str:
-        from notify.client import AsyncTransactionProducer
-
-        async with AsyncTransactionProducer(server.url, group=unique) as producer:
-            return (await producer.prepare([Message(unique, "stuck")])).id
-
-    subscribe(server.url, unique, unique)
-    name = asyncio.run(stuck())
-    url = ("--url", server.url, "--json")
-    listed = cli("transaction", "list", "--producer-group", unique, *url)[1]["transactions"]
-    assert [t["id"] for t in listed] == [name]
-    assert cli("transaction", "commit", name, "--reason", "seen in the database", "--dry-run", *url)[1]["dry_run"]
-    assert cli("transaction", "commit", name, "--reason", "seen", *url)[1]["result"]["state"] == "COMMITTED"
-    assert cli("transaction", "rollback", name, "--reason", "no", *url)[0] == 2
-    assert [m["body"] for m in drain(server.url, unique, unique, 1)] == ["stuck"]
-    timeline = cli("message", "show", name + ".0", *url)[1]
-    assert [e["event"] for e in timeline["timeline"]][:2] == ["half stored", "COMMITTED"] or timeline["timeline"]
-    assert timeline["groups"][0]["state"] == "settled"

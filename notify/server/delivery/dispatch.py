@@ -48,6 +48,7 @@ class Delivery:
         if group is None:
             # Leases of an earlier run had lower numbers: its receipts are stale.
             group = Group(subscription.group, self._store, self._metrics, self._clock())
+            group.paused = subscription.group in self._store.paused()
             self.groups[subscription.group] = group
         topic = self._store.topic(subscription.topic)
         assert topic is not None
@@ -194,10 +195,12 @@ class Delivery:
 
     # --- administration ---------------------------------------------------------------------------------------
 
-    def pause(self, name: str, paused: bool) -> None:
+    async def pause(self, name: str, paused: bool) -> None:
+        """Stop handing out to a group, or go on. It stays so over restarts. Raises NotFound."""
         if name not in self.groups:
             raise NotFound(f"there is no group {name!r}")
         self.groups[name].paused = paused
+        await self._store.pause(name, paused)
         if not paused:
             self._serve(name)
 

@@ -1,0 +1,114 @@
+"""The commands of an operator, as processes: what they print with --json, what they change, their exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from notify.bench.server import ServerProcess
+from notify.client import AsyncTransactionProducer, Message, TransactionProducer
+from tests.integration.shop import drain, post, subscribe
+
+
+def cli(*words: str, seconds: float = 60) -> tuple[int, dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "notify.cli.main", *words],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        env=os.environ,
+    )
+    return done.returncode, json.loads(done.stdout) if done.stdout.startswith("{") else {"text": done.stderr}
+
+
+def test_commands(engine: sa.Engine, engine_url: str, server: ServerProcess, unique: str) -> None:
+    """The commands of an operator, each with --json, and their exit codes."""
+    url = ("--url", server.url, "--json")
+    assert cli("topic", "create", unique, "--queues", "2", "--reason", "test", *url)[0] == 0
+    assert unique in [t["name"] for t in cli("topic", "list", *url)[1]["topics"]]
+    with TransactionProducer(server.url, group=unique, engine=engine, mode="outbox") as producer:
+        with Session(engine) as session, session.begin():
+            producer.send(session, Message(unique, "x"))
+    assert cli("relay", "--dsn", engine_url, "--once", *url) == (0, {"sent": 1, "refused": 0})
+    code, found = cli("doctor", "--dsn", engine_url, "--url", server.url, "--json")
+    assert found["done"] == 1 and found["source"], found
+    assert cli("topic", "create", unique, "--queues", "1", "--reason", "test", *url)[0] == 2  # cannot shrink
+    code, answer = cli("group", "show", "nobody", *url)
+    assert code == 2 and "nobody" in answer["text"]
+    assert cli("transaction", "show", "nonsense", *url)[0] == 2
+    assert cli("topic", "list", "--url", "http://127.0.0.1:9")[0] == 2
+    assert cli("nonsense")[0] == 2
+    assert cli("serve", "--host", "0.0.0.0")[0] == 2
+
+
+def test_admin_resolves_a_stuck_transaction(server: ServerProcess, unique: str) -> None:
+    async def stuck() -> str:
+        async with AsyncTransactionProducer(server.url, group=unique) as producer:
+            return (await producer.prepare([Message(unique, "stuck")])).id
+
+    subscribe(server.url, unique, unique)
+    name = asyncio.run(stuck())
+    url = ("--url", server.url, "--json")
+    listed = cli("transaction", "list", "--producer-group", unique, *url)[1]["transactions"]
+    assert [t["id"] for t in listed] == [name]
+    assert cli("transaction", "commit", name, "--reason", "seen in the database", "--dry-run", *url)[1]["dry_run"]
+    assert cli("transaction", "commit", name, "--reason", "seen", *url)[1]["result"]["state"] == "COMMITTED"
+    assert cli("transaction", "rollback", name, "--reason", "no", *url)[0] == 2
+    assert [m["body"] for m in drain(server.url, unique, unique, 1)] == ["stuck"]
+    timeline = cli("message", "show", name + ".0", *url)[1]
+    assert [e["event"] for e in timeline["timeline"]][:2] == ["half stored", "COMMITTED"]
+    assert timeline["groups"][0]["state"] == "settled"
+
+
+def test_pauses_and_flushes_are_kept_over_a_restart(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "data").start()
+    url = ("--url", server.url, "--json")
+    try:
+        for flush in ("sync", "async", "memory"):
+            assert cli("topic", "create", flush, "--flush", flush, "--reason", "test", *url)[0] == 0
+        assert cli("topic", "create", "x", "--flush", "never", "--reason", "test", *url)[0] == 2
+        subscribe(server.url, "g", "memory")
+        assert cli("group", "pause", "g", "--reason", "test", *url)[1]["result"] == {"paused": True}
+        items = [{"topic": topic, "body": "x"} for topic in ("sync", "async", "memory")]
+        for item in items:
+            answer = asyncio.run(post(server.url, "/v1/messages", {"messages": [item]}))
+            assert answer["items"][0]["flush"] == item["topic"]
+        server.kill()  # what the kernel has survives the process
+        server.start()
+        topics = {t["name"]: t for t in cli("topic", "list", *url)[1]["topics"]}
+        assert {name: t["flush"] for name, t in topics.items()} == {t: t for t in ("sync", "async", "memory")}
+        assert [topics[name]["queues"][0]["end"] for name in ("sync", "async")] == [1, 1]
+        assert cli("group", "show", "g", *url)[1]["paused"]
+        asyncio.run(post(server.url, "/v1/messages", {"messages": items}))
+        assert drain(server.url, "g", "memory", 0, 0.3) == []
+        assert cli("group", "resume", "g", "--reason", "test", *url)[0] == 0
+        assert drain(server.url, "g", "memory", 1)
+    finally:
+        server.stop()
+
+
+def test_a_decided_transaction_shows_who_sent_it(server: ServerProcess, unique: str) -> None:
+    async def send() -> str:
+        async with AsyncTransactionProducer(server.url, group=unique) as producer:
+            prepared = await producer.prepare([Message(unique, "x")])
+            await prepared.commit()
+            return prepared.id
+
+    name = asyncio.run(send())
+    found = cli("transaction", "show", name, "--url", server.url, "--json")[1]
+    assert (found["state"], found["producer_group"]) == ("COMMITTED", unique)
+
+
+def test_the_demo_proves_itself_on_each_database(database: str, engine_url: str) -> None:
+    given = [] if database == "sqlite" else ["--dsn", engine_url]
+    code, proof = cli("demo", "--seconds", "5", "--json", *given, seconds=240)
+    assert code == 0, proof
+    assert proof["committed"] == proof["exactly_once"] > 0
