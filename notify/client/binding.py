@@ -177,7 +177,7 @@ class Binding:
             bound.failed = error
             # SQLAlchemy takes the transaction for ended now and would give the connection back to the pool without
             # a rollback: its next user's COMMIT would commit this one's changes.
-            connection.dialect.do_rollback(connection.connection)
+            _roll_back(connection)
             raise
 
     def _on_prepare_twophase(self, connection: Connection, xid: Any) -> None:
@@ -260,6 +260,16 @@ class Binding:
         """The transaction's COMMIT has returned: tell the server, in the background."""
         if bound.prepared and self._sender.mode == "half":
             self._sender.outcome_soon(bound.id, bound.shard, "COMMIT")
+
+
+def _roll_back(connection: Connection) -> None:
+    """End the driver's transaction. A connection that is lost, or fails at this, is not used again."""
+    if connection.invalidated:
+        return
+    try:
+        connection.dialect.do_rollback(connection.connection)
+    except Exception:
+        connection.invalidate()
 
 
 def _open_savepoints(connection: Connection) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from notify.client.http import error_of
 from notify.client.loop import LoopThread
 from notify.client.transactions import HALF_SECONDS, TransactionClient, accepted, pack
 from notify.errors import BindingRefused, InvalidRequest, Timeout, Unavailable
-from notify.limits import check_name
+from notify.limits import LIMITS, check_between, check_name
 from notify.message import Message
 from notify.wire import Item, PackedMessage
 
@@ -84,8 +84,11 @@ class _Producer:
         batching: bool = True,
         answer_checks: bool = True,
         half_timeout: float = HALF_SECONDS,
+        check_after: float | None = None,
     ) -> None:
         check_name("producer_group", group)
+        if check_after is not None:
+            check_between("check_after", check_after, LIMITS.check_after_min_seconds, LIMITS.check_after_max_seconds)
         if mode not in MODES:
             raise InvalidRequest(f"mode {mode!r} is neither half nor outbox")
         if mode == "outbox" and engine is None:
@@ -97,6 +100,7 @@ class _Producer:
         self._batching = batching
         self._answer_checks = answer_checks
         self._half_timeout = half_timeout
+        self._check_after = check_after
         self._listeners: list[CheckMessageListener] = []
         self._given_engine = engine
         self.engine: Engine = getattr(engine, "sync_engine", engine)
@@ -116,7 +120,12 @@ class _Producer:
 
     def _client(self) -> TransactionClient:
         return TransactionClient(
-            self.url, self.group, instance=self.instance, batching=self._batching, half_seconds=self._half_timeout
+            self.url,
+            self.group,
+            instance=self.instance,
+            batching=self._batching,
+            half_seconds=self._half_timeout,
+            check_after=self._check_after,
         )
 
     def _checker(self, client: TransactionClient) -> Checker | None:
@@ -130,6 +139,8 @@ class TransactionProducer(_Producer):
 
     `url`: the server; `group`: the producer group, whose instances share one database; `engine`: where the local
     transactions run; `mode`: `half` (server first, one round trip) or `outbox` (the table, moved by `notify relay`).
+    Options, times in seconds: `half_timeout` (3) to wait for the server; `check_after` (the server's 5) until it asks
+    what became of a half; `batching` and `answer_checks` (True).
     """
 
     def __init__(

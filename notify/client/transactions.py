@@ -66,13 +66,21 @@ class TransactionClient:
     """Halves, outcomes and messages of one producer group. Belongs to one event loop."""
 
     def __init__(
-        self, url: str, group: str, *, instance: str, batching: bool = True, half_seconds: float = HALF_SECONDS
+        self,
+        url: str,
+        group: str,
+        *,
+        instance: str,
+        batching: bool = True,
+        half_seconds: float = HALF_SECONDS,
+        check_after: float | None = None,
     ) -> None:
         self.http = HttpClient(url)
         self.group = group
         self.instance = instance
         self.source = ""
         self._half_seconds = half_seconds
+        self._check_after = check_after
         self._halves: Batcher[PackedTransaction, Item] = Batcher(
             self._send_halves,
             size_of=_size,
@@ -95,7 +103,8 @@ class TransactionClient:
 
         The future raises Unavailable or Timeout where that cannot be known.
         """
-        return self._halves.submit(PackedTransaction(id=transaction_id, messages=messages, check_after=check_after))
+        after = self._check_after if check_after is None else check_after
+        return self._halves.submit(PackedTransaction(id=transaction_id, messages=messages, check_after=after))
 
     async def _send_halves(self, halves: list[PackedTransaction]) -> list[Item]:
         request = PackedTransactions(

@@ -170,7 +170,7 @@ class LostOutcomes(TransactionProducer):
 def test_lost_outcomes_are_asked_back(engine: sa.Engine, server: ServerProcess, unique: str) -> None:
     Base.metadata.create_all(engine)
     subscribe(server.url, unique, unique)
-    with LostOutcomes(server.url, group=unique, engine=engine) as producer:
+    with LostOutcomes(server.url, group=unique, engine=engine, check_after=0.5) as producer:
         for n in range(5):
             with Session(engine) as session, session.begin():
                 session.add(Order(item=str(n)))
@@ -184,7 +184,7 @@ def test_a_half_whose_commit_never_came_is_rolled_back_by_check(
 ) -> None:
     """The connection dies between half and COMMIT: the client cannot know, so it says nothing; the check does."""
     subscribe(server.url, unique, unique)
-    with TransactionProducer(server.url, group=unique, engine=engine) as producer:
+    with TransactionProducer(server.url, group=unique, engine=engine, check_after=0.5) as producer:
         item = producer.store_half(ids.to_text(ids.new_id()), [_packed(unique)], half_of(engine).source)
         state = _decided(server.url, item.id)
     assert state == "ROLLED_BACK"
@@ -222,7 +222,7 @@ def test_a_listener_of_the_users_own(server: ServerProcess, unique: str) -> None
                 return Outcome.UNKNOWN
             return Outcome.COMMIT if half.messages[0].body == b"good" else Outcome.ROLLBACK
 
-    producer = TransactionProducer(server.url, group=unique)
+    producer = TransactionProducer(server.url, group=unique, check_after=0.5)
     producer.add_check_listener(Listener())
     ids_of = {}
     for body in ("good", "bad"):

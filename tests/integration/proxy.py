@@ -1,0 +1,80 @@
+"""A TCP proxy that loses what it is told to lose: as networks do, at the worst moment."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class Proxy:
+    """Forwards 127.0.0.1:`port` to a target. Faults are armed for the connections that follow them or are open.
+
+    `cut_at(pattern, answer)`: the first time a client says what matches, both ends are closed, before it is passed
+    on, or (`answer`) once the target has answered it. `drop_answers`: what the target says goes nowhere, and nothing
+    is closed.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
+        self._cut_at: re.Pattern[bytes] | None = None
+        self._after_answer = False
+        self._open: set[socket.socket] = set()
+        self.drop_answers = False
+        self.cuts = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut_at(self, pattern: bytes, *, answer: bool) -> None:
+        self._cut_at, self._after_answer = re.compile(pattern), answer
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                target = socket.create_connection(self._target)
+                self._open |= {client, target}
+                answered: list[bool] = []
+                self._start(self._to_target, client, target, answered)
+                self._start(self._to_client, target, client, answered)
+
+    def _start(self, function: Callable[..., None], *arguments: Any) -> None:
+        threading.Thread(target=function, args=arguments, daemon=True).start()
+
+    def _to_target(self, client: socket.socket, target: socket.socket, cutting: list[bool]) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(65536):
+                if self._cut_at is not None and self._cut_at.search(data):
+                    self._cut_at = None
+                    self.cuts += 1
+                    if not self._after_answer:
+                        break
+                    cutting.append(True)
+                target.sendall(data)
+        self._close(client, target)
+
+    def _to_client(self, target: socket.socket, client: socket.socket, cutting: list[bool]) -> None:
+        with contextlib.suppress(OSError):
+            while data := target.recv(65536):
+                if cutting:
+                    break
+                if not self.drop_answers:
+                    client.sendall(data)
+        self._close(client, target)
+
+    def _close(self, *sockets: socket.socket) -> None:
+        for s in sockets:
+            self._open.discard(s)
+            with contextlib.suppress(OSError):
+                s.shutdown(socket.SHUT_RDWR)
+            s.close()
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._close(self._listening, *list(self._open))

@@ -1,0 +1,56 @@
+"""The Alembic helper: a revision makes the tables as `create_tables` does, and autogenerate leaves them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+
+from notify.bench.server import ServerProcess
+from notify.check.question import read_source
+from notify.client import Message, TransactionProducer
+from notify.client import alembic as helper
+from notify.client.table import metadata
+from tests.conftest import make_engine
+from tests.integration.shop import Base, drain, subscribe
+
+
+@pytest.fixture
+def migrated(engine_url: str) -> Iterator[sa.Engine]:
+    """A database with the service's own tables, upgraded by the helper."""
+    engine = make_engine(engine_url)
+    Base.metadata.create_all(engine)
+    with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
+        helper.upgrade()
+    yield engine
+    engine.dispose()
+
+
+def test_what_it_makes_carries_messages(migrated: sa.Engine, server: ServerProcess, unique: str) -> None:
+    subscribe(server.url, unique, unique)
+    with TransactionProducer(server.url, group=unique, engine=migrated) as producer:
+        with sa.orm.Session(migrated) as session, session.begin():
+            producer.send(session, Message(unique, "x"))
+    assert [m["body"] for m in drain(server.url, unique, unique, 1)] == ["x"]
+    with migrated.connect() as connection:
+        assert read_source(connection)[0]
+
+
+def test_autogenerate_leaves_it_alone(migrated: sa.Engine) -> None:
+    with migrated.connect() as connection:
+        options = {"include_object": helper.include_object}
+        ours_left_out = MigrationContext.configure(connection, opts=options)
+        assert compare_metadata(ours_left_out, Base.metadata) == []
+        without = compare_metadata(MigrationContext.configure(connection), Base.metadata)
+        assert {change[1].name for change in without if change[0] == "remove_table"} == set(metadata.tables)
+
+
+def test_downgrade_takes_the_tables_away(migrated: sa.Engine) -> None:
+    with migrated.begin() as connection, Operations.context(MigrationContext.configure(connection)):
+        helper.downgrade()
+    with migrated.connect() as connection:
+        assert sa.inspect(connection).get_table_names() == ["orders"]
