@@ -36,87 +36,92 @@ def open_engine(dsn: str) -> sa.Engine:
 
 
 def register(app: typer.Typer) -> None:
-    @app.command()
-    def relay(
-        dsn: str = DSN,
-        url: str = URL,
-        interval: float = typer.Option(0.2, min=0.01, max=60, help="Seconds between looks at an empty outbox."),
-        once: bool = typer.Option(False, "--once", help="Stop when the outbox is empty."),
-        as_json: bool = AS_JSON,
-    ) -> None:
-        """Move outbox messages (mode=outbox) from a database to the server."""
-        mover = Relay(open_engine(dsn), url)
+    app.command()(relay)
+    app.command()(check)
+    app.command("purge")(purge_rows)
+    app.command()(doctor)
 
-        async def run() -> None:
-            task = asyncio.ensure_future(mover.run(interval=interval, once=once))
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-            try:
-                await task
-            except asyncio.CancelledError:
-                return
 
-        asyncio.run(run())
-        done = dataclasses.asdict(mover.total)
-        typer.echo(json.dumps(done) if as_json else f"{done['sent']} transactions sent, {done['refused']} refused")
-        raise typer.Exit(1 if done["refused"] else 0)
+def relay(
+    dsn: str = DSN,
+    url: str = URL,
+    interval: float = typer.Option(0.2, min=0.01, max=60, help="Seconds between looks at an empty outbox."),
+    once: bool = typer.Option(False, "--once", help="Stop when the outbox is empty."),
+    as_json: bool = AS_JSON,
+) -> None:
+    """Move outbox messages (mode=outbox) from a database to the server."""
+    mover = Relay(open_engine(dsn), url)
 
-    @app.command()
-    def check(
-        dsn: str = DSN,
-        group: str = typer.Option(..., envvar="NOTIFY_GROUP", help="The producer group to answer for."),
-        url: str = URL,
-    ) -> None:
-        """Answer checks from a database's half_message table while its application is down."""
-        stop = threading.Event()
+    async def run() -> None:
+        task = asyncio.ensure_future(mover.run(interval=interval, once=once))
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stop.set())
-        with TransactionProducer(url, group=group, engine=open_engine(dsn)):
-            stop.wait()
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        try:
+            await task
+        except asyncio.CancelledError:
+            return
 
-    @app.command("purge")
-    def purge_rows(
-        dsn: str = DSN,
-        url: str = URL,
-        older_than: float = typer.Option(86_400.0, min=0, help="Seconds."),
-        force: bool = typer.Option(False, "--force", help="Do not ask the server: older halves become undecidable."),
-        as_json: bool = AS_JSON,
-    ) -> None:
-        """Delete old half_message rows whose transactions are final on the server."""
+    asyncio.run(run())
+    done = dataclasses.asdict(mover.total)
+    typer.echo(json.dumps(done) if as_json else f"{done['sent']} transactions sent, {done['refused']} refused")
+    raise typer.Exit(1 if done["refused"] else 0)
+
+
+def check(
+    dsn: str = DSN,
+    group: str = typer.Option(..., envvar="NOTIFY_GROUP", help="The producer group to answer for."),
+    url: str = URL,
+) -> None:
+    """Answer checks from a database's half_message table while its application is down."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with TransactionProducer(url, group=group, engine=open_engine(dsn)):
+        stop.wait()
+
+
+def purge_rows(
+    dsn: str = DSN,
+    url: str = URL,
+    older_than: float = typer.Option(86_400.0, min=0, help="Seconds."),
+    force: bool = typer.Option(False, "--force", help="Do not ask the server: older halves become undecidable."),
+    as_json: bool = AS_JSON,
+) -> None:
+    """Delete old half_message rows whose transactions are final on the server."""
+    engine = open_engine(dsn)
+    if force:
+        result = purge_by_force(engine, older_than=older_than)
+    else:
+        result = asyncio.run(purge(engine, url, older_than=older_than))
+    done = dataclasses.asdict(result)
+    typer.echo(json.dumps(done) if as_json else f"{done['rows']} rows deleted, {done['kept']} transactions kept")
+
+
+def doctor(
+    dsn: str | None = typer.Option(None, "--dsn", envvar="NOTIFY_DSN", help="Also look into this database."),
+    url: str = URL,
+    create: bool = typer.Option(False, "--create-tables", help="Make missing tables in the database."),
+    fresh_source: bool = typer.Option(False, "--new-source", help="Give a cloned database a source of its own."),
+    as_json: bool = AS_JSON,
+) -> None:
+    """Look for what is wrong, with the remedy. Exit code 1 if anything is."""
+    findings = _server_findings(url)
+    facts: dict[str, Any] = {"server": url}
+    if dsn is not None:
         engine = open_engine(dsn)
-        if force:
-            result = purge_by_force(engine, older_than=older_than)
-        else:
-            result = asyncio.run(purge(engine, url, older_than=older_than))
-        done = dataclasses.asdict(result)
-        typer.echo(json.dumps(done) if as_json else f"{done['rows']} rows deleted, {done['kept']} transactions kept")
-
-    @app.command()
-    def doctor(
-        dsn: str | None = typer.Option(None, "--dsn", envvar="NOTIFY_DSN", help="Also look into this database."),
-        url: str = URL,
-        create: bool = typer.Option(False, "--create-tables", help="Make missing tables in the database."),
-        fresh_source: bool = typer.Option(False, "--new-source", help="Give a cloned database a source of its own."),
-        as_json: bool = AS_JSON,
-    ) -> None:
-        """Look for what is wrong, with the remedy. Exit code 1 if anything is."""
-        findings = _server_findings(url)
-        facts: dict[str, Any] = {"server": url}
-        if dsn is not None:
-            engine = open_engine(dsn)
-            if create:
-                create_tables(engine)
-            if fresh_source:
-                with engine.begin() as connection:
-                    facts["new_source"] = new_source(connection)
-            findings += _database_findings(engine, facts)
-        result = {"ok": not findings, "findings": findings} | facts
-        if as_json:
-            typer.echo(json.dumps(result))
-        else:
-            for finding in findings or ["nothing is wrong"]:
-                typer.echo(finding)
-        raise typer.Exit(1 if findings else 0)
+        if create:
+            create_tables(engine)
+        if fresh_source:
+            with engine.begin() as connection:
+                facts["new_source"] = new_source(connection)
+        findings += _database_findings(engine, facts)
+    result = {"ok": not findings, "findings": findings} | facts
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        for finding in findings or ["nothing is wrong"]:
+            typer.echo(finding)
+    raise typer.Exit(1 if findings else 0)
 
 
 def _server_findings(url: str) -> list[str]:

@@ -36,10 +36,14 @@ def _register() -> None:
 
 
 def main() -> None:
-    """Exit codes: 0 good, 1 the answer is bad news, 2 could not run."""
+    """Exit codes: 0 good, 1 the answer is bad news, 2 could not run.
+
+    Every flag has an environment variable: NOTIFY_BENCH_TRANSACTIONS_CLIENTS is --clients of `notify bench
+    transactions`. Those that several commands share, and settings, have short names, which --help shows.
+    """
     _register()
     try:
-        app()
+        app(auto_envvar_prefix="NOTIFY")
     except NotifyError as error:
         typer.echo(f"notify: {error}", err=True)
         sys.exit(2)

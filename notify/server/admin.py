@@ -78,7 +78,9 @@ def router(app: App) -> APIRouter:
         return {"status": 200, "dry_run": False, "target": target, "result": result}
 
     _topic_routes(routes, core, carry_out)
-    _group_routes(routes, core, carry_out)
+    _group_views(routes, core)
+    _subscription_routes(routes, core, carry_out)
+    _group_writes(routes, core, carry_out)
     _transaction_routes(routes, core, carry_out)
     _message_routes(routes, core)
     _dead_letter_routes(routes, core, carry_out)
@@ -153,7 +155,7 @@ def _topic_routes(routes: APIRouter, core: GetCore, carry_out: CarryOut) -> None
         return await carry_out(write, who, "topic.delete", name, do, shown(found))
 
 
-def _group_routes(routes: APIRouter, core: GetCore, carry_out: CarryOut) -> None:
+def _group_views(routes: APIRouter, core: GetCore) -> None:
     def cursor_row(cursor: Cursor) -> dict[str, Any]:
         return {
             "topic": cursor.topic,
@@ -206,6 +208,8 @@ def _group_routes(routes: APIRouter, core: GetCore, carry_out: CarryOut) -> None
             "instances": [{"name": i, "asked_at": instant(at)} for i, at in g.instances.items()],
         }
 
+
+def _subscription_routes(routes: APIRouter, core: GetCore, carry_out: CarryOut) -> None:
     @routes.put("/groups/{name}/subscriptions/{topic}")
     async def subscribe(name: str, topic: str, write: SubscriptionWrite, who: Who = "") -> dict[str, Any]:
         check_name("group", name)
@@ -242,6 +246,8 @@ def _group_routes(routes: APIRouter, core: GetCore, carry_out: CarryOut) -> None
 
         return await carry_out(write, who, "subscription.delete", f"{name}/{topic}", do, {})
 
+
+def _group_writes(routes: APIRouter, core: GetCore, carry_out: CarryOut) -> None:
     @routes.post("/groups/{name}/reset")
     async def reset(name: str, write: Reset, who: Who = "") -> dict[str, Any]:
         s = next((s for s in core().store.subscriptions() if s.group == name and s.topic == write.topic), None)

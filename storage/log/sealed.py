@@ -113,6 +113,11 @@ class SealedPart:
         self.time_max = int(header["time_max"])
         self.count = count
 
+    def close(self) -> None:
+        """Let go of the file; nothing may be read any more."""
+        del self.entries, self.runs, self._keys, self._ids, self._id_high
+        self._map.close()
+
     def _run(self, key: int) -> NDArray[np.void] | None:
         i = int(np.searchsorted(self._keys, np.uint64(key)))
         if i == len(self._keys) or int(self._keys[i]) != key:

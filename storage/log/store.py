@@ -315,7 +315,10 @@ class LogStore(LogTransactions, LogQueues):
             data = checkpoint.encoded(self.state.snapshot(), position, time.time_ns() // 1000)
             checkpoint.write(self.disk, data, position)
         self.segments.close()
-        self.state.parts.clear()  # lets go of the mapped indexes
+        for part in self.state.parts:
+            if isinstance(part, SealedPart):
+                part.close()
+        self.state.parts.clear()
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None

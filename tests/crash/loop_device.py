@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import gc
 import os
 import random
 import shutil
@@ -38,6 +37,18 @@ def _command(*words: str) -> None:
         raise NotPossible(f"{' '.join(words[:2])}: {done.stderr.strip()[:200]}")
 
 
+def _unmount(mounted: Path) -> None:
+    """A store that was closed keeps nothing of the file system. Raises AssertionError naming what it does."""
+    kept = {str(Path(fd).readlink()) for fd in _paths("/proc/self/fd") if os.path.islink(fd)}
+    kept |= {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    _check([f"still open after close: {path}" for path in kept if path.startswith(str(mounted))])
+    _command("umount", str(mounted))
+
+
+def _paths(directory: str) -> list[str]:
+    return [os.path.join(directory, name) for name in os.listdir(directory)]
+
+
 def _run(times: int, seed: int) -> str:
     if os.geteuid() != 0:
         raise NotPossible("mounting needs root")
@@ -58,12 +69,12 @@ def _run(times: int, seed: int) -> str:
             try:
                 asyncio.run(_until_shutdown(mounted, history, chance))
             finally:
-                _command("umount", str(mounted))
+                _unmount(mounted)
         _command("mount", "-o", "loop", str(image), str(mounted))
         try:
             _check(asyncio.run(_recovered(mounted, history)))
         finally:
-            _command("umount", str(mounted))
+            _unmount(mounted)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     return f"{times} shutdowns of a mounted ext4 under load, {len(history.halves):,} acknowledged halves all there"
@@ -76,8 +87,6 @@ async def _until_shutdown(mounted: Path, history: History, chance: random.Random
     asyncio.get_running_loop().call_later(chance.uniform(0.01, 0.15), _shut_down, mounted)
     await run_until_failure(store, history, chance, 100_000)
     await store.close()
-    del store
-    gc.collect()  # a mapped index would keep the file system busy
 
 
 def _shut_down(mounted: Path) -> None:

@@ -68,6 +68,14 @@ def test_admin_resolves_a_stuck_transaction(server: ServerProcess, unique: str) 
     assert timeline["groups"][0]["state"] == "settled"
 
 
+def test_every_flag_has_an_environment_variable(server: ServerProcess, unique: str, monkeypatch: Any) -> None:
+    for name, value in {"NOTIFY_URL": server.url, "NOTIFY_TOPIC_CREATE_QUEUES": "3"}.items():
+        monkeypatch.setenv(name, value)
+    assert cli("topic", "create", unique, "--reason", "test", "--json")[0] == 0
+    made = next(t for t in cli("topic", "list", "--json")[1]["topics"] if t["name"] == unique)
+    assert len(made["queues"]) == 3
+
+
 def test_pauses_and_flushes_are_kept_over_a_restart(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data").start()
     url = ("--url", server.url, "--json")
