@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from notify.wire import (
 from tests.integration.databases import free_port
 
 CALLERS = 12
+UNDECIDED = 1000
 TOPICS = ("a", "b")
 GROUP = "c"
 
@@ -73,6 +75,10 @@ class Kills:
         self._pid = 0
         self._checked: dict[str, int] = dict.fromkeys(TOPICS, 0)
         self._in_queue: set[str] = set()
+        self._undecided: deque[str] = deque()
+        self._asked: dict[str, str] = {}
+        self._looked_for: set[str] = set()
+        """Committed, and found in their queues: looked for again at the end only, when all is read again."""
 
     def start(self, crash_at: str = "") -> None:
         assert self._zygote.stdin is not None
@@ -124,6 +130,7 @@ class Kills:
             assert await self._ready(http)
             self._checked = dict.fromkeys(TOPICS, 0)
             self._in_queue.clear()
+            self._looked_for.clear()
             await self._check(http)
             await self._check_dead_letters(http)
         finally:
@@ -143,34 +150,51 @@ class Kills:
         raise AssertionError("the server did not come back")
 
     async def _produce(self, http: HttpClient) -> None:
-        a = self.answers
         with contextlib.suppress(NotifyError):
             while True:
-                halves = []
-                for _ in range(self.chance.randint(1, 8)):
-                    name = ids.to_text(ids.new_id())
-                    a.bodies[name] = [self.chance.randbytes(self.chance.randint(0, 600)) for _ in range(2)]
-                    messages = [PackedMessage(topic=self.chance.choice(TOPICS), body=b) for b in a.bodies[name]]
-                    halves.append(PackedTransaction(id=name, messages=messages, check_after=3600))
-                request = PackedTransactions(producer_group="p", transactions=halves)
-                for item in (await self._call(http, "/v1/transactions", request, Items)).items:
-                    if item.status in (200, 201):
-                        a.stored.add(item.id)
-                outcomes = []
-                for half in halves:
-                    outcome = self.chance.choice(("COMMIT", "COMMIT", "ROLLBACK", ""))
-                    if outcome:
-                        outcomes.append(OutcomeItem(id=half.id, outcome=outcome))
-                    if outcome == "COMMIT":
-                        a.commit_asked.add(half.id)
-                if not outcomes:
-                    continue
-                answer = await self._call(
-                    http, "/v1/transactions/outcomes", Outcomes(producer_group="p", outcomes=outcomes), Items
-                )
-                for sent, item in zip(outcomes, answer.items, strict=True):
-                    if item.status == 200:
-                        (a.committed if sent.outcome == "COMMIT" else a.rolled_back).add(item.id)
+                sent: list[str] = []
+                try:
+                    await self._send(http, sent)
+                except NotifyError:
+                    self._undecided.extend(sent)  # of these nothing is known: they are decided after the next start
+                    raise
+
+    async def _send(self, http: HttpClient, sent: list[str]) -> None:
+        """A few halves, and outcomes: of most of them at once, of the others after a crash or two."""
+        a = self.answers
+        halves = []
+        for _ in range(self.chance.randint(1, 8)):
+            name = ids.to_text(ids.new_id())
+            sent.append(name)
+            a.bodies[name] = [self.chance.randbytes(self.chance.randint(0, 600)) for _ in range(2)]
+            messages = [PackedMessage(topic=self.chance.choice(TOPICS), body=b) for b in a.bodies[name]]
+            halves.append(PackedTransaction(id=name, messages=messages, check_after=3600))
+        request = PackedTransactions(producer_group="p", transactions=halves)
+        for item in (await self._call(http, "/v1/transactions", request, Items)).items:
+            if item.status in (200, 201):
+                a.stored.add(item.id)
+        late = [name for name in sent if self.chance.random() < 0.25]
+        for name in late:
+            sent.remove(name)
+        self._undecided.extend(late)
+        while len(self._undecided) > UNDECIDED:
+            sent.append(self._undecided.popleft())
+        outcomes = [self._outcome(name) for name in sent]
+        if not outcomes:
+            return
+        answer = await self._call(
+            http, "/v1/transactions/outcomes", Outcomes(producer_group="p", outcomes=outcomes), Items
+        )
+        for asked, item in zip(outcomes, answer.items, strict=True):
+            if item.status == 200:
+                (a.committed if asked.outcome == "COMMIT" else a.rolled_back).add(item.id)
+
+    def _outcome(self, name: str) -> OutcomeItem:
+        """What was asked before is asked again."""
+        outcome = self._asked.setdefault(name, self.chance.choice(("COMMIT", "COMMIT", "ROLLBACK")))
+        if outcome == "COMMIT":
+            self.answers.commit_asked.add(name)
+        return OutcomeItem(id=name, outcome=outcome)
 
     async def _consume(self, http: HttpClient) -> None:
         a = self.answers
@@ -206,10 +230,11 @@ class Kills:
         a = self.answers
         for topic in TOPICS:
             await self._pull(http, topic)
-        for name in a.committed:
+        for name in a.committed - self._looked_for:
             for number in range(len(a.bodies[name])):
                 if f"{name}.{number}" not in self._in_queue:
                     a.violations.append(f"promise 4: {name}.{number} was committed and is in no queue")
+        self._looked_for |= a.committed
         known = list(a.stored)
         recent = known if len(known) < 4000 else self.chance.sample(known, 4000)
         for at in range(0, len(recent), 2000):
