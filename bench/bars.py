@@ -12,7 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from bench import pile
 from notify.bench.transactions import Plan, run
+
+PILE_MB = 400
+READY_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +71,32 @@ def measure(bar: Bar, repeats: int, tell: Callable[[str], None]) -> bool:
     return met
 
 
+def measure_pile(messages: int, tell: Callable[[str], None]) -> bool:
+    """Memory with a pile, and the start after kill -9; False if a bar is missed."""
+    found = pile.measure(messages)
+    ready = statistics.median(found.ready_seconds)
+    met = found.anonymous_mb <= PILE_MB and ready <= READY_SECONDS
+    tell(
+        f"{messages:,} undelivered messages: RssAnon {found.anonymous_mb:,.0f} MB, bar ≤ {PILE_MB}; "
+        f"ready after kill -9 in {ready:.2f} s ({min(found.ready_seconds):.2f} to {max(found.ready_seconds):.2f}), "
+        f"bar ≤ {READY_SECONDS:g}: {'met' if met else 'MISSED'}"
+    )
+    return met
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--pile", type=int, default=5_000_000, help="undelivered messages; 0 leaves that out")
     options = parser.parse_args()
-    missed = [b.name for b in bars(options.seconds) if not measure(b, options.repeats, lambda s: print(s, flush=True))]
+
+    def tell(line: str) -> None:
+        print(line, flush=True)
+
+    missed = [b.name for b in bars(options.seconds) if not measure(b, options.repeats, tell)]
+    if options.pile and not measure_pile(options.pile, tell):
+        missed.append("pile")
     print(f"VERDICT: {'FAIL ' + '; '.join(missed) if missed else 'PASS every bar is met'}")
     return 1 if missed else 0
 

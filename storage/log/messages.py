@@ -178,7 +178,7 @@ class LogQueues:
     def messages(self, transaction_id: bytes) -> list[StoredMessage]:
         return [
             self._one(entry)
-            for part in self.state.parts
+            for part in reversed(list(self.state.parts.holding(transaction_id)))
             for entry in part.lookup(transaction_id)
             if entry[0] == EntryKind.QUEUE
         ]
@@ -336,7 +336,8 @@ class LogQueues:
 
     def entries_of(self, transaction_id: bytes) -> list[bytes]:
         """Every entry of a transaction in log order, those on their way to the disk included."""
-        found = [entry for part in self.state.parts for entry in part.lookup(transaction_id)]
+        parts = reversed(list(self.state.parts.holding(transaction_id)))
+        found = [entry for part in parts for entry in part.lookup(transaction_id)]
         for frame in (self.journal.in_flight, self.journal.open):
             if frame is not None:
                 found += [entry for entry in frame.entries if entry[48:64] == transaction_id]

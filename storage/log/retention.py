@@ -98,7 +98,7 @@ async def _drop(store: LogStore, part: SealedPart, now_us: int) -> None:
     if live.any():
         data = sealed.build(part.entries[live].tobytes(), part.base, part.end)
         await asyncio.to_thread(store.disk.replace, part.name, *data)
-        store.state.parts[store.state.parts.index(part)] = SealedPart(store.disk, part.name)
+        store.state.parts.replace(part, SealedPart(store.disk, part.name))
     else:
         store.state.parts.remove(part)
         store.disk.unlink(part.name)

@@ -24,9 +24,9 @@ from storage.log.format import (
     RecordType,
 )
 from storage.log.live import MISSING, LivePart, LiveRun
+from storage.log.parts import Parts
 from storage.log.pending import Pending, PendingMessage, PendingTable, Producer
 from storage.log.queues import LogTopic, Queue, queue_key
-from storage.log.sealed import SealedPart
 from storage.progress import QueueProgress
 from storage.store import Flush, Subscription
 
@@ -54,7 +54,7 @@ class LogState:
         self.producer_numbers: dict[str, int] = {"": 0}
         self.moved: dict[int, int] = {}
         """Payloads that were carried out of a dropped segment: position as entries know it, to where it is now."""
-        self.parts: list[SealedPart | LivePart] = []
+        self.parts = Parts()
         self.being_sealed: list[LivePart] = []
         """Live parts before the last: full, and being written as sealed ones."""
         self.sealed_id_max = 0
@@ -81,7 +81,7 @@ class LogState:
 
     def outcome(self, transaction_id: bytes) -> bool | None:
         """True committed, False rolled back, None not decided as far as is retained."""
-        for part in reversed(self.parts):
+        for part in self.parts.holding(transaction_id):
             outcome = part.outcome(transaction_id)
             if outcome is not None:
                 return outcome

@@ -199,7 +199,7 @@ class LogStore(LogTransactions, LogQueues):
             before = self.segments.all()[-2]
             if self._end == segment.base + SEGMENT_HEADER_SIZE and not any(d.torn for d in self.damages):
                 return
-            self.state.parts.pop()
+            self.state.parts.remove(self.state.live)
             self.segments.remove(segment)
             before.sealed_end = 0
 
@@ -283,7 +283,7 @@ class LogStore(LogTransactions, LogQueues):
 
     def _swap_in(self, part: LivePart) -> None:
         ready = SealedPart(self.disk, sealed.index_name(part.base))
-        self.state.parts[self.state.parts.index(part)] = ready
+        self.state.parts.replace(part, ready)
         if ready.count:
             self.state.sealed_id_max = max(self.state.sealed_id_max, ready.id_max)
 

@@ -234,23 +234,27 @@ class LogTransactions:
         self, outcomes: Sequence[tuple[bytes, str | None, State]], now_us: int, forced: bool = False
     ) -> list[Decided]:
         journal = self.journal
-        journal.reserve(4096 + 2 * ENTRY_SIZE * self._entries_of(outcomes))
+        by_id = self.state.pending.by_id
+        undecided = [by_id.get(outcome[0]) for outcome in outcomes]
+        size = sum([len(pending.messages) for pending in undecided if pending is not None])
+        journal.reserve(4096 + 2 * ENTRY_SIZE * size)
         results: list[Decided] = []
         entries: list[bytes] = []
         queues: list[Queue | None] = []
-        by_id = self.state.pending.by_id
         opened = journal.open
         live = opened.part
         decided = live.decided
         committed_result = Decided(True, State.COMMITTED, True)
         rolled_back_result = Decided(True, State.ROLLED_BACK, True)
-        for transaction_id, group, outcome in outcomes:
-            pending = by_id.get(transaction_id)
-            if pending is None or (group is not None and pending.producer.group != group):
-                state = None if pending is not None else self.states((transaction_id,))[0]
+        for (transaction_id, group, outcome), pending in zip(outcomes, undecided, strict=True):
+            if pending is not None and group is not None and pending.producer.group != group:
+                results.append(Decided(False))
+                continue
+            # Not there any more: an outcome before it in this request decided it.
+            if pending is None or by_id.pop(transaction_id, None) is None:
+                state = self.states((transaction_id,))[0]
                 results.append(Decided(False) if state is None else Decided(True, state, False))
                 continue
-            del by_id[transaction_id]
             if outcome == State.COMMITTED:
                 for message in pending.messages:
                     entry, queue = self._enqueue(message, now_us)
@@ -272,14 +276,6 @@ class LogTransactions:
             self._append_outcomes(entries, queues)
         await journal.sync()
         return results
-
-    def _entries_of(self, outcomes: Sequence[tuple[bytes, str | None, State]]) -> int:
-        by_id = self.state.pending.by_id
-        total = 0
-        for outcome in outcomes:
-            pending = by_id.get(outcome[0])
-            total += 1 if pending is None else len(pending.messages)
-        return total
 
     def _append_outcomes(self, entries: list[bytes], queues: list[Queue | None]) -> None:
         opened = self.journal.open

@@ -544,3 +544,34 @@ def test_a_part_is_not_sealed_before_its_last_frame(tmp_path: Path) -> None:
         await reopened.close()
 
     asyncio.run(whole())
+
+
+def test_ids_are_found_whatever_their_producers_clocks_say(tmp_path: Path) -> None:
+    """Segments whose ranges of ids overlap, begin late, or lie in each other."""
+
+    async def whole() -> None:
+        store = LogStore(tmp_path / "log", segment_bytes=2048)
+        await store.open(T0)
+        await store.create_topic(Topic("t"))
+        chance = random.Random(3)
+        made: dict[bytes, State] = {}
+        for step in range(120):
+            skew = chance.choice((0, 0, 0, -60_000, 5_000, 3_600_000))
+            milliseconds = 1_700_000_000_000 + step * 100 + skew
+            name = ((milliseconds << 80) | (7 << 76) | (2 << 62) | chance.getrandbits(60)).to_bytes(16)
+            outcome = chance.choice((State.COMMITTED, State.ROLLED_BACK))
+            await store.put([NewTransaction(name, "g", [NewMessage("t", bytes(300))])], T0)
+            await store.decide([(name, "g", outcome)], T0)
+            made[name] = outcome
+        await store.sealed_up()
+        assert len(store.state.parts) > 20
+        for _ in range(2):
+            assert dict(zip(made, store.states(list(made)), strict=True)) == made
+            assert store.states([bytes(16), b"\xff" * 16, ids.new_id()]) == [None] * 3
+            assert all(len(store.messages(n)) == (made[n] == State.COMMITTED) for n in made)
+            await store.close()
+            store = LogStore(tmp_path / "log", segment_bytes=2048)
+            await store.open(T0)
+        await store.close()
+
+    asyncio.run(whole())

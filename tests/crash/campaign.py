@@ -110,7 +110,7 @@ def main() -> int:
         "kill -9": lambda: kills(options.cycles, options.seed),
         "power loss, sectors": lambda: power(max(1, options.cycles // 5), options.seed),
         "power loss, ext4": lambda: loop_device.lose_power(max(1, options.cycles // 25), options.seed),
-        "failed fdatasync": lambda: strace.fail_syncs(max(1, options.cycles // 50)),
+        "failed fdatasync": lambda: strace.fail_syncs(max(1, options.cycles // 100)),
         "bit flips": flips,
     }
     bad = []

@@ -77,8 +77,8 @@ class Kills:
         self._in_queue: set[str] = set()
         self._undecided: deque[str] = deque()
         self._asked: dict[str, str] = {}
-        self._looked_for: set[str] = set()
-        """Committed, and found in their queues: looked for again at the end only, when all is read again."""
+        self._to_look_for: set[str] = set()
+        """Committed since the last check: all are looked for again at the end, when everything is read again."""
 
     def start(self, crash_at: str = "") -> None:
         assert self._zygote.stdin is not None
@@ -130,7 +130,7 @@ class Kills:
             assert await self._ready(http)
             self._checked = dict.fromkeys(TOPICS, 0)
             self._in_queue.clear()
-            self._looked_for.clear()
+            self._to_look_for |= self.answers.committed
             await self._check(http)
             await self._check_dead_letters(http)
         finally:
@@ -188,6 +188,8 @@ class Kills:
         for asked, item in zip(outcomes, answer.items, strict=True):
             if item.status == 200:
                 (a.committed if asked.outcome == "COMMIT" else a.rolled_back).add(item.id)
+                if asked.outcome == "COMMIT":
+                    self._to_look_for.add(item.id)
 
     def _outcome(self, name: str) -> OutcomeItem:
         """What was asked before is asked again."""
@@ -230,11 +232,11 @@ class Kills:
         a = self.answers
         for topic in TOPICS:
             await self._pull(http, topic)
-        for name in a.committed - self._looked_for:
+        for name in self._to_look_for:
             for number in range(len(a.bodies[name])):
                 if f"{name}.{number}" not in self._in_queue:
                     a.violations.append(f"promise 4: {name}.{number} was committed and is in no queue")
-        self._looked_for |= a.committed
+        self._to_look_for.clear()
         known = list(a.stored)
         recent = known if len(known) < 4000 else self.chance.sample(known, 4000)
         for at in range(0, len(recent), 2000):

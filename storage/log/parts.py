@@ -1,0 +1,70 @@
+"""The parts of the log, one a segment, and which of them may hold a transaction id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.log.live import LivePart
+from storage.log.sealed import SealedPart
+
+Part = SealedPart | LivePart
+
+
+class Parts:
+    """In order of position: sealed parts, then those that are still in memory."""
+
+    def __init__(self) -> None:
+        self._all: list[Part] = []
+        self._ranges: tuple[list[SealedPart], NDArray[np.uint64], NDArray[np.uint64]] | None = None
+
+    def __iter__(self) -> Iterator[Part]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __getitem__(self, number: int) -> Part:
+        return self._all[number]
+
+    def append(self, part: Part) -> None:
+        self._all.append(part)
+        self._ranges = None
+
+    def remove(self, part: Part) -> None:
+        self._all.remove(part)
+        self._ranges = None
+
+    def replace(self, part: Part, by: Part) -> None:
+        self._all[self._all.index(part)] = by
+        self._ranges = None
+
+    def clear(self) -> None:
+        self._all.clear()
+        self._ranges = None
+
+    def holding(self, transaction_id: bytes) -> Iterator[Part]:
+        """The parts that may hold an id, the newest first.
+
+        Ids rise with time but for their producers' clocks. So the sealed parts that can hold one lie together: from
+        the first that anything up to there reaches it, to the last that anything from there on begins below it.
+        """
+        for part in reversed(self._all):
+            if isinstance(part, SealedPart):
+                break
+            yield part
+        if self._ranges is None:
+            self._ranges = self._make_ranges()
+        sealed, highest_so_far, lowest_from_here = self._ranges
+        high = np.uint64(int.from_bytes(transaction_id[:8]))
+        first = int(np.searchsorted(highest_so_far, high))
+        end = int(np.searchsorted(lowest_from_here, high, side="right"))
+        yield from reversed(sealed[first:end])
+
+    def _make_ranges(self) -> tuple[list[SealedPart], NDArray[np.uint64], NDArray[np.uint64]]:
+        sealed = [part for part in self._all if isinstance(part, SealedPart) and part.count]
+        lows = np.array([part.id_min for part in sealed], np.uint64)
+        highs = np.array([part.id_max for part in sealed], np.uint64)
+        return sealed, np.maximum.accumulate(highs), np.minimum.accumulate(lows[::-1])[::-1]
