@@ -1,0 +1,73 @@
+"""Storages under test, closed or killed and reopened in between, and what every test of them needs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from notify import ids
+from storage.log import LogStore
+from storage.memory import MemoryStore
+from storage.store import (
+    NewMessage,
+    NewTransaction,
+    State,
+    Store,
+)
+
+T0 = 1_800_000_000_000_000
+
+
+SECOND = 1_000_000
+
+
+class Bench:
+    """A store under test, and a way to restart it where that means something."""
+
+    def __init__(self, kind: str, directory: Path) -> None:
+        self.kind = kind
+        self.directory = directory
+        self.copies = 0
+        self.store: Store = self._make()
+
+    def _make(self) -> Any:
+        if self.kind == "memory":
+            return MemoryStore()
+        return LogStore(self.directory, segment_bytes=1 << 20 if self.kind == "log" else 4096)
+
+    async def restart(self, now_us: int = T0) -> None:
+        """memory: nothing. log: close and reopen. small-segments: reopen a copy, as after a kill."""
+        if self.kind == "memory":
+            return
+        if self.kind == "small-segments":
+            await self.store.sync()
+            if self.store._sealing is not None:  # type: ignore[attr-defined]
+                await self.store._sealing  # type: ignore[attr-defined]
+            self.copies += 1
+            copy = self.directory.parent / f"copy-{self.copies}"
+            shutil.copytree(self.directory, copy)
+            await self.store.close()
+            self.directory = copy
+        else:
+            await self.store.close()
+        self.store = self._make()
+        await self.store.open(now_us)
+
+
+Scenario = Callable[[Bench], Coroutine[Any, Any, None]]
+
+
+def half(body: bytes = b"x", *, topic: str = "t", group: str = "g", **options: Any) -> NewTransaction:
+    message_options = {k: options.pop(k) for k in ("key", "tag", "delay_us", "deliver_at_us") if k in options}
+    return NewTransaction(ids.new_id(), group, [NewMessage(topic, body, **message_options)], **options)
+
+
+async def commit(store: Store, *transactions: NewTransaction, at: int = T0) -> None:
+    await store.put(transactions, at)
+    await store.decide([(t.id, t.producer_group, State.COMMITTED) for t in transactions], at)
+
+
+def bodies(store: Store, topic: str = "t", queue: int = 0) -> list[bytes]:
+    return [m.payload for m in store.read(topic, queue, 0, 10_000, 1 << 30)]
