@@ -58,10 +58,12 @@ class Parts:
         if self._ranges is None:
             self._ranges = self._make_ranges()
         sealed, highest_so_far, lowest_from_here = self._ranges
-        high = np.uint64(int.from_bytes(transaction_id[:8]))
-        first = int(np.searchsorted(highest_so_far, high))
-        end = int(np.searchsorted(lowest_from_here, high, side="right"))
-        yield from reversed(sealed[first:end])
+        high = int.from_bytes(transaction_id[:8])
+        first = int(np.searchsorted(highest_so_far, np.uint64(high)))
+        end = int(np.searchsorted(lowest_from_here, np.uint64(high), side="right"))
+        for part in reversed(sealed[first:end]):
+            if part.id_min <= high <= part.id_max:
+                yield part
 
     def _make_ranges(self) -> tuple[list[SealedPart], NDArray[np.uint64], NDArray[np.uint64]]:
         sealed = [part for part in self._all if isinstance(part, SealedPart) and part.count]

@@ -8,6 +8,7 @@ bytes are specified in format.md. The file is a function of the segment: lost, i
 from __future__ import annotations
 
 import mmap
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,10 @@ from storage.log.format import ENTRY_FIELDS, ENTRY_SIZE, EntryKind, crc32c
 ENTRY_TYPE = np.dtype(ENTRY_FIELDS)
 RUN_TYPE = np.dtype([("key", "<u8"), ("first_offset", "<u8"), ("first_entry", "<u4"), ("count", "<u4")])
 ID_TYPE = np.dtype([("high", "<u8"), ("low", "<u8"), ("entry", "<u4"), ("reserved", "<u4")])
+_U64 = struct.Struct("<Q")
+_RUN = struct.Struct("<QQII")
+_ID = struct.Struct("<QQI")
+_OFFSET_AT = 16
 HEADER_TYPE = np.dtype(
     [
         ("magic", "S8"),
@@ -105,9 +110,8 @@ class SealedPart:
         if crc32c(self._map[at:]) != int(header["crc"]):
             raise ValueError("its directory is damaged (checksum)")
         self.runs: NDArray[np.void] = np.frombuffer(self._map, RUN_TYPE, runs, at)
-        self._keys = self.runs["key"]
-        self._ids = np.frombuffer(self._map, ID_TYPE, count, at + runs * RUN_TYPE.itemsize)
-        self._id_high = self._ids["high"]
+        self._runs_at = at
+        self._ids_at = at + runs * RUN_TYPE.itemsize
         self.id_min = int(header["id_min_high"])
         self.id_max = int(header["id_max_high"])
         self.time_max = int(header["time_max"])
@@ -115,44 +119,53 @@ class SealedPart:
 
     def close(self) -> None:
         """Let go of the file; nothing may be read any more."""
-        del self.entries, self.runs, self._keys, self._ids, self._id_high
+        del self.entries, self.runs
         self._map.close()
 
-    def _run(self, key: int) -> NDArray[np.void] | None:
-        i = int(np.searchsorted(self._keys, np.uint64(key)))
-        if i == len(self._keys) or int(self._keys[i]) != key:
+    def _first_at_least(self, value: int, at: int, stride: int, low: int, high: int) -> int:
+        """The first of the rows [low, high) whose u64 is `value` or more; they rise, the one of row 0 is at `at`.
+
+        By hand: numpy would copy the whole column first, because it is not contiguous.
+        """
+        read = _U64.unpack_from
+        mapped = self._map
+        while low < high:
+            middle = (low + high) >> 1
+            if read(mapped, at + middle * stride)[0] < value:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _run(self, key: int) -> tuple[int, int, int] | None:
+        """First offset, first entry and number of entries of a queue."""
+        size = RUN_TYPE.itemsize
+        i = self._first_at_least(key, self._runs_at, size, 0, len(self.runs))
+        if i == len(self.runs):
             return None
-        run: NDArray[np.void] = self.runs[i]
-        return run
+        found, first_offset, first_entry, count = _RUN.unpack_from(self._map, self._runs_at + i * size)
+        return (first_offset, first_entry, count) if found == key else None
 
     def first_offset(self, key: int) -> int | None:
         run = self._run(key)
-        return None if run is None else int(run["first_offset"])
+        return None if run is None else run[0]
 
     def read(self, key: int, offset: int, limit: int) -> bytes:
         """Entries of a queue from `offset` on, joined; empty if this part has none."""
         run = self._run(key)
         if run is None:
             return b""
-        first, count = int(run["first_entry"]), int(run["count"])
-        at = offset - int(run["first_offset"])
-        if at < 0:
-            at = 0
-        elif at and (at >= count or int(self.entries["offset"][first + at]) != offset):
+        first_offset, first, count = run
+        at = max(0, offset - first_offset)
+        if at and (at >= count or self._offset(first + at) != offset):
             # Carried entries leave gaps: search instead of counting.
-            at = int(np.searchsorted(self.entries["offset"][first : first + count], np.uint64(offset)))
+            at = self._first_at_least(offset, self._entries_at + _OFFSET_AT, ENTRY_SIZE, first, first + count) - first
         start = self._entries_at + (first + at) * ENTRY_SIZE
         return self._map[start : start + min(limit, count - at) * ENTRY_SIZE]
 
-    def offset_at(self, key: int, time_us: int) -> int | None:
-        """The first offset of the queue recorded at or after the time, None if all are earlier."""
-        run = self._run(key)
-        if run is None:
-            return None
-        first, count = int(run["first_entry"]), int(run["count"])
-        times = self.entries["time_us"][first : first + count]
-        at = int(np.searchsorted(times, np.uint64(time_us)))
-        return None if at == count else int(self.entries["offset"][first + at])
+    def _offset(self, entry: int) -> int:
+        offset: int = _U64.unpack_from(self._map, self._entries_at + entry * ENTRY_SIZE + _OFFSET_AT)[0]
+        return offset
 
     def lookup(self, transaction_id: bytes) -> list[bytes]:
         """Every entry of a transaction."""
@@ -161,11 +174,13 @@ class SealedPart:
             return []
         low = int.from_bytes(transaction_id[8:])
         found = []
-        first = np.searchsorted(self._id_high, np.uint64(high))
-        last = np.searchsorted(self._id_high, np.uint64(high), side="right")
-        for i in range(int(first), int(last)):
-            if int(self._ids["low"][i]) == low:
-                at = self._entries_at + int(self._ids["entry"][i]) * ENTRY_SIZE
+        size = ID_TYPE.itemsize
+        for i in range(self._first_at_least(high, self._ids_at, size, 0, self.count), self.count):
+            its_high, its_low, entry = _ID.unpack_from(self._map, self._ids_at + i * size)
+            if its_high != high:
+                break
+            if its_low == low:
+                at = self._entries_at + entry * ENTRY_SIZE
                 found.append(self._map[at : at + ENTRY_SIZE])
         return found
 

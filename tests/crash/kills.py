@@ -131,7 +131,7 @@ class Kills:
             self._checked = dict.fromkeys(TOPICS, 0)
             self._in_queue.clear()
             self._to_look_for |= self.answers.committed
-            await self._check(http)
+            await self._check(http, sample=len(self.answers.stored))
             await self._check_dead_letters(http)
         finally:
             http.close()
@@ -228,7 +228,8 @@ class Kills:
 
     # --- checks -----------------------------------------------------------------------------------------------
 
-    async def _check(self, http: HttpClient) -> None:
+    async def _check(self, http: HttpClient, sample: int = 1000) -> None:
+        """What is new since the last check, and a sample of everything before."""
         a = self.answers
         for topic in TOPICS:
             await self._pull(http, topic)
@@ -237,10 +238,11 @@ class Kills:
                 if f"{name}.{number}" not in self._in_queue:
                     a.violations.append(f"promise 4: {name}.{number} was committed and is in no queue")
         self._to_look_for.clear()
-        known = list(a.stored)
-        recent = known if len(known) < 4000 else self.chance.sample(known, 4000)
-        for at in range(0, len(recent), 2000):
-            part = recent[at : at + 2000]
+        asked = list(a.stored)
+        if len(asked) > sample:
+            asked = self.chance.sample(asked, sample)
+        for at in range(0, len(asked), 2000):
+            part = asked[at : at + 2000]
             answer = await self._call(http, "/v1/transactions/states", States(producer_group="p", ids=part), Items)
             for item in answer.items:
                 if item.status != 200:
