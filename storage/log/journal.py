@@ -134,8 +134,8 @@ class Journal:
     def reserve(self, size: int) -> None:
         """Make sure that `size` more bytes can be written.
 
-        Raises DiskFull where there is no room, Unavailable where too much waits for the disk already. Called before
-        any state changes, so that a refusal has no effect.
+        Raises DiskFull where there is no room, Unavailable where too much waits for the disk already, StorageFailed
+        where the disk refuses. Called before any state changes, so that a refusal has no effect.
         """
         if self.failed is not None:
             raise self.failed
@@ -150,7 +150,7 @@ class Journal:
                 self._disk.reserve(segment.fd, self._reserved - segment.base, target - self._reserved)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise
+                    raise self._fail(error) from error
             else:
                 self._reserved = target
                 return
@@ -240,7 +240,7 @@ class Journal:
                 return
             self._tell(self._written, taken)
 
-    def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
+    def _tell(self, callback: Callable[..., object], *arguments: object) -> None:
         try:
             self._loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
@@ -278,6 +278,8 @@ class Journal:
             crash_point.reached(point + ".after_sync")
 
     def _written(self, taken: Frame) -> None:
+        if self.failed is not None:
+            return
         self.in_flight = None
         # Where a segment was begun meanwhile, its header lies between the two frames.
         self.durable = self.open.base
@@ -301,11 +303,12 @@ class Journal:
         if self.in_flight is None and not self.open.records and self.failed is None:
             try:
                 self.reserve(0)
-            except Unavailable:
+            except (Unavailable, StorageFailed):
                 return
             self._take()
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> StorageFailed:
+        """The journal is finished: whoever waits is told, and the error for whoever asks from now on."""
         self.failed = StorageFailed(
             f"the disk failed ({error}); the server stops and acknowledges nothing that was not synced"
         )
@@ -315,6 +318,7 @@ class Journal:
                 if not future.done():
                     future.set_exception(self.failed)
         self._on_failure(self.failed)
+        return self.failed
 
     async def close(self) -> None:
         """Write what waits, leave a durable mark, stop the thread and give back the reserved room."""

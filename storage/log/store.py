@@ -306,14 +306,24 @@ class LogStore(LogTransactions, LogQueues):
     # --- closing ----------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Everything durable, a checkpoint, then let go. A failed log is only let go of."""
-        await self.sealed_up()
-        await self.journal.close()
-        await self.sealed_up()  # the last frames may have filled a segment
-        if self.journal.failed is None:
-            position = self.journal.open.base
-            data = checkpoint.encoded(self.state.snapshot(), position, time.time_ns() // 1000)
-            checkpoint.write(self.disk, data, position)
+        """Everything durable, a checkpoint, then let go. A failed log is only let go of.
+
+        Raises StorageFailed if the disk fails at this; the log is let go of then, too.
+        """
+        try:
+            await self.sealed_up()
+            await self.journal.close()
+            await self.sealed_up()  # the last frames may have filled a segment
+            if self.journal.failed is None:
+                position = self.journal.open.base
+                data = checkpoint.encoded(self.state.snapshot(), position, time.time_ns() // 1000)
+                checkpoint.write(self.disk, data, position)
+        except OSError as error:
+            raise StorageFailed(f"the disk failed at closing: {error}") from error
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
         self.segments.close()
         for part in self.state.parts:
             if isinstance(part, SealedPart):

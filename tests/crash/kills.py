@@ -77,6 +77,9 @@ class Kills:
         self._in_queue: set[str] = set()
         self._undecided: deque[str] = deque()
         self._asked: dict[str, str] = {}
+        self._to_ask_for: list[str] = []
+        self._asked_for: list[str] = []
+        """Stored halves: those since the last check, and those before, of which each check asks for a sample."""
         self._to_look_for: set[str] = set()
         """Committed since the last check: all are looked for again at the end, when everything is read again."""
 
@@ -131,7 +134,7 @@ class Kills:
             self._checked = dict.fromkeys(TOPICS, 0)
             self._in_queue.clear()
             self._to_look_for |= self.answers.committed
-            await self._check(http, sample=len(self.answers.stored))
+            await self._check(http, sample=3000)
             await self._check_dead_letters(http)
         finally:
             http.close()
@@ -173,6 +176,7 @@ class Kills:
         for item in (await self._call(http, "/v1/transactions", request, Items)).items:
             if item.status in (200, 201):
                 a.stored.add(item.id)
+                self._to_ask_for.append(item.id)
         late = [name for name in sent if self.chance.random() < 0.25]
         for name in late:
             sent.remove(name)
@@ -228,7 +232,7 @@ class Kills:
 
     # --- checks -----------------------------------------------------------------------------------------------
 
-    async def _check(self, http: HttpClient, sample: int = 1000) -> None:
+    async def _check(self, http: HttpClient, sample: int = 50) -> None:
         """What is new since the last check, and a sample of everything before."""
         a = self.answers
         for topic in TOPICS:
@@ -238,9 +242,10 @@ class Kills:
                 if f"{name}.{number}" not in self._in_queue:
                     a.violations.append(f"promise 4: {name}.{number} was committed and is in no queue")
         self._to_look_for.clear()
-        asked = list(a.stored)
-        if len(asked) > sample:
-            asked = self.chance.sample(asked, sample)
+        new = self._to_ask_for
+        asked = [*new, *self.chance.sample(self._asked_for, min(sample, len(self._asked_for)))]
+        self._asked_for += new
+        self._to_ask_for = []
         for at in range(0, len(asked), 2000):
             part = asked[at : at + 2000]
             answer = await self._call(http, "/v1/transactions/states", States(producer_group="p", ids=part), Items)

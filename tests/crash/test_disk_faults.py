@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 import shutil
@@ -228,6 +229,44 @@ def reopened_elsewhere(directory: Path, history: History) -> list[str]:
     copy = directory.parent / (directory.name + "-copy")
     shutil.copytree(directory, copy)
     return reopened(copy, history)[0]
+
+
+def open_files(below: Path) -> list[str]:
+    """What this process has open under a directory."""
+    found = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return [path for path in found if path.startswith(str(below))]
+
+
+def test_a_disk_that_refuses_room_is_a_failed_disk(tmp_path: Path) -> None:
+    """Not for want of room: with EIO, as a file system that was shut down says. Found by `make crash`."""
+
+    class Refusing(Disk):
+        refuses = False
+
+        def reserve(self, fd: int, offset: int, size: int) -> None:
+            if self.refuses:
+                raise OSError(errno.EIO, "injected: reserve failed")
+            super().reserve(fd, offset, size)
+
+    async def run() -> None:
+        disk = Refusing(tmp_path / "log")
+        told: list[StorageFailed] = []
+        store = LogStore(tmp_path / "log", disk=disk, on_failure=told.append)
+        await store.open(T0)
+        history = History()
+        assert not await run_until_failure(store, history, random.Random(1), 20)
+        disk.refuses = True
+        assert await run_until_failure(store, history, random.Random(2), 100_000)
+        assert len(told) == 1
+        with pytest.raises(StorageFailed):
+            await store.sync()
+        await store.close()
+        assert open_files(tmp_path) == []
+        histories.append(history)
+
+    histories: list[History] = []
+    asyncio.run(run())
+    assert reopened(tmp_path / "log", histories[0])[0] == []
 
 
 def test_two_processes_cannot_share_a_log(tmp_path: Path) -> None:
