@@ -12,6 +12,9 @@ from datetime import datetime
 from notify.errors import InvalidRequest, TooLarge
 from notify.wire import JsonMessage, PackedMessage, Payload, encode_msgpack, microseconds
 
+MODES = ("shared", "ordered", "exclusive", "failover", "broadcast")
+"""How the instances of a group share a topic's messages."""
+
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,126}\Z")
 
 

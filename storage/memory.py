@@ -10,7 +10,6 @@ from notify.errors import InvalidRequest, NotFound
 from storage.hashing import key_hash, tag_hash
 from storage.progress import QueueProgress
 from storage.store import (
-    DEAD_LETTER_PREFIX,
     Decided,
     Due,
     NewMessage,
@@ -23,6 +22,7 @@ from storage.store import (
     Subscription,
     Topic,
     Transaction,
+    dead_letter_topic,
 )
 
 
@@ -121,7 +121,15 @@ class MemoryStore:
     def _enqueue(self, m: NewMessage, queue: int, transaction_id: bytes, number: int, now_us: int) -> None:
         messages = self._queues[(m.topic, queue)].messages
         stored = StoredMessage(
-            m.topic, queue, len(messages), transaction_id, number, now_us, m.payload, tag_hash(m.tag)
+            m.topic,
+            queue,
+            len(messages),
+            transaction_id,
+            number,
+            now_us,
+            m.payload,
+            tag_hash(m.tag),
+            key_hash=key_hash(m.key),
         )
         messages.append(stored)
         self._records[transaction_id].placed.append(stored)
@@ -365,7 +373,7 @@ class MemoryStore:
         self.progress(group, topic, queue).attempts.update(offsets)
 
     async def dead_letter(self, group: str, messages: Sequence[tuple[StoredMessage, bytes]], now_us: int) -> None:
-        name = DEAD_LETTER_PREFIX + group
+        name = dead_letter_topic(group)
         if name not in self._topics:
             await self.create_topic(Topic(name))
         for message, payload in messages:

@@ -18,6 +18,13 @@ from typing import Protocol
 import msgspec
 
 DEAD_LETTER_PREFIX = "dead-letter."
+
+
+def dead_letter_topic(group: str) -> str:
+    """The topic of a group's dead letters; the instances of a broadcast (`group@instance`) share their group's."""
+    return DEAD_LETTER_PREFIX + group.partition("@")[0]
+
+
 """A group's dead-letter queue is the topic of this name and the group's."""
 
 
@@ -95,6 +102,7 @@ class StoredMessage(msgspec.Struct, gc=False):
     payload: bytes  # empty with `corrupt`
     tag_hash: int = 0
     corrupt: bool = False
+    key_hash: int = 0  # 0 for a message without a key
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from notify.client.inbox import Inbox
 from notify.client.loop import LoopThread
 from notify.client.producer import instance_name
 from notify.errors import DeadLetter, InvalidRequest, NotifyError
-from notify.limits import check_between, check_name
+from notify.limits import MODES, check_between, check_name
 from notify.message import ReceivedMessage
 from notify.wire import (
     JSON,
@@ -68,13 +68,15 @@ class _Consumer:
         concurrency: int = 16,
         lease: float = 30.0,
         batch: int | None = None,
+        instance: str | None = None,
     ) -> None:
+        """`instance` names this consumer in its group: give one that stays the same where topics are broadcast."""
         check_name("group", group)
         check_between("concurrency", concurrency, 1, 10_000)
         check_between("lease", lease, 1, 3600)
         self.url = url
         self.group = group
-        self.instance = instance_name()
+        self.instance = instance or instance_name()
         self._inbox = inbox
         self._concurrency = concurrency
         self._lease = lease
@@ -100,10 +102,14 @@ class _Consumer:
         It is called with the message, and with a session of the inbox's database if the consumer has an inbox. It
         returns: ack. It raises: retry with back-off. It raises DeadLetter: to the dead-letter queue. `start` counts
         for a new subscription: `latest` (default), `earliest`, an offset or an instant.
+
+        `mode` is the group's for the topic: `shared` (any instance, many at once), `ordered` (of each key one at a
+        time, keys in parallel), `exclusive` (one instance; a second is refused), `failover` (one instance, another
+        takes over when its lease is over), `broadcast` (every instance gets every message from when it first asks).
         """
         check_name("topic", topic)
-        if mode != "shared":
-            raise InvalidRequest(f"mode {mode!r} is not served yet; there is shared")
+        if mode not in MODES:
+            raise InvalidRequest(f"there is no mode {mode!r}; there are {', '.join(MODES)}")
         if topic in self._handlers:
             raise InvalidRequest(f"topic {topic!r} has a handler already")
 
@@ -129,7 +135,7 @@ class _Consumer:
         working: set[asyncio.Task[None]] = set()
         try:
             await self._subscribe_all(http)
-            await self._receive_until_stopped(http, settler, working)
+            await self._receive_all(http, settler, working)
             if working:
                 await asyncio.wait(working, timeout=self._lease)
             await settler.drain()
@@ -168,8 +174,32 @@ class _Consumer:
                 await asyncio.wait_for(self._stopping.wait(), wait)
             wait = min(wait * 2, RETRY_MAX_SECONDS)
 
-    async def _receive_until_stopped(
+    async def _receive_all(
         self, http: HttpClient, settler: Batcher[SettleItem, SettledItem], working: set[asyncio.Task[None]]
+    ) -> None:
+        """Until stopped. What is broadcast is received in requests of its own."""
+        broadcast = [h.topic for h in self._handlers.values() if h.mode == "broadcast"]
+        rest = [h.topic for h in self._handlers.values() if h.mode != "broadcast"]
+        loops = [
+            asyncio.ensure_future(self._receive_until_stopped(http, settler, working, topics))
+            for topics in (broadcast, rest)
+            if topics
+        ]
+        try:
+            await asyncio.wait(loops, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            for loop in loops:
+                loop.cancel()
+        for result in await asyncio.gather(*loops, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+
+    async def _receive_until_stopped(
+        self,
+        http: HttpClient,
+        settler: Batcher[SettleItem, SettledItem],
+        working: set[asyncio.Task[None]],
+        topics: list[str],
     ) -> None:
         assert self._stopping is not None
         stopped = asyncio.ensure_future(self._stopping.wait())
@@ -179,7 +209,9 @@ class _Consumer:
                 if room < self._batch // 2 or room < 1:
                     await asyncio.wait([*working, stopped], return_when=asyncio.FIRST_COMPLETED)
                     continue
-                receiving = asyncio.ensure_future(self._until_served(functools.partial(self._receive, http, room)))
+                receiving = asyncio.ensure_future(
+                    self._until_served(functools.partial(self._receive, http, topics, room))
+                )
                 await asyncio.wait([receiving, stopped], return_when=asyncio.FIRST_COMPLETED)
                 if not receiving.done():
                     # Stopped during the long poll: what it may still bring comes back when its lease runs out.
@@ -191,10 +223,8 @@ class _Consumer:
         finally:
             stopped.cancel()
 
-    async def _receive(self, http: HttpClient, room: int) -> list[Delivered]:
-        request = Receive(
-            instance=self.instance, topics=list(self._handlers), max=room, wait=POLL_SECONDS, lease=self._lease
-        )
+    async def _receive(self, http: HttpClient, topics: list[str], room: int) -> list[Delivered]:
+        request = Receive(instance=self.instance, topics=topics, max=room, wait=POLL_SECONDS, lease=self._lease)
         path = f"/v1/groups/{self.group}/receive"
         return _decode_received(await http.call("POST", path, encode_msgpack(request), POLL_SECONDS + 5)).messages
 

@@ -12,12 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from notify import ids
 from notify.errors import InvalidRequest, NotFound, Unavailable
-from notify.limits import check_between, check_name
+from notify.limits import MODES, check_between, check_name
 from notify.server.core import Core
 from notify.server.delivery.cursor import Cursor
 from notify.server.http import json_pulled
 from notify.wire import instant
-from storage.store import DEAD_LETTER_PREFIX, Flush, NewMessage, NewTransaction, State, Subscription, Topic, Transaction
+from storage.store import Flush, NewMessage, NewTransaction, State, Subscription, Topic, Transaction, dead_letter_topic
 
 if TYPE_CHECKING:
     from notify.server.app import App
@@ -40,7 +40,7 @@ class TopicWrite(Write):
 
 
 class SubscriptionWrite(Write):
-    mode: str = Field("shared", pattern="^shared$")
+    mode: str = Field("shared", pattern=f"^({'|'.join(MODES)})$")
     start: str | int | None = None
     tags: list[str] = Field(default_factory=list, max_length=64)
     max_attempts: int = Field(16, ge=1, le=1000)
@@ -405,7 +405,7 @@ def _group_view(name: str, cursor: Cursor, offset: int) -> dict[str, Any]:
 
 def _dead_letter_routes(routes: APIRouter, core: GetCore, carry_out: CarryOut) -> None:
     def read(group: str, limit: int, offset: int = 0) -> list[Any]:
-        name = DEAD_LETTER_PREFIX + group
+        name = dead_letter_topic(group)
         if core().store.topic(name) is None:
             return []
         return core().store.read(name, 0, offset, limit, 8 << 20)

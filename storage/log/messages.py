@@ -25,7 +25,7 @@ from storage.log.queues import Queue
 from storage.log.segments import Segments
 from storage.log.state import LogState, encode
 from storage.progress import QueueProgress
-from storage.store import DEAD_LETTER_PREFIX, SettleKind, State, StoredMessage, Subscription, Topic, Transaction
+from storage.store import SettleKind, State, StoredMessage, Subscription, Topic, Transaction, dead_letter_topic
 
 READ_AHEAD_BYTES = 1 << 20
 READ_GAP_BYTES = 4096
@@ -131,7 +131,9 @@ class LogQueues:
             if corrupt:
                 self.corrupt_messages += 1
                 payload = b""
-            found.append(StoredMessage(name, number, row[5], row[11], row[8], row[4], payload, row[12], corrupt))
+            found.append(
+                StoredMessage(name, number, row[5], row[11], row[8], row[4], payload, row[12], corrupt, row[14])
+            )
         return found
 
     def _where_it_is_now(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -197,6 +199,7 @@ class LogQueues:
             payload or b"",
             row[12],
             payload is None,
+            row[14],
         )
 
     # --- delayed messages -------------------------------------------------------------------------------------
@@ -294,7 +297,7 @@ class LogQueues:
         self.journal.append(RecordType.PROGRESS, 0, [], record)
 
     async def dead_letter(self, group: str, messages: Sequence[tuple[StoredMessage, bytes]], now_us: int) -> None:
-        name = DEAD_LETTER_PREFIX + group
+        name = dead_letter_topic(group)
         if name not in self.state.topics:
             await self.create_topic(Topic(name))
         queue = self.state.topics[name].queues[0]

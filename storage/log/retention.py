@@ -65,7 +65,9 @@ def _live_mask(store: LogStore, part: SealedPart) -> NDArray[np.bool_]:
     mask = np.zeros(part.count, bool)
     state = store.state
     groups: dict[int, list[str]] = {}
-    for group, name in state.subscriptions:
+    for (group, name), subscription in state.subscriptions.items():
+        if subscription.mode == "broadcast":
+            continue  # its instances have subscriptions of their own
         groups.setdefault(state.topics[name].id, []).append(group)
     for run in part.runs:
         topic_id, queue = int(run["key"]) >> 16, int(run["key"]) & 0xFFFF

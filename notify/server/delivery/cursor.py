@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 
 from notify.wire import decode_payload
 from storage.hashing import tag_hash
@@ -31,8 +32,15 @@ class Cursor:
         """Heap of (due, offset): to be delivered again."""
         self._hashes = frozenset(tag_hash(tag) for tag in subscription.tags)
 
+    def change(self, subscription: Subscription) -> None:
+        """Go on where it stands, with other tags or bounds."""
+        self.subscription = subscription
+        self._hashes = frozenset(tag_hash(tag) for tag in subscription.tags)
+
     def lag(self) -> int:
-        """Messages not settled yet."""
+        """Messages not settled yet. Where a topic is broadcast, each instance has a cursor that counts its own."""
+        if self.subscription.mode == "broadcast":
+            return 0
         start, end = self._store.bounds(self.topic, self.queue)
         return max(0, end - max(self.progress.floor, start) - len(self.progress.settled))
 
@@ -54,15 +62,18 @@ class Cursor:
     def _take_retries(self, limit: int, now_us: int) -> list[StoredMessage]:
         taken: list[StoredMessage] = []
         while self.retries and self.retries[0][0] <= now_us and len(taken) < limit:
-            _, offset = heapq.heappop(self.retries)
-            if self.progress.is_settled(offset):
-                continue
-            found = self._store.read(self.topic, self.queue, offset, 1, READ_BYTES)
-            if found and found[0].offset == offset:
-                taken += self._sound(found)
-            else:
-                self._settle([(offset, 1)], SettleKind.EXPIRED)
+            taken += self._take_one(heapq.heappop(self.retries)[1])
         return taken
+
+    def _take_one(self, offset: int) -> list[StoredMessage]:
+        """The message of an offset that was passed before; none if it is settled, damaged or no longer retained."""
+        if self.progress.is_settled(offset):
+            return []
+        found = self._store.read(self.topic, self.queue, offset, 1, READ_BYTES)
+        if found and found[0].offset == offset:
+            return self._sound(found)
+        self._settle([(offset, 1)], SettleKind.EXPIRED)
+        return []
 
     def _take_new(self, limit: int) -> tuple[list[StoredMessage], int]:
         """The next unsettled messages; moves the position past them."""
@@ -110,6 +121,12 @@ class Cursor:
 
     def _settle(self, runs: list[tuple[int, int]], kind: SettleKind) -> None:
         self._store.settle_soon(self.subscription.group, self.topic, self.queue, runs, kind)
+        for first, count in runs:
+            self.finished(range(first, first + count))
+
+    def finished(self, offsets: Iterable[int]) -> bool:
+        """These are settled for good. True if something that waited for them may go now."""
+        return False
 
     def come_back(self, offset: int, due_us: int) -> None:
         """Deliver an offset again from `due_us` on."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from datetime import datetime
@@ -16,6 +18,9 @@ from notify.wire import Receive, SettledItem, SettleItem, microseconds
 from storage.store import Store, Subscription, Topic
 
 RELEASE_BATCH = 5_000
+INSTANCE_IDLE_US = 86_400_000_000
+"""How long messages are kept for an instance of a broadcast that asks for none."""
+FORGET_EVERY_US = 60_000_000
 
 
 class _Waiter:
@@ -39,6 +44,11 @@ class Delivery:
         self.groups: dict[str, Group] = {}
         self._waiters: dict[str, deque[_Waiter]] = {}
         self._by_topic: dict[str, set[str]] = {}
+        self._instances: dict[str, list[Group]] = {}
+        """Of a group that broadcasts: its instances, each a group of its own by the name `group@instance`."""
+        self._forgot_us = clock()
+        # Leases of an earlier run had lower numbers: its receipts are stale.
+        self._lease_ids = itertools.count(clock() + 1)
         for subscription in store.subscriptions():
             self._follow(subscription, moved=True)
         store.on_visible(self.visible)
@@ -46,10 +56,13 @@ class Delivery:
     def _follow(self, subscription: Subscription, moved: bool) -> None:
         group = self.groups.get(subscription.group)
         if group is None:
-            # Leases of an earlier run had lower numbers: its receipts are stale.
-            group = Group(subscription.group, self._store, self._metrics, self._clock())
-            group.paused = subscription.group in self._store.paused()
+            group = Group(subscription.group, self._store, self._metrics, self._lease_ids)
+            name, _, instance = subscription.group.partition("@")
+            group.paused = name in self._store.paused()
             self.groups[subscription.group] = group
+            if instance:
+                group.instances[instance] = self._clock()
+                self._instances.setdefault(name, []).append(group)
         topic = self._store.topic(subscription.topic)
         assert topic is not None
         group.subscribe(subscription, topic.queues, moved)
@@ -61,6 +74,9 @@ class Delivery:
         """Make or change a subscription. `start` None leaves an existing position alone (new ones: latest)."""
         check_name("group", subscription.group)
         check_name("topic", subscription.topic)
+        return await self._subscribe(subscription, start)
+
+    async def _subscribe(self, subscription: Subscription, start: str | int | datetime | None) -> Subscription:
         topic = self._store.topic(subscription.topic)
         if topic is None:
             topic = await self._store.create_topic(Topic(subscription.topic))
@@ -101,8 +117,13 @@ class Delivery:
             raise InvalidRequest(str(error), "invalid_start") from None
 
     async def unsubscribe(self, group: str, topic: str) -> None:
+        """Drop a subscription, and those of the instances it is broadcast to. Raises NotFound."""
         await self._store.unsubscribe(group, topic)
         self.forget(group, topic)
+        for instance in self._instances.get(group, []):
+            if topic in instance.modes():
+                await self._store.unsubscribe(instance.name, topic)
+                self.forget(instance.name, topic)
 
     def forget(self, group: str, topic: str) -> None:
         """Drop a subscription that the storage no longer has."""
@@ -130,9 +151,12 @@ class Delivery:
         if request.topics is not None:
             topics = frozenset(request.topics)
             await self._subscribe_missing(name, request.topics)
+        if name in self.groups:
+            name, topics = await self._of_broadcast(name, request.instance, topics)
         group = self.groups.get(name)
         if group is None:
             raise NotFound(f"group {name!r} has no subscription; name its topics, or subscribe it first")
+        group.refuse_second(request.instance, topics, self._clock())
         waiting = self._waiters.setdefault(name, deque())
         if not waiting:
             handed = self._hand_out(group, request.instance, topics, request.max, request.lease)
@@ -147,6 +171,48 @@ class Delivery:
         finally:
             if waiter in waiting:
                 waiting.remove(waiter)
+
+    async def _of_broadcast(
+        self, name: str, instance: str, topics: frozenset[str] | None
+    ) -> tuple[str, frozenset[str] | None]:
+        """Where topics are broadcast, the group that is this instance alone: it begins when it first asks.
+
+        Raises InvalidRequest for a request over topics of which only some are broadcast.
+        """
+        group = self.groups[name]
+        if not group.has_broadcast:
+            return name, topics
+        modes = group.modes()
+        asked = frozenset(modes) if topics is None else topics
+        broadcast = frozenset(topic for topic in asked if modes.get(topic) == "broadcast")
+        if not broadcast:
+            return name, topics
+        if broadcast != asked:
+            raise InvalidRequest(
+                f"topics {', '.join(sorted(broadcast))} are broadcast in group {name!r}: receive them in a request of "
+                "their own",
+                "mixed_modes",
+            )
+        own = f"{name}@{instance}"
+        known = self.groups[own].modes() if own in self.groups else {}
+        for topic in sorted(broadcast):
+            if topic not in known:
+                of_group = next(s for s in self._store.subscriptions() if (s.group, s.topic) == (name, topic))
+                await self._subscribe(dataclasses.replace(of_group, group=own, mode="shared"), "latest")
+        return own, broadcast
+
+    async def _forget_instances(self, now_us: int) -> None:
+        """Instances that have not asked for long get no more messages kept for them."""
+        self._forgot_us = now_us
+        for instances in self._instances.values():
+            for group in list(instances):
+                if now_us - max(group.instances.values()) > INSTANCE_IDLE_US and not group.leases:
+                    for topic in group.modes():
+                        await self._store.unsubscribe(group.name, topic)
+                        self.forget(group.name, topic)
+                    instances.remove(group)
+                    del self.groups[group.name]
+                    self._waiters.pop(group.name, None)
 
     async def _subscribe_missing(self, group: str, topics: Sequence[str]) -> None:
         known = {topic for topic, _ in self.groups[group].cursors} if group in self.groups else set()
@@ -179,7 +245,7 @@ class Delivery:
             if handed:
                 waiting.remove(waiter)
                 waiter.answer.set_result(handed)
-            elif waiter.topics is None:
+            elif waiter.topics is None and not group.owners:
                 break  # nothing for this one, nothing for the next
 
     async def settle(self, name: str, items: list[SettleItem]) -> list[SettledItem]:
@@ -190,8 +256,28 @@ class Delivery:
         group = self.groups.get(name)
         if group is None:
             raise NotFound(f"group {name!r} has no subscription")
+        instances = self._instances.get(name)
+        if instances:
+            return await self._settle_by_instance(group, instances, items)
         answered = await group.settle(items, self._clock())
+        if group.is_ordered:
+            self._serve(name)  # the next of a key may be what somebody waits for
         return answered
+
+    async def _settle_by_instance(
+        self, group: Group, instances: Sequence[Group], items: list[SettleItem]
+    ) -> list[SettledItem]:
+        """Each item by the group whose lease its receipt is of; in request order."""
+        by_group: dict[str, list[int]] = {}
+        for number, item in enumerate(items):
+            of = next((g for g in instances if g.holds(item.receipt)), group)
+            by_group.setdefault(of.name, []).append(number)
+        answered: dict[int, SettledItem] = {}
+        for name, numbers in by_group.items():
+            results = await self.groups[name].settle([items[n] for n in numbers], self._clock())
+            answered.update(zip(numbers, results, strict=True))
+            self._serve(name)
+        return [answered[number] for number in range(len(items))]
 
     # --- administration ---------------------------------------------------------------------------------------
 
@@ -199,10 +285,13 @@ class Delivery:
         """Stop handing out to a group, or go on. It stays so over restarts. Raises NotFound."""
         if name not in self.groups:
             raise NotFound(f"there is no group {name!r}")
-        self.groups[name].paused = paused
+        groups = [self.groups[name], *self._instances.get(name, [])]
+        for group in groups:
+            group.paused = paused
         await self._store.pause(name, paused)
         if not paused:
-            self._serve(name)
+            for group in groups:
+                self._serve(group.name)
 
     # --- time -------------------------------------------------------------------------------------------------
 
@@ -221,3 +310,5 @@ class Delivery:
         for name, group in list(self.groups.items()):
             await group.expire(now_us)
             self._serve(name)
+        if now_us - self._forgot_us > FORGET_EVERY_US:
+            await self._forget_instances(now_us)

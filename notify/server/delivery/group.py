@@ -6,9 +6,10 @@ import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from notify.errors import InvalidRequest, NotifyError, StaleReceipt
+from notify.errors import Conflict, InvalidRequest, NotifyError, StaleReceipt
 from notify.limits import LIMITS, check_between
 from notify.server.delivery.cursor import Cursor
+from notify.server.delivery.ordered import OrderedCursor
 from notify.server.metrics import Metrics
 from notify.wire import Payload, SettledItem, SettleItem, decode_payload, encode_msgpack
 from storage.progress import to_runs
@@ -20,14 +21,17 @@ READ_BYTES = 8 << 20
 class Lease:
     """A batch handed to one instance: one token, settled message by message or all at once."""
 
-    __slots__ = ("cursor", "deadline_us", "extended", "id", "instance", "offsets", "open")
+    __slots__ = ("cursor", "deadline_us", "extended", "id", "instance", "length_us", "offsets", "open")
 
-    def __init__(self, lease_id: int, cursor: Cursor, offsets: list[int], deadline_us: int, instance: str) -> None:
+    def __init__(
+        self, lease_id: int, cursor: Cursor, offsets: list[int], now_us: int, length_us: int, instance: str
+    ) -> None:
         self.id = lease_id
         self.cursor = cursor
         self.offsets = offsets
         self.open = set(range(len(offsets)))
-        self.deadline_us = deadline_us
+        self.length_us = length_us
+        self.deadline_us = now_us + length_us
         self.extended: dict[int, int] = {}
         self.instance = instance
 
@@ -47,19 +51,39 @@ class Handed:
             yield f"{self.token}{i}", message, 1 if self.attempts is None else self.attempts[i]
 
 
-class Group:
-    """Shared delivery: any instance, many messages of one queue in flight."""
+@dataclass(slots=True)
+class Owner:
+    """The instance that alone receives a topic, until it has asked for nothing, and settled nothing, for its lease."""
 
-    def __init__(self, name: str, store: Store, metrics: Metrics, first_lease: int) -> None:
+    instance: str
+    until_us: int
+
+
+OWNED = ("exclusive", "failover")
+"""Modes in which one instance has the topic to itself."""
+
+
+def _make_cursor(store: Store, subscription: Subscription, queue: int) -> Cursor:
+    kind = OrderedCursor if subscription.mode == "ordered" else Cursor
+    return kind(store, subscription, queue)
+
+
+class Group:
+    """A consumer group: by its subscriptions' modes, any instance and many messages in flight, or in an order."""
+
+    def __init__(self, name: str, store: Store, metrics: Metrics, lease_ids: Iterator[int]) -> None:
         self.name = name
         self.paused = False
+        self.is_ordered = self.has_broadcast = False
         self.cursors: dict[tuple[str, int], Cursor] = {}
         self.leases: dict[int, Lease] = {}
+        self.owners: dict[str, Owner] = {}
+        """Who has a topic to itself, in the modes exclusive and failover."""
         self.instances: dict[str, int] = {}
         """Instance to when it last asked."""
         self._store = store
         self._metrics = metrics
-        self._last_lease = first_lease
+        self._lease_ids = lease_ids
         self._deadlines: list[tuple[int, int]] = []
         self._turn = 0
 
@@ -70,21 +94,34 @@ class Group:
         for queue in range(queues):
             key = (subscription.topic, queue)
             cursor = self.cursors.get(key)
-            if cursor is None or moved:
+            if cursor is None or moved or cursor.subscription.mode != subscription.mode:
+                # From the first message that is not settled; what was leased is delivered again.
                 self.drop_leases(subscription.topic, queue)
-                self.cursors[key] = Cursor(self._store, subscription, queue)
+                self.cursors[key] = _make_cursor(self._store, subscription, queue)
             else:
-                fresh = Cursor(self._store, subscription, queue)
-                fresh.next, fresh.retries = cursor.next, cursor.retries
-                self.cursors[key] = fresh
-                for lease in self.leases.values():
-                    if lease.cursor is cursor:
-                        lease.cursor = fresh
+                cursor.change(subscription)
+        if subscription.mode not in OWNED:
+            self.owners.pop(subscription.topic, None)
+        modes = set(self.modes().values())
+        self.is_ordered, self.has_broadcast = "ordered" in modes, "broadcast" in modes
+
+    def modes(self) -> dict[str, str]:
+        """The mode of each topic."""
+        return {topic: cursor.subscription.mode for (topic, _), cursor in self.cursors.items()}
+
+    def holds(self, receipt: str) -> bool:
+        """Whether the receipt is of a lease of this group."""
+        token = receipt.partition(".")[0]
+        try:
+            return int(token, 16) in self.leases
+        except ValueError:
+            return False
 
     def unsubscribe(self, topic: str) -> None:
         for key in [key for key in self.cursors if key[0] == topic]:
             self.drop_leases(*key)
             del self.cursors[key]
+        self.owners.pop(topic, None)
 
     def drop_leases(self, topic: str, queue: int) -> None:
         """Receipts of this queue become stale."""
@@ -110,10 +147,13 @@ class Group:
             cursor = cursors[(self._turn + i) % len(cursors)]
             if topics is not None and cursor.topic not in topics:
                 continue
+            mode = cursor.subscription.mode
+            if mode == "broadcast" or (mode in OWNED and not self._owns(instance, cursor.topic, lease_us, now_us)):
+                continue
             taken, skipped = cursor.take(limit - count, now_us)
             self._metrics.filtered += skipped if cursor.subscription.tags else 0
             if taken:
-                handed.append(self._lease(cursor, taken, instance, now_us + lease_us))
+                handed.append(self._lease(cursor, taken, instance, lease_us, now_us))
                 count += len(taken)
                 size += sum([len(m.payload) for m in taken])
             if count >= limit or size >= READ_BYTES:
@@ -121,11 +161,51 @@ class Group:
         self._turn += 1
         return handed
 
-    def _lease(self, cursor: Cursor, taken: list[StoredMessage], instance: str, deadline_us: int) -> Handed:
-        self._last_lease += 1
-        lease = Lease(self._last_lease, cursor, [m.offset for m in taken], deadline_us, instance)
+    def refuse_second(self, instance: str, topics: frozenset[str] | None, now_us: int) -> None:
+        """Raises Conflict if another instance has an exclusive topic: a standby is a mistake there."""
+        for topic, owner in self.owners.items():
+            if owner.instance == instance or owner.until_us <= now_us or (topics is not None and topic not in topics):
+                continue
+            if self.cursors[(topic, 0)].subscription.mode == "exclusive":
+                refused = Conflict(
+                    f"topic {topic!r} is exclusive in group {self.name!r}, and instance {owner.instance!r} has it; "
+                    "use the mode failover for a standby"
+                )
+                refused.code = "topic_is_taken"
+                raise refused
+
+    def _owns(self, instance: str, topic: str, lease_us: int, now_us: int) -> bool:
+        """Whether the instance has the topic, taking it if nobody has it any more."""
+        owner = self.owners.get(topic)
+        if owner is not None and owner.instance != instance:
+            if owner.until_us > now_us:
+                return False
+            self._take_back(topic, now_us)
+        self.owners[topic] = Owner(instance, now_us + lease_us)
+        return True
+
+    def _take_back(self, topic: str, now_us: int) -> None:
+        """What the topic's last owner has not settled is available again, in order, at its next attempt."""
+        for lease in [lease for lease in self.leases.values() if lease.cursor.topic == topic]:
+            attempts = []
+            for index in sorted(lease.open):
+                offset = lease.offsets[index]
+                attempts.append((offset, lease.cursor.attempts(offset) + 1))
+                lease.cursor.come_back(offset, now_us)
+            self._metrics.leases_expired += len(attempts)
+            self._store.attempted(self.name, topic, lease.cursor.queue, attempts)
+            del self.leases[lease.id]
+
+    def _still_there(self, lease: Lease, now_us: int) -> None:
+        """An owner that settles keeps its topic for as long as its leases were."""
+        owner = self.owners.get(lease.cursor.topic)
+        if owner is not None and owner.instance == lease.instance:
+            owner.until_us = max(owner.until_us, now_us + lease.length_us)
+
+    def _lease(self, cursor: Cursor, taken: list[StoredMessage], instance: str, lease_us: int, now_us: int) -> Handed:
+        lease = Lease(next(self._lease_ids), cursor, [m.offset for m in taken], now_us, lease_us, instance)
         self.leases[lease.id] = lease
-        heapq.heappush(self._deadlines, (deadline_us, lease.id))
+        heapq.heappush(self._deadlines, (lease.deadline_us, lease.id))
         token = f"{lease.id:x}."
         self._metrics.delivered += len(taken)
         before = cursor.progress.attempts
@@ -146,6 +226,7 @@ class Group:
         for item in items:
             try:
                 lease, indexes = self._of_receipt(item.receipt)
+                self._still_there(lease, now_us)
                 if item.action == "ack":
                     acked.setdefault(lease.cursor, []).extend(lease.offsets[indexes.start : indexes.stop])
                     self._close(lease, indexes)
@@ -160,6 +241,7 @@ class Group:
             self._metrics.acked += len(offsets)
             runs = to_runs(sorted(offsets))
             self._store.settle_soon(self.name, cursor.topic, cursor.queue, runs, SettleKind.ACK)
+            cursor.finished(offsets)
         for cursor, attempts in retried.items():
             self._store.attempted(self.name, cursor.topic, cursor.queue, attempts)
         if dead:
@@ -246,6 +328,8 @@ class Group:
         if moved:
             await self._store.dead_letter(self.name, moved, now_us)
             self._metrics.dead_lettered += len(moved)
+        for cursor, offset, _ in dead:
+            cursor.finished((offset,))
 
     def _dead_payload(self, message: StoredMessage, attempts: int, reason: str) -> bytes:
         """The message with headers that say where it comes from and why it is here."""
@@ -266,6 +350,7 @@ class Group:
         times = [self._deadlines[0][0]] if self._deadlines else []
         # A retry that is due already waits for a consumer, not for time.
         times += [c.retries[0][0] for c in self.cursors.values() if c.retries and c.retries[0][0] > now_us]
+        times += [owner.until_us for owner in self.owners.values() if owner.until_us > now_us]
         return min(times, default=None)
 
     async def expire(self, now_us: int) -> bool:
