@@ -4,18 +4,21 @@ from notify.client.binding import use_explicit_begin
 from notify.client.consumer import AsyncConsumer, Consumer
 from notify.client.inbox import Inbox
 from notify.client.producer import AsyncTransactionProducer, Prepared, TransactionProducer
+from notify.client.reader import AsyncReader, Reader
 from notify.client.table import create_tables
 from notify.errors import DeadLetter
 from notify.message import Message, ReceivedMessage
 
 __all__ = [
     "AsyncConsumer",
+    "AsyncReader",
     "AsyncTransactionProducer",
     "Consumer",
     "DeadLetter",
     "Inbox",
     "Message",
     "Prepared",
+    "Reader",
     "ReceivedMessage",
     "TransactionProducer",
     "create_tables",

@@ -1,0 +1,142 @@
+"""Reader and AsyncReader: pull a queue with offsets of one's own. No group, no lease, nothing to acknowledge."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+
+import msgspec
+
+from notify.client.http import HttpClient
+from notify.client.loop import LoopThread
+from notify.errors import InvalidRequest
+from notify.limits import check_between, check_name
+from notify.message import ReceivedMessage
+from notify.wire import Delivered
+
+BATCH = 500
+CALL_SECONDS = 30.0
+FOLLOW_SECONDS = 0.1
+
+
+class _Pulled(msgspec.Struct):
+    messages: list[Delivered]
+    next_offset: int
+
+
+class _Bounds(msgspec.Struct):
+    queue: int
+    start: int
+    end: int
+
+
+class _Topic(msgspec.Struct):
+    queues: list[_Bounds]
+
+
+_decode_pulled = msgspec.msgpack.Decoder(_Pulled).decode
+_decode_topic = msgspec.json.Decoder(_Topic).decode
+
+
+class AsyncReader:
+    """Reads queues from any offset, any number of times. Belongs to one event loop; use it as `async with`."""
+
+    def __init__(self, url: str, *, batch: int = BATCH) -> None:
+        """`batch`: messages a request, 1 to 10,000."""
+        check_between("batch", batch, 1, 10_000)
+        self._http = HttpClient(url)
+        self._batch = batch
+
+    async def read(
+        self, topic: str, queue: int = 0, *, offset: int | str = "earliest", follow: bool = False
+    ) -> AsyncGenerator[ReceivedMessage, None]:
+        """The messages of a queue in order, from `earliest`, `latest` or an offset; `message.offset` says where it is.
+
+        Ends at the last message, or with `follow` waits for more. Raises NotFound for a queue that is none, and
+        InvalidRequest (`below_start`) for an offset that is no longer retained.
+        """
+        async for batch in self.batches(topic, queue, offset=offset, follow=follow):
+            for message in batch:
+                yield message
+
+    async def batches(
+        self, topic: str, queue: int = 0, *, offset: int | str = "earliest", follow: bool = False
+    ) -> AsyncGenerator[list[ReceivedMessage], None]:
+        """Like `read`, in the batches that the server answers with; with `follow` also empty ones, while it waits."""
+        check_name("topic", topic)
+        at = await self.position(topic, queue, offset) if isinstance(offset, str) else offset
+        while True:
+            path = f"/v1/topics/{topic}/queues/{queue}/messages?offset={at}&max={self._batch}"
+            found = _decode_pulled(await self._http.call("GET", path, b"", CALL_SECONDS))
+            yield [
+                ReceivedMessage(
+                    d.id, d.topic, d.queue, d.offset, d.body, d.key, d.tag, d.headers or {}, 1, d.committed_at
+                )
+                for d in found.messages
+            ]
+            if found.next_offset == at:
+                if not follow:
+                    return
+                await asyncio.sleep(FOLLOW_SECONDS)
+            at = found.next_offset
+
+    async def position(self, topic: str, queue: int, where: str) -> int:
+        """The first retained offset of a queue (`earliest`), or the one after its last message (`latest`)."""
+        if where not in ("earliest", "latest"):
+            raise InvalidRequest(f"offset {where[:40]!r} is not earliest, latest or a number", "invalid_start")
+        answer = await self._http.call("GET", f"/v1/admin/topics/{topic}", b"", CALL_SECONDS)
+        for bounds in _decode_topic(answer).queues:
+            if bounds.queue == queue:
+                return bounds.start if where == "earliest" else bounds.end
+        return 0  # the read says what is wrong with it
+
+    async def close(self) -> None:
+        self._http.close()
+
+    async def __aenter__(self) -> AsyncReader:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+class Reader:
+    """The twin for threads: `for message in reader.read(topic)`."""
+
+    def __init__(self, url: str, *, batch: int = BATCH) -> None:
+        self._thread = LoopThread("notify-reader")
+        try:
+            self._reader = self._thread.run(self._make(url, batch))
+        except BaseException:
+            self._thread.close()
+            raise
+
+    async def _make(self, url: str, batch: int) -> AsyncReader:
+        return AsyncReader(url, batch=batch)
+
+    def read(
+        self, topic: str, queue: int = 0, *, offset: int | str = "earliest", follow: bool = False
+    ) -> Iterator[ReceivedMessage]:
+        """See AsyncReader.read."""
+        batches = self._reader.batches(topic, queue, offset=offset, follow=follow)
+        try:
+            while (batch := self._thread.run(self._next(batches))) is not None:
+                yield from batch
+        finally:
+            self._thread.run(self._end(batches))
+
+    async def _next(self, batches: AsyncGenerator[list[ReceivedMessage], None]) -> list[ReceivedMessage] | None:
+        return await anext(batches, None)
+
+    async def _end(self, batches: AsyncGenerator[list[ReceivedMessage], None]) -> None:
+        await batches.aclose()
+
+    def close(self) -> None:
+        self._thread.run(self._reader.close())
+        self._thread.close()
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

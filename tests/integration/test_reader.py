@@ -1,0 +1,69 @@
+"""Pull with offsets of one's own, through the SDK: from anywhere, again and again, following the end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from notify.bench.server import ServerProcess
+from notify.client import AsyncReader, Message, Reader, TransactionProducer
+from notify.errors import InvalidRequest, NotFound
+
+
+@pytest.fixture
+def filled(server: ServerProcess, unique: str) -> Iterator[TransactionProducer]:
+    """A topic by the test's own name with messages 0 to 24, and who sent them."""
+    with TransactionProducer(server.url, group=unique) as producer:
+        for n in range(25):
+            producer.publish(Message(unique, {"n": n}, key=str(n), headers={"h": "v"}))
+        yield producer
+
+
+def test_from_anywhere_any_number_of_times(server: ServerProcess, unique: str, filled: TransactionProducer) -> None:
+    with Reader(server.url, batch=7) as reader:
+        for start, first in (("earliest", 0), (0, 0), (10, 10), (25, 25), ("latest", 25)):
+            found = list(reader.read(unique, offset=start))
+            assert [m.json()["n"] for m in found] == [m.offset for m in found] == list(range(first, 25))
+        message = next(reader.read(unique))
+        assert (message.key, message.headers["h"], message.topic) == ("0", "v", unique)
+        assert [m.offset for m in itertools.islice(reader.read(unique, offset=3), 2)] == [3, 4]
+
+
+def test_it_follows_the_end(server: ServerProcess, unique: str, filled: TransactionProducer) -> None:
+    def send_later() -> None:
+        time.sleep(0.3)
+        filled.publish(Message(unique, {"n": 25}))
+
+    later = threading.Thread(target=send_later)
+    later.start()
+    with Reader(server.url) as reader:
+        following = reader.read(unique, offset=24, follow=True)
+        assert [next(following).json()["n"] for _ in range(2)] == [24, 25]
+        following.close()
+    later.join()
+
+
+def test_the_asyncio_twin(server: ServerProcess, unique: str, filled: TransactionProducer) -> None:
+    async def read() -> list[int]:
+        async with AsyncReader(server.url) as reader:
+            return [m.json()["n"] async for m in reader.read(unique, offset=20)]
+
+    assert asyncio.run(read()) == [20, 21, 22, 23, 24]
+
+
+def test_what_cannot_be_read(server: ServerProcess, unique: str, filled: TransactionProducer) -> None:
+    with Reader(server.url) as reader:
+        for arguments in ({"topic": unique + "-none"}, {"topic": unique, "queue": 7}):
+            with pytest.raises(NotFound):
+                list(reader.read(**arguments))  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match="earliest"):
+            list(reader.read(unique, offset="yesterday"))
+        with pytest.raises(InvalidRequest, match="not a name"):
+            list(reader.read("../topics"))
+    with pytest.raises(InvalidRequest, match="batch"):
+        Reader(server.url, batch=0)
