@@ -208,6 +208,13 @@ class Received(Struct):
     messages: list[Delivered]
 
 
+class Pulled(Struct):
+    """What a pull answers (msgpack)."""
+
+    messages: list[Delivered]
+    next_offset: int
+
+
 class CheckedMessage(Struct, omit_defaults=True):
     topic: str
     body: bytes = b""

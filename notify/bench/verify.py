@@ -9,12 +9,7 @@ from collections import Counter
 import msgspec
 
 from notify.client.http import HttpClient
-from notify.wire import Delivered
-
-
-class Pulled(msgspec.Struct):
-    messages: list[Delivered]
-    next_offset: int
+from notify.wire import Pulled
 
 
 class _Topic(msgspec.Struct):

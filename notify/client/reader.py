@@ -12,16 +12,11 @@ from notify.client.loop import LoopThread
 from notify.errors import InvalidRequest
 from notify.limits import check_between, check_name
 from notify.message import ReceivedMessage
-from notify.wire import Delivered
+from notify.wire import Pulled
 
 BATCH = 500
 CALL_SECONDS = 30.0
 FOLLOW_SECONDS = 0.1
-
-
-class _Pulled(msgspec.Struct):
-    messages: list[Delivered]
-    next_offset: int
 
 
 class _Bounds(msgspec.Struct):
@@ -34,7 +29,7 @@ class _Topic(msgspec.Struct):
     queues: list[_Bounds]
 
 
-_decode_pulled = msgspec.msgpack.Decoder(_Pulled).decode
+_decode_pulled = msgspec.msgpack.Decoder(Pulled).decode
 _decode_topic = msgspec.json.Decoder(_Topic).decode
 
 

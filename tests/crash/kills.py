@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 
 from notify import ids
-from notify.bench.verify import Pulled
 from notify.client.http import HttpClient
 from notify.errors import NotFound, NotifyError, Unavailable
 from notify.wire import (
@@ -28,6 +27,7 @@ from notify.wire import (
     PackedMessage,
     PackedTransaction,
     PackedTransactions,
+    Pulled,
     Receive,
     Received,
     Settle,

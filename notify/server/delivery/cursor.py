@@ -124,9 +124,8 @@ class Cursor:
         for first, count in runs:
             self.finished(range(first, first + count))
 
-    def finished(self, offsets: Iterable[int]) -> bool:
-        """These are settled for good. True if something that waited for them may go now."""
-        return False
+    def finished(self, offsets: Iterable[int]) -> None:
+        """These are settled for good: what waits for them may go."""
 
     def come_back(self, offset: int, due_us: int) -> None:
         """Deliver an offset again from `due_us` on."""

@@ -37,7 +37,7 @@ class OrderedCursor(Cursor):
             taken += self._take_one(self._turn_come.popleft())
         skipped = 0
         while len(taken) < limit and not self.is_paused() and self._waiting < WAITING_BOUND:
-            found, filtered = self._take_new(min(limit - len(taken), WAITING_BOUND))
+            found, filtered = self._take_new(limit - len(taken))
             skipped += filtered
             if not found and not filtered:
                 break
@@ -57,11 +57,10 @@ class OrderedCursor(Cursor):
         self._key_of[message.offset] = key
         return True
 
-    def finished(self, offsets: Iterable[int]) -> bool:
-        """These are settled for good: the next of their keys may go. True if there is one."""
+    def finished(self, offsets: Iterable[int]) -> None:
+        """These are settled for good: the next of their keys may go."""
         if not self._key_of:
-            return False
-        came = len(self._turn_come)
+            return
         for offset in offsets:
             key = self._key_of.pop(offset, 0)
             if not key:
@@ -74,4 +73,3 @@ class OrderedCursor(Cursor):
                 self._turn_come.append(following)
             else:
                 del self._behind[key]
-        return len(self._turn_come) > came
