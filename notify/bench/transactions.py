@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -12,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from notify.bench import children
 from notify.bench.server import ServerProcess
 from notify.bench.verify import count_in_queues
-from notify.errors import NotifyError
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ def run(plan: Plan) -> dict[str, Any]:
         cpu.begin()
         time.sleep(plan.seconds)
         cpu.end()
-        results = [_result(load) for load in loads]
+        results = [children.result(load, 300) for load in loads]
         consumed = _finish_consumer(consumer, directory) if consumer is not None else None
         return _summary(plan, url, results, consumed, cpu)
 
@@ -74,32 +73,17 @@ def _start_load(plan: Plan, url: str, directory: Path, number: int) -> subproces
         "ids": str(directory / f"ids-{number}"),
         "directory": str(directory),
     }
-    return _child("notify.bench.load", spec)
+    return children.start("notify.bench.load", spec)
 
 
 def _start_consumer(plan: Plan, url: str, directory: Path) -> subprocess.Popen[str]:
     spec = {"url": url, "topics": plan.topics, "seen": str(directory / "seen"), "stop": str(directory / "stop")}
-    child = _child("notify.bench.consume", spec)
-    assert child.stdout is not None
-    child.stdout.readline()  # subscribed
-    return child
-
-
-def _child(module: str, spec: dict[str, Any]) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-m", module, json.dumps(spec)], stdout=subprocess.PIPE, text=True)
-
-
-def _result(child: subprocess.Popen[str]) -> dict[str, Any]:
-    output, _ = child.communicate(timeout=300)
-    if child.returncode != 0:
-        raise NotifyError(f"a load process failed with exit code {child.returncode}")
-    found: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return found
+    return children.start("notify.bench.consume", spec, wait_for_line=True)
 
 
 def _finish_consumer(child: subprocess.Popen[str], directory: Path) -> dict[str, Any]:
     (directory / "stop").touch()
-    return _result(child)
+    return children.result(child)
 
 
 class _Cpu:

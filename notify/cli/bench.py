@@ -8,7 +8,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from notify.bench import backlog as backlog_bench
+from notify.bench import delivery as delivery_bench
+from notify.bench import topics as topics_bench
 from notify.bench import transactions as transactions_bench
+from notify.limits import MODES
+
+_AS_JSON = typer.Option(False, "--json", help="One JSON object on stdout.")
+_BODY = typer.Option(256, min=0, max=1 << 20, help="Bytes in a message's body.")
 
 
 def register(app: typer.Typer) -> None:
@@ -24,7 +31,7 @@ def register(app: typer.Typer) -> None:
         clients: int = typer.Option(128, min=1, max=4096, help="Concurrent callers."),
         processes: int = typer.Option(1, min=1, max=64, help="Load processes that share them."),
         mode: str = typer.Option("asyncio", help="asyncio (half and outcome) or threads (a real SQLAlchemy session)."),
-        body: int = typer.Option(256, min=0, max=1 << 20, help="Bytes in a message's body."),
+        body: int = _BODY,
         topics: int = typer.Option(16, min=1, max=100_000, help="Topics to spread over."),
         seconds: float = typer.Option(8.0, min=0.5, max=3600, help="Measured time, after a warm-up of 2 s."),
         rate: float = typer.Option(0.0, min=0, help="Transactions/s in all; 0: as fast as it goes."),
@@ -32,7 +39,7 @@ def register(app: typer.Typer) -> None:
         no_batching: bool = typer.Option(False, "--no-batching", help="One request a half."),
         url: str | None = typer.Option(None, help="A running server, instead of one of its own."),
         dsn: str | None = typer.Option(None, help="Database for --mode threads (default: SQLite)."),
-        as_json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
+        as_json: bool = _AS_JSON,
     ) -> None:
         """Transactions (half and outcome both recorded, durably) per second."""
         if mode not in ("asyncio", "threads"):
@@ -51,6 +58,48 @@ def register(app: typer.Typer) -> None:
             dsn=dsn,
         )
         show(transactions_bench.run(plan), as_json)
+
+    @group.command()
+    def delivery(
+        groups: int = typer.Option(15, min=1, max=1000, help="Groups over the same messages; each receives all."),
+        messages: int = typer.Option(300_000, min=1, help="Messages piled up beforehand."),
+        topics: int = typer.Option(1, min=1, max=100_000, help="Topics to spread them over."),
+        processes: int = typer.Option(1, min=1, max=64, help="Consumer processes that share the groups."),
+        mode: str = typer.Option("shared", help=f"The subscriptions' mode: {', '.join(MODES)}."),
+        keys: int = typer.Option(0, min=0, help="Distinct keys; 0: messages without a key."),
+        body: int = _BODY,
+        as_json: bool = _AS_JSON,
+    ) -> None:
+        """Acknowledged deliveries per second, in sum over the groups."""
+        if mode not in MODES or mode == "broadcast":
+            raise typer.BadParameter("mode is shared, ordered, failover or exclusive")
+        plan = delivery_bench.Plan(groups, messages, topics, body, min(processes, groups), mode, keys)
+        show(delivery_bench.run(plan), as_json)
+
+    @group.command()
+    def topics(
+        counts: list[int] = typer.Option([10_000, 100_000], "--topics", min=1, max=1_000_000, help="Against 16."),
+        clients: int = typer.Option(1024, min=1, max=4096, help="Concurrent callers."),
+        seconds: float = typer.Option(5.0, min=0.5, max=3600, help="Measured time of a run, after 2 s of warm-up."),
+        runs: int = typer.Option(5, min=1, max=100, help="Interleaved runs of each number of topics."),
+        body: int = _BODY,
+        as_json: bool = _AS_JSON,
+    ) -> None:
+        """The rate over many topics against the rate over 16, and the memory of an idle topic."""
+        plan = topics_bench.Plan(tuple(counts), clients, seconds, runs=runs, body=body)
+        show(topics_bench.run(plan), as_json)
+
+    @group.command()
+    def backlog(
+        messages: int = typer.Option(1_000_000, min=1000, help="Messages piled up while every consumer is down."),
+        clients: int = typer.Option(1024, min=1, max=4096, help="Concurrent callers of the producers."),
+        seconds: float = typer.Option(5.0, min=0.5, max=3600, help="Measured time of a run."),
+        runs: int = typer.Option(5, min=1, max=100, help="Interleaved runs of each kind."),
+        body: int = _BODY,
+        as_json: bool = _AS_JSON,
+    ) -> None:
+        """Producers beside a pile, the server's memory, its start after kill -9, and draining the pile cold."""
+        show(backlog_bench.run(backlog_bench.Plan(messages, body, clients, seconds, runs)), as_json)
 
 
 def show(result: dict[str, object], as_json: bool) -> None:

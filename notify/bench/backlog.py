@@ -1,0 +1,177 @@
+"""`notify bench backlog`: producers, memory, restart and draining with millions of messages piled up.
+
+Every figure is taken against the same one of a server with an empty log, in interleaved runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from notify.bench import children
+from notify.bench.admin import subscribe
+from notify.bench.server import ServerProcess
+
+TOPICS = 16
+PILE_GROUP, HEAD_GROUP, FROM_START = "down", "head", "from-start"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`messages` of `body` bytes piled up; producers of `clients` callers; `runs` interleaved runs of `seconds`."""
+
+    messages: int = 1_000_000
+    body: int = 256
+    clients: int = 1024
+    seconds: float = 5.0
+    runs: int = 5
+
+
+def run(plan: Plan) -> dict[str, Any]:
+    """Measure; the result as the contract's keys. Raises NotifyError if a process could not run."""
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bench-")))
+        piled = ServerProcess(directory / "piled").start()
+        stack.callback(piled.stop)
+        for n in range(TOPICS):
+            subscribe(piled.url, PILE_GROUP, f"bench-{n}")
+        half = _fill(piled, plan, plan.messages // 2)
+        full = _fill(piled, plan, plan.messages - plan.messages // 2)
+        empty = ServerProcess(directory / "empty").start()
+        stack.callback(empty.stop)
+        ratio, spread, rate, sent = _producers(plan, piled, empty, directory)
+        resident = piled.anonymous_bytes() / (1 << 20)
+        piled.kill()
+        caches_dropped = drop_caches(directory)
+        ready = piled.start(600).ready_seconds
+        beside = _beside_a_drain(plan, piled, directory)
+        sent += beside.pop("sent")
+        caches_dropped = drop_caches(directory) and caches_dropped
+        drained = _drain(piled, PILE_GROUP, plan.messages + sent)
+        log_bytes = sum(f.stat().st_size for f in (directory / "piled").rglob("*") if f.is_file())
+    return {
+        "ratio_to_empty": round(ratio, 3),
+        "spread": spread,
+        "transactions_per_second_empty": round(rate),
+        "resident_mb": round(max(resident, full)),
+        "resident_mb_at_half": round(half),
+        "ready_seconds": round(ready, 2),
+        "drain_per_second": round(drained["unique"] / drained["seconds"]),
+        "caches_dropped": caches_dropped,
+        **beside,
+        "messages": plan.messages,
+        "log_gb": round(log_bytes / 1e9, 2),
+        "lost": plan.messages + sent - drained["unique"],
+        "duplicated": drained["received"] - drained["unique"],
+        "flush": "sync",
+    }
+
+
+def _fill(server: ServerProcess, plan: Plan, messages: int) -> float:
+    """Pile up; RssAnon in MB afterwards."""
+    spec = {"url": server.url, "messages": messages, "body": plan.body, "topics": TOPICS}
+    children.result(children.start("notify.bench.fill", spec))
+    time.sleep(2)  # whatever is being sealed
+    return server.anonymous_bytes() / (1 << 20)
+
+
+def _load(plan: Plan, server: ServerProcess, directory: Path) -> subprocess.Popen[str]:
+    spec = {
+        "url": server.url,
+        "clients": plan.clients,
+        "all_clients": plan.clients,
+        "mode": "asyncio",
+        "body": plan.body,
+        "topics": TOPICS,
+        "rate": 0,
+        "seconds": plan.seconds,
+        "warmup": 1.0,
+        "batching": True,
+        "ids": str(directory / "ids"),
+    }
+    return children.start("notify.bench.load", spec)
+
+
+def _producers(
+    plan: Plan, piled: ServerProcess, empty: ServerProcess, directory: Path
+) -> tuple[float, list[float], float, int]:
+    """The rate with the pile against the rate without: median ratio, its spread, the rate without, how many sent."""
+    ratios, rates, sent = [], [], 0
+    for _ in range(plan.runs):
+        without = children.result(_load(plan, empty, directory))
+        with_pile = children.result(_load(plan, piled, directory))
+        sent += with_pile["acknowledged"]
+        rates.append(without["committed"] / without["seconds"])
+        ratios.append(with_pile["committed"] / with_pile["seconds"] / rates[-1])
+    spread = [round(min(ratios), 3), round(max(ratios), 3)]
+    return statistics.median(ratios), spread, statistics.median(rates), sent
+
+
+def _beside_a_drain(plan: Plan, server: ServerProcess, directory: Path) -> dict[str, Any]:
+    """Producers and a group at the head, alone and while another group drains the pile from its start."""
+    for n in range(TOPICS):
+        subscribe(server.url, HEAD_GROUP, f"bench-{n}", start="latest")
+        subscribe(server.url, FROM_START, f"bench-{n}")
+    alone: list[tuple[float, float, int]] = []
+    beside: list[tuple[float, float, int]] = []
+    sent = 0
+    for _ in range(plan.runs):
+        for found, draining in ((alone, False), (beside, True)):
+            stop = directory / "stop"
+            stop.unlink(missing_ok=True)
+            groups = [[HEAD_GROUP], [FROM_START]] if draining else [[HEAD_GROUP]]
+            drains = [
+                children.start(
+                    "notify.bench.drain",
+                    {"url": server.url, "groups": names, "stop": str(stop), "seconds": plan.seconds + 2},
+                    wait_for_line=True,
+                )
+                for names in groups
+            ]
+            load = children.result(_load(plan, server, directory))
+            stop.touch()
+            head = children.result(drains[0])["groups"][0]
+            drained = children.result(drains[1])["groups"][0]["unique"] if draining else 0
+            sent += load["acknowledged"]
+            rate = load["committed"] / load["seconds"]
+            found.append((rate, _median(head["latencies"]), drained))
+    ratios = [b[0] / a[0] for a, b in zip(alone, beside, strict=True)]
+    return {
+        "producers_beside_drain": round(statistics.median(ratios), 3),
+        "head_p50_ms": round(statistics.median([a[1] for a in alone]) * 1000, 2),
+        "head_p50_ms_beside_drain": round(statistics.median([b[1] for b in beside]) * 1000, 2),
+        "drained_beside_producers": sum(b[2] for b in beside),
+        "sent": sent,
+    }
+
+
+def _median(values: list[float]) -> float:
+    return statistics.median(values) if values else 0.0
+
+
+def _drain(server: ServerProcess, group: str, messages: int) -> dict[str, Any]:
+    spec = {"url": server.url, "groups": [group], "expected": messages}
+    found: dict[str, Any] = children.result(children.start("notify.bench.drain", spec))["groups"][0]
+    return found
+
+
+def drop_caches(directory: Path) -> bool:
+    """Forget file pages, so that reads come from the disk: all of the machine's where permitted, else these files'."""
+    os.sync()
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("1\n")
+    except OSError:
+        for file in directory.rglob("*"):
+            if file.is_file():
+                with contextlib.suppress(OSError), file.open("rb") as opened:
+                    os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return False
+    return True

@@ -1,0 +1,35 @@
+"""The bench's other processes: started with a JSON specification, answering with one JSON object."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from notify.errors import NotifyError
+
+LONGEST_SECONDS = 3600.0
+
+
+def start(module: str, spec: dict[str, Any], *, wait_for_line: bool = False) -> subprocess.Popen[str]:
+    """Run a module of the bench; with `wait_for_line` return once it has printed that it is ready."""
+    child = subprocess.Popen([sys.executable, "-m", module, json.dumps(spec)], stdout=subprocess.PIPE, text=True)
+    if wait_for_line:
+        assert child.stdout is not None
+        child.stdout.readline()
+    return child
+
+
+def result(child: subprocess.Popen[str], seconds: float = LONGEST_SECONDS) -> dict[str, Any]:
+    """What a child found out. Raises NotifyError if it failed."""
+    try:
+        output, _ = child.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.communicate()
+        raise NotifyError(f"a process of the bench was not done after {seconds:g} s") from None
+    if child.returncode != 0:
+        raise NotifyError(f"a process of the bench failed with exit code {child.returncode}")
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return found

@@ -1,0 +1,61 @@
+"""`notify bench delivery`: groups over one topic, each of which receives and acknowledges every message."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from notify.bench import children
+from notify.bench.admin import subscribe
+from notify.bench.server import ServerProcess
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`groups` in `processes` consumer processes over a pile of `messages`."""
+
+    groups: int = 15
+    messages: int = 300_000
+    topics: int = 1
+    body: int = 256
+    processes: int = 1
+    mode: str = "shared"
+    keys: int = 0
+
+
+def run(plan: Plan) -> dict[str, Any]:
+    """Measure; the result as the contract's keys. Raises NotifyError if a process could not run."""
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bench-")))
+        server = ServerProcess(directory / "data").start()
+        stack.callback(server.stop)
+        names = [f"group-{n}" for n in range(plan.groups)]
+        for group in names:
+            for n in range(plan.topics):
+                subscribe(server.url, group, f"bench-{n}", mode=plan.mode)
+        spec = {"url": server.url, "messages": plan.messages, "body": plan.body, "topics": plan.topics}
+        children.result(children.start("notify.bench.fill", spec | {"keys": plan.keys}))
+        cpu = server.cpu_seconds()
+        drains = [
+            children.start(
+                "notify.bench.drain",
+                {"url": server.url, "groups": names[i :: plan.processes], "expected": plan.messages},
+            )
+            for i in range(plan.processes)
+        ]
+        results = [children.result(child) for child in drains]
+        cpu = server.cpu_seconds() - cpu
+    found = [group for r in results for group in r["groups"]]
+    seconds = max(r["seconds"] for r in results)
+    unique = sum(g["unique"] for g in found)
+    return {
+        "deliveries_per_second": round(unique / seconds),
+        "groups": plan.groups,
+        "lost": plan.groups * plan.messages - unique,
+        "duplicated": sum(g["received"] for g in found) - unique,
+        "flush": "sync",
+        "cores": round(cpu / seconds, 2),
+    }

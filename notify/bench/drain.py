@@ -1,0 +1,121 @@
+"""Consumer groups of a bench in one process: receive and acknowledge whole batches, counting what came per group.
+
+Run as `python -m notify.bench.drain` with a JSON specification; prints a line once every group has asked, then one
+JSON object. It stops when each group that is not slow has `expected` messages, or when the file `stop` is there and
+nothing is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+import time
+from array import array
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from notify.bench.consume import ranges
+from notify.client.http import HttpClient
+from notify.client.loop import new_event_loop
+from notify.wire import Receive, Received, Settle, encode_msgpack
+
+_decode = msgspec.msgpack.Decoder(Received).decode
+MAX = 2048
+SETTLING = 4
+
+
+class Drain:
+    """One group."""
+
+    def __init__(self, spec: dict[str, Any], group: str) -> None:
+        self.spec = spec
+        self.group = group
+        self.is_slow = group in spec.get("slow", ())
+        self.http = HttpClient(spec["url"])
+        self.seen: dict[tuple[str, int], bytearray] = {}
+        self.received = self.unique = 0
+        self.first_at = self.last_at = 0.0
+        self.latencies = array("d")
+        self.marks: list[tuple[float, int]] = []
+
+    async def receive(self, wait: float) -> Received:
+        request = Receive(instance=f"{self.group}-bench", max=self.spec.get("max", MAX), wait=wait, lease=60)
+        return _decode(await self.http.call("POST", f"/v1/groups/{self.group}/receive", encode_msgpack(request), 90))
+
+    def count(self, found: Received) -> None:
+        now = time.time()
+        for m in found.messages:
+            seen = self.seen.get((m.topic, m.queue))
+            if seen is None:
+                seen = self.seen[(m.topic, m.queue)] = bytearray(1 << 16)
+            if m.offset >= len(seen):
+                seen.extend(bytes(max(m.offset + 1 - len(seen), len(seen))))
+            if not seen[m.offset]:
+                seen[m.offset] = 1
+                self.unique += 1
+        self.received += len(found.messages)
+        self.latencies.append(now - datetime.fromisoformat(found.messages[0].committed_at).timestamp())
+
+    async def run(self) -> None:
+        expected = self.spec.get("expected") or 0
+        stop = Path(self.spec["stop"]) if self.spec.get("stop") else None
+        settling: set[asyncio.Task[bytes]] = set()
+        until = time.perf_counter() + self.spec.get("seconds", 3600)
+        while time.perf_counter() < until and not (expected and self.unique >= expected):
+            found = await self.receive(0.3)
+            if not found.messages:
+                if stop is not None and await asyncio.to_thread(stop.exists):
+                    break
+                continue
+            now = time.perf_counter()
+            self.first_at = self.first_at or now
+            self.last_at = now
+            self.count(found)
+            self.marks.append((time.time(), len(found.messages)))
+            if self.is_slow:
+                break  # it holds what it has, and asks no more
+            body = encode_msgpack(Settle(ranges([m.receipt for m in found.messages])))
+            settle = asyncio.ensure_future(self.http.call("POST", f"/v1/groups/{self.group}/settle", body, 60))
+            settling.add(settle)
+            settle.add_done_callback(settling.discard)
+            if len(settling) >= SETTLING:
+                await asyncio.wait(settling, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.gather(*settling)
+        self.last_at = time.perf_counter() if settling else self.last_at
+        self.http.close()
+
+    def result(self) -> dict[str, Any]:
+        latencies = sorted(self.latencies)
+        return {
+            "group": self.group,
+            "received": self.received,
+            "unique": self.unique,
+            "seconds": max(self.last_at - self.first_at, 1e-9),
+            "latencies": latencies[:: max(1, len(latencies) // 2000)],
+            "marks": self.marks[:: max(1, len(self.marks) // 20_000)] if self.spec.get("marks") else [],
+        }
+
+
+async def drain(spec: dict[str, Any]) -> dict[str, Any]:
+    """All groups of this process."""
+    drains = [Drain(spec, group) for group in spec["groups"]]
+    print("ready", flush=True)
+    started = time.perf_counter()
+    await asyncio.gather(*(d.run() for d in drains))
+    return {"groups": [d.result() for d in drains], "seconds": time.perf_counter() - started}
+
+
+def main() -> None:
+    """Drain by the specification in argv[1]."""
+    gc.freeze()
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        print(json.dumps(runner.run(drain(json.loads(sys.argv[1])))))
+
+
+if __name__ == "__main__":
+    main()

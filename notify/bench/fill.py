@@ -1,0 +1,62 @@
+"""Makes a pile: messages published in large batches, as fast as they are stored.
+
+Run as `python -m notify.bench.fill` with a JSON specification; prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from notify import ids
+from notify.client.http import HttpClient
+from notify.client.loop import new_event_loop
+from notify.wire import PackedMessages, PackedPublished, encode_msgpack
+
+BATCH = 2000
+IN_FLIGHT = 3
+
+
+async def fill(spec: dict[str, Any]) -> dict[str, Any]:
+    """Publish `messages` messages of `body` bytes over `topics` topics by the prefix, in turn."""
+    http = HttpClient(spec["url"])
+    body = os.urandom(spec["body"])
+    topics, prefix = spec["topics"], spec.get("prefix", "bench")
+    keys = spec.get("keys", 0)
+    left = iter(range(0, spec["messages"], BATCH))
+    delay = spec.get("delay")
+
+    def message(n: int) -> PackedPublished:
+        return PackedPublished(
+            id=ids.message_id(ids.new_id(), 0),
+            topic=f"{prefix}-{n % topics}",
+            body=body,
+            key=f"key-{n % keys}" if keys else None,
+            delay=delay,
+        )
+
+    async def send() -> None:
+        for first in left:
+            batch = [message(n) for n in range(first, min(first + BATCH, spec["messages"]))]
+            await http.call("POST", "/v1/messages", encode_msgpack(PackedMessages(messages=batch)), 120)
+
+    started = time.perf_counter()
+    await asyncio.gather(*(send() for _ in range(IN_FLIGHT)))
+    http.close()
+    return {"messages": spec["messages"], "seconds": time.perf_counter() - started}
+
+
+def main() -> None:
+    """Publish by the specification in argv[1]."""
+    gc.freeze()
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        print(json.dumps(runner.run(fill(json.loads(sys.argv[1])))))
+
+
+if __name__ == "__main__":
+    main()

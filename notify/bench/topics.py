@@ -1,0 +1,95 @@
+"""`notify bench topics`: the rate over many topics against the rate over few, and what an idle topic costs."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from notify.bench import children, verify
+from notify.bench.server import ServerProcess
+
+FEW = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`counts` of topics, each against 16, in `runs` interleaved runs of `seconds`."""
+
+    counts: tuple[int, ...] = (10_000, 100_000)
+    clients: int = 1024
+    seconds: float = 5.0
+    warmup: float = 2.0
+    runs: int = 5
+    body: int = 256
+
+
+def run(plan: Plan) -> dict[str, Any]:
+    """Measure; the result as the contract's keys. Raises NotifyError if a process could not run."""
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bench-")))
+        servers: dict[int, ServerProcess] = {}
+        per_topic = 0.0
+        for count in (FEW, *plan.counts):
+            server = servers[count] = ServerProcess(directory / f"data-{count}").start()
+            stack.callback(server.stop)
+            time.sleep(0.5)
+            before = server.anonymous_bytes()
+            spec = {"url": server.url, "messages": count, "body": plan.body, "topics": count}
+            children.result(children.start("notify.bench.fill", spec))
+            time.sleep(0.5)
+            per_topic = (server.anonymous_bytes() - before) / count
+        rates: dict[int, list[float]] = {count: [] for count in servers}
+        committed = lost = doubled = 0
+        for _ in range(plan.runs):
+            for count, server in servers.items():
+                rate, acknowledged = _rate(plan, server, count, directory)
+                rates[count].append(rate)
+                committed += acknowledged
+        for count, server in servers.items():
+            missing, extra = verify.committed_in_all(server.url, _acknowledged(directory, count), sent_besides=count)
+            lost += missing
+            doubled += extra
+    few = rates.pop(FEW)
+    summary: dict[str, Any] = {
+        "transactions_per_second_16": round(statistics.median(few)),
+        "bytes_per_idle_topic": round(per_topic),
+        "committed": committed,
+        "lost": lost,
+        "duplicated": doubled,
+        "flush": "sync",
+    }
+    for count, values in rates.items():
+        # Each against its neighbour in time: the machine may be busier in one round than in another.
+        ratios = [many / one for many, one in zip(values, few, strict=True)]
+        summary[f"ratio_{count}_to_16"] = round(statistics.median(ratios), 3)
+        summary[f"spread_{count}"] = [round(min(ratios), 3), round(max(ratios), 3)]
+    return summary
+
+
+def _acknowledged(directory: Path, topics: int) -> list[str]:
+    return (directory / f"acknowledged-{topics}").read_text().split()
+
+
+def _rate(plan: Plan, server: ServerProcess, topics: int, directory: Path) -> tuple[float, int]:
+    spec = {
+        "url": server.url,
+        "clients": plan.clients,
+        "all_clients": plan.clients,
+        "mode": "asyncio",
+        "body": plan.body,
+        "topics": topics,
+        "rate": 0,
+        "seconds": plan.seconds,
+        "warmup": plan.warmup,
+        "batching": True,
+        "ids": str(directory / "ids"),
+    }
+    found = children.result(children.start("notify.bench.load", spec))
+    with (directory / f"acknowledged-{topics}").open("a") as file:
+        file.write((directory / "ids").read_text() + "\n")
+    return found["committed"] / found["seconds"], found["acknowledged"]
