@@ -6,6 +6,8 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from notify.errors import InvalidRequest, NotFound
 from storage.hashing import key_hash, tag_hash
 from storage.progress import QueueProgress
@@ -14,6 +16,7 @@ from storage.store import (
     Due,
     NewMessage,
     NewTransaction,
+    Priorities,
     Put,
     PutResult,
     SettleKind,
@@ -36,11 +39,13 @@ class _Record:
     next_check_us: int = 0
     token: int = 0
     placed: list[StoredMessage] = field(default_factory=list)
+    number: int = 0
 
 
 @dataclass(slots=True)
 class _Queue:
     messages: list[StoredMessage] = field(default_factory=list)
+    start: int = 0
 
 
 class MemoryStore:
@@ -52,9 +57,10 @@ class MemoryStore:
         self._paused: set[str] = set()
         self._queues: dict[tuple[str, int], _Queue] = {}
         self._turns: dict[str, int] = {}
-        self._delayed: list[tuple[int, int, str, int, bytes, int]] = []
-        self._delayed_payloads: dict[int, NewMessage] = {}
-        self._sequence = 0
+        self._delayed: list[tuple[int, int, int, int, bytes]] = []
+        """Heap of (due, number of the transaction, number of the message, queue, transaction id)."""
+        self._patterns: dict[tuple[str, str], Subscription] = {}
+        self._priorities: dict[str, Priorities] = {}
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
         self._progress: dict[tuple[str, str, int], QueueProgress] = {}
         self._last_token = 0
@@ -89,7 +95,8 @@ class MemoryStore:
                 same = same and not (t.committed and known.state == State.PREPARED)
                 results.append(PutResult(Put.ALREADY if same else Put.IN_USE, known.state, flush))
                 continue
-            record = _Record(t, now_us, State.PREPARED, next_check_us=now_us + t.check_after_us)
+            number = len(self._records)
+            record = _Record(t, now_us, State.PREPARED, next_check_us=now_us + t.check_after_us, number=number)
             self._records[t.id] = record
             if t.committed:
                 self._commit(record, now_us, touched)
@@ -104,9 +111,7 @@ class MemoryStore:
             queue = self._queue_for(m)
             due_us = now_us + m.delay_us if m.delay_us else m.deliver_at_us
             if due_us > now_us:
-                self._sequence += 1
-                self._delayed_payloads[self._sequence] = m
-                heapq.heappush(self._delayed, (due_us, self._sequence, m.topic, queue, record.new.id, number))
+                heapq.heappush(self._delayed, (due_us, record.number, number, queue, record.new.id))
             else:
                 self._enqueue(m, queue, record.new.id, number, now_us)
                 touched.add(m.topic)
@@ -130,6 +135,7 @@ class MemoryStore:
             m.payload,
             tag_hash(m.tag),
             key_hash=key_hash(m.key),
+            expires_us=now_us + m.ttl_us if m.ttl_us else 0,
         )
         messages.append(stored)
         self._records[transaction_id].placed.append(stored)
@@ -272,13 +278,16 @@ class MemoryStore:
         return self._topics.get(name)
 
     async def create_topic(self, topic: Topic) -> Topic:
+        self.create_topic_soon(topic)
+        return topic
+
+    def create_topic_soon(self, topic: Topic) -> None:
         known = self._topics.get(topic.name)
         if known is not None and topic.queues < known.queues:
             raise InvalidRequest(f"topic {topic.name!r} has {known.queues} queues; the number can grow, not shrink")
         self._topics[topic.name] = topic
         for number in range(topic.queues):
             self._queues.setdefault((topic.name, number), _Queue())
-        return topic
 
     async def delete_topic(self, name: str) -> None:
         if self._topics.pop(name, None) is None:
@@ -296,31 +305,73 @@ class MemoryStore:
         return found
 
     def bounds(self, topic: str, queue: int) -> tuple[int, int]:
-        return 0, len(self._queue(topic, queue).messages)
+        found = self._queue(topic, queue)
+        return found.start, len(found.messages)
 
     def read(self, topic: str, queue: int, offset: int, limit: int, max_bytes: int) -> list[StoredMessage]:
         found: list[StoredMessage] = []
         size = 0
-        for message in self._queue(topic, queue).messages[max(offset, 0) : max(offset, 0) + limit]:
+        of_queue = self._queue(topic, queue)
+        first = max(offset, of_queue.start)
+        ttl_us = self._topics[topic].ttl_us
+        for message in of_queue.messages[first : first + limit]:
             size += len(message.payload)
             if found and size > max_bytes:
                 break
+            if ttl_us:
+                message = msgspec.structs.replace(message)
+                expires_us = message.committed_us + ttl_us
+                message.expires_us = min(message.expires_us or expires_us, expires_us)
             found.append(message)
         return found
 
+    def read_tagged(
+        self, topic: str, queue: int, offset: int, limit: int, max_bytes: int, tags: frozenset[int]
+    ) -> tuple[list[StoredMessage], int]:
+        found: list[StoredMessage] = []
+        size, end = 0, offset
+        for message in self.read(topic, queue, offset, limit, 1 << 62):
+            if message.tag_hash in tags:
+                size += len(message.payload)
+                if found and size > max_bytes:
+                    break
+                found.append(message)
+            end = message.offset + 1
+        return found, end
+
+    def keyed(self, key: str, topic: str | None, from_us: int, until_us: int, limit: int) -> list[StoredMessage]:
+        wanted = key_hash(key)
+        names = [topic] if topic is not None else list(self._topics)
+        found = [
+            m
+            for name, number in self._queues
+            if name in names
+            for m in self.read(name, number, 0, 1 << 62, 1 << 62)
+            if m.key_hash == wanted and from_us <= m.committed_us < until_us
+        ]
+        return sorted(found, key=lambda m: (m.committed_us, m.offset))[:limit]
+
+    def trim(self, topic: str, queue: int, offset: int) -> None:
+        found = self._queue(topic, queue)
+        found.start = max(found.start, min(offset, len(found.messages)))
+
+    def delayed(self) -> int:
+        return len(self._delayed)
+
     def offset_at(self, topic: str, queue: int, time_us: int) -> int:
         messages = self._queue(topic, queue).messages
-        return next((m.offset for m in messages if m.committed_us >= time_us), len(messages))
+        start = self._queue(topic, queue).start
+        return next((m.offset for m in messages[start:] if m.committed_us >= time_us), len(messages))
 
     def release_due(self, now_us: int, limit: int) -> int:
         released = 0
         touched: set[str] = set()
         while self._delayed and self._delayed[0][0] <= now_us and released < limit:
-            _, sequence, topic, queue, transaction_id, number = heapq.heappop(self._delayed)
-            message = self._delayed_payloads.pop(sequence)
-            if topic in self._topics:
+            _, _, number, queue, transaction_id = heapq.heappop(self._delayed)
+            message = self._records[transaction_id].new.messages[number]
+            if message.topic in self._topics:
                 self._enqueue(message, queue, transaction_id, number, now_us)
-                touched.add(topic)
+                touched.add(message.topic)
             released += 1
         self._tell(touched)
         return released
@@ -347,6 +398,22 @@ class MemoryStore:
         for key in [key for key in self._progress if key[:2] == (group, topic)]:
             del self._progress[key]
 
+    def patterns(self) -> list[Subscription]:
+        return list(self._patterns.values())
+
+    async def set_pattern(self, subscription: Subscription) -> None:
+        self._patterns[(subscription.group, subscription.topic)] = subscription
+
+    async def drop_pattern(self, group: str, pattern: str) -> None:
+        if self._patterns.pop((group, pattern), None) is None:
+            raise NotFound(f"group {group!r} does not subscribe to {pattern!r}")
+
+    def priorities(self, group: str) -> Priorities | None:
+        return self._priorities.get(group)
+
+    async def set_priorities(self, group: str, priorities: Priorities) -> None:
+        self._priorities[group] = priorities
+
     async def pause(self, group: str, paused: bool) -> None:
         if paused:
             self._paused.add(group)
@@ -369,8 +436,8 @@ class MemoryStore:
         for first, count in runs:
             self.progress(group, topic, queue).settle(first, count)
 
-    def attempted(self, group: str, topic: str, queue: int, offsets: Sequence[tuple[int, int]]) -> None:
-        self.progress(group, topic, queue).attempts.update(offsets)
+    def attempted(self, group: str, topic: str, queue: int, offsets: Sequence[tuple[int, int, int]]) -> None:
+        self.progress(group, topic, queue).again(offsets)
 
     async def dead_letter(self, group: str, messages: Sequence[tuple[StoredMessage, bytes]], now_us: int) -> None:
         name = dead_letter_topic(group)

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class QueueProgress:
     """Everything below `floor` is settled, and every offset in `settled`."""
 
-    __slots__ = ("attempts", "floor", "settled")
+    __slots__ = ("attempts", "floor", "retry_at", "settled")
 
     def __init__(self, floor: int = 0) -> None:
         self.floor = floor
         self.settled: set[int] = set()
         self.attempts: dict[int, int] = {}
+        self.retry_at: dict[int, int] = {}
+        """When an offset that is to be tried again is due; those that are due at once are not here."""
+
+    def again(self, offsets: Iterable[Sequence[int]]) -> None:
+        """Note attempts so far, and when the next one is due: (offset, attempts) or (offset, attempts, due)."""
+        for offset, attempts, *due_us in offsets:
+            self.attempts[offset] = attempts
+            if due_us and due_us[0]:
+                self.retry_at[offset] = due_us[0]
+            else:
+                self.retry_at.pop(offset, None)
 
     def settle(self, first: int, count: int) -> None:
         """Mark a run as done with; what is settled already stays so."""
         last = first + count
         if self.attempts:
             for offset in range(first, last):
-                self.attempts.pop(offset, None)
+                if self.attempts.pop(offset, None) is not None:
+                    self.retry_at.pop(offset, None)
         if first <= self.floor:
             if last <= self.floor:
                 return

@@ -54,6 +54,7 @@ class NewMessage(msgspec.Struct, gc=False):
     tag: str | None = None
     delay_us: int = 0  # counts from the recorded commit
     deliver_at_us: int = 0
+    ttl_us: int = 0  # counts from when it is in its queue; the payload says the same
 
 
 class NewTransaction(msgspec.Struct):
@@ -103,6 +104,7 @@ class StoredMessage(msgspec.Struct, gc=False):
     tag_hash: int = 0
     corrupt: bool = False
     key_hash: int = 0  # 0 for a message without a key
+    expires_us: int = 0  # 0: never; from then on it is not delivered
 
 
 @dataclass(slots=True)
@@ -133,12 +135,24 @@ class Due:
     topics: tuple[str, ...]
 
 
+class Backlog(enum.IntEnum):
+    """What becomes of a message to a topic whose slowest group is as far behind as the topic allows."""
+
+    REFUSE = 0  # 429, to be sent again later
+    HOLD = 1  # the producer waits for a moment, then 429
+    DROP_OLDEST = 2  # the oldest go, settled or not
+
+
 @dataclass(slots=True)
 class Topic:
     name: str
     queues: int = 1
     retention_us: int = 0  # 0: the storage's default
     flush: Flush = Flush.SYNC
+    retention_bytes: int = 0  # payload bytes to keep; 0: no bound
+    ttl_us: int = 0  # 0: messages do not expire
+    backlog: int = 0  # messages that the slowest group may be behind; 0: no bound
+    backlog_policy: Backlog = Backlog.REFUSE
 
 
 @dataclass(slots=True)
@@ -152,6 +166,26 @@ class Subscription:
     max_attempts: int = 16
     retry_min_us: int = 1_000_000
     retry_max_us: int = 300_000_000
+    filter: str = ""  # an expression over headers, key and tag; see notify/server/delivery/filter.py
+    epoch: int = 0  # rises with each reset: offsets go back only between epochs
+    of_topic: str = ""  # of a retry topic: the topic whose messages it holds
+
+
+@dataclass(slots=True)
+class PriorityClass:
+    """Topics that share `weight` parts of a group's deliveries; `topics` are names, or patterns with `*`."""
+
+    name: str
+    weight: int
+    topics: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Priorities:
+    """How a group's topics share its deliveries. A topic's share is how many turns it has within its class."""
+
+    classes: tuple[PriorityClass, ...] = ()
+    shares: dict[str, int] = field(default_factory=dict)
 
 
 class Progress(Protocol):
@@ -165,6 +199,9 @@ class Progress(Protocol):
 
     @property
     def attempts(self) -> dict[int, int]: ...
+
+    @property
+    def retry_at(self) -> dict[int, int]: ...
 
     def is_settled(self, offset: int) -> bool: ...
 
@@ -260,6 +297,10 @@ class QueueStore(Protocol):
         """Make or change a topic; the number of queues may only grow."""
         ...
 
+    def create_topic_soon(self, topic: Topic) -> None:
+        """Like `create_topic`, without waiting; whatever is durable later comes after it."""
+        ...
+
     async def delete_topic(self, name: str) -> None: ...
 
     def bounds(self, topic: str, queue: int) -> tuple[int, int]:
@@ -268,6 +309,27 @@ class QueueStore(Protocol):
 
     def read(self, topic: str, queue: int, offset: int, limit: int, max_bytes: int) -> list[StoredMessage]:
         """Messages from `offset` on, in order; offsets may have gaps where retention dropped messages."""
+        ...
+
+    def read_tagged(
+        self, topic: str, queue: int, offset: int, limit: int, max_bytes: int, tags: frozenset[int]
+    ) -> tuple[list[StoredMessage], int]:
+        """Of the next `limit` messages those whose tag has one of these hashes, and the offset behind all of them.
+
+        The tags are looked for in the index: bodies of other messages are not read.
+        """
+        ...
+
+    def keyed(self, key: str, topic: str | None, from_us: int, until_us: int, limit: int) -> list[StoredMessage]:
+        """Messages of a key, committed in [from, until), the oldest first; by the index, not by reading messages."""
+        ...
+
+    def trim(self, topic: str, queue: int, offset: int) -> None:
+        """Let go of a queue's messages below an offset, settled or not; not waited for."""
+        ...
+
+    def delayed(self) -> int:
+        """How many messages wait for their time."""
         ...
 
     def offset_at(self, topic: str, queue: int, time_us: int) -> int:
@@ -289,6 +351,18 @@ class QueueStore(Protocol):
         ...
 
     async def unsubscribe(self, group: str, topic: str) -> None: ...
+
+    def patterns(self) -> list[Subscription]:
+        """Subscriptions to be: `topic` is a pattern with `*`."""
+        ...
+
+    async def set_pattern(self, subscription: Subscription) -> None: ...
+
+    async def drop_pattern(self, group: str, pattern: str) -> None: ...
+
+    def priorities(self, group: str) -> Priorities | None: ...
+
+    async def set_priorities(self, group: str, priorities: Priorities) -> None: ...
 
     async def pause(self, group: str, paused: bool) -> None:
         """Note that a group is, or is no longer, paused; forgotten with its last subscription."""
@@ -314,8 +388,8 @@ class QueueStore(Protocol):
         """Wait until everything so far is durable."""
         ...
 
-    def attempted(self, group: str, topic: str, queue: int, offsets: Sequence[tuple[int, int]]) -> None:
-        """Record the number of attempts of offsets that will be delivered again; not waited for."""
+    def attempted(self, group: str, topic: str, queue: int, offsets: Sequence[tuple[int, int, int]]) -> None:
+        """Record (offset, attempts so far, when it is due again; 0: now); not waited for."""
         ...
 
     async def dead_letter(self, group: str, messages: Sequence[tuple[StoredMessage, bytes]], now_us: int) -> None:

@@ -26,7 +26,7 @@ def encoded(state: dict[str, Any], position: int, time_us: int) -> bytes:
 def write(disk: Disk, data: bytes, position: int) -> None:
     """Store an encoded checkpoint durably, then drop all but the two newest."""
     crash_point.reached("checkpoint.before_rename")
-    disk.replace(checkpoint_name(position), data)
+    disk.replace(checkpoint_name(position), [data])
     names = [name for name in disk.names() if name.endswith(_SUFFIX)]
     for name in names[:-2]:
         disk.unlink(name)

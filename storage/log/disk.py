@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -53,7 +54,7 @@ class Disk:
     def truncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)
 
-    def replace(self, name: str, *chunks: bytes | memoryview) -> None:
+    def replace(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
         """Write a file whole: under another name, synced, then renamed into place."""
         temporary = name + ".tmp"
         fd = os.open(self.directory / temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -51,6 +51,7 @@ class EntryKind(enum.IntEnum):
     ROLLBACK = 3
     DELAYED = 4  # committed, not due yet
     CARRY = 5
+    GONE = 6  # was in a queue whose room or time is over; only in sealed indexes, for its id
 
 
 # An index entry is 80 bytes in two parts. What changes between a half and its place in a queue comes first:
@@ -66,6 +67,10 @@ ENTRY_SIZE = 80
 assert ENTRY.size == ENTRY_SIZE and ENTRY_HEAD.size == ENTRY_HEAD_SIZE
 
 FLAG_DELAY = 1
+FLAG_TTL = 2  # the payload says after how long the message expires
+
+# What a RELEASE record carries: due time and payload position of the last message released.
+RELEASED = struct.Struct("<QQ")
 
 ENTRY_FIELDS = [
     ("kind", "<u1"),

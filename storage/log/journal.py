@@ -52,6 +52,7 @@ class Frame:
     __slots__ = (
         "base",
         "chunks",
+        "delayed",
         "entries",
         "handed_over",
         "is_handed_over",
@@ -72,6 +73,8 @@ class Frame:
         self.records = 0
         self.entries: list[bytes] = []
         self.queues: list[Queue | None] = []
+        self.delayed: list[tuple[int, int, int]] = []
+        """(due, payload position, number of the entry in this frame) of messages that are delayed."""
         self.waiters: list[asyncio.Future[None]] = []
         self.handed_over: list[asyncio.Future[None]] = []
         """Who waits until the operating system has it, and no longer."""
@@ -110,8 +113,8 @@ class Journal:
         self._idle_timer: asyncio.TimerHandle | None = None
         self._marked = True
         self.failed: StorageFailed | None = None
-        self.on_take: Callable[[int], None] | None = None
-        """Called once at the next frame's taking, with the position behind it: the state is then that of the log."""
+        self.on_take: list[Callable[[int], None]] = []
+        """Each called once at the next frame's taking, with the position behind it: the state is that of the log."""
         self.end = 0
         self.durable = 0
         self.open: Frame
@@ -214,9 +217,10 @@ class Journal:
         self.open = Frame(base, segment, part)
         self.end = base + FRAME_HEADER_SIZE
         self.in_flight = taken
-        if self.on_take is not None:
-            call, self.on_take = self.on_take, None
-            call(base)
+        if self.on_take:
+            calls, self.on_take = self.on_take, []
+            for call in calls:
+                call(base)
         self._marked = not taken.records
         if self._idle_timer is not None:
             self._idle_timer.cancel()

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from array import array
 
-from storage.log.format import ENTRY_SIZE
+import numpy as np
+
+from storage.log.format import ENTRY_SIZE, EntryKind
 from storage.log.journal import Frame
+from storage.log.sealed import ENTRY_TYPE, due_times
 
 MISSING = 0xFFFFFFFF
 """In a run: an offset whose entry was lost with a damaged frame."""
@@ -37,13 +40,20 @@ class LivePart:
         self.is_complete = False
         """Whether the last frame of the segment is published: only then may the part be sealed."""
         self.runs: dict[int, LiveRun] = {}
-        self.decided: dict[bytes, int] = {}
-        """Transaction id to (entry number of the outcome << 1 | rolled back), from the moment it is decided."""
+        self.decided: set[bytes] = set()
+        """Ids of the transactions whose outcome is in this segment, from the moment it is decided."""
+        self.rolled_back: set[bytes] = set()
+        """Those of them that are rolled back."""
+        self._due_us = array("Q")
+        self._due_position = array("Q")
+        self._due_number = array("I")
 
     def publish(self, frame: Frame) -> None:
         """Take over the entries of a frame that has become durable."""
         self.entries += b"".join(frame.entries)
         number = self.count
+        for due_us, position, in_frame in frame.delayed:
+            self._delay(due_us, position, number + in_frame)
         runs = self.runs
         for queue in frame.queues:
             if queue is not None:
@@ -55,9 +65,60 @@ class LivePart:
             number += 1
         self.count = number
 
+    def _delay(self, due_us: int, position: int, number: int) -> None:
+        self._due_us.append(due_us)
+        self._due_position.append(position)
+        self._due_number.append(number)
+
+    def index(self) -> None:
+        """Make the runs and sets of entries that were read back from the log, all at once."""
+        table = np.frombuffer(self.entries, ENTRY_TYPE)
+        self.count = self.assigned = len(table)
+        kinds = table["kind"]
+        self._index_queues(np.flatnonzero(kinds == EntryKind.QUEUE))
+        rolled_back = kinds == EntryKind.ROLLBACK
+        decided = rolled_back | (kinds == EntryKind.QUEUE) | (kinds == EntryKind.DELAYED)
+        self.decided = self._ids(np.flatnonzero(decided))
+        self.rolled_back = self._ids(np.flatnonzero(rolled_back))
+        delayed = np.flatnonzero(kinds == EntryKind.DELAYED)
+        self._due_us = array("Q", due_times(table[delayed]).tobytes())
+        self._due_position = array("Q", np.ascontiguousarray(table["position"][delayed]).tobytes())
+        self._due_number = array("I", delayed.astype(np.uint32).tobytes())
+
+    def _ids(self, numbers: np.ndarray[tuple[int], np.dtype[np.int64]]) -> set[bytes]:
+        rows = np.frombuffer(self.entries, np.uint8).reshape(-1, ENTRY_SIZE)
+        ids = rows[numbers, 48:64].tobytes()
+        return {ids[at : at + 16] for at in range(0, len(ids), 16)}
+
+    def _index_queues(self, numbers: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+        table = np.frombuffer(self.entries, ENTRY_TYPE)[numbers]
+        keys = (table["topic"].astype(np.uint64) << np.uint64(16)) | table["queue"]
+        order = np.argsort(keys, kind="stable")
+        keys = keys[order]
+        if not len(keys):
+            return
+        offsets = table["offset"][order].astype(np.int64)
+        numbers = numbers[order]
+        starts = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
+        ends = np.r_[starts[1:], len(keys)]
+        for key, start, end in zip(keys[starts].tolist(), starts.tolist(), ends.tolist(), strict=True):
+            run = self.runs[key] = LiveRun(int(offsets[start]))
+            # Damage may have taken some: their places stay empty.
+            places = np.full(int(offsets[end - 1]) - run.first + 1, MISSING, np.uint32)
+            places[offsets[start:end] - run.first] = numbers[start:end]
+            run.numbers = array("I", places.tobytes())
+
     def first_offset(self, key: int) -> int | None:
         run = self.runs.get(key)
         return None if run is None else run.first
+
+    def bytes_of(self, key: int) -> int:
+        """Payload bytes of a queue's entries in this part."""
+        run = self.runs.get(key)
+        if run is None:
+            return 0
+        numbers = np.frombuffer(run.numbers, np.uint32)
+        return int(np.frombuffer(self.entries, ENTRY_TYPE)["size"][numbers[numbers != MISSING]].sum())
 
     def read(self, key: int, offset: int, limit: int) -> bytes:
         """Entries of a queue from `offset` on, joined; empty if this part has none."""
@@ -87,7 +148,40 @@ class LivePart:
             at = self.entries.find(transaction_id, at + 1)
         return found
 
+    def keyed(self, key_hash: int) -> list[bytes]:
+        """Every published queue entry of a key, by its hash, in log order."""
+        found = []
+        wanted = key_hash.to_bytes(8, "little")
+        at = self.entries.find(wanted)
+        while at >= 0:
+            first = at - (ENTRY_SIZE - 8)
+            if at % ENTRY_SIZE == ENTRY_SIZE - 8 and self.entries[first] == EntryKind.QUEUE:
+                found.append(bytes(self.entries[first : first + ENTRY_SIZE]))
+            at = self.entries.find(wanted, at + 1)
+        return found
+
+    def delayed_after(self, due_us: int, position: int, until_us: int, limit: int) -> list[tuple[int, int, int]]:
+        """(due, payload position, entry number) of delayed messages behind a point in time order, up to an instant."""
+        if not self._due_us:
+            return []
+        due = np.frombuffer(self._due_us, np.uint64)
+        at = np.frombuffer(self._due_position, np.uint64)
+        behind = (due > np.uint64(due_us)) | ((due == np.uint64(due_us)) & (at > np.uint64(position)))
+        numbers = np.flatnonzero(behind & (due <= np.uint64(until_us)))
+        order = numbers[np.lexsort((at[numbers], due[numbers]))[:limit]].tolist()
+        return [(self._due_us[n], self._due_position[n], self._due_number[n]) for n in order]
+
+    def delayed_count_until(self, until_us: int) -> int:
+        """How many delayed messages were due up to an instant, released ones included."""
+        due = np.frombuffer(self._due_us, np.uint64) if self._due_us else np.empty(0, np.uint64)
+        return int((due <= np.uint64(until_us)).sum())
+
+    def delayed_entry(self, number: int) -> bytes:
+        """The entry of a delayed message."""
+        return bytes(self.entries[number * ENTRY_SIZE : (number + 1) * ENTRY_SIZE])
+
     def outcome(self, transaction_id: bytes) -> bool | None:
         """True committed, False rolled back, None not decided in this part."""
-        value = self.decided.get(transaction_id)
-        return None if value is None else not value & 1
+        if transaction_id not in self.decided:
+            return None
+        return transaction_id not in self.rolled_back

@@ -2,33 +2,58 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from notify.errors import InvalidRequest, NotFound
+from storage.hashing import key_hash
 from storage.log.format import (
     ENTRY,
     ENTRY_HEAD,
     ENTRY_HEAD_SIZE,
     ENTRY_SIZE,
     ENTRY_TAIL,
+    FLAG_TTL,
     RECORD_HEADER_SIZE,
+    RELEASED,
     EntryKind,
     RecordType,
     crc32c,
 )
 from storage.log.journal import Journal
-from storage.log.queues import Queue
+from storage.log.parts import Part
+from storage.log.queues import Policy, Queue
+from storage.log.sealed import ENTRY_TYPE, SealedPart
 from storage.log.segments import Segments
 from storage.log.state import LogState, encode
 from storage.progress import QueueProgress
-from storage.store import SettleKind, State, StoredMessage, Subscription, Topic, Transaction, dead_letter_topic
+from storage.store import (
+    Priorities,
+    SettleKind,
+    State,
+    StoredMessage,
+    Subscription,
+    Topic,
+    Transaction,
+    dead_letter_topic,
+)
 
 READ_AHEAD_BYTES = 1 << 20
 READ_GAP_BYTES = 4096
+PLACES = 4096
+"""How many readers' places are remembered, at most: where a queue's next entries lie."""
+
+
+class _Ttl(msgspec.Struct):
+    """What of a payload says when it expires."""
+
+    ttl: float = 0
+
+
+_decode_ttl = msgspec.msgpack.Decoder(_Ttl).decode
 
 
 class LogQueues:
@@ -38,6 +63,8 @@ class LogQueues:
     journal: Journal
     segments: Segments
     corrupt_messages: int
+    _places: dict[tuple[int, int], Part]
+    """(queue, offset) to the part in which a reader that went on from there will find its entries."""
 
     # --- topics -----------------------------------------------------------------------------------------------
 
@@ -49,6 +76,11 @@ class LogQueues:
         return None if t is None else t.described()
 
     async def create_topic(self, topic: Topic) -> Topic:
+        self.create_topic_soon(topic)
+        await self.journal.sync()
+        return topic
+
+    def create_topic_soon(self, topic: Topic) -> None:
         known = self.state.topics.get(topic.name)
         if known is not None and topic.queues < len(known.queues):
             raise InvalidRequest(
@@ -56,11 +88,11 @@ class LogQueues:
             )
         self.journal.reserve(1024)
         topic_id = known.id if known is not None else self.state.last_topic_id + 1
-        self.state.set_topic(topic_id, topic.name, topic.queues, topic.retention_us, topic.flush)
-        record = encode(("topic", topic_id, topic.name, topic.queues, topic.retention_us, int(topic.flush)))
-        self.journal.append(RecordType.META, 0, [], record)
-        await self.journal.sync()
-        return topic
+        policy = Policy.of(topic)
+        self.state.set_topic(topic_id, topic.name, topic.queues, policy)
+        self.journal.append(
+            RecordType.META, 0, [], encode(("topic", topic_id, topic.name, topic.queues, *policy.record()))
+        )
 
     async def delete_topic(self, name: str) -> None:
         if name not in self.state.topics:
@@ -87,12 +119,7 @@ class LogQueues:
         if limit <= 0:
             return b""
         parts = self.state.parts
-        at = len(parts) - 1
-        while at > 0:
-            first = parts[at].first_offset(queue.key)
-            if first is not None and first <= offset:
-                break
-            at -= 1
+        at = self._part_of(queue, offset)
         blobs: list[bytes] = []
         while limit > 0 and at < len(parts):
             blob = parts[at].read(queue.key, offset, limit)
@@ -100,8 +127,26 @@ class LogQueues:
                 blobs.append(blob)
                 limit -= len(blob) // ENTRY_SIZE
                 offset = int.from_bytes(blob[-64:-56], "little") + 1
+                if limit <= 0:
+                    if len(self._places) >= PLACES:
+                        self._places.clear()
+                    self._places[(queue.key, offset)] = parts[at]
             at += 1
         return b"".join(blobs)
+
+    def _part_of(self, queue: Queue, offset: int) -> int:
+        """The number of the part in which a queue's entries from an offset on begin."""
+        parts = self.state.parts
+        place = self._places.pop((queue.key, offset), None)
+        if place is not None and (number := parts.number_of(place)) is not None:
+            return number
+        at = len(parts) - 1
+        while at > 0:
+            first = parts[at].first_offset(queue.key)
+            if first is not None and first <= offset:
+                break
+            at -= 1
+        return at
 
     def _stored(self, queue: Queue, entries: bytes, max_bytes: int) -> list[StoredMessage]:
         """Entries with their payloads, coalescing the reads of neighbours."""
@@ -112,6 +157,7 @@ class LogQueues:
         name, number = queue.topic.name, queue.number
         window, window_at, window_end = b"", 0, 0
         total = 0
+        ttl_us = queue.topic.policy.ttl_us
         for i, row in enumerate(rows):
             position, size = row[6], row[7]
             total += size
@@ -131,10 +177,53 @@ class LogQueues:
             if corrupt:
                 self.corrupt_messages += 1
                 payload = b""
+            expires_us = _expiry(row, payload, ttl_us) if ttl_us or row[1] else 0
             found.append(
-                StoredMessage(name, number, row[5], row[11], row[8], row[4], payload, row[12], corrupt, row[14])
+                StoredMessage(
+                    name, number, row[5], row[11], row[8], row[4], payload, row[12], corrupt, row[14], expires_us
+                )
             )
         return found
+
+    def read_tagged(
+        self, topic: str, queue: int, offset: int, limit: int, max_bytes: int, tags: frozenset[int]
+    ) -> tuple[list[StoredMessage], int]:
+        found = self.state.queue(topic, queue)
+        entries = self._entries(found, offset, limit)
+        if not entries:
+            return [], offset
+        table = np.frombuffer(entries, ENTRY_TYPE)
+        wanted = table[np.isin(table["tag_hash"], np.fromiter(tags, np.uint32))]
+        messages = self._stored(found, wanted.tobytes(), max_bytes)
+        if len(messages) < len(wanted):
+            return messages, messages[-1].offset + 1
+        return messages, int(table["offset"][-1]) + 1
+
+    def keyed(self, key: str, topic: str | None, from_us: int, until_us: int, limit: int) -> list[StoredMessage]:
+        wanted = key_hash(key)
+        only = None
+        if topic is not None:
+            if topic not in self.state.topics:
+                return []
+            only = self.state.topics[topic].id
+        found: list[bytes] = []
+        for part in self.state.parts:
+            if isinstance(part, SealedPart) and (part.time_min >= until_us or part.time_max < from_us):
+                continue
+            mine = [e for e in part.keyed(wanted) if from_us <= int.from_bytes(e[8:16], "little") < until_us]
+            found += [e for e in mine if only is None or int.from_bytes(e[4:8], "little") == only]
+            if len(found) >= limit and isinstance(part, SealedPart):
+                break
+        found.sort(key=lambda e: e[8:16][::-1] + e[16:24][::-1])
+        return [self._one(entry) for entry in found[:limit]]
+
+    def trim(self, topic: str, queue: int, offset: int) -> None:
+        found = self.state.queue(topic, queue)
+        if offset <= found.start:
+            return
+        self.journal.reserve(256)
+        found.start = min(offset, found.visible)
+        self.journal.append(RecordType.META, 0, [], encode(("start", found.topic.id, queue, found.start)))
 
     def _where_it_is_now(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
         """An entry's row with the position of its payload, which may have been carried out of a dropped segment."""
@@ -205,31 +294,33 @@ class LogQueues:
     # --- delayed messages -------------------------------------------------------------------------------------
 
     def release_due(self, now_us: int, limit: int) -> int:
-        delayed = self.state.delayed
-        if not delayed or delayed[0][0] > now_us:
+        times = self.state.times
+        due_us = times.next_due_us()
+        if due_us is None or due_us > now_us:
             return 0
         self.journal.reserve(4096 + ENTRY_SIZE * limit)
         entries: list[bytes] = []
         queues: list[Queue | None] = []
-        while delayed and delayed[0][0] <= now_us and len(entries) < limit:
-            _, entry = heapq.heappop(delayed)
+        for entry in times.pop_due(now_us, limit):
             row = ENTRY_HEAD.unpack_from(entry)
-            topic = self.state.topics_by_id[row[3]]
-            queue = topic.queues[row[2]]
+            queue = self.state.topics_by_id[row[3]].queues[row[2]]
             offset = queue.next_offset
             queue.next_offset = offset + 1
-            head = ENTRY_HEAD.pack(EntryKind.QUEUE, 0, row[2], row[3], now_us, offset)
+            head = ENTRY_HEAD.pack(EntryKind.QUEUE, row[1] & FLAG_TTL, row[2], row[3], now_us, offset)
             entries.append(head + entry[ENTRY_HEAD_SIZE:])
             queues.append(queue)
         opened = self.journal.open
-        self.journal.append(RecordType.RELEASE, 0, entries, b"")
+        self.journal.append(RecordType.RELEASE, 0, entries, RELEASED.pack(*times.released))
         opened.entries += entries
         opened.queues += queues
         opened.part.assigned += len(entries)
         return len(entries)
 
     def next_due_us(self) -> int | None:
-        return self.state.delayed[0][0] if self.state.delayed else None
+        return self.state.times.next_due_us()
+
+    def delayed(self) -> int:
+        return self.state.times.waiting()
 
     # --- groups -----------------------------------------------------------------------------------------------
 
@@ -253,6 +344,33 @@ class LogQueues:
         self.journal.reserve(1024)
         self.state.drop_subscription(group, topic)
         self.journal.append(RecordType.META, 0, [], encode(("unsubscribe", group, topic)))
+        await self.journal.sync()
+
+    def patterns(self) -> list[Subscription]:
+        return list(self.state.patterns.values())
+
+    async def set_pattern(self, subscription: Subscription) -> None:
+        self.journal.reserve(4096)
+        self.state.patterns[(subscription.group, subscription.topic)] = subscription
+        self.journal.append(RecordType.META, 0, [], encode(("pattern", msgspec.to_builtins(subscription))))
+        await self.journal.sync()
+
+    async def drop_pattern(self, group: str, pattern: str) -> None:
+        if (group, pattern) not in self.state.patterns:
+            raise NotFound(f"group {group!r} does not subscribe to {pattern!r}")
+        self.journal.reserve(1024)
+        del self.state.patterns[(group, pattern)]
+        self.journal.append(RecordType.META, 0, [], encode(("drop_pattern", group, pattern)))
+        await self.journal.sync()
+
+    def priorities(self, group: str) -> Priorities | None:
+        return self.state.priorities.get(group)
+
+    async def set_priorities(self, group: str, priorities: Priorities) -> None:
+        record = encode(("priorities", group, msgspec.to_builtins(priorities)))
+        self.journal.reserve(len(record) + 512)
+        self.state.priorities[group] = priorities
+        self.journal.append(RecordType.META, 0, [], record)
         await self.journal.sync()
 
     async def pause(self, group: str, paused: bool) -> None:
@@ -287,12 +405,10 @@ class LogQueues:
         """Wait until everything so far is durable."""
         await self.journal.sync()
 
-    def attempted(self, group: str, topic: str, queue: int, offsets: Sequence[tuple[int, int]]) -> None:
+    def attempted(self, group: str, topic: str, queue: int, offsets: Sequence[tuple[int, int, int]]) -> None:
         found = self.state.queue(topic, queue)
-        self.journal.reserve(256 + 24 * len(offsets))
-        progress = self.state.group_progress(group, found.topic.id, queue)
-        for offset, attempts in offsets:
-            progress.attempts[offset] = attempts
+        self.journal.reserve(256 + 32 * len(offsets))
+        self.state.group_progress(group, found.topic.id, queue).again(offsets)
         record = encode(("attempts", group, found.topic.id, queue, list(offsets)))
         self.journal.append(RecordType.PROGRESS, 0, [], record)
 
@@ -352,7 +468,7 @@ class LogQueues:
         pending = self.state.pending.by_id.get(transaction_id)
         entries = self.entries_of(transaction_id)
         stored = [e for e in entries if e[0] == EntryKind.HALF]
-        ended = [e for e in entries if e[0] in (EntryKind.QUEUE, EntryKind.DELAYED, EntryKind.ROLLBACK)]
+        ended = [e for e in entries if e[0] not in (EntryKind.HALF, EntryKind.CARRY)]
         shown = [self._one(e) for e in (ended or stored)]
         if pending is not None:
             return Transaction(
@@ -393,3 +509,12 @@ class LogQueues:
                 break
         shown = [self.transaction(p.id) for p in found]
         return [t for t in shown if t is not None]
+
+
+def _expiry(row: tuple[Any, ...], payload: bytes, ttl_us: int) -> int:
+    """When a message expires, 0 for never: by its topic's TTL or its own, whichever is shorter."""
+    if row[1] & FLAG_TTL and payload:
+        own_us = round(_decode_ttl(payload).ttl * 1_000_000)
+        ttl_us = min(ttl_us, own_us) if ttl_us else own_us
+    committed_us: int = row[4]
+    return committed_us + ttl_us if ttl_us else 0

@@ -19,6 +19,7 @@ class Parts:
     def __init__(self) -> None:
         self._all: list[Part] = []
         self._ranges: tuple[list[SealedPart], NDArray[np.uint64], NDArray[np.uint64]] | None = None
+        self._numbers: dict[int, int] | None = None
 
     def __iter__(self) -> Iterator[Part]:
         return iter(self._all)
@@ -29,21 +30,28 @@ class Parts:
     def __getitem__(self, number: int) -> Part:
         return self._all[number]
 
+    def number_of(self, part: Part) -> int | None:
+        """Where a part stands, None if it is not here any more."""
+        if self._numbers is None:
+            self._numbers = {id(p): n for n, p in enumerate(self._all)}
+        number = self._numbers.get(id(part))
+        return number if number is not None and self._all[number] is part else None
+
     def append(self, part: Part) -> None:
         self._all.append(part)
-        self._ranges = None
+        self._ranges = self._numbers = None
 
     def remove(self, part: Part) -> None:
         self._all.remove(part)
-        self._ranges = None
+        self._ranges = self._numbers = None
 
     def replace(self, part: Part, by: Part) -> None:
         self._all[self._all.index(part)] = by
-        self._ranges = None
+        self._ranges = self._numbers = None
 
     def clear(self) -> None:
         self._all.clear()
-        self._ranges = None
+        self._ranges = self._numbers = None
 
     def holding(self, transaction_id: bytes) -> Iterator[Part]:
         """The parts that may hold an id, the newest first.

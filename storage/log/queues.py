@@ -2,8 +2,50 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
 from storage.hashing import key_hash
-from storage.store import Flush, Topic
+from storage.store import Backlog, Flush, Topic
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """What a topic keeps and takes. Topics of the same policy share one: there may be 100,000 of them."""
+
+    retention_us: int = 0
+    flush: Flush = Flush.SYNC
+    retention_bytes: int = 0
+    ttl_us: int = 0
+    backlog: int = 0
+    backlog_policy: Backlog = Backlog.REFUSE
+
+    @classmethod
+    def of(cls, topic: Topic) -> Policy:
+        policy = cls(
+            topic.retention_us,
+            topic.flush,
+            topic.retention_bytes,
+            topic.ttl_us,
+            topic.backlog,
+            topic.backlog_policy,
+        )
+        return DEFAULT_POLICY if policy == DEFAULT_POLICY else policy
+
+    def record(self) -> list[Any]:
+        """As META records and checkpoints carry it: what is not the default behind the first two."""
+        more = {name: getattr(self, name) for name in _MORE if getattr(self, name)}
+        return [self.retention_us, int(self.flush), *([more] if more else [])]
+
+    @classmethod
+    def from_record(cls, record: list[Any]) -> Policy:
+        more = record[2] if len(record) > 2 else {}
+        policy = msgspec.convert({"retention_us": record[0], "flush": record[1], **more}, cls)
+        return DEFAULT_POLICY if policy == DEFAULT_POLICY else policy
+
+
+_MORE = ("retention_bytes", "ttl_us", "backlog", "backlog_policy")
+DEFAULT_POLICY = Policy()
 
 
 class Queue:
@@ -23,20 +65,35 @@ class Queue:
 class LogTopic:
     """A topic by its number in the log."""
 
-    __slots__ = ("deleted", "flush", "id", "name", "queues", "retention_us", "turn")
+    __slots__ = ("deleted", "id", "name", "policy", "queues", "turn")
 
-    def __init__(self, topic_id: int, name: str, queues: int, retention_us: int, flush: Flush = Flush.SYNC) -> None:
+    def __init__(self, topic_id: int, name: str, queues: int) -> None:
         self.id = topic_id
         self.name = name
-        self.retention_us = retention_us
-        self.flush = flush
+        self.policy = DEFAULT_POLICY
         self.deleted = False
         self.turn = 0
-        self.queues = [Queue(self, n) for n in range(queues)]
+        self.queues: tuple[Queue, ...] = tuple([Queue(self, n) for n in range(queues)])
+
+    def grow(self, queues: int) -> None:
+        """Have at least so many queues."""
+        more = [Queue(self, n) for n in range(len(self.queues), queues)]
+        if more:
+            self.queues = (*self.queues, *more)
 
     def described(self) -> Topic:
         """As everyone but the log sees it."""
-        return Topic(self.name, len(self.queues), self.retention_us, self.flush)
+        p = self.policy
+        return Topic(
+            self.name,
+            len(self.queues),
+            p.retention_us,
+            p.flush,
+            p.retention_bytes,
+            p.ttl_us,
+            p.backlog,
+            p.backlog_policy,
+        )
 
     def queue_for(self, key: str | None) -> int:
         """The queue of a key, or the next in turn."""

@@ -1,6 +1,8 @@
-"""Dropping segments whose time is over, without losing what still waits in them.
+"""Dropping segments whose time or room is over, without losing what still waits in them.
 
-A segment expires when its last record is older than every topic in it keeps messages (counted from the commit). Live
+A segment expires when each topic in it has no more use for it: its last record is older than the topic keeps messages
+(counted from the commit), or newer segments hold as many bytes as the topic keeps. The server may bound the log as a
+whole, too. Ids are kept for the server's retention in any case. Live
 payloads are written again first: those of undecided and delayed messages, of messages that a subscribed group has not
 settled, and of messages committed later than their half. The way from an old position to the new one is in the
 CARRY record and in every checkpoint after it. The segment goes only after such a checkpoint is durable.
@@ -17,10 +19,11 @@ import structlog
 from numpy.typing import NDArray
 
 from storage import crash_point
-from storage.log import checkpoint, sealed
+from storage.log import sealed
 from storage.log.format import ENTRY_HEAD, ENTRY_SIZE, ENTRY_TAIL, RECORD_HEADER_SIZE, EntryKind, RecordType, crc32c
 from storage.log.live import LivePart
 from storage.log.sealed import ENTRY_TYPE, SealedPart
+from storage.log.times import FOR_EVER_US
 
 if TYPE_CHECKING:
     from storage.log.store import LogStore
@@ -34,75 +37,128 @@ Places = dict[int, tuple[int, int]]
 """Payload position to (size, CRC32C)."""
 
 
-async def retain(store: LogStore, now_us: int, default_us: int) -> int:
-    """Drop every segment whose time is over; how many there were. `default_us` 0 keeps messages for ever."""
-    _drop_settled_husks(store)
+async def retain(store: LogStore, now_us: int, default_us: int, most_bytes: int) -> int:
+    """Drop every segment whose time or room is over; how many there were.
+
+    `default_us` 0 keeps messages for ever, `most_bytes` 0 whatever room they take.
+    """
+    _trim_by_size(store)
+    _drop_settled_husks(store, now_us, default_us)
     dropped = 0
-    while (part := _expired(store, now_us, default_us)) is not None:
-        await _drop(store, part, now_us)
+    while (part := _expired(store, now_us, default_us, most_bytes)) is not None:
+        await _drop(store, part, now_us, keep_ids=not default_us or part.time_max + default_us > now_us)
         dropped += 1
     return dropped
 
 
-def _expired(store: LogStore, now_us: int, default_us: int) -> SealedPart | None:
-    """The oldest segment, if its time is over. The live one never is, nor one that is not sealed yet."""
-    if not default_us:
-        return None
+def _trim_by_size(store: LogStore) -> None:
+    """Topics with a bound of bytes keep their newest segments' worth of it, and what a group has not settled."""
+    groups = _groups_by_topic(store)
+    for topic in list(store.state.topics.values()):
+        most = topic.policy.retention_bytes
+        for queue in topic.queues if most else ():
+            kept = 0
+            start = queue.start
+            for part in reversed(list(store.state.parts)):
+                if kept >= most:
+                    break
+                first = part.first_offset(queue.key)
+                if first is not None:
+                    kept += part.bytes_of(queue.key)
+                    start = first
+            if kept < most:
+                continue
+            for group in groups.get(topic.id, ()):
+                start = min(start, store.state.group_progress(group, topic.id, queue.number).floor)
+            store.trim(topic.name, queue.number, start)
+
+
+def _groups_by_topic(store: LogStore) -> dict[int, list[str]]:
+    groups: dict[int, list[str]] = {}
+    for (group, name), subscription in store.state.subscriptions.items():
+        if subscription.mode != "broadcast":  # its instances have subscriptions of their own
+            groups.setdefault(store.state.topics[name].id, []).append(group)
+    return groups
+
+
+def _expired(store: LogStore, now_us: int, default_us: int, most_bytes: int) -> SealedPart | None:
+    """The oldest segment, if its time or room is over. The live one's never is, nor one's that is not sealed yet."""
     first = store.segments.all()[0]
     part = next((p for p in store.state.parts if p.base == first.base), None)
     if not isinstance(part, SealedPart):
         return None
-    keep_us = [default_us]
-    for topic_id in np.unique(part.runs["key"] >> np.uint64(16)):
-        topic = store.state.topics_by_id.get(int(topic_id))
-        if topic is not None and not topic.deleted and topic.retention_us:
-            keep_us.append(topic.retention_us)
-    return part if part.time_max + max(keep_us) <= now_us else None
+    if most_bytes and store.journal.end - first.base > most_bytes:
+        return part
+    if not len(part.runs) and not (default_us and part.time_max + default_us <= now_us):
+        return None
+    return part if all(_is_over(store, part, run, now_us, default_us) for run in part.runs) else None
+
+
+def _is_over(store: LogStore, part: SealedPart, run: np.void, now_us: int, default_us: int) -> bool:
+    """Whether nothing of a queue's run needs to be kept for those who might still ask for it."""
+    topic = store.state.topics_by_id.get(int(run["key"]) >> 16)
+    if topic is None or topic.deleted:
+        return True
+    last = int(part.entries["offset"][int(run["first_entry"]) + int(run["count"]) - 1])
+    if last < topic.queues[int(run["key"]) & 0xFFFF].start:
+        return True
+    keep_us = topic.policy.retention_us or default_us
+    return bool(keep_us) and part.time_max + keep_us <= now_us
 
 
 def _live_mask(store: LogStore, part: SealedPart) -> NDArray[np.bool_]:
-    """Which entries of a part some subscribed group has not settled."""
+    """Which entries of a part some subscribed group has not settled, or are still delayed."""
     mask = np.zeros(part.count, bool)
     state = store.state
-    groups: dict[int, list[str]] = {}
-    for (group, name), subscription in state.subscriptions.items():
-        if subscription.mode == "broadcast":
-            continue  # its instances have subscriptions of their own
-        groups.setdefault(state.topics[name].id, []).append(group)
+    groups = _groups_by_topic(store)
     for run in part.runs:
         topic_id, queue = int(run["key"]) >> 16, int(run["key"]) & 0xFFFF
         first, count = int(run["first_entry"]), int(run["count"])
         offsets = part.entries["offset"][first : first + count]
         for group in groups.get(topic_id, ()):
             progress = state.group_progress(group, topic_id, queue)
-            waiting = offsets >= np.uint64(progress.floor)
+            start = max(progress.floor, state.topics_by_id[topic_id].queues[queue].start)
+            waiting = offsets >= np.uint64(start)
             if progress.settled:
                 waiting &= ~np.isin(offsets, np.fromiter(progress.settled, np.uint64))
             mask[first : first + count] |= waiting
+    mask[_delayed(store, part)] = True
     return mask
 
 
-def _drop_settled_husks(store: LogStore) -> None:
-    """A husk is the index of a dropped segment, kept for messages that were carried: it goes when they are settled."""
+def _delayed(store: LogStore, part: SealedPart | LivePart) -> list[int]:
+    """The numbers of a part's entries that wait for their time."""
+    return [row[2] for row in part.delayed_after(*store.state.times.released, FOR_EVER_US, 1 << 32)]
+
+
+def _drop_settled_husks(store: LogStore, now_us: int, default_us: int) -> None:
+    """A husk is the index of a dropped segment, kept for messages that were carried, and for ids before their time."""
     first = store.segments.all()[0].base
     for part in [p for p in store.state.parts if isinstance(p, SealedPart) and p.base < first]:
-        if not _live_mask(store, part).any():
-            store.state.parts.remove(part)
+        if default_us and part.time_max + default_us <= now_us and not _live_mask(store, part).any():
+            store.remove_part(part)
             store.disk.unlink(part.name)
             _move_starts(store, part)
 
 
-async def _drop(store: LogStore, part: SealedPart, now_us: int) -> None:
+async def _drop(store: LogStore, part: SealedPart, now_us: int, keep_ids: bool) -> None:
     live = _live_mask(store, part)
     wanted = await _wanted(store, part, live)
     await _carry(store, wanted, now_us)
-    await _checkpoint(store)
-    if live.any():
-        data = sealed.build(part.entries[live].tobytes(), part.base, part.end)
-        await asyncio.to_thread(store.disk.replace, part.name, *data)
-        store.state.parts.replace(part, SealedPart(store.disk, part.name))
+    await store.sealed_up()
+    await store.checkpoint()
+    if keep_ids or live.any():
+        entries = part.entries.copy()
+        if keep_ids:
+            # Its ids are still looked for: only what was in queues is gone.
+            entries["kind"][~live & (entries["kind"] == EntryKind.QUEUE)] = EntryKind.GONE
+        else:
+            entries = entries[live]
+        data = sealed.build(entries.tobytes(), part.base, part.end)
+        await asyncio.to_thread(store.disk.replace, part.name, data)
+        store.replace_part(part, SealedPart(store.disk, part.name, is_fresh=True))
     else:
-        store.state.parts.remove(part)
+        store.remove_part(part)
         store.disk.unlink(part.name)
     crash_point.reached("retention.before_unlink")
     segment = store.segments.at(part.base)
@@ -121,7 +177,7 @@ def _move_starts(store: LogStore, part: SealedPart) -> None:
         if topic is not None:
             queue = topic.queues[int(key) & 0xFFFF]
             firsts = (p.first_offset(queue.key) for p in store.state.parts)
-            queue.start = next((first for first in firsts if first is not None), queue.visible)
+            queue.start = max(queue.start, next((first for first in firsts if first is not None), queue.visible))
 
 
 async def _wanted(store: LogStore, part: SealedPart, live: NDArray[np.bool_]) -> dict[int, tuple[int, int, int]]:
@@ -136,7 +192,9 @@ async def _wanted(store: LogStore, part: SealedPart, live: NDArray[np.bool_]) ->
             places |= _below(np.frombuffer(_entries_of(other), ENTRY_TYPE), high)
     places |= _below(part.entries[live], high)
     tails = [m.tail for p in state.pending.by_id.values() for m in p.messages]
-    tails += [entry[24:] for _, entry in state.delayed]
+    tails += [entry[24:] for _, entry in state.times.unpublished.values()]
+    for other in state.parts:
+        tails += [other.delayed_entry(number)[24:] for number in _delayed(store, other)]
     for tail in tails:
         position, size, _, _, _, _, _, crc, _ = ENTRY_TAIL.unpack(tail)
         if position < high:
@@ -205,19 +263,3 @@ def _append(store: LogStore, batch: list[tuple[int, bytes, int]], now_us: int) -
     opened.queues += [None] * len(entries)
     opened.part.assigned += len(entries)
     opened.points.add("carry")
-
-
-async def _checkpoint(store: LogStore) -> None:
-    """Take a checkpoint at the next frame and wait until it is durable."""
-    taken: list[tuple[int, bytes]] = []
-
-    def snapshot(position: int) -> None:
-        taken.append((position, checkpoint.encoded(store.state.snapshot(), position, 0)))
-
-    store.journal.on_take = snapshot
-    store.journal.reserve(4096)
-    store.journal.append(RecordType.CARRY, 0, [], b"")
-    await store.journal.sync()
-    await store.sealed_up()
-    position, data = taken[0]
-    await asyncio.to_thread(checkpoint.write, store.disk, data, position)

@@ -1,45 +1,65 @@
-"""The index of a finished segment: one file, mapped into memory, read by offset, by transaction id or by time.
+"""The index of a finished segment: one file, mapped into memory, read by offset, by id, by key or by due time.
 
 Queue entries come first, ordered by (topic, queue, offset), so that a queue's run lies side by side; the other
-entries follow. A directory lists the runs, and the ids of all entries are sorted with their entry's number. The
-bytes are specified in format.md. The file is a function of the segment: lost, it is built again from the log.
+entries follow. Behind them lie the runs, then three sorted tables: the ids of all entries, the delayed messages by
+due time, the keys of queue entries. The bytes are specified in format.md. The file is a function of the segment:
+lost, it is built again from the log.
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import google_crc32c
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from storage.log.disk import Disk
-from storage.log.format import ENTRY_FIELDS, ENTRY_SIZE, EntryKind, crc32c
+from storage.log.format import ENTRY_FIELDS, ENTRY_SIZE, FLAG_DELAY, EntryKind
+
+log = structlog.get_logger("notify.log")
 
 ENTRY_TYPE = np.dtype(ENTRY_FIELDS)
-RUN_TYPE = np.dtype([("key", "<u8"), ("first_offset", "<u8"), ("first_entry", "<u4"), ("count", "<u4")])
+RUN_TYPE = np.dtype(
+    [("key", "<u8"), ("first_offset", "<u8"), ("first_entry", "<u4"), ("count", "<u4"), ("bytes", "<u8")]
+)
 ID_TYPE = np.dtype([("high", "<u8"), ("low", "<u8"), ("entry", "<u4"), ("reserved", "<u4")])
+DUE_TYPE = np.dtype([("due_us", "<u8"), ("position", "<u8"), ("entry", "<u4"), ("reserved", "<u4")])
+KEY_TYPE = np.dtype([("key_hash", "<u8"), ("entry", "<u4"), ("reserved", "<u4")])
 _U64 = struct.Struct("<Q")
-_RUN = struct.Struct("<QQII")
+_RUN = struct.Struct("<QQIIQ")
 _ID = struct.Struct("<QQI")
+_DUE = struct.Struct("<QQI")
+_KEY = struct.Struct("<QI")
 _OFFSET_AT = 16
+_CHUNK_ROWS = 65_536
+_CRC_BYTES = 1 << 20
 HEADER_TYPE = np.dtype(
     [
         ("magic", "S8"),
         ("version", "<u4"),
-        ("crc", "<u4"),  # CRC32C of the directory and the ids
+        ("runs_crc", "<u4"),  # CRC32C of the runs, checked when the file is opened
         ("base", "<u8"),
         ("end", "<u8"),
         ("entries", "<u4"),
         ("runs", "<u4"),
+        ("delayed", "<u4"),
+        ("keyed", "<u4"),
         ("id_min_high", "<u8"),
         ("id_max_high", "<u8"),
         ("time_min", "<u8"),
         ("time_max", "<u8"),
+        ("tables_crc", "<u4"),  # CRC32C of ids, due times and keys, checked when one of them is first searched
+        ("reserved", "<u4"),
     ]
 )
 MAGIC = b"NTFYIDX1"
+VERSION = 2
 assert ENTRY_TYPE.itemsize == ENTRY_SIZE
 
 
@@ -47,49 +67,114 @@ def index_name(base: int) -> str:
     return f"{base:020d}.idx"
 
 
-def build(entries: bytes | bytearray | memoryview, base: int, end: int) -> tuple[bytes, memoryview, bytes]:
-    """The index file's bytes for a segment's entries in log order, in parts: a copy would be 100 MB and more."""
+def due_times(table: NDArray[Any]) -> NDArray[np.uint64]:
+    """When delayed entries are due: a delay counts from the entry's time, an instant is taken as it is."""
+    counted = np.where(table["flags"] & FLAG_DELAY, table["time_us"], np.uint64(0))
+    due: NDArray[np.uint64] = counted + table["deliver_us"]
+    return due
+
+
+def build(entries: bytes | bytearray | memoryview, base: int, end: int) -> Iterator[bytes | memoryview]:
+    """The index file's bytes for a segment's entries in log order, piece by piece: copies would be 100 MB and more."""
     table = np.frombuffer(entries, dtype=ENTRY_TYPE)
     queued = table["kind"] == EntryKind.QUEUE
     key = (table["topic"].astype(np.uint64) << np.uint64(16)) | table["queue"]
     # Entries that are in no queue go last; within a queue log order is offset order, but for carried entries.
-    order = np.lexsort((table["offset"], key, ~queued))
-    table = table[order]
-    key = key[order]
+    order = np.lexsort((table["offset"], key, ~queued)).astype(np.uint32)
     in_queues = int(queued.sum())
-    queue_keys = key[:in_queues]
-    starts = np.flatnonzero(np.r_[True, queue_keys[1:] != queue_keys[:-1]]) if in_queues else np.empty(0, int)
-    runs = np.zeros(len(starts), RUN_TYPE)
-    runs["key"] = queue_keys[starts]
-    runs["first_offset"] = table["offset"][starts]
-    runs["first_entry"] = starts
-    runs["count"] = np.diff(np.r_[starts, in_queues])
-    ids = np.zeros(len(table), ID_TYPE)
-    by_id = np.lexsort((table["id_low"], table["id_high"]))
-    ids["high"] = table["id_high"][by_id]
-    ids["low"] = table["id_low"][by_id]
-    ids["entry"] = by_id
+    runs = _runs(table, key, order[:in_queues])
+    del key, queued
+    place = np.empty(len(table), np.uint32)
+    place[order] = np.arange(len(table), dtype=np.uint32)
+    ids = _ids(table, place)
+    delayed = _delayed(table, place)
+    keys = _keys(table, place)
+    del place
     header = np.zeros(1, HEADER_TYPE)
     header["magic"] = MAGIC
-    header["version"] = 1
+    header["version"] = VERSION
     header["base"] = base
     header["end"] = end
     header["entries"] = len(table)
     header["runs"] = len(runs)
+    header["delayed"] = len(delayed)
+    header["keyed"] = len(keys)
     if len(table):
         header["id_min_high"] = ids["high"][0]
         header["id_max_high"] = ids["high"][-1]
         header["time_min"] = table["time_us"].min()
         header["time_max"] = table["time_us"].max()
-    tail = runs.tobytes() + ids.tobytes()
-    header["crc"] = crc32c(tail)
-    return header.tobytes(), table.view(np.uint8).data, tail
+    header["runs_crc"] = _crc(_view(runs))
+    header["tables_crc"] = _crc(_view(ids), _view(delayed), _view(keys))
+    yield _view(header)
+    for first in range(0, len(order), _CHUNK_ROWS):
+        yield _view(table[order[first : first + _CHUNK_ROWS]])
+    yield from (_view(runs), _view(ids), _view(delayed), _view(keys))
+
+
+def _view(table: NDArray[Any]) -> memoryview | bytes:
+    return table.view(np.uint8).data if len(table) else b""
+
+
+def _crc(*views: memoryview | bytes) -> int:
+    """CRC32C of all of them, a piece at a time: the library takes nothing but bytes."""
+    crc = 0
+    for view in views:
+        for at in range(0, len(view), _CRC_BYTES):
+            crc = google_crc32c.extend(crc, bytes(view[at : at + _CRC_BYTES]))
+    return crc
+
+
+def _runs(table: NDArray[Any], key: NDArray[np.uint64], order: NDArray[np.uint32]) -> NDArray[Any]:
+    """Where each queue's entries lie, and how many payload bytes they have."""
+    keys = key[order]
+    starts = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]]) if len(order) else np.empty(0, int)
+    runs = np.zeros(len(starts), RUN_TYPE)
+    runs["key"] = keys[starts]
+    runs["first_offset"] = table["offset"][order[starts]]
+    runs["first_entry"] = starts
+    runs["count"] = np.diff(np.r_[starts, len(order)])
+    if len(starts):
+        runs["bytes"] = np.add.reduceat(table["size"][order].astype(np.uint64), starts)
+    return runs
+
+
+def _ids(table: NDArray[Any], place: NDArray[np.uint32]) -> NDArray[Any]:
+    by_id = np.lexsort((table["id_low"], table["id_high"]))
+    ids = np.zeros(len(table), ID_TYPE)
+    ids["high"] = table["id_high"][by_id]
+    ids["low"] = table["id_low"][by_id]
+    ids["entry"] = place[by_id]
+    return ids
+
+
+def _delayed(table: NDArray[Any], place: NDArray[np.uint32]) -> NDArray[Any]:
+    numbers = np.flatnonzero(table["kind"] == EntryKind.DELAYED)
+    chosen = table[numbers]
+    due = due_times(chosen)
+    order = np.lexsort((chosen["position"], due))
+    delayed = np.zeros(len(numbers), DUE_TYPE)
+    delayed["due_us"] = due[order]
+    delayed["position"] = chosen["position"][order]
+    delayed["entry"] = place[numbers[order]]
+    return delayed
+
+
+def _keys(table: NDArray[Any], place: NDArray[np.uint32]) -> NDArray[Any]:
+    numbers = np.flatnonzero((table["kind"] == EntryKind.QUEUE) & (table["key_hash"] != 0))
+    hashes = table["key_hash"][numbers]
+    order = np.argsort(hashes, kind="stable")
+    keys = np.zeros(len(numbers), KEY_TYPE)
+    keys["key_hash"] = hashes[order]
+    keys["entry"] = place[numbers[order]]
+    return keys
 
 
 class SealedPart:
     """A mapped index file. Raises ValueError on opening if it is not sound."""
 
-    def __init__(self, disk: Disk, name: str) -> None:
+    def __init__(self, disk: Disk, name: str, *, is_fresh: bool = False) -> None:
+        """`is_fresh`: this process has just written it, so its tables need no check."""
         self.name = name
         path = Path(disk.directory) / name
         with path.open("rb") as file:
@@ -97,30 +182,51 @@ class SealedPart:
         if len(self._map) < HEADER_TYPE.itemsize:
             raise ValueError("shorter than its header")
         header = np.frombuffer(self._map, HEADER_TYPE, 1)[0]
-        if bytes(header["magic"]) != MAGIC or header["version"] != 1:
+        if bytes(header["magic"]) != MAGIC or header["version"] != VERSION:
             raise ValueError("not an index of this version")
         self.base, self.end = int(header["base"]), int(header["end"])
-        count, runs = int(header["entries"]), int(header["runs"])
-        at = HEADER_TYPE.itemsize
-        if len(self._map) != at + count * (ENTRY_SIZE + ID_TYPE.itemsize) + runs * RUN_TYPE.itemsize:
+        self.count = count = int(header["entries"])
+        self.delayed_count = int(header["delayed"])
+        self.keyed_count = int(header["keyed"])
+        runs = int(header["runs"])
+        self._entries_at = HEADER_TYPE.itemsize
+        self._runs_at = self._entries_at + count * ENTRY_SIZE
+        self._ids_at = self._runs_at + runs * RUN_TYPE.itemsize
+        self._delayed_at = self._ids_at + count * ID_TYPE.itemsize
+        self._keys_at = self._delayed_at + self.delayed_count * DUE_TYPE.itemsize
+        if len(self._map) != self._keys_at + self.keyed_count * KEY_TYPE.itemsize:
             raise ValueError("its length does not fit its header")
-        self.entries: NDArray[np.void] = np.frombuffer(self._map, ENTRY_TYPE, count, at)
-        self._entries_at = at
-        at += count * ENTRY_SIZE
-        if crc32c(self._map[at:]) != int(header["crc"]):
+        self.entries: NDArray[np.void] = np.frombuffer(self._map, ENTRY_TYPE, count, self._entries_at)
+        self.runs: NDArray[np.void] = np.frombuffer(self._map, RUN_TYPE, runs, self._runs_at)
+        if _crc(_view(self.runs)) != int(header["runs_crc"]):
             raise ValueError("its directory is damaged (checksum)")
-        self.runs: NDArray[np.void] = np.frombuffer(self._map, RUN_TYPE, runs, at)
-        self._runs_at = at
-        self._ids_at = at + runs * RUN_TYPE.itemsize
+        self._tables_crc = int(header["tables_crc"])
+        self._is_sound: bool | None = True if is_fresh else None
         self.id_min = int(header["id_min_high"])
         self.id_max = int(header["id_max_high"])
+        self.time_min = int(header["time_min"])
         self.time_max = int(header["time_max"])
-        self.count = count
 
     def close(self) -> None:
         """Let go of the file; nothing may be read any more."""
         del self.entries, self.runs
         self._map.close()
+
+    def _tables_are_sound(self) -> bool:
+        """Whether ids, due times and keys are what was written; read once, when one of them is first asked for.
+
+        A start would have to read 24 bytes and more of every entry in the log.
+        """
+        if self._is_sound is None:
+            self._is_sound = _crc(memoryview(self._map)[self._ids_at :]) == self._tables_crc
+            if not self._is_sound:
+                log.error(
+                    "index_damaged",
+                    name=self.name,
+                    effect="its entries are searched one by one; remove the "
+                    "file and start again: it is rebuilt from the log",
+                )
+        return self._is_sound
 
     def _first_at_least(self, value: int, at: int, stride: int, low: int, high: int) -> int:
         """The first of the rows [low, high) whose u64 is `value` or more; they rise, the one of row 0 is at `at`.
@@ -137,14 +243,19 @@ class SealedPart:
                 high = middle
         return low
 
-    def _run(self, key: int) -> tuple[int, int, int] | None:
-        """First offset, first entry and number of entries of a queue."""
+    def _run(self, key: int) -> tuple[int, int, int, int] | None:
+        """First offset, first entry, number of entries and payload bytes of a queue."""
         size = RUN_TYPE.itemsize
         i = self._first_at_least(key, self._runs_at, size, 0, len(self.runs))
         if i == len(self.runs):
             return None
-        found, first_offset, first_entry, count = _RUN.unpack_from(self._map, self._runs_at + i * size)
-        return (first_offset, first_entry, count) if found == key else None
+        found, first_offset, first_entry, count, size = _RUN.unpack_from(self._map, self._runs_at + i * size)
+        return (first_offset, first_entry, count, size) if found == key else None
+
+    def bytes_of(self, key: int) -> int:
+        """Payload bytes of a queue's entries in this part."""
+        run = self._run(key)
+        return 0 if run is None else run[3]
 
     def first_offset(self, key: int) -> int | None:
         run = self._run(key)
@@ -155,7 +266,7 @@ class SealedPart:
         run = self._run(key)
         if run is None:
             return b""
-        first_offset, first, count = run
+        first_offset, first, count, _ = run
         at = max(0, offset - first_offset)
         if at and (at >= count or self._offset(first + at) != offset):
             # Carried entries leave gaps: search instead of counting.
@@ -173,6 +284,9 @@ class SealedPart:
         if not self.id_min <= high <= self.id_max or not self.count:
             return []
         low = int.from_bytes(transaction_id[8:])
+        if not self._tables_are_sound():
+            same = (self.entries["id_high"] == np.uint64(high)) & (self.entries["id_low"] == np.uint64(low))
+            return [self._entry(int(n)) for n in np.flatnonzero(same)]
         found = []
         size = ID_TYPE.itemsize
         for i in range(self._first_at_least(high, self._ids_at, size, 0, self.count), self.count):
@@ -180,14 +294,70 @@ class SealedPart:
             if its_high != high:
                 break
             if its_low == low:
-                at = self._entries_at + entry * ENTRY_SIZE
-                found.append(self._map[at : at + ENTRY_SIZE])
+                found.append(self._entry(entry))
         return found
+
+    def _entry(self, number: int) -> bytes:
+        at = self._entries_at + number * ENTRY_SIZE
+        return self._map[at : at + ENTRY_SIZE]
+
+    def keyed(self, key_hash: int) -> list[bytes]:
+        """Every queue entry of a key, by its hash, in no order."""
+        if not self.keyed_count:
+            return []
+        if not self._tables_are_sound():
+            same = (self.entries["key_hash"] == np.uint64(key_hash)) & (self.entries["kind"] == EntryKind.QUEUE)
+            return [self._entry(int(n)) for n in np.flatnonzero(same)]
+        size = KEY_TYPE.itemsize
+        found = []
+        for i in range(self._first_at_least(key_hash, self._keys_at, size, 0, self.keyed_count), self.keyed_count):
+            its_hash, entry = _KEY.unpack_from(self._map, self._keys_at + i * size)
+            if its_hash != key_hash:
+                break
+            found.append(self._entry(entry))
+        return found
+
+    def delayed_after(self, due_us: int, position: int, until_us: int, limit: int) -> list[tuple[int, int, int]]:
+        """(due, payload position, entry number) of delayed messages behind a point in time order, up to an instant."""
+        if not self.delayed_count:
+            return []
+        if not self._tables_are_sound():
+            numbers = np.flatnonzero(self.entries["kind"] == EntryKind.DELAYED)
+            rows = sorted(
+                zip(
+                    due_times(self.entries[numbers]).tolist(),
+                    self.entries["position"][numbers].tolist(),
+                    numbers.tolist(),
+                    strict=True,
+                )
+            )
+            return [row for row in rows if (due_us, position) < row[:2] and row[0] <= until_us][:limit]
+        size = DUE_TYPE.itemsize
+        at = self._first_at_least(due_us, self._delayed_at, size, 0, self.delayed_count)
+        found: list[tuple[int, int, int]] = []
+        while at < self.delayed_count and len(found) < limit:
+            row = _DUE.unpack_from(self._map, self._delayed_at + at * size)
+            if row[0] > until_us:
+                break
+            if row[:2] > (due_us, position):
+                found.append(row)
+            at += 1
+        return found
+
+    def delayed_count_until(self, until_us: int) -> int:
+        """How many delayed messages were due up to an instant, released ones included."""
+        if not self.delayed_count or not self._tables_are_sound():
+            return self.delayed_count
+        return self._first_at_least(until_us + 1, self._delayed_at, DUE_TYPE.itemsize, 0, self.delayed_count)
+
+    def delayed_entry(self, number: int) -> bytes:
+        """The entry of a delayed message."""
+        return self._entry(number)
 
     def outcome(self, transaction_id: bytes) -> bool | None:
         """True committed, False rolled back, None not decided in this part."""
         for entry in self.lookup(transaction_id):
-            if entry[0] in (EntryKind.QUEUE, EntryKind.DELAYED):
+            if entry[0] in (EntryKind.QUEUE, EntryKind.DELAYED, EntryKind.GONE):
                 return True
             if entry[0] == EntryKind.ROLLBACK:
                 return False

@@ -1,39 +1,41 @@
 """The log's state in memory, and how it follows from the records: replay applies them, a checkpoint saves the result.
 
-State here is small: what is undecided, delayed or unsettled, and numbers per queue. Messages stay in the log.
+State here is small: what is undecided or unsettled, and numbers per queue. Messages, delayed ones too, stay in the
+log.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from notify.errors import NotFound
 from storage.log.format import (
     ENTRY,
-    ENTRY_HEAD,
     ENTRY_HEAD_SIZE,
     ENTRY_SIZE,
     FLAG_DELAY,
     RECORD_HEADER,
     RECORD_HEADER_SIZE,
+    RELEASED,
     EntryKind,
     RecordType,
 )
-from storage.log.live import MISSING, LivePart, LiveRun
+from storage.log.live import LivePart
 from storage.log.parts import Parts
 from storage.log.pending import Pending, PendingMessage, PendingTable, Producer
-from storage.log.queues import LogTopic, Queue, queue_key
-from storage.progress import QueueProgress
-from storage.store import Flush, Subscription
+from storage.log.queues import DEFAULT_POLICY, LogTopic, Policy, Queue
+from storage.log.sealed import ENTRY_TYPE
+from storage.log.times import TimeIndex
+from storage.progress import QueueProgress, to_runs
+from storage.store import Priorities, Subscription
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder().decode
-
-_HALF, _QUEUE, _ROLLBACK, _DELAYED = EntryKind.HALF, EntryKind.QUEUE, EntryKind.ROLLBACK, EntryKind.DELAYED
 
 
 class LogState:
@@ -44,9 +46,10 @@ class LogState:
         self.topics_by_id: dict[int, LogTopic] = {}
         self.last_topic_id = 0
         self.pending = PendingTable()
-        self.delayed: list[tuple[int, bytes]] = []
-        """Heap of (due, entry): committed, not due yet."""
         self.subscriptions: dict[tuple[str, str], Subscription] = {}
+        self.patterns: dict[tuple[str, str], Subscription] = {}
+        """What a group subscribes to as soon as a topic of a matching name is made."""
+        self.priorities: dict[str, Priorities] = {}
         self.progress: dict[tuple[str, int, int], QueueProgress] = {}
         self.paused: set[str] = set()
         self.producer_groups: list[str] = [""]
@@ -55,6 +58,7 @@ class LogState:
         self.moved: dict[int, int] = {}
         """Payloads that were carried out of a dropped segment: position as entries know it, to where it is now."""
         self.parts = Parts()
+        self.times = TimeIndex(self.parts)
         self.being_sealed: list[LivePart] = []
         """Live parts before the last: full, and being written as sealed ones."""
         self.sealed_id_max = 0
@@ -91,21 +95,19 @@ class LogState:
 
     def index_only(self, part: LivePart, body: memoryview) -> None:
         """Add a frame's entries to a live part whose state a checkpoint has given already."""
-        for kind, _flags, entries, _data in records(body):
-            self._index(part, entries, kind, count_offsets=False)
+        for _kind, _flags, entries, _data in records(body):
+            part.entries += entries
 
-    def apply(self, part: LivePart, body: memoryview, time_us: int) -> None:
-        """Do again what a frame's records did."""
+    def apply(self, part: LivePart, body: memoryview) -> None:
+        """Do again what a frame's records did; `indexed` follows when the part's frames are through."""
         for kind, _flags, entries, data in records(body):
-            self._index(part, entries, kind, count_offsets=True)
+            part.entries += entries
             if kind == RecordType.HALF:
                 self._apply_half(entries, data)
             elif kind == RecordType.OUTCOME:
                 self._apply_outcome(entries)
-            elif kind == RecordType.MESSAGE:
-                self._apply_delayed(entries)
             elif kind == RecordType.RELEASE:
-                self._apply_release(entries)
+                self.times.released = max(self.times.released, RELEASED.unpack(data))
             elif kind == RecordType.PROGRESS:
                 self._apply_progress(decode(bytes(data)))
             elif kind == RecordType.DEAD_LETTER:
@@ -119,31 +121,18 @@ class LogState:
             elif kind == RecordType.CARRY:
                 self._apply_carry(entries)
 
-    def _index(self, part: LivePart, entries: memoryview, kind: int, count_offsets: bool) -> None:
-        number = part.count
-        part.entries += entries
-        decides = kind in (RecordType.OUTCOME, RecordType.MESSAGE)
-        runs = part.runs
-        for at in range(0, len(entries), ENTRY_SIZE):
-            entry_kind = entries[at]
-            if entry_kind == _QUEUE:
-                _, _, queue_no, topic_id, _, offset = ENTRY_HEAD.unpack_from(entries, at)
-                key = queue_key(topic_id, queue_no)
-                run = runs.get(key)
-                if run is None:
-                    run = runs[key] = LiveRun(offset)
-                missing = offset - run.first - len(run.numbers)
-                if missing > 0:  # a damaged frame held these
-                    run.numbers.extend([MISSING] * missing)
-                run.numbers.append(number)
-                if count_offsets:
-                    queue = self._known_topic(topic_id, queue_no).queues[queue_no]
-                    queue.next_offset = queue.visible = offset + 1
-            if decides:
-                transaction_id = bytes(entries[at + 48 : at + 64])
-                part.decided[transaction_id] = number << 1 | (entry_kind == _ROLLBACK)
-            number += 1
-        part.count = part.assigned = number
+    def indexed(self, part: LivePart, applied_from: int) -> None:
+        """Make the part's index, and count the offsets of its entries from number `applied_from` on."""
+        part.index()
+        table = np.frombuffer(part.entries, ENTRY_TYPE)[applied_from:]
+        table = table[table["kind"] == EntryKind.QUEUE]
+        keys = (table["topic"].astype(np.uint64) << np.uint64(16)) | table["queue"]
+        # Offsets rise in log order: of each queue the last one counts.
+        found, from_the_end = np.unique(keys[::-1], return_index=True)
+        ends = table["offset"][::-1][from_the_end]
+        for key, end in zip(found.tolist(), ends.tolist(), strict=True):
+            queue = self._known_topic(key >> 16, key & 0xFFFF).queues[key & 0xFFFF]
+            queue.next_offset = queue.visible = end + 1
 
     def _apply_half(self, entries: memoryview, data: memoryview) -> None:
         size = int.from_bytes(data[:2], "little")
@@ -173,35 +162,20 @@ class LogState:
         """The topic of an entry. Where damage took the record that made it, its messages are kept under a number."""
         topic = self.topics_by_id.get(topic_id)
         if topic is None:
-            return self.set_topic(topic_id, f"lost-topic-{topic_id}", queue + 1, 0)
-        for number in range(len(topic.queues), queue + 1):
-            topic.queues.append(Queue(topic, number))
+            return self.set_topic(topic_id, f"lost-topic-{topic_id}", queue + 1, DEFAULT_POLICY)
+        topic.grow(queue + 1)
         return topic
 
     def _apply_outcome(self, entries: memoryview) -> None:
         pop = self.pending.by_id.pop
         for at in range(0, len(entries), ENTRY_SIZE):
             pop(bytes(entries[at + 48 : at + 64]), None)
-        self._apply_delayed(entries)
-
-    def _apply_delayed(self, entries: memoryview) -> None:
-        for at in range(0, len(entries), ENTRY_SIZE):
-            if entries[at] == _DELAYED:
-                entry = bytes(entries[at : at + ENTRY_SIZE])
-                heapq.heappush(self.delayed, (due_of(entry), entry))
-
-    def _apply_release(self, entries: memoryview) -> None:
-        released = {bytes(entries[at + 24 : at + ENTRY_SIZE]) for at in range(0, len(entries), ENTRY_SIZE)}
-        kept = [item for item in self.delayed if item[1][24:] not in released]
-        heapq.heapify(kept)
-        self.delayed = kept
 
     def _apply_progress(self, record: list[Any]) -> None:
         what, group, topic_id, queue, runs = record
         progress = self.group_progress(group, topic_id, queue)
         if what == "attempts":
-            for offset, attempts in runs:
-                progress.attempts[offset] = attempts
+            progress.again(runs)
         else:
             for first, count in runs:
                 progress.settle(first, count)
@@ -223,7 +197,12 @@ class LogState:
     def _apply_meta(self, record: list[Any]) -> None:
         what = record[0]
         if what == "topic":
-            self.set_topic(*record[1:])
+            topic_id, name, queues = record[1:4]
+            self.set_topic(topic_id, name, queues, Policy.from_record(record[4:]))
+        elif what == "start":
+            topic = self.topics_by_id.get(record[1])
+            if topic is not None and record[2] < len(topic.queues):
+                topic.queues[record[2]].start = record[3]
         elif what == "delete_topic":
             self.drop_topic(record[1])
         elif what == "subscribe":
@@ -232,6 +211,13 @@ class LogState:
                 self.set_subscription(subscription, record[2])
         elif what == "unsubscribe":
             self.drop_subscription(record[1], record[2])
+        elif what == "pattern":
+            pattern = msgspec.convert(record[1], Subscription)
+            self.patterns[(pattern.group, pattern.topic)] = pattern
+        elif what == "drop_pattern":
+            self.patterns.pop((record[1], record[2]), None)
+        elif what == "priorities":
+            self.priorities[record[1]] = msgspec.convert(record[2], Priorities)
         elif what == "pause":
             self.set_paused(record[1], record[2])
         elif what == "producer_group":
@@ -239,16 +225,14 @@ class LogState:
 
     # --- changes that replay and the running store share ------------------------------------------------------
 
-    def set_topic(self, topic_id: int, name: str, queues: int, retention_us: int, flush: int = Flush.SYNC) -> LogTopic:
+    def set_topic(self, topic_id: int, name: str, queues: int, policy: Policy) -> LogTopic:
         topic = self.topics.get(name)
         if topic is None:
-            topic = LogTopic(topic_id, name, queues, retention_us)
+            topic = LogTopic(topic_id, name, queues)
             self.topics[name] = self.topics_by_id[topic_id] = topic
             self.last_topic_id = max(self.last_topic_id, topic_id)
-        topic.retention_us = retention_us
-        topic.flush = Flush(flush)
-        for number in range(len(topic.queues), queues):
-            topic.queues.append(Queue(topic, number))
+        topic.policy = policy
+        topic.grow(queues)
         return topic
 
     def drop_topic(self, name: str) -> None:
@@ -293,44 +277,57 @@ class LogState:
 
     # --- checkpoint -------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, Any]:
-        """The state as plain values."""
-        producers: dict[int, int] = {}
-        producer_rows: list[list[str]] = []
-        pending_rows: list[list[Any]] = []
-        for p in self.pending.by_id.values():
-            number = producers.get(id(p.producer))
-            if number is None:
-                number = producers[id(p.producer)] = len(producer_rows)
-                producer_rows.append([p.producer.group, p.producer.source, p.producer.instance])
-            entries = [[m.topic.id, m.queue, m.flags, m.deliver_us, m.tail] for m in p.messages]
-            pending_rows.append([p.id, number, p.stored_us, p.next_check_us, p.attempts, p.parked, entries])
-        return {
-            "topics": [
-                [
-                    *(t.id, t.name, len(t.queues), t.retention_us, int(t.flush), t.deleted),
-                    [[q.next_offset, q.start] for q in t.queues],
-                ]
-                for t in self.topics_by_id.values()
-            ],
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """The state as it is now; the function that is returned makes plain values of it, also in another thread.
+
+        What is taken over here is a copy, or never changes, or is set again to the same by replaying what follows.
+        """
+        topics = list(self.topics_by_id.values())
+        counts = [len(t.queues) for t in topics]
+        ends = array("Q", [q.next_offset for t in topics for q in t.queues])
+        starts = array("Q", [q.start for t in topics for q in t.queues])
+        progress = [
+            (key, p.floor, p.settled.copy(), p.attempts.copy(), p.retry_at.copy()) for key, p in self.progress.items()
+        ]
+        pending = list(self.pending.by_id.values())
+        plain = {
             "paused": sorted(self.paused),
-            "producer_groups": self.producer_groups,
+            "producer_groups": list(self.producer_groups),
             "subscriptions": [msgspec.to_builtins(s) for s in self.subscriptions.values()],
-            "progress": [[*key, p.floor, p.runs(), list(p.attempts.items())] for key, p in self.progress.items()],
-            "producers": producer_rows,
-            "pending": pending_rows,
-            "delayed": [[due, entry] for due, entry in self.delayed],
-            "moved": list(self.moved.items()),
+            "patterns": [msgspec.to_builtins(s) for s in self.patterns.values()],
+            "priorities": {group: msgspec.to_builtins(p) for group, p in self.priorities.items()},
+            "released": self.times.released,
         }
+        moved = self.moved.copy()
+
+        def values() -> dict[str, Any]:
+            return {
+                "topics": [
+                    [t.id, t.name, n, t.deleted, *t.policy.record()] for t, n in zip(topics, counts, strict=True)
+                ],
+                "ends": _packed(ends),
+                "starts": _packed(starts),
+                "progress": [
+                    [*key, floor, to_runs(sorted(settled)), list(attempts.items()), list(retry_at.items())]
+                    for key, floor, settled, attempts, retry_at in progress
+                ],
+                **_pending_rows(pending),
+                "moved": list(moved.items()),
+                **plain,
+            }
+
+        return values
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Take over a snapshot."""
-        for topic_id, name, queues, retention_us, flush, deleted, offsets in saved["topics"]:
-            topic = LogTopic(topic_id, name, queues, retention_us, Flush(flush))
+        ends, starts = iter(_unpacked(saved["ends"])), iter(_unpacked(saved["starts"]))
+        for topic_id, name, queues, deleted, *policy in saved["topics"]:
+            topic = LogTopic(topic_id, name, queues)
+            topic.policy = Policy.from_record(policy)
             topic.deleted = deleted
-            for queue, (next_offset, start) in zip(topic.queues, offsets, strict=True):
-                queue.next_offset = queue.visible = next_offset
-                queue.start = start
+            for queue in topic.queues:
+                queue.next_offset = queue.visible = next(ends)
+                queue.start = next(starts)
             self.topics_by_id[topic_id] = topic
             if not deleted:
                 self.topics[name] = topic
@@ -341,10 +338,16 @@ class LogState:
         for row in saved["subscriptions"]:
             subscription = msgspec.convert(row, Subscription)
             self.subscriptions[(subscription.group, subscription.topic)] = subscription
-        for group, topic_id, queue_no, floor, runs, attempts in saved["progress"]:
+        for row in saved["patterns"]:
+            pattern = msgspec.convert(row, Subscription)
+            self.patterns[(pattern.group, pattern.topic)] = pattern
+        for group, row in saved["priorities"].items():
+            self.priorities[group] = msgspec.convert(row, Priorities)
+        for group, topic_id, queue_no, floor, runs, attempts, retry_at in saved["progress"]:
             progress = self.group_progress(group, topic_id, queue_no)
             progress.floor = floor
             progress.attempts = dict(attempts)
+            progress.retry_at = dict(retry_at)
             for first, count in runs:
                 progress.settled.update(range(first, first + count))
         producers = [Producer(*row) for row in saved["producers"]]
@@ -354,9 +357,31 @@ class LogState:
             pending.attempts, pending.parked = tries, parked
             self.pending.by_id[transaction_id] = pending
             self.pending.schedule(pending.producer.group, next_us, (transaction_id,))
-        self.delayed = [(due, entry) for due, entry in saved["delayed"]]
-        heapq.heapify(self.delayed)
+        self.times.released = tuple(saved["released"])
         self.moved = dict(saved["moved"])
+
+
+def _packed(numbers: array[int]) -> bytes:
+    return np.frombuffer(numbers, np.uint64).astype("<u8").tobytes() if numbers else b""
+
+
+def _unpacked(data: bytes) -> list[int]:
+    numbers: list[int] = np.frombuffer(data, "<u8").tolist()
+    return numbers
+
+
+def _pending_rows(undecided: list[Pending]) -> dict[str, Any]:
+    producers: dict[int, int] = {}
+    producer_rows: list[list[str]] = []
+    pending_rows: list[list[Any]] = []
+    for p in undecided:
+        number = producers.get(id(p.producer))
+        if number is None:
+            number = producers[id(p.producer)] = len(producer_rows)
+            producer_rows.append([p.producer.group, p.producer.source, p.producer.instance])
+        entries = [[m.topic.id, m.queue, m.flags, m.deliver_us, m.tail] for m in p.messages]
+        pending_rows.append([p.id, number, p.stored_us, p.next_check_us, p.attempts, p.parked, entries])
+    return {"producers": producer_rows, "pending": pending_rows}
 
 
 def due_of(entry: bytes) -> int:

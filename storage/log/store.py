@@ -11,14 +11,15 @@ from pathlib import Path
 
 import structlog
 
-from notify.errors import Corrupt, StorageFailed
+from notify.errors import Corrupt, NotifyError, StorageFailed
 from storage import crash_point
 from storage.log import checkpoint, retention, sealed
 from storage.log.disk import Disk
-from storage.log.format import SEGMENT_HEADER_SIZE
+from storage.log.format import ENTRY_SIZE, SEGMENT_HEADER_SIZE, RecordType
 from storage.log.journal import Frame, Journal
 from storage.log.live import LivePart
 from storage.log.messages import LogQueues
+from storage.log.parts import Part
 from storage.log.recovery import Damage, walk
 from storage.log.sealed import SealedPart
 from storage.log.segments import Segment, Segments
@@ -28,6 +29,7 @@ from storage.log.transactions import LogTransactions
 log = structlog.get_logger("notify.log")
 
 SEGMENT_BYTES = 256 << 20
+CHECKPOINT_EVERY_BYTES = 64 << 20
 
 
 class LogStore(LogTransactions, LogQueues):
@@ -42,8 +44,9 @@ class LogStore(LogTransactions, LogQueues):
         write_delay: Callable[[], float] | None = None,
         on_failure: Callable[[StorageFailed], None] | None = None,
         retention_us: int = 0,
+        retention_bytes: int = 0,
     ) -> None:
-        """`retention_us` 0 keeps messages for ever; see `retain`."""
+        """`retention_us` 0 keeps messages for ever, `retention_bytes` 0 whatever room they take; see `retain`."""
         self.disk = disk or Disk(Path(directory))
         self.segments = Segments(self.disk)
         self.state = LogState()
@@ -55,9 +58,14 @@ class LogStore(LogTransactions, LogQueues):
         self._write_delay = write_delay
         self._on_failure = on_failure
         self._retention_us = retention_us
+        self._retention_bytes = retention_bytes
         self._visible_callbacks: list[Callable[[set[str]], None]] = []
         self._sealing: asyncio.Task[None] | None = None
-        self._snapshots: dict[int, bytes] = {}
+        self._snapshots: dict[int, Callable[[], bytes]] = {}
+        self._places = {}
+        self._checkpointed = 0
+        """Position of the newest checkpoint, or of the one that is being made."""
+        self._checkpoint_bytes = 0
         self._lock_fd: int | None = None
         self.journal: Journal
 
@@ -106,6 +114,7 @@ class LogStore(LogTransactions, LogQueues):
         if saved is not None:
             position, state = saved
             self.state.restore(state)
+        self._checkpointed = position
         if not segments:
             if saved is not None:
                 raise Corrupt("there is a checkpoint but no segment: the log's files are missing; restore a backup")
@@ -127,10 +136,14 @@ class LogStore(LogTransactions, LogQueues):
             (p.id_max for p in self.state.parts if isinstance(p, SealedPart) and p.count), default=0
         )
         live = [p for p in self.state.parts if isinstance(p, LivePart)]
-        for part in live[:-1]:
-            self._seal_now(part)
+        for part, behind in zip(live, live[1:], strict=False):
+            # Sealed in the background, as if it had just become full.
+            part.end = behind.base
+            part.is_complete = True
+            self.state.being_sealed.append(part)
         if segments[0].base:
             self._find_starts()
+        self.state.times.load()
 
     def _open_husks(self, first_base: int) -> None:
         """Indexes of dropped segments whose unsettled messages were carried."""
@@ -148,7 +161,7 @@ class LogStore(LogTransactions, LogQueues):
                     starts[key] = part.first_offset(key) or 0
         for topic in self.state.topics_by_id.values():
             for queue in topic.queues:
-                queue.start = starts.get(queue.key, queue.visible)
+                queue.start = max(queue.start, starts.get(queue.key, queue.visible))
 
     def _drop_unfinished(self) -> None:
         for name in self.disk.names():
@@ -171,21 +184,26 @@ class LogStore(LogTransactions, LogQueues):
             part = LivePart(segment.base)
             for found in walk(self.disk, segment, 0, False, self.damages):
                 self.state.index_only(part, found.body)
+            part.index()
             self.state.parts.append(part)
-            self._seal_now(part, segment.sealed_end)
+            self._write_sealed(part, segment.sealed_end)
+            self._swap_in(part)
 
     def _replay(self, segment: Segment, position: int) -> None:
         """Apply a segment's frames; of those before the checkpoint's position only the index is needed."""
         part = LivePart(segment.base)
         self.state.parts.append(part)
         has_more = any(s.base > segment.base and self._has_frames(s) for s in self.segments.all())
+        applied_from = 0
         for found in walk(self.disk, segment, 0, not has_more, self.damages):
             if found.base < position:
                 self.state.index_only(part, found.body)
+                applied_from = len(part.entries) // ENTRY_SIZE
             else:
-                self.state.apply(part, found.body, found.time_us)
+                self.state.apply(part, found.body)
+                self.replayed_bytes += found.end - found.base
             self._end = found.end
-            self.replayed_bytes += found.end - found.base
+        self.state.indexed(part, applied_from)
         if not has_more:
             self._end = max(self._end, segment.base + SEGMENT_HEADER_SIZE)
 
@@ -214,7 +232,7 @@ class LogStore(LogTransactions, LogQueues):
             data = self.disk.read(where.fd, damage.end - damage.start, damage.start - where.base)
             kind = "torn" if damage.torn else "damaged"
             damage.copy = f"{damage.start:020d}.{kind}"
-            self.disk.replace(damage.copy, data.rstrip(b"\0") if damage.torn else data)
+            self.disk.replace(damage.copy, [data.rstrip(b"\0") if damage.torn else data])
             report = log.warning if damage.torn else log.error
             report(f"log_{kind}", segment=damage.segment, start=damage.start, end=damage.end, kept_as=damage.copy)
         if self.disk.size(segment.fd) > self._end - segment.base:
@@ -230,24 +248,65 @@ class LogStore(LogTransactions, LogQueues):
         """A frame is on the disk: its entries become visible."""
         if frame.entries:
             frame.part.publish(frame)
+            for _, position, _ in frame.delayed:
+                self.state.times.unpublished.pop(position, None)
             topics = {queue.topic.name for queue in set(frame.queues) if queue is not None}
             if topics:
                 for callback in self._visible_callbacks:
                     callback(topics)
         if frame.part is not self.journal.open.part:
             frame.part.is_complete = True
-        if self.state.being_sealed and (self._sealing is None or self._sealing.done()):
-            self._sealing = asyncio.get_running_loop().create_task(self._seal_waiting())
+        if self._sealing is None or self._sealing.done():
+            if self.state.being_sealed:
+                self._sealing = asyncio.get_running_loop().create_task(self._seal_waiting())
+            elif frame.base - self._checkpointed >= self._checkpoint_every():
+                self._checkpointed = frame.base
+                self._sealing = asyncio.get_running_loop().create_task(self._checkpoint_now_and_then())
+
+    def _checkpoint_every(self) -> int:
+        """Bytes of log between checkpoints: few enough that a start is quick, and many against the checkpoint's own."""
+        return max(CHECKPOINT_EVERY_BYTES, 16 * self._checkpoint_bytes)
 
     def _roll(self, segment: Segment) -> LivePart:
         """A new segment begins: the state now is the state at its start."""
         old = self.state.live
         old.end = segment.base
         self.state.being_sealed.append(old)
-        self._snapshots[segment.base] = checkpoint.encoded(self.state.snapshot(), segment.base, time.time_ns() // 1000)
+        self._snapshots[segment.base] = self._snapshot(segment.base)
+        self._checkpointed = segment.base
         part = LivePart(segment.base)
         self.state.parts.append(part)
         return part
+
+    def _snapshot(self, position: int) -> Callable[[], bytes]:
+        """Copies of the state as it is at a position; the function that is returned encodes them, in any thread."""
+        values = self.state.snapshot()
+        return lambda: checkpoint.encoded(values(), position, time.time_ns() // 1000)
+
+    async def _checkpoint_now_and_then(self) -> None:
+        try:
+            await self.checkpoint()
+        except (OSError, NotifyError) as error:
+            # A full disk, say: the log goes on, and the next start reads more of it.
+            log.error("checkpoint_failed", reason=str(error))
+
+    async def checkpoint(self) -> None:
+        """Take a checkpoint behind the next frame, and wait until it is durable. Raises StorageFailed or OSError."""
+        taken: list[tuple[int, Callable[[], bytes]]] = []
+        self.journal.on_take.append(lambda position: taken.append((position, self._snapshot(position))))
+        self.journal.reserve(4096)
+        self.journal.append(RecordType.CARRY, 0, [], b"")
+        await self.journal.sync()
+        position, encoded = taken[0]
+        if self._write_delay is None:
+            await asyncio.to_thread(self._write_checkpoint, encoded, position)
+        else:
+            self._write_checkpoint(encoded, position)
+
+    def _write_checkpoint(self, encoded: Callable[[], bytes], position: int) -> None:
+        data = encoded()
+        self._checkpoint_bytes = len(data)
+        checkpoint.write(self.disk, data, position)
 
     def _failed(self, error: StorageFailed) -> None:
         log.critical("storage_failed", reason=str(error))
@@ -271,28 +330,29 @@ class LogStore(LogTransactions, LogQueues):
 
     def _write_sealed(self, part: LivePart, end: int) -> None:
         assert part.count == part.assigned, "a part is sealed only when every entry of it is published"
-        data = sealed.build(part.entries, part.base, end)
         crash_point.reached("seal.before_rename")
-        self.disk.replace(sealed.index_name(part.base), *data)
+        self.disk.replace(sealed.index_name(part.base), sealed.build(part.entries, part.base, end))
         segment = self.segments.at(part.base)
         assert segment is not None
         self.disk.truncate(segment.fd, end - part.base)
         snapshot = self._snapshots.pop(end, None)
         if snapshot is not None:
-            checkpoint.write(self.disk, snapshot, end)
+            self._write_checkpoint(snapshot, end)
 
     def _swap_in(self, part: LivePart) -> None:
-        ready = SealedPart(self.disk, sealed.index_name(part.base))
-        self.state.parts.replace(part, ready)
+        ready = SealedPart(self.disk, sealed.index_name(part.base), is_fresh=True)
+        self.replace_part(part, ready)
         if ready.count:
             self.state.sealed_id_max = max(self.state.sealed_id_max, ready.id_max)
 
-    def _seal_now(self, part: LivePart, end: int = 0) -> None:
-        """Seal a part found live at the start."""
-        segment = self.segments.at(part.base)
-        assert segment is not None
-        self._write_sealed(part, end or segment.sealed_end)
-        self._swap_in(part)
+    def replace_part(self, part: Part, by: Part) -> None:
+        """Another index of the same segment takes a part's place."""
+        self.state.parts.replace(part, by)
+        self._places.clear()
+
+    def remove_part(self, part: Part) -> None:
+        self.state.parts.remove(part)
+        self._places.clear()
 
     async def sealed_up(self) -> None:
         """Wait until no index or checkpoint is being written."""
@@ -300,8 +360,8 @@ class LogStore(LogTransactions, LogQueues):
             await self._sealing
 
     async def retain(self, now_us: int) -> int:
-        """Drop segments whose time is over, carrying what still waits; how many there were."""
-        return await retention.retain(self, now_us, self._retention_us)
+        """Drop segments whose time or room is over, carrying what still waits; how many there were."""
+        return await retention.retain(self, now_us, self._retention_us, self._retention_bytes)
 
     # --- closing ----------------------------------------------------------------------------------------------
 
@@ -316,8 +376,7 @@ class LogStore(LogTransactions, LogQueues):
             await self.sealed_up()  # the last frames may have filled a segment
             if self.journal.failed is None:
                 position = self.journal.open.base
-                data = checkpoint.encoded(self.state.snapshot(), position, time.time_ns() // 1000)
-                checkpoint.write(self.disk, data, position)
+                self._write_checkpoint(self._snapshot(position), position)
         except OSError as error:
             raise StorageFailed(f"the disk failed at closing: {error}") from error
         finally:

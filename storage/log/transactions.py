@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from storage.log.format import (
     ENTRY_SIZE,
     ENTRY_TAIL,
     FLAG_DELAY,
+    FLAG_TTL,
     RECORD_HEADER_SIZE,
     EntryKind,
     RecordType,
@@ -53,7 +53,7 @@ class LogTransactions:
             for m in t.messages:
                 size += len(m.payload) + 2 * ENTRY_SIZE
                 if flush is not Flush.SYNC:
-                    flush = max(flush, topics[m.topic].flush)
+                    flush = max(flush, topics[m.topic].policy.flush)
         self.journal.reserve(size)
         results: list[PutResult] = []
         run: list[NewTransaction] = []
@@ -130,6 +130,8 @@ class LogTransactions:
                 size = len(payload)
                 topic = topics[m.topic]
                 flags, deliver = (FLAG_DELAY, m.delay_us) if m.delay_us else (0, m.deliver_at_us)
+                if m.ttl_us:
+                    flags |= FLAG_TTL
                 tail = ENTRY_TAIL.pack(
                     position,
                     size,
@@ -144,7 +146,7 @@ class LogTransactions:
                 queue_no = topic.queue_for(m.key)
                 message = PendingMessage(topic, queue_no, flags, deliver, tail)
                 if committed:
-                    entry, queue = self._enqueue(message, now_us)
+                    entry, queue = self._enqueue(message, now_us, len(opened.entries) + len(entries))
                     queues.append(queue)
                 else:
                     entry = ENTRY_HEAD.pack(_HALF, flags, queue_no, topic.id, now_us, 0) + tail
@@ -155,7 +157,7 @@ class LogTransactions:
                 position += size
                 number += 1
             if committed:
-                live.decided[transaction_id] = (live.assigned + len(entries) - 1) << 1
+                live.decided.add(transaction_id)
             else:
                 by_id[transaction_id] = Pending(transaction_id, producer, messages, now_us, due_us)
                 ids.append(transaction_id)
@@ -180,19 +182,24 @@ class LogTransactions:
             self.journal.append(RecordType.META, 0, [], encode(("producer_group", number, producer_group)))
         return number
 
-    def _enqueue(self, message: PendingMessage, now_us: int) -> tuple[bytes, Queue | None]:
-        """The entry of a committed message: in its queue now, or among the delayed."""
+    def _enqueue(self, message: PendingMessage, now_us: int, number: int) -> tuple[bytes, Queue | None]:
+        """The entry of a committed message, the one of this number in the open frame: in its queue, or delayed."""
         topic = message.topic
         if message.deliver_us:
             entry = ENTRY_HEAD.pack(_DELAYED, message.flags, message.queue, topic.id, now_us, 0) + message.tail
-            due = due_of(entry)
-            if due > now_us:
-                heapq.heappush(self.state.delayed, (due, entry))
+            due_us = due_of(entry)
+            times = self.state.times
+            # What is due later than the last release may wait; a clock that was set back must not hide it behind one.
+            if due_us > max(now_us, times.released[0]):
+                position = int.from_bytes(message.tail[:8], "little")
+                times.add(due_us, position, entry)
+                self.journal.open.delayed.append((due_us, position, number))
                 return entry, None
         queue = topic.queues[message.queue]
         offset = queue.next_offset
         queue.next_offset = offset + 1
-        return ENTRY_HEAD.pack(_QUEUE, 0, message.queue, topic.id, now_us, offset) + message.tail, queue
+        flags = message.flags & FLAG_TTL
+        return ENTRY_HEAD.pack(_QUEUE, flags, message.queue, topic.id, now_us, offset) + message.tail, queue
 
     def _compare(self, t: NewTransaction) -> PutResult:
         """What to answer to an id that is known: ALREADY for the same content of the same group, else IN_USE."""
@@ -243,7 +250,6 @@ class LogTransactions:
         queues: list[Queue | None] = []
         opened = journal.open
         live = opened.part
-        decided = live.decided
         committed_result = Decided(True, State.COMMITTED, True)
         rolled_back_result = Decided(True, State.ROLLED_BACK, True)
         for (transaction_id, group, outcome), pending in zip(outcomes, undecided, strict=True):
@@ -257,17 +263,18 @@ class LogTransactions:
                 continue
             if outcome == State.COMMITTED:
                 for message in pending.messages:
-                    entry, queue = self._enqueue(message, now_us)
+                    entry, queue = self._enqueue(message, now_us, len(opened.entries) + len(entries))
                     entries.append(entry)
                     queues.append(queue)
-                decided[transaction_id] = (live.assigned + len(entries) - 1) << 1
+                live.decided.add(transaction_id)
                 results.append(committed_result)
             else:
                 first = pending.messages[0]
                 head = ENTRY_HEAD.pack(_ROLLBACK, forced, first.queue, first.topic.id, now_us, 0)
                 entries.append(head + first.tail)
                 queues.append(None)
-                decided[transaction_id] = (live.assigned + len(entries) - 1) << 1 | 1
+                live.decided.add(transaction_id)
+                live.rolled_back.add(transaction_id)
                 results.append(rolled_back_result)
             if len(entries) > ENTRIES_PER_RECORD:
                 self._append_outcomes(entries, queues)

@@ -190,7 +190,7 @@ class Group:
             attempts = []
             for index in sorted(lease.open):
                 offset = lease.offsets[index]
-                attempts.append((offset, lease.cursor.attempts(offset) + 1))
+                attempts.append((offset, lease.cursor.attempts(offset) + 1, 0))
                 lease.cursor.come_back(offset, now_us)
             self._metrics.leases_expired += len(attempts)
             self._store.attempted(self.name, topic, lease.cursor.queue, attempts)
@@ -221,7 +221,7 @@ class Group:
         """Carry out what a consumer says of its messages; durable when it returns."""
         answered: list[SettledItem] = []
         acked: dict[Cursor, list[int]] = {}
-        retried: dict[Cursor, list[tuple[int, int]]] = {}
+        retried: dict[Cursor, list[tuple[int, int, int]]] = {}
         dead: list[tuple[Cursor, int, str]] = []
         for item in items:
             try:
@@ -276,7 +276,7 @@ class Group:
         lease: Lease,
         index: int,
         now_us: int,
-        retried: dict[Cursor, list[tuple[int, int]]],
+        retried: dict[Cursor, list[tuple[int, int, int]]],
         dead: list[tuple[Cursor, int, str]],
     ) -> None:
         cursor, offset = lease.cursor, lease.offsets[index]
@@ -294,8 +294,9 @@ class Group:
             if attempts >= cursor.subscription.max_attempts:
                 dead.append((cursor, offset, item.reason or f"{attempts} attempts failed"))
             else:
-                retried.setdefault(cursor, []).append((offset, attempts))
-                cursor.come_back(offset, now_us + self._back_off_us(cursor, attempts, item.delay))
+                due_us = now_us + self._back_off_us(cursor, attempts, item.delay)
+                retried.setdefault(cursor, []).append((offset, attempts, due_us))
+                cursor.come_back(offset, due_us)
         else:
             raise InvalidRequest(
                 f"action {item.action[:20]!r} is not ack, retry, dead_letter or renew", "invalid_action"
@@ -355,7 +356,7 @@ class Group:
 
     async def expire(self, now_us: int) -> bool:
         """End what ran out: those messages are available again at once. True if there was any."""
-        expired: dict[Cursor, list[tuple[int, int]]] = {}
+        expired: dict[Cursor, list[tuple[int, int, int]]] = {}
         dead: list[tuple[Cursor, int, str]] = []
         while self._deadlines and self._deadlines[0][0] <= now_us:
             _, lease_id = heapq.heappop(self._deadlines)
@@ -371,7 +372,7 @@ class Group:
                 if attempts >= cursor.subscription.max_attempts:
                     dead.append((cursor, offset, f"{attempts} attempts, the last one's lease ran out"))
                 else:
-                    expired.setdefault(cursor, []).append((offset, attempts))
+                    expired.setdefault(cursor, []).append((offset, attempts, 0))
                     cursor.come_back(offset, now_us)
                 self._close(lease, range(index, index + 1))
             if lease.open:

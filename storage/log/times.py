@@ -1,0 +1,104 @@
+"""The time index: delayed messages by when they are due, over the entries of the log itself.
+
+Every part of the log has its delayed entries sorted by (due, payload position). They are released in exactly that
+order, so one pair says which of them have been released: everything up to it. Only the nearest few thousand are held
+in memory; a horizon, again such a pair, says up to where they have been loaded.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from storage.log.parts import Parts
+
+LOAD = 20_000
+"""How many delayed messages are loaded at once; at most four times as many are in memory."""
+
+FIRST_WINDOW_US = 1_000_000
+FOR_EVER_US = 1 << 62
+Moment = tuple[int, int]
+_END: Moment = (FOR_EVER_US, 0)
+
+
+class TimeIndex:
+    """What is committed and not due yet."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.released: Moment = (0, 0)
+        """Everything up to here has its place in a queue."""
+        self._horizon: Moment = _END
+        self._near: list[tuple[int, int, bytes]] = []
+        self.unpublished: dict[int, tuple[int, bytes]] = {}
+        """Payload position to (due, entry) of delayed messages on their way to the disk: in no part yet."""
+
+    def load(self) -> None:
+        """Forget what is in memory and begin anew behind what is released: after the parts were read back."""
+        self._near.clear()
+        self._horizon = self.released
+        self._load_more()
+
+    def add(self, due_us: int, position: int, entry: bytes) -> None:
+        """A message was committed that is due later than everything released."""
+        self.unpublished[position] = (due_us, entry)
+        if (due_us, position) <= self._horizon:
+            heapq.heappush(self._near, (due_us, position, entry))
+            if len(self._near) > 4 * LOAD:
+                self._near.sort()  # a sorted list is a heap
+                del self._near[2 * LOAD :]
+                self._horizon = self._near[-1][:2]
+
+    def next_due_us(self) -> int | None:
+        """When the next one is due."""
+        if not self._near and self._horizon < _END:
+            self._load_more()
+        return self._near[0][0] if self._near else None
+
+    def pop_due(self, now_us: int, limit: int) -> list[bytes]:
+        """Entries that are due, in order, at most `limit` of them."""
+        found: list[bytes] = []
+        while len(found) < limit:
+            due_us = self.next_due_us()
+            if due_us is None or due_us > now_us:
+                break
+            due_us, position, entry = heapq.heappop(self._near)
+            self.released = (due_us, position)
+            found.append(entry)
+        return found
+
+    def waiting(self) -> int:
+        """How many are delayed, roughly: those of the same instant as the last released one may count twice."""
+        parts = list(self._parts)
+        total = sum(part.delayed_count_until(FOR_EVER_US) for part in parts)
+        return max(0, total - sum(part.delayed_count_until(self.released[0]) for part in parts))
+
+    def _load_more(self) -> None:
+        """Take the next few thousand behind the horizon from all parts."""
+        begin_us, position = self._horizon
+        parts = list(self._parts)
+        window_us = FIRST_WINDOW_US
+        passed = sum(part.delayed_count_until(begin_us) for part in parts)
+        total = sum(part.delayed_count_until(FOR_EVER_US) for part in parts)
+        begin_us_or_now = begin_us
+        until_us = FOR_EVER_US
+        while begin_us and total - passed > LOAD and window_us < FOR_EVER_US:
+            until_us = begin_us_or_now + window_us
+            if sum(part.delayed_count_until(until_us) for part in parts) - passed >= LOAD // 2:
+                break
+            window_us *= 2
+        rows = [
+            (*row[:2], part, row[2]) for part in parts for row in part.delayed_after(begin_us, position, until_us, LOAD)
+        ]
+        rows.sort(key=lambda row: row[:2])
+        is_cut = len(rows) > LOAD
+        del rows[LOAD:]
+        if is_cut:
+            self._horizon = rows[-1][:2]
+        else:
+            self._horizon = (until_us, FOR_EVER_US) if until_us < FOR_EVER_US else _END
+        near = [(due_us, at, part.delayed_entry(number)) for due_us, at, part, number in rows]
+        for at, (due_us, entry) in self.unpublished.items():
+            if (begin_us, position) < (due_us, at) <= self._horizon:
+                near.append((due_us, at, entry))
+        self._near += near
+        heapq.heapify(self._near)
