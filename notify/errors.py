@@ -10,6 +10,7 @@
     ├── NotFound                  nothing by that name or id (404)
     ├── StaleReceipt              the lease behind the receipt is over (410)
     ├── Unavailable               try again: the server is away, starting or overloaded (503)
+    │   ├── Backpressure          a rate limit, or a topic's backlog is full: again after `retry_after` s (429)
     │   ├── Timeout               no answer in time: the request may have been carried out (504)
     │   └── DiskFull              the server's disk is full: reading goes on, writing waits for room (507)
     ├── StorageFailed             the disk refused a write or a sync: the server has stopped (500)
@@ -87,6 +88,19 @@ class Unavailable(NotifyError):
 class Timeout(Unavailable):
     code = "timeout"
     status = 504
+
+
+class Backpressure(Unavailable):
+    """The server takes no more of this for now. `retry_after`: seconds after which it may."""
+
+    code = "backpressure"
+    status = 429
+
+    def __init__(self, detail: str, code: str | None = None, retry_after: float = 1.0) -> None:
+        super().__init__(detail)
+        if code is not None:
+            self.code = code
+        self.retry_after = retry_after
 
 
 class DiskFull(Unavailable):

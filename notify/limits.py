@@ -30,6 +30,8 @@ class Limits:
     headers_bytes: int = 8 << 10
     key_bytes: int = 1024
     delay_seconds: float = 40 * 86_400
+    ttl_min_seconds: float = 0.1
+    ttl_seconds: float = 3650 * 86_400
     wait_seconds: float = 60
     max_messages: int = 10_000
     reply_bytes: int = 8 << 20
@@ -57,8 +59,10 @@ def check_between(what: str, value: float, low: float, high: float) -> None:
         raise InvalidRequest(f"{what} is {value}; it must be from {low:g} to {high:g}", "out_of_bounds")
 
 
-def check_message(message: JsonMessage | PackedMessage, now_us: int, limits: Limits = LIMITS) -> tuple[bytes, int, int]:
-    """The canonical payload, the delay and the delivery time (microseconds, 0 for none) of a message.
+def check_message(
+    message: JsonMessage | PackedMessage, now_us: int, limits: Limits = LIMITS
+) -> tuple[bytes, int, int, int]:
+    """The canonical payload, the delay, the delivery time and the time to live (microseconds, 0 for none).
 
     Raises InvalidRequest or TooLarge for what goes beyond a bound.
     """
@@ -89,7 +93,12 @@ def check_message(message: JsonMessage | PackedMessage, now_us: int, limits: Lim
     delay_us = deliver_at_us = 0
     if message.delay is not None or message.deliver_at is not None:
         delay_us, deliver_at_us = check_delay(message.delay, message.deliver_at, now_us, limits)
-    return encode_msgpack(Payload(message.topic, body, key, tag, headers or None)), delay_us, deliver_at_us
+    ttl_us = 0
+    if message.ttl is not None:
+        check_between("ttl", message.ttl, limits.ttl_min_seconds, limits.ttl_seconds)
+        ttl_us = round(message.ttl * 1_000_000)
+    payload = encode_msgpack(Payload(message.topic, body, key, tag, headers or None, message.ttl))
+    return payload, delay_us, deliver_at_us, ttl_us
 
 
 def check_delay(

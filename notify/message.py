@@ -21,7 +21,8 @@ class Message:
     `body`: bytes as they are, str as UTF-8 text, anything else as JSON; the `content-type` header says which.
     `key`: messages of one key keep their order; a callable is asked just before the commit, when an autoincrement id
     is known (`key=lambda: order.id`). `tag`: what subscriptions filter by. `delay`: seconds from the commit;
-    `deliver_at`: an instant with its time zone.
+    `deliver_at`: an instant with its time zone. `ttl`: seconds from when it may be delivered; a group that gets to it
+    later passes over it.
     """
 
     topic: str
@@ -31,6 +32,7 @@ class Message:
     headers: Mapping[str, str] = field(default_factory=dict)
     delay: float | None = None
     deliver_at: datetime | None = None
+    ttl: float | None = None
 
 
 def encode_body(message: Message) -> tuple[bytes, dict[str, str] | None]:

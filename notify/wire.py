@@ -29,6 +29,7 @@ class MessageFields(Fields):
     headers: dict[str, str] | None = None
     delay: float | None = None
     deliver_at: datetime | None = None
+    ttl: float | None = None
 
 
 class JsonMessage(MessageFields):
@@ -55,6 +56,7 @@ class Payload(Struct, omit_defaults=True):
     key: str | None = None
     tag: str | None = None
     headers: dict[str, str] | None = None
+    ttl: float | None = None
 
 
 # --- transactions ---------------------------------------------------------------------------------------------
@@ -160,6 +162,7 @@ class Item(Struct, omit_defaults=True, gc=False):
     flush: str | None = None
     code: str | None = None
     detail: str | None = None
+    retry_after: float | None = None
 
 
 class Items(Struct):
@@ -247,6 +250,7 @@ class Problem(Struct, omit_defaults=True):
     detail: str
     code: str
     retryable: bool = False
+    retry_after: float | None = None
 
 
 MSGPACK = "application/msgpack"

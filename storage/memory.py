@@ -277,6 +277,9 @@ class MemoryStore:
     def topic(self, name: str) -> Topic | None:
         return self._topics.get(name)
 
+    def has_topic(self, name: str) -> bool:
+        return name in self._topics
+
     async def create_topic(self, topic: Topic) -> Topic:
         self.create_topic_soon(topic)
         return topic
@@ -382,12 +385,18 @@ class MemoryStore:
     def subscriptions(self) -> list[Subscription]:
         return list(self._subscriptions.values())
 
-    async def subscribe(self, subscription: Subscription, offsets: Sequence[int] | None) -> Subscription:
+    def subscription(self, group: str, topic: str) -> Subscription | None:
+        return self._subscriptions.get((group, topic))
+
+    def subscribe_soon(self, subscription: Subscription, offsets: Sequence[int] | None) -> None:
         if subscription.topic not in self._topics:
             raise NotFound(f"there is no topic {subscription.topic!r}")
         self._subscriptions[(subscription.group, subscription.topic)] = subscription
         for queue, offset in enumerate(offsets or ()):
             self._progress[(subscription.group, subscription.topic, queue)] = QueueProgress(offset)
+
+    async def subscribe(self, subscription: Subscription, offsets: Sequence[int] | None) -> Subscription:
+        self.subscribe_soon(subscription, offsets)
         return subscription
 
     async def unsubscribe(self, group: str, topic: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -15,9 +16,12 @@ from fastapi.responses import Response
 from notify import __version__
 from notify.errors import InvalidRequest, NotifyError, Unavailable
 from notify.server import admin, health
-from notify.server.actions import Actions
+from notify.server.admin.database import AdminDatabase
+from notify.server.admin.jobs import Jobs
+from notify.server.admin.limits import NAME as RATE_LIMITS
 from notify.server.clock import wall_clock
 from notify.server.core import Core
+from notify.server.flow import RateLimits, retry_after
 from notify.server.http import Answer, DataRoutes, problem
 from notify.server.http import Request as DataRequest
 from notify.server.openapi import describe_data_routes
@@ -33,7 +37,8 @@ class App:
         self.settings = settings
         self._open_store = open_store
         self.core: Core | None = None
-        self.actions: Actions | None = None
+        self.database: AdminDatabase | None = None
+        self.jobs: Jobs
         self._data: DataRoutes | None = None
         self._run: asyncio.Task[None] | None = None
         self.fastapi = _fastapi(self)
@@ -42,10 +47,14 @@ class App:
         """Recover the storage and begin to serve. Raises StorageFailed or Corrupt."""
         store = self._open_store()
         await store.open(wall_clock())
-        self.actions = Actions(self.settings.data_dir)
+        self.database = AdminDatabase(self.settings.data_dir)
         self.core = Core(store, self.settings)
+        limits = self.database.load(RATE_LIMITS)
+        if limits is not None:
+            self.core.flow.set_limits(RateLimits(**limits))
         self._data = DataRoutes(self.core)
         self._run = asyncio.get_running_loop().create_task(self.core.run())
+        await self.jobs.resume()
         # What is alive now stays alive: without this a full collection walks every imported module's objects, and
         # stops the loop for 80 ms and more.
         gc.collect()
@@ -54,6 +63,7 @@ class App:
 
     async def stop(self) -> None:
         """Make everything durable and let go."""
+        await self.jobs.stop()
         if self._run is not None:
             self._run.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -62,8 +72,8 @@ class App:
         if core is not None:
             await core.stop()
             await core.store.close()
-        if self.actions is not None:
-            self.actions.close()
+        if self.database is not None:
+            self.database.close()
 
     async def answer(self, request: DataRequest) -> Answer:
         """A request to a data route."""
@@ -89,7 +99,8 @@ def _fastapi(app: App) -> FastAPI:
 
     @api.exception_handler(NotifyError)
     async def refused(_: Request, error: NotifyError) -> Response:
-        headers = {"retry-after": "1"} if isinstance(error, Unavailable) else {}
+        seconds = retry_after(error)
+        headers = {} if seconds is None else {"retry-after": str(math.ceil(seconds))}
         return Response(problem(error), error.status, headers, PROBLEM)
 
     @api.exception_handler(RequestValidationError)

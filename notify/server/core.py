@@ -12,6 +12,7 @@ from notify.errors import Unavailable
 from notify.server.checks import Checks
 from notify.server.clock import Clock, wall_clock
 from notify.server.delivery import Delivery
+from notify.server.flow import Flow
 from notify.server.metrics import Metrics
 from notify.server.transactions import Transactions
 from notify.settings import Settings
@@ -40,6 +41,8 @@ class Core:
             settings.check_answer_seconds,
             settings.check_parked_seconds,
         )
+        self.delivery = Delivery(store, clock, self.metrics)
+        self.flow = Flow(store, self.delivery, clock, self.metrics)
         self.transactions = Transactions(
             store,
             clock,
@@ -48,9 +51,10 @@ class Core:
             schedule=schedule,
             jitter=jitter,
             metrics=self.metrics,
+            flow=self.flow,
         )
+        self.transactions.on_new_topic = self.delivery.topic_made
         self.checks = Checks(store, clock, schedule, settings.shard, self.metrics)
-        self.delivery = Delivery(store, clock, self.metrics)
         self._retaining: asyncio.Task[int] | None = None
         self._retained_us = clock()
         self.ticked_us = clock()
@@ -60,6 +64,7 @@ class Core:
         """Act on leases, retries, delays and checks as they come due, until cancelled."""
         while True:
             try:
+                self.flow.drop_oldest()
                 await self.delivery.tick()
                 self.checks.tick()
                 self.store.ripen_checks(self.clock())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -11,15 +12,17 @@ import msgspec
 import structlog
 
 from notify import ids
-from notify.errors import InvalidRequest, NotFound, NotifyError, StorageFailed, Unavailable
+from notify.errors import InvalidRequest, NotFound, NotifyError, StorageFailed
 from notify.limits import LIMITS, check_between
 from notify.server.core import Core
 from notify.server.delivery.group import Handed
+from notify.server.flow import retry_after
 from notify.wire import (
     JSON,
     MSGPACK,
     PROBLEM,
     DeliveryHead,
+    Item,
     Items,
     JsonMessages,
     JsonTransactions,
@@ -61,7 +64,7 @@ _SETTLE = _decoders(Settle, Settle)
 class Request:
     """One request to a data route, and the format of its body and of its answer."""
 
-    __slots__ = ("body", "headers", "method", "packed", "path", "polls", "query")
+    __slots__ = ("body", "headers", "method", "packed", "path", "polls", "query", "retry_after")
 
     def __init__(self, method: str, path: str, query: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         """`headers` with names in lower case; the body is set when it is complete."""
@@ -71,6 +74,8 @@ class Request:
         self.headers = headers
         self.body = b""
         self.packed = False
+        self.retry_after = 0
+        """Seconds after which refused items may be sent again; 0 where there are none."""
         self.polls = False
         """It only waits for something to hand out: of no use to a client that has gone."""
 
@@ -138,7 +143,7 @@ class Answer:
     @classmethod
     def problem(cls, error: NotifyError) -> Answer:
         """An error as a problem of RFC 9457."""
-        return cls(error.status, PROBLEM, problem(error), 1 if isinstance(error, Unavailable) else 0)
+        return cls(error.status, PROBLEM, problem(error), math.ceil(retry_after(error) or 0))
 
     def encoded(self, headers: list[tuple[bytes, bytes]], keep_alive: bool, with_body: bool) -> bytes:
         """As HTTP/1.1, with these headers of the server's own."""
@@ -186,7 +191,7 @@ class DataRoutes:
         except Exception:
             log.exception("request_failed", method=request.method, path=request.path[:200])
             return Answer.problem(StorageFailed("the server failed on this request; its log says why"))
-        return Answer(200, MSGPACK if request.packed else JSON, body)
+        return Answer(200, MSGPACK if request.packed else JSON, body, request.retry_after)
 
     def _find(self, method: str, path: str) -> Callable[[Request], Awaitable[bytes]]:
         found = self._post.get(path)
@@ -210,7 +215,7 @@ class DataRoutes:
     async def transactions(self, request: Request) -> bytes:
         items = await self.core.transactions.put(request.decode(_TRANSACTIONS))
         crash_point.reached("half.before_answer")
-        return request.encode(Items(items))
+        return _encode_items(request, items)
 
     async def outcomes(self, request: Request) -> bytes:
         asked: Outcomes = request.decode(_OUTCOMES)
@@ -221,7 +226,7 @@ class DataRoutes:
         return request.encode(Items(self.core.transactions.states(asked.producer_group, asked.ids)))
 
     async def messages(self, request: Request) -> bytes:
-        return request.encode(Items(await self.core.transactions.publish(request.decode(_MESSAGES))))
+        return _encode_items(request, await self.core.transactions.publish(request.decode(_MESSAGES)))
 
     async def poll(self, request: Request) -> bytes:
         request.polls = True
@@ -258,6 +263,13 @@ class DataRoutes:
         if request.packed:
             return packed_pulled(sound, next_offset)
         return encode_json({"messages": [json_pulled(m) for m in sound], "next_offset": next_offset})
+
+
+def _encode_items(request: Request, items: list[Item]) -> bytes:
+    waits = [item.retry_after for item in items if item.retry_after is not None]
+    if waits:
+        request.retry_after = math.ceil(min(waits))
+    return request.encode(Items(items))
 
 
 def _bound(route: Callable[..., Awaitable[bytes]], *arguments: str) -> Callable[[Request], Awaitable[bytes]]:
@@ -355,6 +367,5 @@ def _json_deliveries(handed: list[Handed]) -> list[dict[str, Any]]:
 
 def problem(error: NotifyError) -> bytes:
     title = type(error).__name__
-    return encode_json(
-        Problem(f"urn:notify:error:{error.code}", title, error.status, str(error), error.code, error.retryable)
-    )
+    name = f"urn:notify:error:{error.code}"
+    return encode_json(Problem(name, title, error.status, str(error), error.code, error.retryable, retry_after(error)))

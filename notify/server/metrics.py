@@ -23,7 +23,10 @@ class Metrics:
     acked: int = 0
     dead_lettered: int = 0
     filtered: int = 0
+    expired: int = 0
     leases_expired: int = 0
+    refused_rate: int = 0
+    refused_backlog: int = 0
     refused_full: int = 0
 
 
@@ -41,7 +44,10 @@ HELP = {
     "redelivered": "Messages handed to consumers again",
     "acked": "Messages acknowledged",
     "dead_lettered": "Messages moved to a dead-letter queue",
-    "filtered": "Messages skipped by a subscription's tags",
+    "filtered": "Messages skipped by a subscription's tags or filter",
+    "expired": "Messages that a group passed over: their time to live, a backlog's bound or the retention was over",
+    "refused_rate": "Transactions and messages refused by a rate limit",
+    "refused_backlog": "Transactions and messages refused because a topic's backlog is full",
     "leases_expired": "Messages whose lease ran out",
     "refused_full": "Requests refused because the disk is full",
 }

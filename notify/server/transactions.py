@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from notify import ids
 from notify.check.schedule import CheckSchedule
 from notify.errors import InvalidRequest, NotifyError, UnknownTopic
 from notify.limits import LIMITS, check_between, check_message, check_name
 from notify.server.clock import Clock
+from notify.server.flow import HOLD_SECONDS, Flow, retry_after
 from notify.server.metrics import Metrics
 from notify.wire import (
     Item,
@@ -24,12 +25,13 @@ from notify.wire import (
 from storage.store import Flush, NewMessage, NewTransaction, Put, PutResult, State, Store, Topic
 
 _OUTCOMES = {"COMMIT": State.COMMITTED, "ROLLBACK": State.ROLLED_BACK, "UNKNOWN": None}
+HOLD_US = round(HOLD_SECONDS * 1_000_000)
 _FLUSH = {flush: flush.name.lower() for flush in Flush}
 
 
 def failed(item_id: str, error: NotifyError, state: str | None = None) -> Item:
     """The item of a batch that an error refuses."""
-    return Item(item_id, error.status, state, code=error.code, detail=str(error))
+    return Item(item_id, error.status, state, code=error.code, detail=str(error), retry_after=retry_after(error))
 
 
 class Transactions:
@@ -45,20 +47,19 @@ class Transactions:
         schedule: CheckSchedule | None = None,
         jitter: random.Random | None = None,
         metrics: Metrics | None = None,
+        flow: Flow | None = None,
     ) -> None:
         self.store = store
         self.clock = clock
         self.shard = shard
         self.create_topics = create_topics
         self.schedule = schedule or CheckSchedule()
+        self.on_new_topic: Callable[[str], None] = lambda name: None
+        """Called with the name of a topic that was made on its first use."""
         self._jitter = jitter or random.Random()
         self.metrics = metrics or Metrics()
-        self._topics: set[str] = set()
-        self.topics_changed()
-
-    def topics_changed(self) -> None:
-        """Called after a topic was made or deleted."""
-        self._topics = {t.name for t in self.store.topics()}
+        self._flow = flow
+        self._gates = {} if flow is None else flow.gates
 
     # --- halves -----------------------------------------------------------------------------------------------
 
@@ -72,6 +73,9 @@ class Transactions:
         now_us = self.clock()
         items: list[Item | None] = []
         accepted: list[NewTransaction] = []
+        has_topic = self.store.has_topic
+        gates, flow = self._gates, self._flow
+        hold_until_us = now_us + HOLD_US
         for t in request.transactions:
             try:
                 messages: Sequence[JsonMessage | PackedMessage] = t.messages
@@ -88,11 +92,15 @@ class Transactions:
                     )
                     check_after_us = round(t.check_after * 1_000_000)
                 new = []
+                if flow is not None:
+                    flow.check_group(group)
                 for m in messages:
-                    if m.topic not in self._topics:
-                        await self._need_topic(m.topic)
-                    payload, delay_us, deliver_at_us = check_message(m, now_us)
-                    new.append(NewMessage(m.topic, payload, m.key, m.tag, delay_us, deliver_at_us))
+                    if not has_topic(m.topic):
+                        self._make_topic(m.topic)
+                    payload, delay_us, deliver_at_us, ttl_us = check_message(m, now_us)
+                    if gates and flow is not None and (gate := gates.get(m.topic)) is not None:
+                        await flow.check(gate, hold_until_us)
+                    new.append(NewMessage(m.topic, payload, m.key, m.tag, delay_us, deliver_at_us, ttl_us))
             except NotifyError as error:
                 items.append(failed(t.id, error))
             else:
@@ -133,16 +141,16 @@ class Transactions:
                 raise
             return [error] * len(accepted)
 
-    async def _need_topic(self, name: str) -> None:
+    def _make_topic(self, name: str) -> None:
+        """A topic that is named for the first time; it is durable before what names it."""
         check_name("topic", name)
-        if self.store.topic(name) is None:
-            if not self.create_topics:
-                raise UnknownTopic(
-                    f"there is no topic {name!r}, and topics are not created on first use here: "
-                    f"make it with `notify topic create {name}`"
-                )
-            await self.store.create_topic(Topic(name))
-        self._topics.add(name)
+        if not self.create_topics:
+            raise UnknownTopic(
+                f"there is no topic {name!r}, and topics are not created on first use here: "
+                f"make it with `notify topic create {name}`"
+            )
+        self.store.create_topic_soon(Topic(name))
+        self.on_new_topic(name)
 
     # --- messages without a transaction -----------------------------------------------------------------------
 
@@ -153,6 +161,9 @@ class Transactions:
         items: list[Item | None] = []
         accepted: list[NewTransaction] = []
         names: list[str] = []
+        has_topic = self.store.has_topic
+        gates, flow = self._gates, self._flow
+        hold_until_us = now_us + HOLD_US
         for m in request.messages:
             name = m.id or ""
             try:
@@ -160,13 +171,15 @@ class Transactions:
                 if number:
                     raise InvalidRequest("a message without a transaction has the number 0", "invalid_id")
                 name = ids.message_id(transaction_id, 0)
-                if m.topic not in self._topics:
-                    await self._need_topic(m.topic)
-                payload, delay_us, deliver_at_us = check_message(m, now_us)
+                if not has_topic(m.topic):
+                    self._make_topic(m.topic)
+                payload, delay_us, deliver_at_us, ttl_us = check_message(m, now_us)
+                if gates and flow is not None and (gate := gates.get(m.topic)) is not None:
+                    await flow.check(gate, hold_until_us)
             except NotifyError as error:
                 items.append(failed(name, error))
             else:
-                new = [NewMessage(m.topic, payload, m.key, m.tag, delay_us, deliver_at_us)]
+                new = [NewMessage(m.topic, payload, m.key, m.tag, delay_us, deliver_at_us, ttl_us)]
                 accepted.append(NewTransaction(transaction_id, "", new, committed=True))
                 items.append(None)
             names.append(name)

@@ -75,6 +75,9 @@ class LogQueues:
         t = self.state.topics.get(name)
         return None if t is None else t.described()
 
+    def has_topic(self, name: str) -> bool:
+        return name in self.state.topics
+
     async def create_topic(self, topic: Topic) -> Topic:
         self.create_topic_soon(topic)
         await self.journal.sync()
@@ -327,7 +330,10 @@ class LogQueues:
     def subscriptions(self) -> list[Subscription]:
         return list(self.state.subscriptions.values())
 
-    async def subscribe(self, subscription: Subscription, offsets: Sequence[int] | None) -> Subscription:
+    def subscription(self, group: str, topic: str) -> Subscription | None:
+        return self.state.subscriptions.get((group, topic))
+
+    def subscribe_soon(self, subscription: Subscription, offsets: Sequence[int] | None) -> None:
         if subscription.topic not in self.state.topics:
             raise NotFound(f"there is no topic {subscription.topic!r}")
         self.journal.reserve(4096)
@@ -335,6 +341,9 @@ class LogQueues:
         self.state.set_subscription(subscription, moved)
         record = encode(("subscribe", msgspec.to_builtins(subscription), moved))
         self.journal.append(RecordType.META, 0, [], record)
+
+    async def subscribe(self, subscription: Subscription, offsets: Sequence[int] | None) -> Subscription:
+        self.subscribe_soon(subscription, offsets)
         await self.journal.sync()
         return subscription
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import threading
 import time
@@ -44,11 +45,11 @@ def publish(server: ServerProcess, topic: str, bodies: list[str], key: bool = Fa
     )
 
 
-def subscribe(server: ServerProcess, group: str, topic: str, mode: str) -> None:
+def subscribe(server: ServerProcess, group: str, topic: str, mode: str, **fields: Any) -> None:
     async def put() -> None:
         http = HttpClient(server.url)
         try:
-            body = f'{{"mode": "{mode}", "start": "latest", "reason": "test"}}'.encode()
+            body = json.dumps({"mode": mode, "start": "latest", "reason": "test", **fields}).encode()
             await http.call("PUT", f"/v1/admin/groups/{group}/subscriptions/{topic}", body, 10, "application/json")
         finally:
             http.close()
@@ -303,7 +304,10 @@ def test_a_mode_changes_under_a_running_consumer(server: ServerProcess, unique: 
     x = Caller(server, unique, "x")
     had = x.receive(unique)
     assert x.settle(had[:1]) == [200]
-    subscribe(server, unique, unique, "ordered")
+    with pytest.raises(NotifyError) as refused:
+        subscribe(server, unique, unique, "ordered")
+    assert refused.value.code == "mode_in_use"
+    subscribe(server, unique, unique, "ordered", force=True)
     assert x.settle(had[1:]) == [410, 410]  # delivered again, in order
     again = x.receive(unique)
     assert bodies(again) == ["a2", "b1"]

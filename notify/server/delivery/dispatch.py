@@ -8,14 +8,17 @@ import itertools
 from collections import deque
 from collections.abc import Sequence
 from datetime import datetime
+from fnmatch import fnmatchcase
 
 from notify.errors import InvalidRequest, NotFound
 from notify.limits import LIMITS, check_between, check_name
 from notify.server.clock import Clock
 from notify.server.delivery.group import Group, Handed
+from notify.server.delivery.instances import Instance
+from notify.server.delivery.rate import TokenBucket
 from notify.server.metrics import Metrics
 from notify.wire import Receive, SettledItem, SettleItem, microseconds
-from storage.store import Store, Subscription, Topic
+from storage.store import DEAD_LETTER_PREFIX, Priorities, Store, Subscription, Topic
 
 RELEASE_BATCH = 5_000
 INSTANCE_IDLE_US = 86_400_000_000
@@ -44,6 +47,7 @@ class Delivery:
         self.groups: dict[str, Group] = {}
         self._waiters: dict[str, deque[_Waiter]] = {}
         self._by_topic: dict[str, set[str]] = {}
+        self._rates: dict[str, TokenBucket] = {}
         self._instances: dict[str, list[Group]] = {}
         """Of a group that broadcasts: its instances, each a group of its own by the name `group@instance`."""
         self._forgot_us = clock()
@@ -59,9 +63,10 @@ class Delivery:
             group = Group(subscription.group, self._store, self._metrics, self._lease_ids)
             name, _, instance = subscription.group.partition("@")
             group.paused = name in self._store.paused()
+            group.rate = self._rates.get(name)
             self.groups[subscription.group] = group
             if instance:
-                group.instances[instance] = self._clock()
+                group.instances[instance] = Instance(instance, self._clock())
                 self._instances.setdefault(name, []).append(group)
         topic = self._store.topic(subscription.topic)
         assert topic is not None
@@ -80,16 +85,83 @@ class Delivery:
         topic = self._store.topic(subscription.topic)
         if topic is None:
             topic = await self._store.create_topic(Topic(subscription.topic))
-        known = any(
-            s.group == subscription.group and s.topic == subscription.topic for s in self._store.subscriptions()
-        )
+        known = self._store.subscription(subscription.group, subscription.topic)
         offsets: list[int] | None = None
-        if start is not None or not known:
+        if start is not None or known is None:
             offsets = [self.resolve(subscription.topic, q, start or "latest") for q in range(topic.queues)]
+        elif known.epoch > subscription.epoch:
+            subscription = dataclasses.replace(subscription, epoch=known.epoch)
         await self._store.subscribe(subscription, offsets)
         self._follow(subscription, moved=offsets is not None)
         self._serve(subscription.group)
         return subscription
+
+    async def follow_retries(self, subscription: Subscription) -> None:
+        """Hand a group, beside a topic of its own, what is sent to it again: from the first message on."""
+        topic = self._store.topic(subscription.topic)
+        assert topic is not None
+        await self._store.subscribe(subscription, [0] * topic.queues)
+        self._follow(subscription, moved=True)
+
+    def instances_of(self, group: str) -> list[Group]:
+        """Of a group that broadcasts: what is kept for each of its instances."""
+        return self._instances.get(group, [])
+
+    async def reset(self, subscription: Subscription, to: str | int | datetime) -> Subscription:
+        """Move a group in a topic; what it has leased there is stale, and a new epoch begins."""
+        moved = dataclasses.replace(subscription, epoch=subscription.epoch + 1)
+        return await self._subscribe(moved, to)
+
+    async def subscribe_pattern(self, subscription: Subscription, start: str | int | datetime | None) -> list[str]:
+        """Subscribe to topics of a pattern, those to come from their first message on; the names of those there are."""
+        await self._store.set_pattern(subscription)
+        found = [t.name for t in self._store.topics() if _is_meant(subscription.topic, t.name)]
+        for name in found:
+            if self._store.subscription(subscription.group, name) is None:
+                await self._subscribe(dataclasses.replace(subscription, topic=name), start)
+        return found
+
+    def topic_made(self, name: str) -> None:
+        """A topic is new: groups with a pattern for it follow it from its first message on."""
+        for pattern in self._store.patterns():
+            if _is_meant(pattern.topic, name) and self._store.subscription(pattern.group, name) is None:
+                subscription = dataclasses.replace(pattern, topic=name)
+                topic = self._store.topic(name)
+                assert topic is not None
+                self._store.subscribe_soon(subscription, [0] * topic.queues)
+                self._follow(subscription, moved=True)
+
+    async def set_priorities(self, group: str, priorities: Priorities) -> None:
+        """Other classes, weights or shares from now on."""
+        await self._store.set_priorities(group, priorities)
+        if group in self.groups:
+            self.groups[group].turns.change(priorities, self.groups[group].cursors.values())
+
+    def set_rates(self, per_second: dict[str, float]) -> None:
+        """How many messages a second each of these groups is given; the others as many as they take."""
+        now_us = self._clock()
+        self._rates = {group: TokenBucket(rate, now_us) for group, rate in per_second.items()}
+        for group in self.groups.values():
+            group.rate = self._rates.get(group.name.partition("@")[0])
+            self._serve(group.name)
+
+    def lag(self, topic: str) -> int:
+        """How far the slowest group is behind in a topic, in messages; 0 where no group subscribes to it."""
+        return max((self._lag_of(group, topic) for group in self._by_topic.get(topic, ())), default=0)
+
+    def floor(self, topic: str, queue: int) -> int | None:
+        """Below it every group has settled everything in a queue; None where no group subscribes."""
+        cursors = [self.groups[name].cursors.get((topic, queue)) for name in self._by_topic.get(topic, ())]
+        floors = [c.progress.floor for c in cursors if c is not None and c.subscription.mode != "broadcast"]
+        return min(floors, default=None)
+
+    def _lag_of(self, name: str, topic: str) -> int:
+        cursors = self.groups[name].cursors
+        lag = queue = 0
+        while (cursor := cursors.get((topic, queue))) is not None:
+            lag += cursor.lag()
+            queue += 1
+        return lag
 
     def resolve(self, topic: str, queue: int, start: str | int | datetime) -> int:
         """The offset that `earliest`, `latest`, an offset or an instant stands for."""
@@ -97,7 +169,11 @@ class Delivery:
         if isinstance(start, bool):
             raise InvalidRequest("start is earliest, latest, an offset or an instant", "invalid_start")
         if isinstance(start, int):
-            check_between("offset", start, first, end)
+            if not first <= start <= end:
+                raise InvalidRequest(
+                    f"offset {start} is beyond what queue {queue} of topic {topic!r} holds: {first} to {end}",
+                    "out_of_bounds",
+                )
             return start
         if start == "earliest":
             return first
@@ -112,9 +188,12 @@ class Delivery:
                     f"start {text[:40]!r} is not earliest, latest, an offset or an instant", "invalid_start"
                 ) from None
         try:
-            return self._store.offset_at(topic, queue, microseconds(start))
+            time_us = microseconds(start)
         except ValueError as error:
             raise InvalidRequest(str(error), "invalid_start") from None
+        if time_us > self._clock():
+            raise InvalidRequest(f"{start.isoformat()} is in the future; `latest` begins now", "out_of_bounds")
+        return self._store.offset_at(topic, queue, time_us)
 
     async def unsubscribe(self, group: str, topic: str) -> None:
         """Drop a subscription, and those of the instances it is broadcast to. Raises NotFound."""
@@ -133,8 +212,9 @@ class Delivery:
 
     def topic_grew(self, topic: str) -> None:
         """A topic has more queues now: its groups follow them."""
-        for subscription in self._store.subscriptions():
-            if subscription.topic == topic:
+        for name in list(self._by_topic.get(topic, ())):
+            subscription = self._store.subscription(name, topic)
+            if subscription is not None:
                 self._follow(subscription, moved=False)
 
     # --- receiving --------------------------------------------------------------------------------------------
@@ -158,12 +238,13 @@ class Delivery:
             raise NotFound(f"group {name!r} has no subscription; name its topics, or subscribe it first")
         group.refuse_second(request.instance, topics, self._clock())
         waiting = self._waiters.setdefault(name, deque())
-        if not waiting:
-            handed = self._hand_out(group, request.instance, topics, request.max, request.lease)
-            if handed or request.wait <= 0:
-                return handed
+        handed = self._hand_out(group, request.instance, topics, request.max, request.lease)
+        if handed or request.wait <= 0:
+            return handed
         waiter = _Waiter(request, topics, asyncio.get_running_loop().create_future())
         waiting.append(waiter)
+        if group.has_skipped:
+            asyncio.get_running_loop().call_soon(self._serve, name)
         try:
             return await asyncio.wait_for(waiter.answer, request.wait or 0.001)
         except TimeoutError:
@@ -197,16 +278,20 @@ class Delivery:
         known = self.groups[own].modes() if own in self.groups else {}
         for topic in sorted(broadcast):
             if topic not in known:
-                of_group = next(s for s in self._store.subscriptions() if (s.group, s.topic) == (name, topic))
+                of_group = self._store.subscription(name, topic)
+                assert of_group is not None
                 await self._subscribe(dataclasses.replace(of_group, group=own, mode="shared"), "latest")
         return own, broadcast
 
     async def _forget_instances(self, now_us: int) -> None:
         """Instances that have not asked for long get no more messages kept for them."""
         self._forgot_us = now_us
+        for group in self.groups.values():
+            if "@" not in group.name:
+                group.forget_instances(now_us - INSTANCE_IDLE_US)
         for instances in self._instances.values():
             for group in list(instances):
-                if now_us - max(group.instances.values()) > INSTANCE_IDLE_US and not group.leases:
+                if now_us - max(i.asked_us for i in group.instances.values()) > INSTANCE_IDLE_US and not group.leases:
                     for topic in group.modes():
                         await self._store.unsubscribe(group.name, topic)
                         self.forget(group.name, topic)
@@ -227,10 +312,14 @@ class Delivery:
 
     def visible(self, topics: set[str]) -> None:
         """Messages became durable in these topics: serve who waits."""
+        to_serve: dict[str, None] = {}
         for topic in topics:
             for name in self._by_topic.get(topic, ()):
+                self.groups[name].wake(topic)
                 if self._waiters.get(name):
-                    self._serve(name)
+                    to_serve[name] = None
+        for name in to_serve:
+            self._serve(name)
 
     def _serve(self, name: str) -> None:
         waiting = self._waiters.get(name)
@@ -245,8 +334,11 @@ class Delivery:
             if handed:
                 waiting.remove(waiter)
                 waiter.answer.set_result(handed)
-            elif waiter.topics is None and not group.owners:
+            elif group.turns.next() is None:
                 break  # nothing for this one, nothing for the next
+        if waiting and group.has_skipped:
+            # It looked at many that the group does not want: on with it once others have had their turn.
+            asyncio.get_running_loop().call_soon(self._serve, name)
 
     async def settle(self, name: str, items: list[SettleItem]) -> list[SettledItem]:
         """Settle receipts of a group; a receipt that is not the group's is stale."""
@@ -260,8 +352,7 @@ class Delivery:
         if instances:
             return await self._settle_by_instance(group, instances, items)
         answered = await group.settle(items, self._clock())
-        if group.is_ordered:
-            self._serve(name)  # the next of a key may be what somebody waits for
+        self._serve(name)  # the next of a key, or room of its own, may be what somebody waits for
         return answered
 
     async def _settle_by_instance(
@@ -312,3 +403,8 @@ class Delivery:
             self._serve(name)
         if now_us - self._forgot_us > FORGET_EVERY_US:
             await self._forget_instances(now_us)
+
+
+def _is_meant(pattern: str, topic: str) -> bool:
+    """Whether a pattern is meant for a topic: those of the server's own are not."""
+    return fnmatchcase(topic, pattern) and not topic.startswith(DEAD_LETTER_PREFIX) and "/" not in topic

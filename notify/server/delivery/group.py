@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from notify.errors import Conflict, InvalidRequest, NotifyError, StaleReceipt
 from notify.limits import LIMITS, check_between
 from notify.server.delivery.cursor import Cursor
+from notify.server.delivery.instances import ACTIVE_US, Instance
 from notify.server.delivery.ordered import OrderedCursor
+from notify.server.delivery.rate import TokenBucket
+from notify.server.delivery.turns import Turns
 from notify.server.metrics import Metrics
 from notify.wire import Payload, SettledItem, SettleItem, decode_payload, encode_msgpack
 from storage.progress import to_runs
@@ -24,7 +28,7 @@ class Lease:
     __slots__ = ("cursor", "deadline_us", "extended", "id", "instance", "length_us", "offsets", "open")
 
     def __init__(
-        self, lease_id: int, cursor: Cursor, offsets: list[int], now_us: int, length_us: int, instance: str
+        self, lease_id: int, cursor: Cursor, offsets: list[int], now_us: int, length_us: int, instance: Instance
     ) -> None:
         self.id = lease_id
         self.cursor = cursor
@@ -63,11 +67,6 @@ OWNED = ("exclusive", "failover")
 """Modes in which one instance has the topic to itself."""
 
 
-def _make_cursor(store: Store, subscription: Subscription, queue: int) -> Cursor:
-    kind = OrderedCursor if subscription.mode == "ordered" else Cursor
-    return kind(store, subscription, queue)
-
-
 class Group:
     """A consumer group: by its subscriptions' modes, any instance and many messages in flight, or in an order."""
 
@@ -76,16 +75,22 @@ class Group:
         self.paused = False
         self.is_ordered = self.has_broadcast = False
         self.cursors: dict[tuple[str, int], Cursor] = {}
+        self.turns = Turns(store.priorities(name))
+        self.rate: TokenBucket | None = None
+        """How many messages it is given in a second."""
+        self.has_skipped = False
+        """The last receive stopped among messages that the group does not want: there may be some behind them."""
         self.leases: dict[int, Lease] = {}
         self.owners: dict[str, Owner] = {}
         """Who has a topic to itself, in the modes exclusive and failover."""
-        self.instances: dict[str, int] = {}
-        """Instance to when it last asked."""
+        self.instances: dict[str, Instance] = {}
         self._store = store
         self._metrics = metrics
         self._lease_ids = lease_ids
         self._deadlines: list[tuple[int, int]] = []
-        self._turn = 0
+        self._due: list[tuple[int, int, Cursor]] = []
+        """Heap of when a queue has a retry that comes due."""
+        self._numbers = itertools.count()
 
     # --- subscriptions ----------------------------------------------------------------------------------------
 
@@ -97,17 +102,38 @@ class Group:
             if cursor is None or moved or cursor.subscription.mode != subscription.mode:
                 # From the first message that is not settled; what was leased is delivered again.
                 self.drop_leases(subscription.topic, queue)
-                self.cursors[key] = _make_cursor(self._store, subscription, queue)
+                if cursor is not None:
+                    self.turns.drop(cursor)
+                kind = OrderedCursor if subscription.mode == "ordered" else Cursor
+                cursor = self.cursors[key] = kind(self._store, subscription, queue, self._metrics)
+                for due_us, _ in cursor.retries:
+                    self._wake_at(cursor, due_us)
             else:
                 cursor.change(subscription)
+            if subscription.mode != "broadcast":
+                self.turns.wake(cursor)
         if subscription.mode not in OWNED:
             self.owners.pop(subscription.topic, None)
+        self._note_modes()
+
+    def _note_modes(self) -> None:
         modes = set(self.modes().values())
         self.is_ordered, self.has_broadcast = "ordered" in modes, "broadcast" in modes
 
     def modes(self) -> dict[str, str]:
         """The mode of each topic."""
         return {topic: cursor.subscription.mode for (topic, _), cursor in self.cursors.items()}
+
+    def wake(self, topic: str) -> None:
+        """There are more messages in a topic."""
+        queue = 0
+        while (cursor := self.cursors.get((topic, queue))) is not None:
+            if not cursor.is_awake and cursor.subscription.mode != "broadcast":
+                self.turns.wake(cursor)
+            queue += 1
+
+    def _wake_at(self, cursor: Cursor, due_us: int) -> None:
+        heapq.heappush(self._due, (due_us, next(self._numbers), cursor))
 
     def holds(self, receipt: str) -> bool:
         """Whether the receipt is of a lease of this group."""
@@ -120,8 +146,11 @@ class Group:
     def unsubscribe(self, topic: str) -> None:
         for key in [key for key in self.cursors if key[0] == topic]:
             self.drop_leases(*key)
+            self.turns.drop(self.cursors[key])
             del self.cursors[key]
+        self.turns.forget(topic)
         self.owners.pop(topic, None)
+        self._note_modes()
 
     def drop_leases(self, topic: str, queue: int) -> None:
         """Receipts of this queue become stale."""
@@ -129,37 +158,65 @@ class Group:
             lease.id for lease in self.leases.values() if lease.cursor.topic == topic and lease.cursor.queue == queue
         ]
         for lease_id in stale:
-            del self.leases[lease_id]
+            self._drop_lease(self.leases[lease_id])
+
+    def _drop_lease(self, lease: Lease) -> None:
+        del self.leases[lease.id]
+        lease.instance.drop(len(lease.open))
 
     # --- handing out ------------------------------------------------------------------------------------------
 
-    def receive(
-        self, instance: str, topics: frozenset[str] | None, limit: int, lease_us: int, now_us: int
-    ) -> list[Handed]:
-        """Up to `limit` messages under leases; queues take turns."""
-        self.instances[instance] = now_us
+    def receive(self, name: str, topics: frozenset[str] | None, limit: int, lease_us: int, now_us: int) -> list[Handed]:
+        """Up to `limit` messages under leases, by the topics' classes and in turn."""
+        self.has_skipped = False
+        instance = self._asks(name, now_us)
         handed: list[Handed] = []
         if self.paused:
             return handed
-        cursors = list(self.cursors.values())
+        limit = instance.room(limit, self._is_alone(instance, now_us))
+        if self.rate is not None:
+            limit = min(limit, self.rate.available(now_us))
         size = count = 0
-        for i in range(len(cursors)):
-            cursor = cursors[(self._turn + i) % len(cursors)]
-            if topics is not None and cursor.topic not in topics:
-                continue
+        aside: list[Cursor] = []
+        turns = self.turns
+        while count < limit and size < READ_BYTES and (cursor := turns.next()) is not None:
             mode = cursor.subscription.mode
-            if mode == "broadcast" or (mode in OWNED and not self._owns(instance, cursor.topic, lease_us, now_us)):
+            if (topics is not None and cursor.serves not in topics) or (
+                mode in OWNED and not self._owns(name, cursor.topic, lease_us, now_us)
+            ):
+                aside.append(turns.put_aside())
                 continue
-            taken, skipped = cursor.take(limit - count, now_us)
-            self._metrics.filtered += skipped if cursor.subscription.tags else 0
+            taken = cursor.take(turns.left(cursor, limit - count), now_us)
+            turns.served(cursor, len(taken))
             if taken:
                 handed.append(self._lease(cursor, taken, instance, lease_us, now_us))
                 count += len(taken)
                 size += sum([len(m.payload) for m in taken])
-            if count >= limit or size >= READ_BYTES:
+            elif cursor.is_awake:
+                self.has_skipped = True
                 break
-        self._turn += 1
+        turns.put_back(aside)
+        if self.rate is not None:
+            self.rate.take(count, now_us)
         return handed
+
+    def _asks(self, name: str, now_us: int) -> Instance:
+        instance = self.instances.get(name)
+        if instance is None:
+            instance = self.instances[name] = Instance(name, now_us)
+        instance.asked_us = now_us
+        return instance
+
+    def _is_alone(self, instance: Instance, now_us: int) -> bool:
+        """Whether no other instance has asked for something lately."""
+        if len(self.instances) == 1:
+            return True
+        return not any(now_us - i.asked_us < ACTIVE_US for i in self.instances.values() if i is not instance)
+
+    def forget_instances(self, before_us: int) -> None:
+        """Consumers that have not asked since then are not listed any more."""
+        for name in [name for name, i in self.instances.items() if i.asked_us < before_us and not i.in_flight]:
+            del self.instances[name]
 
     def refuse_second(self, instance: str, topics: frozenset[str] | None, now_us: int) -> None:
         """Raises Conflict if another instance has an exclusive topic: a standby is a mistake there."""
@@ -187,24 +244,40 @@ class Group:
     def _take_back(self, topic: str, now_us: int) -> None:
         """What the topic's last owner has not settled is available again, in order, at its next attempt."""
         for lease in [lease for lease in self.leases.values() if lease.cursor.topic == topic]:
-            attempts = []
-            for index in sorted(lease.open):
-                offset = lease.offsets[index]
-                attempts.append((offset, lease.cursor.attempts(offset) + 1, 0))
-                lease.cursor.come_back(offset, now_us)
-            self._metrics.leases_expired += len(attempts)
-            self._store.attempted(self.name, topic, lease.cursor.queue, attempts)
+            again = [(lease.cursor, lease.offsets[index]) for index in sorted(lease.open)]
+            lease.instance.expire(len(again))
+            self._come_back(again, now_us)
             del self.leases[lease.id]
+
+    def _come_back(self, ended: list[tuple[Cursor, int]], now_us: int) -> list[tuple[Cursor, int, str]]:
+        """Leases of these have ended unsettled: available at once. Those that have had all attempts are returned."""
+        dead: list[tuple[Cursor, int, str]] = []
+        again: dict[Cursor, list[tuple[int, int, int]]] = {}
+        self._metrics.leases_expired += len(ended)
+        for cursor, offset in ended:
+            attempts = cursor.attempts(offset) + 1
+            if attempts >= cursor.subscription.max_attempts:
+                dead.append((cursor, offset, f"{attempts} attempts, the last one's lease ran out"))
+            else:
+                again.setdefault(cursor, []).append((offset, attempts, 0))
+                cursor.come_back(offset, now_us)
+                self.turns.wake(cursor)
+        for cursor, attempts_of in again.items():
+            self._store.attempted(self.name, cursor.topic, cursor.queue, attempts_of)
+        return dead
 
     def _still_there(self, lease: Lease, now_us: int) -> None:
         """An owner that settles keeps its topic for as long as its leases were."""
         owner = self.owners.get(lease.cursor.topic)
-        if owner is not None and owner.instance == lease.instance:
+        if owner is not None and owner.instance == lease.instance.name:
             owner.until_us = max(owner.until_us, now_us + lease.length_us)
 
-    def _lease(self, cursor: Cursor, taken: list[StoredMessage], instance: str, lease_us: int, now_us: int) -> Handed:
+    def _lease(
+        self, cursor: Cursor, taken: list[StoredMessage], instance: Instance, lease_us: int, now_us: int
+    ) -> Handed:
         lease = Lease(next(self._lease_ids), cursor, [m.offset for m in taken], now_us, lease_us, instance)
         self.leases[lease.id] = lease
+        instance.handed(len(taken), now_us)
         heapq.heappush(self._deadlines, (lease.deadline_us, lease.id))
         token = f"{lease.id:x}."
         self._metrics.delivered += len(taken)
@@ -229,6 +302,7 @@ class Group:
                 self._still_there(lease, now_us)
                 if item.action == "ack":
                     acked.setdefault(lease.cursor, []).extend(lease.offsets[indexes.start : indexes.stop])
+                    lease.instance.finish(len(indexes), now_us)
                     self._close(lease, indexes)
                 else:
                     for index in indexes:
@@ -242,6 +316,7 @@ class Group:
             runs = to_runs(sorted(offsets))
             self._store.settle_soon(self.name, cursor.topic, cursor.queue, runs, SettleKind.ACK)
             cursor.finished(offsets)
+            self.turns.wake(cursor)
         for cursor, attempts in retried.items():
             self._store.attempted(self.name, cursor.topic, cursor.queue, attempts)
         if dead:
@@ -297,10 +372,12 @@ class Group:
                 due_us = now_us + self._back_off_us(cursor, attempts, item.delay)
                 retried.setdefault(cursor, []).append((offset, attempts, due_us))
                 cursor.come_back(offset, due_us)
+                self._wake_at(cursor, due_us)
         else:
             raise InvalidRequest(
                 f"action {item.action[:20]!r} is not ack, retry, dead_letter or renew", "invalid_action"
             )
+        lease.instance.finish(1, now_us)
         self._close(lease, range(index, index + 1))
 
     def _back_off_us(self, cursor: Cursor, attempts: int, delay: float | None) -> int:
@@ -331,13 +408,14 @@ class Group:
             self._metrics.dead_lettered += len(moved)
         for cursor, offset, _ in dead:
             cursor.finished((offset,))
+            self.turns.wake(cursor)
 
     def _dead_payload(self, message: StoredMessage, attempts: int, reason: str) -> bytes:
         """The message with headers that say where it comes from and why it is here."""
         payload = decode_payload(message.payload)
         headers = dict(payload.headers or {})
         headers["notify-dead-letter-group"] = self.name
-        headers["notify-dead-letter-topic"] = message.topic
+        headers["notify-dead-letter-topic"] = payload.topic
         headers["notify-dead-letter-queue"] = str(message.queue)
         headers["notify-dead-letter-offset"] = str(message.offset)
         headers["notify-dead-letter-attempts"] = str(attempts)
@@ -347,41 +425,38 @@ class Group:
     # --- time -------------------------------------------------------------------------------------------------
 
     def next_event_us(self, now_us: int) -> int | None:
-        """When a lease runs out or a retry comes due."""
+        """When a lease runs out, a retry comes due, an owner's time is over, or the rate allows more."""
         times = [self._deadlines[0][0]] if self._deadlines else []
-        # A retry that is due already waits for a consumer, not for time.
-        times += [c.retries[0][0] for c in self.cursors.values() if c.retries and c.retries[0][0] > now_us]
+        if self._due:
+            times.append(self._due[0][0])
         times += [owner.until_us for owner in self.owners.values() if owner.until_us > now_us]
+        if self.rate is not None and not self.rate.available(now_us):
+            times.append(self.rate.refilled_us(now_us))
         return min(times, default=None)
 
     async def expire(self, now_us: int) -> bool:
         """End what ran out: those messages are available again at once. True if there was any."""
-        expired: dict[Cursor, list[tuple[int, int, int]]] = {}
-        dead: list[tuple[Cursor, int, str]] = []
+        while self._due and self._due[0][0] <= now_us:
+            cursor = heapq.heappop(self._due)[2]
+            if self.cursors.get((cursor.topic, cursor.queue)) is cursor:
+                self.turns.wake(cursor)
+        ended: list[tuple[Cursor, int]] = []
         while self._deadlines and self._deadlines[0][0] <= now_us:
             _, lease_id = heapq.heappop(self._deadlines)
             lease = self.leases.get(lease_id)
             if lease is None:
                 continue
-            for index in sorted(lease.open):
-                if lease.extended.get(index, 0) > now_us:
-                    continue
-                cursor, offset = lease.cursor, lease.offsets[index]
-                attempts = cursor.attempts(offset) + 1
-                self._metrics.leases_expired += 1
-                if attempts >= cursor.subscription.max_attempts:
-                    dead.append((cursor, offset, f"{attempts} attempts, the last one's lease ran out"))
-                else:
-                    expired.setdefault(cursor, []).append((offset, attempts, 0))
-                    cursor.come_back(offset, now_us)
+            over = [index for index in sorted(lease.open) if lease.extended.get(index, 0) <= now_us]
+            ended += [(lease.cursor, lease.offsets[index]) for index in over]
+            lease.instance.expire(len(over))
+            for index in over:
                 self._close(lease, range(index, index + 1))
             if lease.open:
                 heapq.heappush(self._deadlines, (min(lease.extended.values()), lease_id))
-        for cursor, attempts_of in expired.items():
-            self._store.attempted(self.name, cursor.topic, cursor.queue, attempts_of)
+        dead = self._come_back(ended, now_us)
         if dead:
             await self._dead_letter(dead, now_us)
-        return bool(expired or dead)
+        return bool(ended)
 
     def in_flight(self) -> int:
         return sum(len(lease.open) for lease in self.leases.values())

@@ -6,10 +6,12 @@ its key busy until it is settled. Messages without a key are in no order.
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Iterable
 
-from notify.server.delivery.cursor import Cursor
+from notify.server.delivery.cursor import MOST_SKIPPED, READ_BYTES, WIDEST_SCAN, Cursor
+from notify.server.metrics import Metrics
 from storage.store import Store, StoredMessage, Subscription
 
 WAITING_BOUND = 20_000
@@ -21,8 +23,7 @@ class OrderedCursor(Cursor):
 
     __slots__ = ("_behind", "_key_of", "_turn_come", "_waiting")
 
-    def __init__(self, store: Store, subscription: Subscription, queue: int) -> None:
-        super().__init__(store, subscription, queue)
+    def __init__(self, store: Store, subscription: Subscription, queue: int, metrics: Metrics) -> None:
         self._behind: dict[int, deque[int]] = {}
         """A busy key, by its hash, to the offsets that wait for it."""
         self._key_of: dict[int, int] = {}
@@ -30,19 +31,36 @@ class OrderedCursor(Cursor):
         self._turn_come: deque[int] = deque()
         """Offsets whose key has become free."""
         self._waiting = 0
+        super().__init__(store, subscription, queue, metrics)
+        for _, offset in sorted(self.retries, key=lambda retry: retry[1]):
+            # What was to be tried again before the last start keeps its key busy.
+            for message in store.read(self.topic, queue, offset, 1, READ_BYTES):
+                if message.offset == offset and not self._may_go(message):
+                    self._wait_again(offset)
 
-    def take(self, limit: int, now_us: int) -> tuple[list[StoredMessage], int]:
+    def has_more(self) -> bool:
+        return self._waiting < WAITING_BOUND and super().has_more()
+
+    def _wait_again(self, offset: int) -> None:
+        """A retry whose key is busy with an earlier one waits behind that, not for its time."""
+        self.retries = [retry for retry in self.retries if retry[1] != offset]
+        heapq.heapify(self.retries)
+
+    def take(self, limit: int, now_us: int) -> list[StoredMessage]:
         taken = self._take_retries(limit, now_us)
-        while self._turn_come and len(taken) < limit:
-            taken += self._take_one(self._turn_come.popleft())
         skipped = 0
-        while len(taken) < limit and not self.is_paused() and self._waiting < WAITING_BOUND:
-            found, filtered = self._take_new(limit - len(taken))
-            skipped += filtered
-            if not found and not filtered:
+        while len(taken) < limit:
+            if self._turn_come:
+                taken += self._take_one(self._turn_come.popleft(), now_us)
+                continue
+            if self.is_paused() or self._waiting >= WAITING_BOUND or skipped >= MOST_SKIPPED:
                 break
+            found, passed = self._take_new(limit - len(taken), WIDEST_SCAN, now_us)
+            if not passed:
+                break
+            skipped += passed - len(found)
             taken += [message for message in found if self._may_go(message)]
-        return taken, skipped
+        return taken
 
     def _may_go(self, message: StoredMessage) -> bool:
         key = message.key_hash

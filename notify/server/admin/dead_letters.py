@@ -1,0 +1,104 @@
+"""Admin routes of dead letters: looking at them, and sending them to their group again, some or all of them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from notify import ids
+from notify.errors import InvalidRequest
+from notify.limits import check_between
+from notify.server.admin.jobs import Jobs
+from notify.server.admin.redrive import AT_ONCE, DeadLetters, Wanted, redriven_id
+from notify.server.admin.writes import Desk, Who, Write
+from notify.server.http import json_pulled
+from notify.wire import instant
+from storage.store import StoredMessage, dead_letter_topic
+
+
+class WantedFields(BaseModel):
+    """Which dead letters; what is left out matches all."""
+
+    model_config = ConfigDict(extra="forbid")
+    topic: str | None = None
+    tag: str | None = None
+    key: str | None = None
+    contains: Annotated[str | None, Field(description="text in why it is dead", max_length=500)] = None
+    filter: Annotated[str, Field(description="CEL over headers, key, tag and topic")] = ""
+    dead_from: AwareDatetime | None = None
+    dead_to: AwareDatetime | None = None
+
+    def wanted(self) -> Wanted:
+        """Raises InvalidRequest for a filter that does not parse."""
+        fields = self.model_dump(exclude_none=True)
+        return Wanted(**{k: v.isoformat() if isinstance(v, datetime) else v for k, v in fields.items()})
+
+
+class Redrive(Write):
+    ids: list[str] | None = Field(None, max_length=AT_ONCE)
+    max: int = Field(100, ge=1, le=AT_ONCE)
+    wanted: WantedFields = WantedFields()
+    all: bool = Field(False, description="every one that matches, as a job: see jobs/{id}")
+
+
+def add_routes(routes: APIRouter, desk: Desk, jobs: Jobs) -> None:
+    """The routes under `groups/{name}/dead-letters`."""
+
+    def shown(m: StoredMessage) -> dict[str, Any]:
+        again = redriven_id(m.transaction_id, m.offset)
+        is_redriven = desk.core.store.states([again])[0] is not None
+        return json_pulled(m) | {"dead_at": instant(m.committed_us), "redriven": is_redriven}
+
+    @routes.get("/groups/{name}/dead-letters")
+    async def dead_letters(
+        name: str,
+        offset: int = 0,
+        max: int = 100,
+        topic: str | None = None,
+        tag: str | None = None,
+        key: str | None = None,
+        contains: str | None = None,
+        filter: str = "",
+    ) -> dict[str, Any]:
+        """A group's dead letters from an offset on, those that match; `next_offset` goes on from there."""
+        check_between("max", max, 1, 10_000)
+        check_between("offset", offset, 0, 1 << 62)
+        wanted = WantedFields(topic=topic, tag=tag, key=key, contains=contains, filter=filter).wanted()
+        found, next_offset = DeadLetters(desk.core, name).find(wanted, offset, max)
+        return {"messages": [shown(m) for m in found], "next_offset": next_offset}
+
+    @routes.post("/groups/{name}/dead-letters/redrive")
+    async def redrive(name: str, write: Redrive, who: Who = "") -> dict[str, Any]:
+        """Send dead letters to this group again, and to no other; a repeated redrive sends each once."""
+        wanted = write.wanted.wanted()
+        letters = DeadLetters(desk.core, name)
+        if write.all:
+            if write.ids is not None:
+                raise InvalidRequest("give ids or all, not both", "invalid_schema")
+            start, end = letters.bounds()
+            spec = {"group": name, "wanted": wanted.plain(), "from": start, "until": end}
+
+            async def begin() -> Any:
+                return {"job": await jobs.start("redrive", name, spec, end - start)}
+
+            return await desk.carry_out(write, who, "dead_letter.redrive", name, begin, {"at_most": end - start})
+        limit = AT_ONCE if write.ids is not None else write.max
+        if write.ids is not None:
+            found = letters.by_ids(set(write.ids))
+        else:
+            found = letters.find(wanted, 0, limit, not_redriven=True)[0]
+        names = [ids.message_id(m.transaction_id, m.message_no) for m in found]
+
+        async def do() -> Any:
+            items = await letters.send_again(found)
+            missing = set(write.ids or ()) - set(names)
+            items += [
+                {"id": i, "status": 404, "detail": f"not among the dead letters of {dead_letter_topic(name)!r}"}
+                for i in sorted(missing)
+            ]
+            return {"items": items}
+
+        return await desk.carry_out(write, who, "dead_letter.redrive", name, do, {"ids": names})

@@ -1,0 +1,291 @@
+"""Admin routes of consumer groups: what they are at, their subscriptions, priorities, resets."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from notify.errors import Conflict, InvalidRequest, NotFound
+from notify.limits import MODES, check_name
+from notify.server.admin.topics import check_retry
+from notify.server.admin.writes import Desk, Who, Write
+from notify.server.core import Core
+from notify.server.delivery.cursor import Cursor
+from notify.server.delivery.filter import Filter
+from notify.server.delivery.group import Group
+from notify.server.delivery.instances import states
+from notify.server.delivery.turns import ONE_CLASS
+from notify.wire import instant
+from storage.store import Priorities, PriorityClass, Subscription
+
+WEIGHTS = (6, 3, 1)
+"""Of a group's first, second and third class, where none are given."""
+
+
+class SubscriptionWrite(Write):
+    mode: str = Field("shared", pattern=f"^({'|'.join(MODES)})$")
+    start: str | int | None = None
+    tags: list[str] = Field(default_factory=list, max_length=64)
+    filter: str = Field("", description="CEL over headers, key, tag and topic; empty: every message")
+    max_attempts: int = Field(16, ge=1, le=1000)
+    retry_min: float = Field(1.0, ge=0.01, le=86_400)
+    retry_max: float = Field(300.0, ge=0.01, le=40 * 86_400)
+    force: bool = Field(False, description="change the mode although consumers have messages: they get them again")
+
+
+class Reset(Write):
+    topic: str
+    to: str | int
+
+
+class ClassFields(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field(min_length=1, max_length=64)
+    topics: list[str] = Field(default_factory=list, max_length=10_000, description="names, or patterns with *")
+    weight: int | None = Field(None, ge=1, le=1000, description="6, 3 and 1 for the first three where it is left out")
+
+
+class PrioritiesWrite(Write):
+    classes: list[ClassFields] = Field(min_length=1, max_length=16)
+    shares: dict[str, Annotated[int, Field(ge=1, le=1000)]] = Field(
+        default_factory=dict, description="turns of a topic"
+    )
+
+
+def _priorities(write: PrioritiesWrite) -> Priorities:
+    names = [c.name for c in write.classes]
+    if len(set(names)) < len(names):
+        raise InvalidRequest("two classes have the same name", "invalid_priorities")
+    classes = []
+    for number, c in enumerate(write.classes):
+        if c.weight is None and number >= len(WEIGHTS):
+            raise InvalidRequest(f"class {c.name!r} needs a weight: only three have a default", "invalid_priorities")
+        weight = WEIGHTS[number] if c.weight is None else c.weight
+        classes.append(PriorityClass(c.name, weight, tuple(c.topics)))
+    return Priorities(tuple(classes), dict(write.shares))
+
+
+def _priorities_shown(p: Priorities) -> dict[str, Any]:
+    classes = [{"name": c.name, "weight": c.weight, "topics": list(c.topics)} for c in p.classes]
+    return {"classes": classes, "shares": p.shares}
+
+
+def _described(s: Subscription) -> dict[str, Any]:
+    return {
+        "topic": s.topic,
+        "mode": s.mode,
+        "tags": list(s.tags),
+        "filter": s.filter,
+        "max_attempts": s.max_attempts,
+        "retry_min": s.retry_min_us / 1e6,
+        "retry_max": s.retry_max_us / 1e6,
+        "epoch": s.epoch,
+    }
+
+
+def _instances(group: Group, now_us: int) -> list[dict[str, Any]]:
+    found = states(group.instances, now_us)
+    return [
+        {
+            "name": i.name,
+            "state": found[i.name],
+            "asked_at": instant(i.asked_us),
+            "in_flight": i.in_flight,
+            "finished": i.finished,
+            "per_second": None if i.per_second is None else round(i.per_second, 1),
+            "expired": i.expired,
+            "bound": i.bound,
+        }
+        for i in group.instances.values()
+    ]
+
+
+def _refuse_change_of_mode(core: Core, known: Subscription, mode: str) -> None:
+    """Raises Conflict while consumers of the topic have messages: they would get them again, out of the new order."""
+    groups = [core.delivery.groups[known.group], *core.delivery.instances_of(known.group)]
+    busy = {lease.instance.name for g in groups for lease in g.leases.values() if lease.cursor.topic == known.topic}
+    if busy:
+        refused = Conflict(
+            f"group {known.group!r} receives topic {known.topic!r} in mode {known.mode}, and "
+            f"{', '.join(sorted(busy)[:5])} has messages of it: stop its consumers before it is {mode}, or send force"
+        )
+        refused.code = "mode_in_use"
+        raise refused
+
+
+def add_routes(routes: APIRouter, desk: Desk) -> None:
+    """The routes under `groups`."""
+    _views(routes, desk)
+    _subscriptions(routes, desk)
+    _writes(routes, desk)
+
+
+def _views(routes: APIRouter, desk: Desk) -> None:
+    def cursor_row(cursor: Cursor) -> dict[str, Any]:
+        return {
+            "topic": cursor.topic,
+            "queue": cursor.queue,
+            "position": cursor.progress.floor,
+            "settled_above": len(cursor.progress.settled),
+            "next": cursor.next,
+            "lag": cursor.lag(),
+            "retries": len(cursor.retries),
+            "paused": cursor.is_paused(),
+        }
+
+    @routes.get("/groups")
+    async def groups() -> dict[str, Any]:
+        found = desk.core.delivery.groups.values()
+        rows = [
+            {
+                "name": g.name,
+                "lag": sum(c.lag() for c in g.cursors.values()),
+                "leased": g.in_flight(),
+                "paused": g.paused,
+            }
+            for g in found
+        ]
+        return {"groups": rows}
+
+    @routes.get("/groups/{name}")
+    async def group(name: str) -> dict[str, Any]:
+        g = desk.core.delivery.groups.get(name)
+        if g is None:
+            raise NotFound(f"there is no group {name[:100]!r}")
+        subscriptions = [s for s in desk.core.store.subscriptions() if s.group == name]
+        return {
+            "name": name,
+            "paused": g.paused,
+            "subscriptions": [
+                _described(s) | {"class": g.turns.class_of(s.topic), "share": g.turns.priorities.shares.get(s.topic, 1)}
+                for s in subscriptions
+            ],
+            "patterns": [_described(s) for s in desk.core.store.patterns() if s.group == name],
+            "queues": [cursor_row(c) for c in g.cursors.values()],
+            "leases": [
+                {
+                    "instance": lease.instance.name,
+                    "topic": lease.cursor.topic,
+                    "queue": lease.cursor.queue,
+                    "messages": len(lease.open),
+                    "until": instant(lease.deadline_us),
+                }
+                for lease in list(g.leases.values())[:1000]
+            ],
+            "instances": _instances(g, desk.core.clock()),
+        }
+
+
+def _subscriptions(routes: APIRouter, desk: Desk) -> None:
+    @routes.put("/groups/{name}/subscriptions/{topic}")
+    async def subscribe(name: str, topic: str, write: SubscriptionWrite, who: Who = "") -> dict[str, Any]:
+        """Make or change a subscription. A topic with `*` is a pattern: topics to come are followed from the start."""
+        check_name("group", name)
+        is_pattern = "*" in topic
+        check_name("topic", topic.replace("*", "x") if is_pattern else topic)
+        for tag in write.tags:
+            check_name("tag", tag)
+        if write.filter:
+            Filter(write.filter)
+        if write.retry_min > write.retry_max:
+            raise InvalidRequest(
+                f"retry_min {write.retry_min:g} is above retry_max {write.retry_max:g}", "out_of_bounds"
+            )
+        s = Subscription(
+            name,
+            topic,
+            write.mode,
+            tuple(write.tags),
+            write.max_attempts,
+            round(write.retry_min * 1e6),
+            round(write.retry_max * 1e6),
+            write.filter,
+        )
+        known = desk.core.store.subscription(name, topic)
+        if not is_pattern:
+            of = desk.core.store.topic(topic)
+            check_retry(of.ttl_us if of is not None else 0, name, topic, s.retry_min_us)
+            if known is not None and known.mode != s.mode and not write.force:
+                _refuse_change_of_mode(desk.core, known, s.mode)
+
+        async def do() -> Any:
+            delivery = desk.core.delivery
+            if is_pattern:
+                found = await delivery.subscribe_pattern(s, write.start)
+                return {"group": name, "pattern": topic, "mode": s.mode, "topics": found[:1000]}
+            # A start counts for a new subscription: sending the same again must not move it (that is a reset).
+            await delivery.subscribe(s, None if known is not None else write.start)
+            return {"group": name, "topic": topic, "mode": s.mode}
+
+        return await desk.carry_out(write, who, "subscription.put", f"{name}/{topic}", do, {"mode": s.mode})
+
+    @routes.delete("/groups/{name}/subscriptions/{topic}")
+    async def unsubscribe(name: str, topic: str, write: Write, who: Who = "") -> dict[str, Any]:
+        is_pattern = "*" in topic
+        if not is_pattern and desk.core.store.subscription(name, topic) is None:
+            raise NotFound(f"group {name[:100]!r} has no subscription to {topic[:100]!r}")
+
+        async def do() -> Any:
+            if is_pattern:
+                await desk.core.store.drop_pattern(name, topic)
+            else:
+                await desk.core.delivery.unsubscribe(name, topic)
+            return {"group": name, "topic": topic}
+
+        return await desk.carry_out(write, who, "subscription.delete", f"{name}/{topic}", do, {})
+
+
+def _writes(routes: APIRouter, desk: Desk) -> None:
+    @routes.post("/groups/{name}/reset")
+    async def reset(name: str, write: Reset, who: Who = "") -> dict[str, Any]:
+        """Move a group in a topic. The preview says from where to where, and how many messages come again or not."""
+        s = desk.core.store.subscription(name, write.topic)
+        topic = desk.core.store.topic(write.topic)
+        if s is None or topic is None:
+            raise NotFound(f"group {name[:100]!r} has no subscription to {write.topic[:100]!r}")
+        rows = []
+        for queue in range(topic.queues):
+            floor = desk.core.store.progress(name, write.topic, queue).floor
+            to = desk.core.delivery.resolve(write.topic, queue, write.to)
+            rows.append(
+                {"queue": queue, "from": floor, "to": to, "again": max(0, floor - to), "left_out": max(0, to - floor)}
+            )
+        preview = {"epoch": s.epoch + 1, "queues": rows}
+
+        async def do() -> Any:
+            await desk.core.delivery.reset(s, write.to)
+            return preview
+
+        return await desk.carry_out(write, who, "group.reset", f"{name}/{write.topic}", do, preview)
+
+    @routes.get("/groups/{name}/priorities")
+    async def priorities(name: str) -> dict[str, Any]:
+        """The classes that share a group's deliveries by weight, and its topics' shares within them."""
+        return _priorities_shown(desk.core.store.priorities(name) or ONE_CLASS)
+
+    @routes.put("/groups/{name}/priorities")
+    async def put_priorities(name: str, write: PrioritiesWrite, who: Who = "") -> dict[str, Any]:
+        """Other classes, weights and shares; at once, while consumers go on."""
+        check_name("group", name)
+        wanted = _priorities(write)
+
+        async def do() -> Any:
+            await desk.core.delivery.set_priorities(name, wanted)
+            return _priorities_shown(wanted)
+
+        return await desk.carry_out(write, who, "priorities.put", name, do, _priorities_shown(wanted))
+
+    @routes.post("/groups/{name}/{action}")
+    async def pause(name: str, action: str, write: Write, who: Who = "") -> dict[str, Any]:
+        if action not in ("pause", "resume"):
+            raise NotFound(f"a group can be paused or resumed, not {action[:40]!r}")
+        if name not in desk.core.delivery.groups:
+            raise NotFound(f"there is no group {name[:100]!r}")
+
+        async def do() -> Any:
+            await desk.core.delivery.pause(name, action == "pause")
+            return {"paused": action == "pause"}
+
+        return await desk.carry_out(write, who, f"group.{action}", name, do, {"paused": action == "pause"})

@@ -1,0 +1,113 @@
+"""Long work of the administrator: it runs beside everything else, says how far it is, and goes on after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import structlog
+from fastapi import APIRouter
+
+from notify.errors import NotFound
+from notify.limits import check_between
+from notify.server.admin.redrive import DeadLetters, Wanted
+from notify.server.admin.writes import Desk
+from notify.wire import instant
+
+log = structlog.get_logger("notify.server")
+
+BATCH = 500
+RETRY_SECONDS = 1.0
+
+
+class Jobs:
+    """The jobs of one server."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._running: dict[int, asyncio.Task[None]] = {}
+
+    async def start(self, what: str, target: str, spec: dict[str, Any], total: int) -> int:
+        """Begin a job; its number."""
+        desk = self._desk
+        number = await asyncio.to_thread(desk.database.add_job, what, target, spec, total, desk.core.clock())
+        self._run(number)
+        return number
+
+    async def resume(self) -> None:
+        """Go on with what an earlier process did not end."""
+        for job in await asyncio.to_thread(self._desk.database.jobs, 10_000, "running"):
+            self._run(job["id"])
+
+    def _run(self, number: int) -> None:
+        task = asyncio.get_running_loop().create_task(self._redrive(number))
+        self._running[number] = task
+        task.add_done_callback(lambda _: self._running.pop(number, None))
+
+    async def stop(self) -> None:
+        """Stop what runs; it goes on at the next start."""
+        for task in list(self._running.values()):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _redrive(self, number: int) -> None:
+        """Send a group's dead letters of [from, until) that match again. Repeating a batch sends none twice."""
+        database, core = self._desk.database, self._desk.core
+        job = await asyncio.to_thread(database.job, number)
+        assert job is not None
+        spec = job["spec"]
+        letters, wanted = DeadLetters(core, spec["group"]), Wanted(**spec["wanted"])
+        position, done = job["position"], job["done"]
+        try:
+            while position < spec["until"]:
+                batch = [m for m in letters.read(position, BATCH) if m.offset < spec["until"]]
+                if not batch:
+                    break
+                items = await letters.send_again([m for m in batch if wanted.matches(m)])
+                position = batch[-1].offset + 1
+                await asyncio.to_thread(database.advance, number, items, position, done)
+                done += len(items)
+            await asyncio.to_thread(database.end_job, number, "done", "", core.clock())
+        except Exception as error:
+            log.exception("job_failed", job=number)
+            await asyncio.to_thread(database.end_job, number, "failed", str(error)[:500], core.clock())
+
+
+def add_routes(routes: APIRouter, desk: Desk) -> None:
+    """The routes under `jobs`."""
+
+    def shown(job: dict[str, Any]) -> dict[str, Any]:
+        spec = job["spec"]
+        span = max(1, spec["until"] - spec["from"])
+        return {
+            "id": job["id"],
+            "what": job["what"],
+            "target": job["target"],
+            "state": job["state"],
+            "progress": 1.0 if job["state"] == "done" else round((job["position"] - spec["from"]) / span, 4),
+            "looked_at": job["position"] - spec["from"],
+            "of": job["total"],
+            "done": job["done"],
+            "failed": job["failed"],
+            "started_at": instant(job["started_us"]),
+            "ended_at": instant(job["ended_us"]) if job["ended_us"] else None,
+            "detail": job["detail"],
+        }
+
+    @routes.get("/jobs")
+    async def jobs(max: int = 100) -> dict[str, Any]:
+        """The newest jobs."""
+        check_between("max", max, 1, 10_000)
+        return {"jobs": [shown(job) for job in await asyncio.to_thread(desk.database.jobs, max)]}
+
+    @routes.get("/jobs/{number}")
+    async def job(number: int, offset: int = 0, max: int = 100) -> dict[str, Any]:
+        """A job's progress, and what became of its items from number `offset` on."""
+        check_between("max", max, 1, 10_000)
+        check_between("offset", offset, 0, 1 << 62)
+        found = await asyncio.to_thread(desk.database.job, number)
+        if found is None:
+            raise NotFound(f"there is no job {number}")
+        return shown(found) | {"items": await asyncio.to_thread(desk.database.job_items, number, offset, max)}

@@ -1,0 +1,46 @@
+"""Admin routes of rate limits: they hold at once, and over restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from notify.limits import check_name
+from notify.server.admin.writes import Desk, Who, Write
+from notify.server.flow import RateLimits
+
+NAME = "rate_limits"
+Rates = dict[str, Annotated[float, Field(gt=0, le=1e9)]]
+
+
+class LimitsWrite(Write):
+    topics: Rates = Field(default_factory=dict, description="messages a second that a topic takes, by name")
+    producer_groups: Rates = Field(default_factory=dict, description="transactions a second, by name")
+    consumer_groups: Rates = Field(default_factory=dict, description="messages a second it is given, by name")
+
+
+def add_routes(routes: APIRouter, desk: Desk) -> None:
+    """The routes under `limits`."""
+
+    @routes.get("/limits")
+    async def limits() -> dict[str, Any]:
+        """Rates by topic, producer group and consumer group; what is not named has none."""
+        return dataclasses.asdict(desk.core.flow.limits)
+
+    @routes.put("/limits")
+    async def put_limits(write: LimitsWrite, who: Who = "") -> dict[str, Any]:
+        """Other rates, as a whole: what is left out has none from now on."""
+        for name in [*write.topics, *write.producer_groups, *write.consumer_groups]:
+            check_name("name", name)
+        wanted = RateLimits(write.topics, write.producer_groups, write.consumer_groups)
+
+        async def do() -> Any:
+            await asyncio.to_thread(desk.database.save, NAME, dataclasses.asdict(wanted))
+            desk.core.flow.set_limits(wanted)
+            return dataclasses.asdict(wanted)
+
+        return await desk.carry_out(write, who, "limits.put", "limits", do, dataclasses.asdict(wanted))

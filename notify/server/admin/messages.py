@@ -1,0 +1,111 @@
+"""Admin routes of messages: finding them, and one message's life."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from notify import ids
+from notify.errors import InvalidRequest, NotFound
+from notify.limits import LIMITS, check_between
+from notify.server.admin.transactions import transaction_row
+from notify.server.admin.writes import Desk
+from notify.server.delivery.cursor import Cursor
+from notify.server.http import json_pulled
+from notify.wire import instant, microseconds
+
+From = Annotated[datetime | None, Query(alias="from")]
+To = Annotated[datetime | None, Query(alias="to")]
+
+
+def _microseconds(name: str, moment: datetime | None, otherwise: int) -> int:
+    if moment is None:
+        return otherwise
+    try:
+        return microseconds(moment)
+    except ValueError as error:
+        raise InvalidRequest(f"{name}: {error}", "invalid_query") from None
+
+
+def add_routes(routes: APIRouter, desk: Desk) -> None:
+    """The routes under `messages`."""
+
+    @routes.get("/messages")
+    async def messages(
+        id: str | None = None,
+        key: str | None = None,
+        topic: str | None = None,
+        since: From = None,
+        until: To = None,
+        max: int = 100,
+    ) -> dict[str, Any]:
+        """Messages by id, by key, or of a topic by time: [from, to), the oldest first of each queue. By the index."""
+        check_between("max", max, 1, 10_000)
+        if id is not None:
+            return {"messages": [await message(id)]}
+        from_us, until_us = _microseconds("from", since, 0), _microseconds("to", until, 1 << 62)
+        store = desk.core.store
+        if key is not None:
+            found = store.keyed(key, topic, from_us, until_us, max)
+            # Another key may have the same hash.
+            rows = [json_pulled(m) for m in found if not m.corrupt]
+            return {"messages": [row for row in rows if row.get("key") == key]}
+        if topic is None:
+            raise InvalidRequest("give an id, a key, or a topic (with from and to)", "invalid_query")
+        known = store.topic(topic)
+        if known is None:
+            raise NotFound(f"there is no topic {topic[:100]!r}")
+        rows = []
+        for queue in range(known.queues):
+            first = store.offset_at(topic, queue, from_us)
+            for m in store.read(topic, queue, first, max - len(rows), LIMITS.reply_bytes) if len(rows) < max else []:
+                if m.committed_us >= until_us:
+                    break
+                if not m.corrupt:
+                    rows.append(json_pulled(m))
+        return {"messages": rows}
+
+    @routes.get("/messages/{message_id}")
+    async def message(message_id: str) -> dict[str, Any]:
+        """One message's life: half, outcome, its place in the queue, and each group's progress past it."""
+        try:
+            transaction_id, number = ids.parse_message_id(message_id)
+        except ValueError as error:
+            raise InvalidRequest(str(error), "invalid_id") from None
+        store = desk.core.store
+        t = store.transaction(transaction_id)
+        mine = [m for m in t.messages if m.message_no == number] if t is not None else []
+        if t is None or not mine:
+            raise NotFound(f"no message {message_id} is known here")
+        events = [{"at": instant(t.stored_us), "event": "half stored" if t.producer_group else "stored"}]
+        if t.decided_us:
+            events.append({"at": instant(t.decided_us), "event": t.state.name})
+        places = [m for m in store.messages(transaction_id) if m.message_no == number]
+        for place in places:
+            where = f"{place.topic}/{place.queue}@{place.offset}"
+            events.append({"at": instant(place.committed_us), "event": f"in queue {where}"})
+        groups = []
+        for group in desk.core.delivery.groups.values():
+            for place in places:
+                cursor = group.cursors.get((place.topic, place.queue))
+                if cursor is not None:
+                    groups.append(_group_view(group.name, cursor, place.offset))
+        return {
+            "id": ids.message_id(transaction_id, number),
+            "transaction": transaction_row(t, desk.core.clock()) | {"messages": []},
+            "message": json_pulled(mine[0]),
+            "timeline": events,
+            "groups": groups,
+        }
+
+
+def _group_view(name: str, cursor: Cursor, offset: int) -> dict[str, Any]:
+    if cursor.progress.is_settled(offset):
+        state = "settled"
+    elif offset < cursor.next:
+        state = "handed out"
+    else:
+        state = "waiting"
+    return {"group": name, "topic": cursor.topic, "state": state, "attempts": cursor.attempts(offset)}

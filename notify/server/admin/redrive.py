@@ -1,0 +1,166 @@
+"""Dead letters of a group, and sending them to it again through a retry topic that is the group's alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import blake2b
+from typing import Any
+
+from notify import ids
+from notify.errors import NotifyError
+from notify.server.core import Core
+from notify.server.delivery.filter import Filter
+from notify.wire import Payload, decode_payload, microseconds
+from storage.store import NewMessage, NewTransaction, Put, StoredMessage, Subscription, Topic, dead_letter_topic
+
+AT_ONCE = 4096
+READ_BYTES = 8 << 20
+READ_MESSAGES = 1_000
+
+
+@dataclass(slots=True)
+class Wanted:
+    """Which dead letters: what is empty matches all."""
+
+    topic: str = ""
+    tag: str = ""
+    key: str = ""
+    contains: str = ""
+    filter: str = ""
+    dead_from: str = ""
+    dead_to: str = ""
+    _filter: Filter | None = dataclasses.field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.filter:
+            self._filter = Filter(self.filter)
+
+    def plain(self) -> dict[str, str]:
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+
+    def matches(self, m: StoredMessage) -> bool:
+        if m.corrupt:
+            return False
+        if self.dead_from and m.committed_us < microseconds(datetime.fromisoformat(self.dead_from)):
+            return False
+        if self.dead_to and m.committed_us >= microseconds(datetime.fromisoformat(self.dead_to)):
+            return False
+        p = decode_payload(m.payload)
+        return (
+            self.topic in ("", p.topic)
+            and self.tag in ("", p.tag)
+            and self.key in ("", p.key)
+            and self.contains in (p.headers or {}).get("notify-dead-letter-reason", "")
+            and (self._filter is None or self._filter.matches(m.payload))
+        )
+
+
+class DeadLetters:
+    """The dead letters of one group."""
+
+    def __init__(self, core: Core, group: str) -> None:
+        self._core = core
+        self.group = group
+        self.topic = dead_letter_topic(group)
+
+    def bounds(self) -> tuple[int, int]:
+        """First offset and the one behind the last."""
+        return self._core.store.bounds(self.topic, 0) if self._core.store.has_topic(self.topic) else (0, 0)
+
+    def read(self, offset: int, limit: int) -> list[StoredMessage]:
+        if not self._core.store.has_topic(self.topic):
+            return []
+        return self._core.store.read(self.topic, 0, offset, limit, READ_BYTES)
+
+    def find(
+        self, wanted: Wanted, offset: int, limit: int, *, not_redriven: bool = False
+    ) -> tuple[list[StoredMessage], int]:
+        """Those that match from an offset on, and the offset to go on from."""
+        found: list[StoredMessage] = []
+        while len(found) < limit:
+            batch = self.read(offset, READ_MESSAGES)
+            if not batch:
+                break
+            for m in batch:
+                offset = m.offset + 1
+                if wanted.matches(m) and not (not_redriven and self._is_redriven(m)):
+                    found.append(m)
+                    if len(found) == limit:
+                        break
+        return found, offset
+
+    def _is_redriven(self, m: StoredMessage) -> bool:
+        return self._core.store.states([redriven_id(m.transaction_id, m.offset)])[0] is not None
+
+    def by_ids(self, names: set[str]) -> list[StoredMessage]:
+        """Those of these message ids: by the id's index, not by reading all."""
+        found = []
+        for name in sorted(names):
+            try:
+                transaction_id, number = ids.parse_message_id(name)
+            except ValueError:
+                continue
+            found += [
+                m
+                for m in self._core.store.messages(transaction_id)
+                if m.topic == self.topic and m.message_no == number and not m.corrupt
+            ]
+        return found
+
+    async def send_again(self, letters: Sequence[StoredMessage]) -> list[dict[str, Any]]:
+        """What became of each, in order. The new id follows from the letter's place: a repetition changes nothing."""
+        items: list[dict[str, Any]] = []
+        new: list[NewTransaction] = []
+        for m in letters:
+            p = decode_payload(m.payload)
+            again = redriven_id(m.transaction_id, m.offset)
+            item = {"id": ids.message_id(m.transaction_id, m.message_no), "status": 201, "as": ids.message_id(again, 0)}
+            items.append(item)
+            try:
+                topic = await self._retry_topic(p)
+            except NotifyError as error:
+                item |= {"status": error.status, "code": error.code, "detail": str(error)}
+                continue
+            message = NewMessage(topic, m.payload, p.key, p.tag)
+            new.append(NewTransaction(again, "", [message], committed=True))
+        results = iter(await self._core.store.put(new, self._core.clock()) if new else [])
+        for item in items:
+            if item["status"] == 201 and next(results).put is not Put.STORED:
+                item["status"] = 200
+        return items
+
+    async def _retry_topic(self, p: Payload) -> str:
+        """The topic through which the group gets messages of a topic again; made and subscribed when first needed."""
+        store = self._core.store
+        of = store.subscription(self.group, p.topic)
+        if of is None:
+            refused = NotifyError(f"group {self.group!r} does not subscribe to {p.topic!r} any more")
+            refused.status, refused.code = 404, "not_found"
+            raise refused
+        if of.mode == "broadcast":
+            refused = NotifyError(f"topic {p.topic!r} is broadcast: send the message again with publish")
+            refused.status, refused.code = 422, "broadcast"
+            raise refused
+        name = retry_topic(self.group, p.topic)
+        if store.subscription(self.group, name) is None:
+            await store.create_topic(Topic(name))
+            wanted: Subscription = dataclasses.replace(of, topic=name, of_topic=p.topic, tags=(), filter="", epoch=0)
+            await self._core.delivery.follow_retries(wanted)
+        return name
+
+
+def retry_topic(group: str, topic: str) -> str:
+    """The name of the topic that holds what a group gets again; no user's topic has such a name."""
+    return f"retry/{group}/{topic}"
+
+
+def redriven_id(transaction_id: bytes, offset: int) -> bytes:
+    """The transaction id under which a dead letter is sent again: a UUID of version 7, fixed by its place."""
+    digest = bytearray(blake2b(transaction_id + offset.to_bytes(8, "big"), digest_size=16).digest())
+    digest[:6] = transaction_id[:6]
+    digest[6] = 0x70 | digest[6] & 0x0F
+    digest[8] = 0x80 | digest[8] & 0x3F
+    return bytes(digest)

@@ -1,0 +1,140 @@
+"""Admin routes of topics."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from notify.errors import InvalidRequest, NotFound
+from notify.limits import LIMITS, check_name
+from notify.server.admin.writes import Desk, Who, Write
+from notify.server.core import Core
+from storage.store import Backlog, Flush, Topic
+
+
+class TopicWrite(Write):
+    queues: int | None = Field(None, ge=1, le=1024)
+    retention: float | None = Field(None, ge=0, le=3650 * 86_400, description="seconds; 0: the server's default")
+    retention_bytes: int | None = Field(None, ge=0, le=1 << 50, description="payload bytes to keep; 0: no bound")
+    flush: Literal["sync", "async", "memory"] | None = Field(None, description="when messages are answered")
+    ttl: float | None = Field(None, ge=0, le=LIMITS.ttl_seconds, description="seconds; 0: messages do not expire")
+    backlog: int | None = Field(
+        None, ge=0, le=1 << 40, description="messages that the slowest group may be behind; 0: no bound"
+    )
+    backlog_policy: Literal["refuse", "hold", "drop_oldest"] | None = None
+
+
+def _changed(topic: Topic, write: TopicWrite) -> Topic:
+    changes: dict[str, Any] = {
+        name: getattr(write, name)
+        for name in ("queues", "retention_bytes", "backlog")
+        if getattr(write, name) is not None
+    }
+    if write.retention is not None:
+        changes["retention_us"] = round(write.retention * 1e6)
+    if write.ttl is not None:
+        changes["ttl_us"] = round(write.ttl * 1e6)
+    if write.flush is not None:
+        changes["flush"] = Flush[write.flush.upper()]
+    if write.backlog_policy is not None:
+        changes["backlog_policy"] = Backlog[write.backlog_policy.upper()]
+    return dataclasses.replace(topic, **changes)
+
+
+def _described(topic: Topic) -> dict[str, Any]:
+    return {
+        "retention": topic.retention_us / 1e6,
+        "retention_bytes": topic.retention_bytes,
+        "flush": topic.flush.name.lower(),
+        "ttl": topic.ttl_us / 1e6,
+        "backlog": topic.backlog,
+        "backlog_policy": topic.backlog_policy.name.lower(),
+    }
+
+
+def _check_ttl(core: Core, topic: Topic) -> None:
+    """Raises InvalidRequest where a message would be gone before a group tries it a second time."""
+    if not topic.ttl_us:
+        return
+    for s in core.store.subscriptions():
+        if s.topic == topic.name:
+            check_retry(topic.ttl_us, s.group, topic.name, s.retry_min_us)
+
+
+def check_retry(ttl_us: int, group: str, topic: str, retry_min_us: int) -> None:
+    """Raises InvalidRequest where a topic's time to live is over before a group's first retry."""
+    if 0 < ttl_us < retry_min_us:
+        raise InvalidRequest(
+            f"messages of topic {topic!r} expire after {ttl_us / 1e6:g} s, before group {group!r} tries one again "
+            f"({retry_min_us / 1e6:g} s): choose a longer ttl or a shorter retry_min",
+            "ttl_below_retry",
+        )
+
+
+def add_routes(routes: APIRouter, desk: Desk) -> None:
+    """The routes under `topics`."""
+
+    def shown(topic: Topic) -> dict[str, Any]:
+        bounds = [desk.core.store.bounds(topic.name, q) for q in range(topic.queues)]
+        return {
+            "name": topic.name,
+            "queues": [{"queue": q, "start": a, "end": b} for q, (a, b) in enumerate(bounds)],
+        } | _described(topic)
+
+    @routes.get("/topics")
+    async def topics() -> dict[str, Any]:
+        return {"topics": [shown(t) for t in desk.core.store.topics()]}
+
+    @routes.get("/topics/{name}")
+    async def topic(name: str) -> dict[str, Any]:
+        found = desk.core.store.topic(name)
+        if found is None:
+            raise NotFound(f"there is no topic {name[:100]!r}")
+        return shown(found)
+
+    @routes.put("/topics/{name}")
+    async def put_topic(name: str, write: TopicWrite, who: Who = "") -> dict[str, Any]:
+        """Make or change a topic; what is left out stays, or gets its default."""
+        check_name("topic", name)
+        known = desk.core.store.topic(name)
+        topic = _changed(known or Topic(name), write)
+        if known is not None and topic.queues < known.queues:
+            raise InvalidRequest(f"topic {name!r} has {known.queues} queues; the number can grow, not shrink")
+        _check_ttl(desk.core, topic)
+        behind = desk.core.delivery.lag(name)
+        if topic.backlog and topic.backlog < behind:
+            raise InvalidRequest(
+                f"a group is {behind} messages behind in topic {name!r}: a backlog of {topic.backlog} is below what is "
+                f"stored; let it catch up, reset it, or allow {behind}",
+                "backlog_below_stored",
+            )
+
+        async def do() -> Any:
+            await desk.core.store.create_topic(topic)
+            desk.core.flow.changed(topic)
+            if known is None:
+                desk.core.delivery.topic_made(name)
+            else:
+                desk.core.delivery.topic_grew(name)
+            return shown(topic)
+
+        return await desk.carry_out(write, who, "topic.put", name, do, _described(topic))
+
+    @routes.delete("/topics/{name}")
+    async def delete_topic(name: str, write: Write, who: Who = "") -> dict[str, Any]:
+        found = desk.core.store.topic(name)
+        if found is None:
+            raise NotFound(f"there is no topic {name[:100]!r}")
+
+        async def do() -> Any:
+            groups = [s.group for s in desk.core.store.subscriptions() if s.topic == name]
+            await desk.core.store.delete_topic(name)
+            for group in groups:
+                desk.core.delivery.forget(group, name)
+            desk.core.flow.gates.pop(name, None)
+            return {"deleted": name}
+
+        return await desk.carry_out(write, who, "topic.delete", name, do, shown(found))

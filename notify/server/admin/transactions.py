@@ -1,0 +1,91 @@
+"""Admin routes of transactions: those in doubt, and what an operator may do about them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from notify import ids
+from notify.errors import InvalidRequest, NotFound
+from notify.limits import check_between
+from notify.server.admin.writes import Desk, Who, Write
+from notify.server.http import json_pulled
+from notify.wire import instant
+from storage.store import State, Transaction
+
+
+def transaction_row(t: Transaction, now_us: int) -> dict[str, Any]:
+    """A transaction as it is shown."""
+    return {
+        "id": ids.to_text(t.id),
+        "producer_group": t.producer_group,
+        "state": t.state.name,
+        "source": t.source,
+        "instance": t.instance,
+        "stored_at": instant(t.stored_us),
+        "age": round((now_us - t.stored_us) / 1e6, 3),
+        "decided_at": instant(t.decided_us) if t.decided_us else None,
+        "checks_answered": t.attempts,
+        "next_check_at": instant(t.next_check_us) if t.next_check_us else None,
+        "messages": [json_pulled(m) | {"topic": m.topic} for m in t.messages if not m.corrupt],
+    }
+
+
+def add_routes(routes: APIRouter, desk: Desk) -> None:
+    """The routes under `transactions`."""
+
+    @routes.get("/transactions")
+    async def transactions(
+        state: str | None = None,
+        producer_group: str | None = None,
+        older_than: float | None = None,
+        max: int = 100,
+    ) -> dict[str, Any]:
+        """Undecided transactions, the oldest first: in doubt (PREPARED) and PARKED."""
+        check_between("max", max, 1, 10_000)
+        if state is not None and state not in ("PREPARED", "PARKED"):
+            raise InvalidRequest("state is PREPARED or PARKED: decided transactions are found by id", "invalid_state")
+        now_us = desk.core.clock()
+        older_us = None
+        if older_than is not None:
+            check_between("older_than", older_than, 0, 3650 * 86_400)
+            older_us = now_us - round(older_than * 1e6)
+        wanted = State[state] if state is not None else None
+        found = desk.core.store.undecided(wanted, producer_group, older_us, max)
+        return {"transactions": [transaction_row(t, now_us) for t in found]}
+
+    def one(transaction_id: str) -> Transaction:
+        try:
+            found = desk.core.store.transaction(ids.from_text(transaction_id))
+        except ValueError as error:
+            raise InvalidRequest(str(error), "invalid_id") from None
+        if found is None:
+            raise NotFound(f"no transaction {transaction_id} is known here")
+        return found
+
+    @routes.get("/transactions/{transaction_id}")
+    async def transaction(transaction_id: str) -> dict[str, Any]:
+        return transaction_row(one(transaction_id), desk.core.clock())
+
+    @routes.post("/transactions/{transaction_id}/{action}")
+    async def act(transaction_id: str, action: str, write: Write, who: Who = "") -> dict[str, Any]:
+        """commit, rollback (forced), check (ask now) or resume (back from PARKED)."""
+        if action not in ("commit", "rollback", "check", "resume"):
+            raise NotFound(f"there is no action {action[:40]!r}; there are commit, rollback, check and resume")
+        found = one(transaction_id)
+        undecided = found.state in (State.PREPARED, State.PARKED)
+        wanted = {"commit": State.COMMITTED, "rollback": State.ROLLED_BACK}.get(action)
+        if not undecided and found.state != wanted:
+            raise InvalidRequest(f"{found.state.name} is recorded already and stays", "outcome_conflict", 409)
+
+        async def do() -> Any:
+            if wanted is not None:
+                result = (await desk.core.store.decide([(found.id, None, wanted)], desk.core.clock(), forced=True))[0]
+                return {"state": result.state.name, "changed": result.changed}
+            await desk.core.store.resume_checks(found.id, desk.core.clock(), anew=action == "resume")
+            return {"state": "PREPARED" if action == "resume" else found.state.name}
+
+        return await desk.carry_out(
+            write, who, f"transaction.{action}", transaction_id, do, {"state": found.state.name}
+        )

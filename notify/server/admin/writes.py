@@ -1,0 +1,58 @@
+"""What every admin write has in common: a reason, a dry run, and a record of who did what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import Header
+from pydantic import BaseModel, ConfigDict, Field
+
+from notify.errors import Unavailable
+from notify.server.core import Core
+
+if TYPE_CHECKING:
+    from notify.server.admin.database import AdminDatabase
+    from notify.server.app import App
+
+Who = Annotated[str, Header(alias="x-notify-user", max_length=255)]
+
+
+class Write(BaseModel):
+    """Every write says why, and may only say what it would do."""
+
+    model_config = ConfigDict(extra="forbid")
+    reason: str = Field(min_length=1, max_length=1000)
+    dry_run: bool = False
+
+
+class Desk:
+    """Where the admin routes find the server, and carry out writes."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    @property
+    def core(self) -> Core:
+        """Raises Unavailable while there is none."""
+        if self._app.core is None:
+            raise Unavailable("the server is starting or stopping; try again")
+        return self._app.core
+
+    @property
+    def database(self) -> AdminDatabase:
+        """Raises Unavailable while there is none."""
+        if self._app.database is None:
+            raise Unavailable("the server is starting or stopping; try again")
+        return self._app.database
+
+    async def carry_out(
+        self, write: Write, who: str, what: str, target: str, do: Callable[[], Awaitable[Any]], preview: Any
+    ) -> dict[str, Any]:
+        """Do it unless it is a dry run, and record it."""
+        if write.dry_run:
+            return {"status": 200, "dry_run": True, "target": target, "result": preview}
+        result = await do()
+        await asyncio.to_thread(self.database.record, self.core.clock(), who, what, target, write.reason, result)
+        return {"status": 200, "dry_run": False, "target": target, "result": result}

@@ -1,0 +1,61 @@
+"""A subscription's filter over headers, key and tag: an expression of CEL, the Common Expression Language.
+
+CEL (https://cel.dev) always ends, has no side effects, and its regular expressions take linear time, so that it may
+come from anyone who may subscribe. A message whose evaluation fails, because a header is not there for example, does
+not match: `has(headers.region) && headers.region == "eu"` says what is meant.
+"""
+
+from __future__ import annotations
+
+import cel
+
+from notify.errors import InvalidRequest
+from notify.wire import decode_payload
+
+LONGEST = 1000
+VARIABLES = ("headers", "key", "tag", "topic")
+
+
+class Filter:
+    """A compiled filter. Raises InvalidRequest (`invalid_filter`) where it does not parse or can never be right."""
+
+    __slots__ = ("_program", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        if len(text) > LONGEST:
+            raise InvalidRequest(f"a filter has at most {LONGEST} characters, not {len(text)}", "invalid_filter")
+        try:
+            self._program = cel.compile(text)
+            unknown = [name for name in self._program.variables() if name not in VARIABLES and _is_free(name, text)]
+        except ValueError as error:
+            reason = str(error).splitlines()[0][:300]
+            raise InvalidRequest(f"the filter is not CEL: {reason}", "invalid_filter") from None
+        if unknown:
+            raise InvalidRequest(
+                f"the filter names {', '.join(unknown)}; there are {', '.join(VARIABLES)}", "invalid_filter"
+            )
+        try:
+            result = self._program.execute({"headers": {}, "key": "", "tag": "", "topic": ""})
+        except Exception:
+            return  # a header it needs is not there
+        if not isinstance(result, bool):
+            raise InvalidRequest(
+                f"the filter gives {type(result).__name__}, not true or false; write a comparison", "invalid_filter"
+            )
+
+    def matches(self, payload: bytes) -> bool:
+        """Whether a message is wanted, by its canonical payload."""
+        p = decode_payload(payload)
+        try:
+            found = self._program.execute(
+                {"headers": p.headers or {}, "key": p.key or "", "tag": p.tag or "", "topic": p.topic}
+            )
+        except Exception:
+            return False
+        return found is True
+
+
+def _is_free(name: str, text: str) -> bool:
+    """Whether a name is not one that a macro binds (`headers.exists(h, h == "x")`)."""
+    return f"({name}," not in text.replace(" ", "")

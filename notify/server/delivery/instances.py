@@ -1,0 +1,105 @@
+"""What each consumer of a group asks for and finishes, and hence how much it may have in flight."""
+
+from __future__ import annotations
+
+HORIZON_SECONDS = 5.0
+"""While others wait, an instance has at most what it finishes in this time."""
+AT_LEAST = 32
+UNKNOWN_RATE_BOUND = 2048
+WINDOW_US = 1_000_000
+ACTIVE_US = 60_000_000
+SLOW_SHARE = 0.25
+
+
+class Instance:
+    """One consumer of a group, as the server sees it."""
+
+    __slots__ = (
+        "_finished_in_window",
+        "_window_us",
+        "asked_us",
+        "bound",
+        "expired",
+        "expired_in_a_row",
+        "finished",
+        "in_flight",
+        "name",
+        "per_second",
+    )
+
+    def __init__(self, name: str, now_us: int) -> None:
+        self.name = name
+        self.asked_us = now_us
+        self.in_flight = 0
+        self.finished = 0
+        self.expired = 0
+        self.expired_in_a_row = 0
+        """Leases that ran out since it last finished something."""
+        self.per_second: float | None = None
+        """Messages it finishes in a second, averaged over some; None while nothing is known."""
+        self.bound: int | None = None
+        """After leases ran out: how many it may have in flight. It grows with what it finishes."""
+        self._window_us = now_us
+        self._finished_in_window = 0
+
+    def handed(self, count: int, now_us: int) -> None:
+        if not self.in_flight:
+            self._window_us, self._finished_in_window = now_us, 0  # idle time is not slowness
+        self.in_flight += count
+
+    def finish(self, count: int, now_us: int) -> None:
+        """It has settled so many."""
+        self.in_flight = max(0, self.in_flight - count)
+        self.finished += count
+        self.expired_in_a_row = 0
+        self._finished_in_window += count
+        if self.bound is not None:
+            self.bound += count
+            if self.bound > 10_000:
+                self.bound = None
+        passed_us = now_us - self._window_us
+        if passed_us >= WINDOW_US:
+            rate = self._finished_in_window * 1e6 / passed_us
+            self.per_second = rate if self.per_second is None else 0.5 * (self.per_second + rate)
+            self._window_us, self._finished_in_window = now_us, 0
+
+    def expire(self, count: int) -> None:
+        """Leases of so many messages ran out: it gets half of what it had, in the end one at a time."""
+        self.bound = max(1, (self.in_flight if self.bound is None else min(self.bound, self.in_flight)) // 2)
+        self.in_flight = max(0, self.in_flight - count)
+        self.expired += count
+        self.expired_in_a_row += count
+
+    def drop(self, count: int) -> None:
+        """Its leases ended by no doing of its own."""
+        self.in_flight = max(0, self.in_flight - count)
+
+    def room(self, limit: int, is_alone: bool) -> int:
+        """How many of `limit` messages it may be handed now."""
+        if self.bound is not None:
+            limit = min(limit, self.bound - self.in_flight)
+        if not is_alone:
+            if self.per_second is None:
+                most = UNKNOWN_RATE_BOUND
+            else:
+                most = max(AT_LEAST, round(self.per_second * HORIZON_SECONDS))
+            limit = min(limit, most - self.in_flight)
+        return max(0, limit)
+
+    def state(self, fastest: float) -> str:
+        """`stuck`: leases ran out since it last finished one; `slow`: far behind the group's fastest; else `ok`."""
+        if self.expired_in_a_row:
+            return "stuck"
+        if self.in_flight and self.per_second is not None and self.per_second < fastest * SLOW_SHARE:
+            return "slow"
+        return "ok"
+
+
+def states(instances: dict[str, Instance], now_us: int) -> dict[str, str]:
+    """The state of each instance; `gone` for those that have asked for nothing for a minute and have nothing."""
+    rates = [i.per_second for i in instances.values() if i.per_second is not None]
+    fastest = max(rates, default=0.0)
+    return {
+        name: "gone" if not i.in_flight and now_us - i.asked_us > ACTIVE_US else i.state(fastest)
+        for name, i in instances.items()
+    }

@@ -1,0 +1,35 @@
+"""Rate limits: a bucket that fills at a steady rate and holds one second's worth."""
+
+from __future__ import annotations
+
+
+class TokenBucket:
+    """So many messages a second, with bursts of one second's worth; times come from outside."""
+
+    __slots__ = ("_at_us", "_tokens", "per_second")
+
+    def __init__(self, per_second: float, now_us: int) -> None:
+        self.per_second = per_second
+        self._tokens = max(1.0, per_second)
+        self._at_us = now_us
+
+    def _fill(self, now_us: int) -> None:
+        if now_us > self._at_us:
+            gained = (now_us - self._at_us) * self.per_second / 1e6
+            self._tokens = min(max(1.0, self.per_second), self._tokens + gained)
+            self._at_us = now_us
+
+    def available(self, now_us: int) -> int:
+        """How many may go now."""
+        self._fill(now_us)
+        return max(0, int(self._tokens))
+
+    def take(self, count: int, now_us: int) -> None:
+        """So many went."""
+        self._fill(now_us)
+        self._tokens -= count
+
+    def refilled_us(self, now_us: int) -> int:
+        """When the next one may go."""
+        self._fill(now_us)
+        return now_us + max(0, round((1 - self._tokens) / self.per_second * 1e6)) + 1

@@ -1,0 +1,133 @@
+"""Whose turn it is: the queues of a group that have something to hand out, by class and in turn.
+
+Classes share the deliveries by weight (stride scheduling: each delivery moves its class ahead by 1 / weight, the class
+that is furthest behind is next, and one that had nothing for a while does not catch up). Within a class the queues
+take turns of a few messages each. A queue without messages is not visited: it is asleep until something happens to it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from notify.server.delivery.cursor import Cursor
+from storage.store import Priorities, PriorityClass
+
+MESSAGES_A_ROUND = 4096
+SHORTEST_TURN, LONGEST_TURN = 8, 256
+
+ONE_CLASS = Priorities((PriorityClass("normal", 1),))
+
+
+class _Class:
+    __slots__ = ("name", "patterns", "ring", "served", "weight")
+
+    def __init__(self, name: str, weight: int, patterns: tuple[str, ...]) -> None:
+        self.name = name
+        self.weight = weight
+        self.patterns = patterns
+        self.ring: deque[Cursor] = deque()
+        self.served = 0.0
+        """Deliveries by weight: the class with the least is next."""
+
+
+class Turns:
+    """The queues of one group that are awake."""
+
+    def __init__(self, priorities: Priorities | None) -> None:
+        self._arrange(priorities or ONE_CLASS)
+
+    def _arrange(self, priorities: Priorities) -> None:
+        self.priorities = priorities
+        self._classes = [_Class(c.name, c.weight, c.topics) for c in priorities.classes]
+        self._of_topic: dict[str, _Class] = {}
+        self._now = 0.0
+
+    def change(self, priorities: Priorities, cursors: Iterable[Cursor]) -> None:
+        """Other classes or weights from now on."""
+        awake = [cursor for cursor in cursors if cursor.is_awake]
+        self._arrange(priorities)
+        for cursor in awake:
+            cursor.is_awake = False
+            self.wake(cursor)
+
+    def class_of(self, topic: str) -> str:
+        """The name of a topic's class: the first with a pattern for it, else `normal`, else the last."""
+        return self._class(topic).name
+
+    def _class(self, topic: str) -> _Class:
+        found = self._of_topic.get(topic)
+        if found is None:
+            found = next(
+                (c for c in self._classes if any(fnmatchcase(topic, pattern) for pattern in c.patterns)),
+                next((c for c in self._classes if c.name == "normal" and not c.patterns), self._classes[-1]),
+            )
+            self._of_topic[topic] = found
+        return found
+
+    def wake(self, cursor: Cursor) -> None:
+        """There may be something to hand out."""
+        if cursor.is_awake:
+            return
+        cursor.is_awake = True
+        of = self._class(cursor.serves)
+        if not of.ring:
+            of.served = max(of.served, self._now)
+        of.ring.append(cursor)
+
+    def drop(self, cursor: Cursor) -> None:
+        """The queue is no longer the group's."""
+        if cursor.is_awake:
+            cursor.is_awake = False
+            self._class(cursor.serves).ring.remove(cursor)
+
+    def forget(self, topic: str) -> None:
+        self._of_topic.pop(topic, None)
+
+    def next(self) -> Cursor | None:
+        """Whose turn it is, None where all are asleep."""
+        chosen: _Class | None = None
+        for c in self._classes:
+            if c.ring and (chosen is None or c.served < chosen.served):
+                chosen = c
+        return None if chosen is None else chosen.ring[0]
+
+    def left(self, cursor: Cursor, limit: int) -> int:
+        """How many messages its turn still has, at most `limit`."""
+        ring = self._class(cursor.serves).ring
+        if len(ring) == 1:
+            # Nobody of its class waits; other classes get theirs by their weight.
+            return limit if sum(1 for c in self._classes if c.ring) == 1 else min(limit, LONGEST_TURN)
+        if cursor.turn_left <= 0:
+            share = self.priorities.shares.get(cursor.serves, 1)
+            cursor.turn_left = share * max(SHORTEST_TURN, min(LONGEST_TURN, MESSAGES_A_ROUND // len(ring)))
+        return min(limit, cursor.turn_left)
+
+    def served(self, cursor: Cursor, count: int) -> None:
+        """It handed out so many; with none it goes to sleep, unless it has only not got to one that is wanted."""
+        of = self._class(cursor.serves)
+        self._now = of.served
+        if not count:
+            cursor.turn_left = 0
+            if cursor.has_more():
+                of.ring.rotate(-1)
+            else:
+                of.ring.popleft()
+                cursor.is_awake = False
+            return
+        of.served += count / of.weight
+        cursor.turn_left -= count
+        if cursor.turn_left <= 0:
+            of.ring.rotate(-1)
+
+    def put_aside(self) -> Cursor:
+        """Take the next one out: it is not for who asks now. `put_back` follows."""
+        cursor = self.next()
+        assert cursor is not None
+        self._class(cursor.serves).ring.popleft()
+        return cursor
+
+    def put_back(self, cursors: list[Cursor]) -> None:
+        for cursor in reversed(cursors):
+            self._class(cursor.serves).ring.appendleft(cursor)

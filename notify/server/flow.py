@@ -1,0 +1,142 @@
+"""What producers may send now: topics' backlogs, and rates of topics and producer groups."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from notify.errors import Backpressure, NotifyError
+from notify.server.clock import Clock
+from notify.server.delivery import Delivery
+from notify.server.delivery.rate import TokenBucket
+from notify.server.metrics import Metrics
+from storage.store import Backlog, Store, Topic
+
+HOLD_SECONDS = 2.0
+"""How long a producer waits for room where the policy is `hold`: less than the SDK waits for its half."""
+LOOK_SECONDS = 0.02
+LOOK_US = 5_000
+RETRY_BACKLOG_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class RateLimits:
+    """Messages a second, by name; of producer groups transactions a second."""
+
+    topics: dict[str, float] = field(default_factory=dict)
+    producer_groups: dict[str, float] = field(default_factory=dict)
+    consumer_groups: dict[str, float] = field(default_factory=dict)
+
+
+class Gate:
+    """Of one topic with a bound: whether it takes another message."""
+
+    __slots__ = ("_admitted", "_lag", "_looked_us", "bucket", "topic")
+
+    def __init__(self, topic: Topic, bucket: TokenBucket | None) -> None:
+        self.topic = topic
+        self.bucket = bucket
+        self._looked_us = 0
+        self._lag = 0
+        self._admitted = 0
+
+    def room(self, lag: Callable[[str], int], now_us: int) -> bool:
+        """Whether the slowest group is less far behind than the topic allows."""
+        if now_us - self._looked_us > LOOK_US or now_us < self._looked_us:
+            self._lag, self._admitted, self._looked_us = lag(self.topic.name), 0, now_us
+        return self._lag + self._admitted < self.topic.backlog
+
+    def admit(self) -> None:
+        self._admitted += 1
+
+
+class Flow:
+    """Admits messages to topics. Knows every topic, and a gate for those that have one."""
+
+    def __init__(self, store: Store, delivery: Delivery, clock: Clock, metrics: Metrics) -> None:
+        self._store = store
+        self._delivery = delivery
+        self._clock = clock
+        self._metrics = metrics
+        self.limits = RateLimits()
+        self.gates: dict[str, Gate] = {}
+        self._groups: dict[str, TokenBucket] = {}
+        for topic in store.topics():
+            self.changed(topic)
+
+    def changed(self, topic: Topic) -> None:
+        """A topic has been made or changed."""
+        rate = self.limits.topics.get(topic.name)
+        if topic.backlog or rate is not None:
+            bucket = TokenBucket(rate, self._clock()) if rate is not None else None
+            self.gates[topic.name] = Gate(topic, bucket)
+        else:
+            self.gates.pop(topic.name, None)
+
+    def set_limits(self, limits: RateLimits) -> None:
+        """Other rates from now on."""
+        changed = {*self.limits.topics, *limits.topics}
+        self.limits = limits
+        for name in changed:
+            topic = self._store.topic(name)
+            if topic is not None:
+                self.changed(topic)
+        now_us = self._clock()
+        self._groups = {name: TokenBucket(rate, now_us) for name, rate in limits.producer_groups.items()}
+        self._delivery.set_rates(limits.consumer_groups)
+
+    def check_group(self, group: str) -> None:
+        """One more transaction of a producer group. Raises Backpressure."""
+        bucket = self._groups.get(group)
+        if bucket is not None:
+            self._take(bucket, f"producer group {group!r} may send {bucket.per_second:g} transactions/s")
+
+    async def check(self, gate: Gate, wait_until_us: int) -> None:
+        """One more message to a topic; where its policy is `hold`, waits for room. Raises Backpressure."""
+        if gate.bucket is not None:
+            self._take(gate.bucket, f"topic {gate.topic.name!r} takes {gate.bucket.per_second:g} messages/s")
+        topic = gate.topic
+        if not topic.backlog:
+            return
+        while not gate.room(self._delivery.lag, self._clock()):
+            if topic.backlog_policy is Backlog.DROP_OLDEST:
+                break  # `drop_oldest` makes room behind
+            if topic.backlog_policy is Backlog.REFUSE or self._clock() >= wait_until_us:
+                self._metrics.refused_backlog += 1
+                raise Backpressure(
+                    f"the backlog of topic {topic.name!r} is full: a group has {topic.backlog} messages before it; "
+                    "send again when its consumers have caught up",
+                    "backlog_full",
+                    RETRY_BACKLOG_SECONDS,
+                )
+            await asyncio.sleep(LOOK_SECONDS)
+        gate.admit()
+
+    def _take(self, bucket: TokenBucket, what: str) -> None:
+        now_us = self._clock()
+        if not bucket.available(now_us):
+            self._metrics.refused_rate += 1
+            seconds = (bucket.refilled_us(now_us) - now_us) / 1e6
+            raise Backpressure(f"{what}; send again in {seconds:.3f} s", "rate_limited", seconds)
+        bucket.take(1, now_us)
+
+    def drop_oldest(self) -> None:
+        """Topics with that policy let go of what is beyond their backlog, for groups to pass over."""
+        for gate in self.gates.values():
+            topic = gate.topic
+            if not topic.backlog or topic.backlog_policy is not Backlog.DROP_OLDEST:
+                continue
+            a_queue = -(-topic.backlog // topic.queues)
+            for queue in range(topic.queues):
+                start, end = self._store.bounds(topic.name, queue)
+                floor = self._delivery.floor(topic.name, queue)
+                if floor is not None and end - max(start, floor) > a_queue:
+                    self._store.trim(topic.name, queue, end - a_queue)
+
+
+def retry_after(error: NotifyError) -> float | None:
+    """After how many seconds sending again may succeed; None where it never does."""
+    if isinstance(error, Backpressure):
+        return error.retry_after
+    return 1.0 if error.retryable else None
