@@ -85,6 +85,10 @@ class Cursor:
             scan = min(WIDEST_SCAN, scan * 2)
         return taken
 
+    def is_behind(self, messages: int) -> bool:
+        """Whether so many messages lie ahead."""
+        return self._store.bounds(self.topic, self.queue)[1] - self.next > messages
+
     def has_more(self) -> bool:
         """Whether messages lie ahead that it could look at now."""
         return not self.is_paused() and self.next < self._store.bounds(self.topic, self.queue)[1]

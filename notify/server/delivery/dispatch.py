@@ -15,6 +15,7 @@ from notify.limits import LIMITS, check_between, check_name
 from notify.server.clock import Clock
 from notify.server.delivery.group import Group, Handed
 from notify.server.delivery.instances import Instance
+from notify.server.delivery.pace import Pace
 from notify.server.delivery.rate import TokenBucket
 from notify.server.metrics import Metrics
 from notify.wire import Receive, SettledItem, SettleItem, microseconds
@@ -47,6 +48,7 @@ class Delivery:
         self.groups: dict[str, Group] = {}
         self._waiters: dict[str, deque[_Waiter]] = {}
         self._by_topic: dict[str, set[str]] = {}
+        self._pace = Pace(metrics, clock())
         self._rates: dict[str, TokenBucket] = {}
         self._instances: dict[str, list[Group]] = {}
         """Of a group that broadcasts: its instances, each a group of its own by the name `group@instance`."""
@@ -60,7 +62,7 @@ class Delivery:
     def _follow(self, subscription: Subscription, moved: bool) -> None:
         group = self.groups.get(subscription.group)
         if group is None:
-            group = Group(subscription.group, self._store, self._metrics, self._lease_ids)
+            group = Group(subscription.group, self._store, self._metrics, self._lease_ids, self._pace)
             name, _, instance = subscription.group.partition("@")
             group.paused = name in self._store.paused()
             group.rate = self._rates.get(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from notify.limits import LIMITS, check_between
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.instances import ACTIVE_US, Instance
 from notify.server.delivery.ordered import OrderedCursor
+from notify.server.delivery.pace import BEHIND, BUSY_LIMIT, Pace
 from notify.server.delivery.rate import TokenBucket
 from notify.server.delivery.turns import Turns
 from notify.server.metrics import Metrics
@@ -70,8 +72,10 @@ OWNED = ("exclusive", "failover")
 class Group:
     """A consumer group: by its subscriptions' modes, any instance and many messages in flight, or in an order."""
 
-    def __init__(self, name: str, store: Store, metrics: Metrics, lease_ids: Iterator[int]) -> None:
+    def __init__(self, name: str, store: Store, metrics: Metrics, lease_ids: Iterator[int], pace: Pace) -> None:
         self.name = name
+        self._pace = pace
+        self._paced_until_us = 0
         self.paused = False
         self.is_ordered = self.has_broadcast = False
         self.cursors: dict[tuple[str, int], Cursor] = {}
@@ -171,7 +175,7 @@ class Group:
         self.has_skipped = False
         instance = self._asks(name, now_us)
         handed: list[Handed] = []
-        if self.paused:
+        if self.paused or now_us < self._paced_until_us:
             return handed
         limit = instance.room(limit, self._is_alone(instance, now_us))
         if self.rate is not None:
@@ -179,6 +183,8 @@ class Group:
         size = count = 0
         aside: list[Cursor] = []
         turns = self.turns
+        self._pace.look(now_us)
+        started = 0.0
         while count < limit and size < READ_BYTES and (cursor := turns.next()) is not None:
             mode = cursor.subscription.mode
             if (topics is not None and cursor.serves not in topics) or (
@@ -186,6 +192,9 @@ class Group:
             ):
                 aside.append(turns.put_aside())
                 continue
+            if not started and self._pace.is_busy and cursor.is_behind(BEHIND // turns.awake()):
+                started = time.perf_counter()
+                limit = min(limit, BUSY_LIMIT)
             taken = cursor.take(turns.left(cursor, limit - count), now_us)
             turns.served(cursor, len(taken))
             if taken:
@@ -196,6 +205,8 @@ class Group:
                 self.has_skipped = True
                 break
         turns.put_back(aside)
+        if started:
+            self._paced_until_us = now_us + self._pace.pause_us(time.perf_counter() - started)
         if self.rate is not None:
             self.rate.take(count, now_us)
         return handed
@@ -429,6 +440,8 @@ class Group:
         times = [self._deadlines[0][0]] if self._deadlines else []
         if self._due:
             times.append(self._due[0][0])
+        if self._paced_until_us > now_us:
+            times.append(self._paced_until_us)
         times += [owner.until_us for owner in self.owners.values() if owner.until_us > now_us]
         if self.rate is not None and not self.rate.available(now_us):
             times.append(self.rate.refilled_us(now_us))

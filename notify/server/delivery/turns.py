@@ -93,6 +93,10 @@ class Turns:
                 chosen = c
         return None if chosen is None else chosen.ring[0]
 
+    def awake(self) -> int:
+        """How many queues may have something to hand out."""
+        return sum(len(c.ring) for c in self._classes)
+
     def left(self, cursor: Cursor, limit: int) -> int:
         """How many messages its turn still has, at most `limit`."""
         ring = self._class(cursor.serves).ring

@@ -1,0 +1,54 @@
+"""How much of the server's time groups that catch up may take, so that producers keep theirs.
+
+A group far behind reads from the disk as fast as it is let. What it costs is measured, and it waits in proportion
+before it is given more: the longer, the busier producers keep the server. With idle producers it does not wait.
+"""
+
+from __future__ import annotations
+
+from notify.server.metrics import Metrics
+
+TRANSACTION_SECONDS = 15e-6
+"""Time of the event loop for a half and its outcome, in full batches."""
+PUBLISH_SECONDS = 8e-6
+LEAST_SHARE = 0.1
+"""Of the server's time, whatever producers do: groups that catch up must get on, too."""
+WINDOW_US = 100_000
+BEHIND = 20_000
+"""Messages that a group is behind, over all its queues: nearer ones are in memory and cost little."""
+BUSY_LIMIT = 512
+"""Messages in a reply while producers are busy: others wait as long as it takes to make it."""
+WHOLE_COST = 4.0
+"""What a reply costs in all, against the time to read it: encoding, sending and settling come on top."""
+
+
+class Pace:
+    """The share of time that is left by producers."""
+
+    def __init__(self, metrics: Metrics, now_us: int) -> None:
+        self._metrics = metrics
+        self._at_us = now_us
+        self._halves = self._published = 0
+        self.share = 1.0
+
+    def look(self, now_us: int) -> None:
+        """Take note of what producers sent lately."""
+        passed_us = now_us - self._at_us
+        if passed_us < WINDOW_US:
+            return
+        m = self._metrics
+        seconds = (m.halves - self._halves) * TRANSACTION_SECONDS + (m.published - self._published) * PUBLISH_SECONDS
+        self._at_us, self._halves, self._published = now_us, m.halves, m.published
+        left = max(LEAST_SHARE, 1.0 - seconds * 1e6 / passed_us)
+        # Down at once, up slowly: producers must not have to win their time back again and again.
+        self.share = left if left < self.share else self.share + 0.2 * (left - self.share)
+
+    @property
+    def is_busy(self) -> bool:
+        return self.share < 0.8
+
+    def pause_us(self, spent_seconds: float) -> int:
+        """How long a group waits that has spent so much time on reading what lies far behind."""
+        if not self.is_busy:
+            return 0
+        return round(spent_seconds * WHOLE_COST * (1.0 - self.share) / self.share * 1e6)
