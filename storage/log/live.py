@@ -18,14 +18,16 @@ MISSING = 0xFFFFFFFF
 """In a run: an offset whose entry was lost with a damaged frame."""
 
 
-class LiveRun:
-    """Consecutive offsets of one queue, from `first` on."""
+_HEAD = 2
+"""A run is one array, an object less for each queue: its first offset in two words, then the entries' numbers."""
 
-    __slots__ = ("first", "numbers")
 
-    def __init__(self, first: int) -> None:
-        self.first = first
-        self.numbers = array("I")
+def _new_run(first_offset: int) -> array[int]:
+    return array("I", (first_offset & 0xFFFFFFFF, first_offset >> 32))
+
+
+def _first_of(run: array[int]) -> int:
+    return run[0] | run[1] << 32
 
 
 class LivePart:
@@ -39,7 +41,7 @@ class LivePart:
         self.assigned = 0
         self.is_complete = False
         """Whether the last frame of the segment is published: only then may the part be sealed."""
-        self.runs: dict[int, LiveRun] = {}
+        self.runs: dict[int, array[int]] = {}
         self.decided: set[bytes] = set()
         """Ids of the transactions whose outcome is in this segment, from the moment it is decided."""
         self.rolled_back: set[bytes] = set()
@@ -59,8 +61,8 @@ class LivePart:
             if queue is not None:
                 run = runs.get(queue.key)
                 if run is None:
-                    run = runs[queue.key] = LiveRun(queue.visible)
-                run.numbers.append(number)
+                    run = runs[queue.key] = _new_run(queue.visible)
+                run.append(number)
                 queue.visible += 1
             number += 1
         self.count = number
@@ -102,22 +104,22 @@ class LivePart:
         starts = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
         ends = np.r_[starts[1:], len(keys)]
         for key, start, end in zip(keys[starts].tolist(), starts.tolist(), ends.tolist(), strict=True):
-            run = self.runs[key] = LiveRun(int(offsets[start]))
+            first = int(offsets[start])
             # Damage may have taken some: their places stay empty.
-            places = np.full(int(offsets[end - 1]) - run.first + 1, MISSING, np.uint32)
-            places[offsets[start:end] - run.first] = numbers[start:end]
-            run.numbers = array("I", places.tobytes())
+            places = np.full(int(offsets[end - 1]) - first + 1, MISSING, np.uint32)
+            places[offsets[start:end] - first] = numbers[start:end]
+            self.runs[key] = _new_run(first) + array("I", places.tobytes())
 
     def first_offset(self, key: int) -> int | None:
         run = self.runs.get(key)
-        return None if run is None else run.first
+        return None if run is None else _first_of(run)
 
     def bytes_of(self, key: int) -> int:
         """Payload bytes of a queue's entries in this part."""
         run = self.runs.get(key)
         if run is None:
             return 0
-        numbers = np.frombuffer(run.numbers, np.uint32)
+        numbers = np.frombuffer(run, np.uint32)[_HEAD:]
         return int(np.frombuffer(self.entries, ENTRY_TYPE)["size"][numbers[numbers != MISSING]].sum())
 
     def read(self, key: int, offset: int, limit: int) -> bytes:
@@ -125,8 +127,8 @@ class LivePart:
         run = self.runs.get(key)
         if run is None:
             return b""
-        at = max(0, offset - run.first)
-        numbers = run.numbers[at : at + limit]
+        at = max(0, offset - _first_of(run)) + _HEAD
+        numbers = run[at : at + limit]
         if not numbers:
             return b""
         first, last = numbers[0], numbers[-1]

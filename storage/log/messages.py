@@ -90,7 +90,7 @@ class LogQueues:
                 f"topic {topic.name!r} has {len(known.queues)} queues; the number can grow, not shrink"
             )
         self.journal.reserve(1024)
-        topic_id = known.id if known is not None else self.state.last_topic_id + 1
+        topic_id = known.id if known is not None else self.state.topics_by_id.last + 1
         policy = Policy.of(topic)
         self.state.set_topic(topic_id, topic.name, topic.queues, policy)
         self.journal.append(

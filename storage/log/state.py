@@ -28,7 +28,7 @@ from storage.log.format import (
 from storage.log.live import LivePart
 from storage.log.parts import Parts
 from storage.log.pending import Pending, PendingMessage, PendingTable, Producer
-from storage.log.queues import DEFAULT_POLICY, LogTopic, Policy, Queue
+from storage.log.queues import DEFAULT_POLICY, LogTopic, Policy, Queue, TopicsById
 from storage.log.sealed import ENTRY_TYPE
 from storage.log.times import TimeIndex
 from storage.progress import QueueProgress, to_runs
@@ -43,8 +43,7 @@ class LogState:
 
     def __init__(self) -> None:
         self.topics: dict[str, LogTopic] = {}
-        self.topics_by_id: dict[int, LogTopic] = {}
-        self.last_topic_id = 0
+        self.topics_by_id = TopicsById()
         self.pending = PendingTable()
         self.subscriptions: dict[tuple[str, str], Subscription] = {}
         self.patterns: dict[tuple[str, str], Subscription] = {}
@@ -230,7 +229,6 @@ class LogState:
         if topic is None:
             topic = LogTopic(topic_id, name, queues)
             self.topics[name] = self.topics_by_id[topic_id] = topic
-            self.last_topic_id = max(self.last_topic_id, topic_id)
         topic.policy = policy
         topic.grow(queues)
         return topic
@@ -282,7 +280,7 @@ class LogState:
 
         What is taken over here is a copy, or never changes, or is set again to the same by replaying what follows.
         """
-        topics = list(self.topics_by_id.values())
+        topics = self.topics_by_id.values()
         counts = [len(t.queues) for t in topics]
         ends = array("Q", [q.next_offset for t in topics for q in t.queues])
         starts = array("Q", [q.start for t in topics for q in t.queues])
@@ -331,7 +329,6 @@ class LogState:
             self.topics_by_id[topic_id] = topic
             if not deleted:
                 self.topics[name] = topic
-            self.last_topic_id = max(self.last_topic_id, topic_id)
         self.paused = set(saved["paused"])
         for number, name in enumerate(saved["producer_groups"]):
             self.set_producer_group(number, name)
