@@ -48,6 +48,13 @@ class Settings:
         60,
         3650 * 86_400.0,
     )
+    retention_bytes: int = _setting(
+        0,
+        "How large the log may grow, in bytes; 0: no bound. Beyond it the oldest segment goes before its time, but for "
+        "what a group has not settled, what is undecided or delayed, and the ids.",
+        0,
+        1 << 50,
+    )
     check_attempts: int = _setting(15, "How many answered checks without an outcome park a transaction.", 1, 1000)
     check_backoff_seconds: float = _setting(
         5.0, "The wait after the first answered check, in seconds; it doubles.", 0.1, 3600

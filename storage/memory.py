@@ -337,7 +337,7 @@ class MemoryStore:
             if message.tag_hash in tags:
                 size += len(message.payload)
                 if found and size > max_bytes:
-                    break
+                    return found, found[-1].offset + 1
                 found.append(message)
             end = message.offset + 1
         return found, end

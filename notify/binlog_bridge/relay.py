@@ -139,4 +139,5 @@ def _message(row: Any) -> PackedMessage:
         headers=msgspec.json.decode(row["headers"]) if row["headers"] else None,
         delay=row["delay"],
         deliver_at=deliver_at.replace(tzinfo=UTC) if deliver_at is not None else None,
+        ttl=row["ttl"],
     )

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+from urllib.parse import urlencode
+
 import typer
+from rich.console import Console
+from rich.progress import Progress
 
 from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, call, show, write
+from notify.limits import MODES
+
+FOLLOW_SECONDS = 0.2
 
 
 def register(app: typer.Typer) -> None:
@@ -13,6 +22,7 @@ def register(app: typer.Typer) -> None:
     _transactions(app)
     _messages(app)
     _dead_letters(app)
+    _jobs(app)
 
 
 def _topics(app: typer.Typer) -> None:
@@ -27,18 +37,33 @@ def _topics(app: typer.Typer) -> None:
     @group.command()
     def create(
         name: str,
-        queues: int = typer.Option(1, min=1, max=1024, help="Queues; keys are spread over them."),
-        retention: float = typer.Option(0, min=0, help="Seconds to keep messages; 0: the server's default."),
-        flush: str = typer.Option(
-            "sync", help="Answer once on the disk (sync), in the kernel (async), at once (memory)."
+        queues: int | None = typer.Option(None, min=1, max=1024, help="Queues; keys are spread over them."),
+        retention: float | None = typer.Option(None, min=0, help="Seconds to keep messages; 0: the server's default."),
+        retention_bytes: int | None = typer.Option(None, min=0, help="Bytes of messages to keep; 0: no bound."),
+        flush: str | None = typer.Option(
+            None, help="Answer once on the disk (sync), in the kernel (async), at once (memory)."
         ),
+        ttl: float | None = typer.Option(None, min=0, help="Seconds after which messages expire; 0: never."),
+        backlog: int | None = typer.Option(
+            None, min=0, help="Messages that the slowest group may be behind; 0: no bound."
+        ),
+        backlog_policy: str | None = typer.Option(None, help="What then: refuse, hold or drop_oldest."),
         reason: str = REASON,
         dry_run: bool = DRY_RUN,
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
-        """Make or change a topic."""
-        body = write(reason, dry_run, queues=queues, retention=retention, flush=flush)
+        """Make a topic, or change one: what is not given stays."""
+        fields = {
+            "queues": queues,
+            "retention": retention,
+            "retention_bytes": retention_bytes,
+            "flush": flush,
+            "ttl": ttl,
+            "backlog": backlog,
+            "backlog_policy": backlog_policy,
+        }
+        body = write(reason, dry_run, **{name: value for name, value in fields.items() if value is not None})
         show(call(url, "PUT", "topics", name, body=body), as_json)
 
     @group.command()
@@ -77,6 +102,46 @@ def _groups(app: typer.Typer) -> None:
         target: str | int = int(to) if to.isdigit() else to
         body = write(reason, dry_run, topic=topic, to=target)
         show(call(url, "POST", "groups", name, "reset", body=body), as_json)
+
+    @group.command()
+    def subscribe(
+        name: str,
+        topic: str = typer.Argument(..., help="A topic, or a pattern with * for topics to come."),
+        mode: str = typer.Option("shared", help=", ".join(MODES) + "."),
+        start: str | None = typer.Option(None, help="Of a new one: earliest, latest, an offset or an instant."),
+        tag: list[str] = typer.Option([], help="Only messages of these tags (repeatable)."),
+        filter: str = typer.Option("", help="CEL over headers, key, tag and topic."),
+        max_attempts: int = typer.Option(16, min=1, max=1000),
+        force: bool = typer.Option(False, "--force", help="Change the mode although consumers have messages."),
+        reason: str = REASON,
+        dry_run: bool = DRY_RUN,
+        url: str = URL,
+        as_json: bool = AS_JSON,
+    ) -> None:
+        """Make or change a subscription."""
+        fields = {"mode": mode, "tags": tag, "filter": filter, "max_attempts": max_attempts, "force": force}
+        where = int(start) if start is not None and start.isdigit() else start
+        body = write(reason, dry_run, start=where, **fields)
+        show(call(url, "PUT", "groups", name, "subscriptions", topic, body=body), as_json)
+
+    @group.command()
+    def priorities(
+        name: str,
+        klass: list[str] = typer.Option(
+            [], "--class", help="NAME=WEIGHT:PATTERN,PATTERN (repeatable, in order); WEIGHT may be left out: 6, 3, 1."
+        ),
+        share: list[str] = typer.Option([], help="TOPIC=TURNS within its class (repeatable)."),
+        reason: str = typer.Option("", help="Why; needed to change them."),
+        dry_run: bool = DRY_RUN,
+        url: str = URL,
+        as_json: bool = AS_JSON,
+    ) -> None:
+        """How a group's topics share its deliveries; with --class, other classes from now on."""
+        if not klass:
+            show(call(url, "GET", "groups", name, "priorities"), as_json)
+            return
+        body = write(reason, dry_run, classes=[_class(text) for text in klass], shares=dict(_share(s) for s in share))
+        show(call(url, "PUT", "groups", name, "priorities", body=body), as_json)
 
     @group.command()
     def pause(name: str, reason: str = REASON, url: str = URL, as_json: bool = AS_JSON) -> None:
@@ -139,6 +204,21 @@ def _messages(app: typer.Typer) -> None:
         """One message's life, from half to every group."""
         show(call(url, "GET", "messages", id), as_json)
 
+    @group.command("find")
+    def find_messages(
+        key: str | None = typer.Option(None, help="The messages' key."),
+        topic: str | None = typer.Option(None, help="Their topic."),
+        since: str | None = typer.Option(None, "--from", help="Committed at or after this instant (RFC 3339)."),
+        until: str | None = typer.Option(None, "--to", help="Committed before this instant."),
+        max: int = typer.Option(100, min=1, max=10_000),
+        url: str = URL,
+        as_json: bool = AS_JSON,
+    ) -> None:
+        """Messages by key, or of a topic by time."""
+        given = {"key": key, "topic": topic, "from": since, "to": until, "max": str(max)}
+        query = "?" + urlencode({name: value for name, value in given.items() if value is not None})
+        show(call(url, "GET", "messages", query=query), as_json, "messages")
+
 
 def _dead_letters(app: typer.Typer) -> None:
     group = typer.Typer(help="Messages that a group could not handle.", no_args_is_help=True)
@@ -158,12 +238,73 @@ def _dead_letters(app: typer.Typer) -> None:
     def redrive(
         group_name: str = typer.Argument(..., metavar="GROUP"),
         id: list[str] = typer.Option([], help="Only these messages (repeatable)."),
+        topic: str | None = typer.Option(None, help="Only those of this topic."),
+        tag: str | None = typer.Option(None, help="Only those with this tag."),
+        key: str | None = typer.Option(None, help="Only those with this key."),
+        contains: str | None = typer.Option(None, help="Only those whose reason contains this."),
+        filter: str = typer.Option("", help="Only those for which this is true: CEL over headers, key, tag and topic."),
         max: int = typer.Option(100, min=1, max=4096),
+        all: bool = typer.Option(False, "--all", help="Every one, as a job; waits for it and shows its progress."),
         reason: str = REASON,
         dry_run: bool = DRY_RUN,
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
-        """Send dead letters to their topic again; a repeated redrive sends each once."""
-        body = write(reason, dry_run, ids=id or None, max=max)
-        show(call(url, "POST", "groups", group_name, "dead-letters", "redrive", body=body), as_json)
+        """Send dead letters to their group again; a repeated redrive sends each once."""
+        chosen = {"topic": topic, "tag": tag, "key": key, "contains": contains, "filter": filter}
+        wanted = {name: value for name, value in chosen.items() if value}
+        body = write(reason, dry_run, ids=id or None, max=max, wanted=wanted, all=all)
+        answer = call(url, "POST", "groups", group_name, "dead-letters", "redrive", body=body)
+        if all and not dry_run:
+            answer = _followed(url, answer["result"]["job"], as_json)
+        show(answer, as_json)
+        if all and not dry_run and (answer["state"] != "done" or answer["failed"]):
+            raise typer.Exit(1)
+
+
+def _jobs(app: typer.Typer) -> None:
+    group = typer.Typer(help="Long work on the server.", no_args_is_help=True)
+    app.add_typer(group, name="job")
+
+    @group.command("list")
+    def list_jobs(max: int = typer.Option(100, min=1, max=10_000), url: str = URL, as_json: bool = AS_JSON) -> None:
+        """The newest jobs."""
+        show(call(url, "GET", "jobs", query=f"?max={max}"), as_json, "jobs")
+
+    @group.command("show")
+    def show_job(
+        number: int,
+        offset: int = typer.Option(0, min=0, help="The number of the first item to show."),
+        max: int = typer.Option(100, min=1, max=10_000),
+        url: str = URL,
+        as_json: bool = AS_JSON,
+    ) -> None:
+        """A job's progress, and what became of its items."""
+        show(call(url, "GET", "jobs", str(number), query=f"?offset={offset}&max={max}"), as_json)
+
+
+def _followed(url: str, number: int, as_json: bool) -> dict[str, Any]:
+    """Wait until a job has ended, showing how far it is."""
+    with Progress(console=Console(stderr=True), disable=as_json) as progress:
+        bar = progress.add_task(f"job {number}", total=1.0)
+        while (job := call(url, "GET", "jobs", str(number)))["state"] == "running":
+            progress.update(bar, completed=job["progress"])
+            time.sleep(FOLLOW_SECONDS)
+        progress.update(bar, completed=job["progress"])
+    return job
+
+
+def _class(text: str) -> dict[str, Any]:
+    """NAME[=WEIGHT][:PATTERN,…] as a class."""
+    head, _, patterns = text.partition(":")
+    name, _, weight = head.partition("=")
+    if weight and not weight.isdigit():
+        raise typer.BadParameter(f"{weight!r} is not a weight; write NAME=WEIGHT:PATTERN,PATTERN")
+    return {"name": name, "weight": int(weight) if weight else None, "topics": [p for p in patterns.split(",") if p]}
+
+
+def _share(text: str) -> tuple[str, int]:
+    topic, _, turns = text.rpartition("=")
+    if not topic or not turns.isdigit():
+        raise typer.BadParameter(f"{text!r} is not TOPIC=TURNS")
+    return topic, int(turns)

@@ -233,6 +233,7 @@ class Binding:
                 "body": m.body,
                 "delay": m.delay,
                 "deliver_at": naive_utc(m.deliver_at),
+                "ttl": m.ttl,
                 "relayed": 0,
             }
             for number, m in enumerate(messages)

@@ -11,7 +11,9 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -54,6 +56,9 @@ class _Handler:
     tags: tuple[str, ...]
     start: str | int | datetime | None
     max_attempts: int
+    filter: str
+    retry_min: float
+    retry_max: float
 
 
 class _Consumer:
@@ -96,25 +101,37 @@ class _Consumer:
         mode: str = "shared",
         start: str | int | datetime | None = None,
         max_attempts: int = 16,
+        filter: str = "",
+        retry_min: float = 1.0,
+        retry_max: float = 300.0,
     ) -> Callable[[F], F]:
         """Decorator: run the function for each message of a topic.
 
         It is called with the message, and with a session of the inbox's database if the consumer has an inbox. It
         returns: ack. It raises: retry with back-off. It raises DeadLetter: to the dead-letter queue. `start` counts
-        for a new subscription: `latest` (default), `earliest`, an offset or an instant.
+        for a new subscription: `latest` (default), `earliest`, an offset or an instant. `topic` may be a pattern with
+        `*`: topics of such names that are made later are consumed from their first message on.
+
+        Of messages with one of the `tags` (none: of all) those are delivered that `filter` is true for, an expression
+        of CEL over `headers`, `key`, `tag` and `topic`: `"region" in headers && headers.region == "eu"`. The wait
+        before an attempt doubles from `retry_min` to `retry_max` seconds.
 
         `mode` is the group's for the topic: `shared` (any instance, many at once), `ordered` (of each key one at a
         time, keys in parallel), `exclusive` (one instance; a second is refused), `failover` (one instance, another
         takes over when its lease is over), `broadcast` (every instance gets every message from when it first asks).
         """
-        check_name("topic", topic)
+        check_name("topic", topic.replace("*", "x"))
         if mode not in MODES:
             raise InvalidRequest(f"there is no mode {mode!r}; there are {', '.join(MODES)}")
+        if mode == "broadcast" and "*" in topic:
+            raise InvalidRequest("a pattern cannot be broadcast: subscribe to its topics by name")
         if topic in self._handlers:
             raise InvalidRequest(f"topic {topic!r} has a handler already")
 
         def decorate(function: F) -> F:
-            self._handlers[topic] = _Handler(topic, function, mode, tuple(tags), start, max_attempts)
+            self._handlers[topic] = _Handler(
+                topic, function, mode, tuple(tags), start, max_attempts, filter, retry_min, retry_max
+            )
             return function
 
         return decorate
@@ -153,10 +170,13 @@ class _Consumer:
                     "tags": list(handler.tags),
                     "start": start,
                     "max_attempts": handler.max_attempts,
+                    "filter": handler.filter,
+                    "retry_min": handler.retry_min,
+                    "retry_max": handler.retry_max,
                     "reason": "subscribed by a consumer",
                 }
             )
-            path = f"/v1/admin/groups/{self.group}/subscriptions/{handler.topic}"
+            path = f"/v1/admin/groups/{self.group}/subscriptions/{quote(handler.topic)}"
             await self._until_served(functools.partial(http.call, "PUT", path, body, CALL_SECONDS, JSON))
 
     async def _until_served(self, request: Callable[[], Any]) -> Any:
@@ -178,12 +198,15 @@ class _Consumer:
         self, http: HttpClient, settler: Batcher[SettleItem, SettledItem], working: set[asyncio.Task[None]]
     ) -> None:
         """Until stopped. What is broadcast is received in requests of its own."""
-        broadcast = [h.topic for h in self._handlers.values() if h.mode == "broadcast"]
-        rest = [h.topic for h in self._handlers.values() if h.mode != "broadcast"]
+        broadcast: list[str] | None = [h.topic for h in self._handlers.values() if h.mode == "broadcast"]
+        rest: list[str] | None = [h.topic for h in self._handlers.values() if h.mode != "broadcast"]
+        if any("*" in topic for topic in self._handlers):
+            # What the patterns stand for is known to the server: all that the group subscribes to.
+            broadcast, rest = [], None
         loops = [
             asyncio.ensure_future(self._receive_until_stopped(http, settler, working, topics))
             for topics in (broadcast, rest)
-            if topics
+            if topics is None or topics
         ]
         try:
             await asyncio.wait(loops, return_when=asyncio.FIRST_EXCEPTION)
@@ -199,7 +222,7 @@ class _Consumer:
         http: HttpClient,
         settler: Batcher[SettleItem, SettledItem],
         working: set[asyncio.Task[None]],
-        topics: list[str],
+        topics: list[str] | None,
     ) -> None:
         assert self._stopping is not None
         stopped = asyncio.ensure_future(self._stopping.wait())
@@ -223,7 +246,7 @@ class _Consumer:
         finally:
             stopped.cancel()
 
-    async def _receive(self, http: HttpClient, topics: list[str], room: int) -> list[Delivered]:
+    async def _receive(self, http: HttpClient, topics: list[str] | None, room: int) -> list[Delivered]:
         request = Receive(instance=self.instance, topics=topics, max=room, wait=POLL_SECONDS, lease=self._lease)
         path = f"/v1/groups/{self.group}/receive"
         return _decode_received(await http.call("POST", path, encode_msgpack(request), POLL_SECONDS + 5)).messages
@@ -240,13 +263,20 @@ class _Consumer:
             working.add(task)
             task.add_done_callback(working.discard)
 
+    def _handler_of(self, topic: str) -> _Handler | None:
+        """The handler subscribed to a topic by name, else the first one by a pattern."""
+        found = self._handlers.get(topic)
+        return found or next((h for pattern, h in self._handlers.items() if fnmatchcase(topic, pattern)), None)
+
     async def _handle(self, d: Delivered, settler: Batcher[SettleItem, SettledItem]) -> None:
-        handler = self._handlers[d.topic]
+        handler = self._handler_of(d.topic)
         message = ReceivedMessage(
             d.id, d.topic, d.queue, d.offset, d.body, d.key, d.tag, d.headers or {}, d.attempt, d.committed_at
         )
         self._renew_later(d.receipt, settler)
         try:
+            if handler is None:
+                raise InvalidRequest(f"this consumer has no handler for topic {d.topic!r}; another of its group may")
             await self._call_handler(handler, message)
             item = SettleItem(receipt=d.receipt, action="ack")
             self.handled += 1

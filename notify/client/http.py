@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
-from notify.errors import Conflict, InvalidRequest, NotFound, NotifyError, Timeout, Unavailable
+from notify.errors import Backpressure, Conflict, InvalidRequest, NotFound, NotifyError, Timeout, Unavailable
 from notify.wire import MSGPACK, Problem
 
 CONNECTIONS = 256
@@ -176,16 +176,17 @@ def _refusal(status: int, body: bytes, path: str) -> NotifyError:
     """The error that an answer other than 200 stands for."""
     try:
         found = _decode_problem(body)
-        code, detail = found.code, found.detail
     except msgspec.DecodeError:
-        code, detail = f"http_{status}", f"{path} answered {status}"
-    return error_of(status, code, detail)
+        return error_of(status, f"http_{status}", f"{path} answered {status}")
+    return error_of(status, found.code, found.detail, found.retry_after)
 
 
-def error_of(status: int, code: str, detail: str) -> NotifyError:
+def error_of(status: int, code: str, detail: str, retry_after: float | None = None) -> NotifyError:
     """The error of a problem or of a batch's item."""
-    if status in (429, 500, 502, 503, 504, 507):
-        error: NotifyError = Unavailable(detail)
+    if status == 429:
+        error: NotifyError = Backpressure(detail, code, 1.0 if retry_after is None else retry_after)
+    elif status in (500, 502, 503, 504, 507):
+        error = Unavailable(detail)
     elif status == 409:
         error = Conflict(detail)
     elif status == 404:

@@ -40,6 +40,7 @@ half_message = sa.Table(
     sa.Column("body", _BODY),
     sa.Column("delay", sa.Float),
     sa.Column("deliver_at", _INSTANT),
+    sa.Column("ttl", sa.Float),
     sa.Column("relayed", sa.SmallInteger, nullable=False),
     sa.Column("created_at", _INSTANT, nullable=False),
     mysql_engine="InnoDB",

@@ -44,16 +44,18 @@ def pack(message: Message) -> PackedMessage:
         headers=headers,
         delay=message.delay,
         deliver_at=message.deliver_at,
+        ttl=message.ttl,
     )
 
 
 def accepted(item: Item) -> Item:
     """The item, with id, shard and state, of a half that was stored.
 
-    Raises TransactionRefused if the server refused it, Unavailable if it may take it later.
+    Raises TransactionRefused if the server refused it, Unavailable if it may take it later; where a rate or a backlog's
+    bound is why, that is Backpressure and says when.
     """
     if item.status not in (200, 201):
-        error = error_of(item.status, item.code or "refused", item.detail or "")
+        error = error_of(item.status, item.code or "refused", item.detail or "", item.retry_after)
         if error.retryable:
             raise error
         refused = TransactionRefused(f"the server refused the half: {error} ({error.code})")
@@ -159,7 +161,7 @@ class TransactionClient:
         fields = {name: getattr(message, name) for name in message.__struct_fields__}
         item = await self._messages.submit(PackedPublished(**fields, id=ids.message_id(ids.new_id(), 0)))
         if item.status not in (200, 201):
-            raise error_of(item.status, item.code or "refused", item.detail or "")
+            raise error_of(item.status, item.code or "refused", item.detail or "", item.retry_after)
         return item.id
 
     async def _send_messages(self, messages: list[PackedPublished]) -> list[Item]:

@@ -48,6 +48,7 @@ def serve(settings: Settings) -> int:
             segment_bytes=settings.segment_bytes,
             on_failure=stop_at_once,
             retention_us=round(settings.retention_seconds * 1_000_000),
+            retention_bytes=settings.retention_bytes,
         )
 
     def stop_at_once(error: StorageFailed) -> None:

@@ -79,15 +79,17 @@ class TimeIndex:
         window_us = FIRST_WINDOW_US
         passed = sum(part.delayed_count_until(begin_us) for part in parts)
         total = sum(part.delayed_count_until(FOR_EVER_US) for part in parts)
-        begin_us_or_now = begin_us
         until_us = FOR_EVER_US
         while begin_us and total - passed > LOAD and window_us < FOR_EVER_US:
-            until_us = begin_us_or_now + window_us
+            until_us = begin_us + window_us
             if sum(part.delayed_count_until(until_us) for part in parts) - passed >= LOAD // 2:
                 break
             window_us *= 2
+        # One more than is wanted: so that a part that has more shows it.
         rows = [
-            (*row[:2], part, row[2]) for part in parts for row in part.delayed_after(begin_us, position, until_us, LOAD)
+            (*row[:2], part, row[2])
+            for part in parts
+            for row in part.delayed_after(begin_us, position, until_us, LOAD + 1)
         ]
         rows.sort(key=lambda row: row[:2])
         is_cut = len(rows) > LOAD

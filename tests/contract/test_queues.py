@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 
+from notify import ids
 from notify.errors import InvalidRequest, NotFound
+from notify.wire import Payload, encode_msgpack
+from storage.hashing import tag_hash
 from storage.store import (
     DEAD_LETTER_PREFIX,
+    Backlog,
     Flush,
+    NewMessage,
+    NewTransaction,
+    Priorities,
+    PriorityClass,
     SettleKind,
     State,
     Subscription,
@@ -160,5 +168,120 @@ def test_pauses_and_how_a_topic_flushes_survive(run: Any) -> None:
         await b.store.decide([(t.id, "g", State.COMMITTED) for t in (fast, faster, synced)], T0)
         await b.restart()
         assert [len(bodies(b.store, topic)) for topic in ("fast", "faster", "t")] == [1, 1, 1]
+
+    run(scenario)
+
+
+def test_tags_are_looked_for_in_the_index(run: Any) -> None:
+    async def scenario(b: Bench) -> None:
+        await commit(b.store, *[half(str(n).encode(), tag="ab"[n % 2]) for n in range(20)])
+        await b.restart()
+        wanted = frozenset([tag_hash("b")])
+        found, end = b.store.read_tagged("t", 0, 0, 10, 1 << 20, wanted)
+        assert ([m.offset for m in found], end) == ([1, 3, 5, 7, 9], 10)
+        found, end = b.store.read_tagged("t", 0, end, 100, 3, wanted)
+        assert ([m.offset for m in found], end) == ([11], 12)  # two bytes each: a second one is too many
+        assert b.store.read_tagged("t", 0, 12, 100, 1 << 20, frozenset([1])) == ([], 20)
+        assert b.store.read_tagged("t", 0, 20, 100, 1 << 20, wanted) == ([], 20)
+
+    run(scenario)
+
+
+def test_messages_are_found_by_key_and_time(run: Any) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.store.create_topic(Topic("other"))
+        for n in range(12):
+            batch = [half(b"%d" % n, key=f"k{n % 3}"), half(b"o%d" % n, key="k0", topic="other"), half(b"none")]
+            await commit(b.store, *batch, at=T0 + n * SECOND)
+            if n == 6:
+                await b.restart()
+        await b.restart()
+        found = b.store.keyed("k1", None, 0, 1 << 62, 100)
+        assert [m.payload for m in found] == [b"1", b"4", b"7", b"10"]
+        found = b.store.keyed("k0", "t", T0 + 3 * SECOND, T0 + 9 * SECOND, 100)
+        assert [m.payload for m in found] == [b"3", b"6"]
+        assert len(b.store.keyed("k0", None, 0, 1 << 62, 100)) == 16
+        assert len(b.store.keyed("k0", None, 0, 1 << 62, 5)) == 5
+        assert b.store.keyed("k9", None, 0, 1 << 62, 100) == []
+        assert b.store.keyed("k0", "nowhere", 0, 1 << 62, 100) == []
+
+    run(scenario)
+
+
+def test_trimmed_messages_stay_gone(run: Any) -> None:
+    async def scenario(b: Bench) -> None:
+        await commit(b.store, *[half(str(n).encode()) for n in range(10)])
+        b.store.trim("t", 0, 4)
+        b.store.trim("t", 0, 2)
+        await b.store.sync()
+        await b.restart()
+        assert b.store.bounds("t", 0) == (4, 10)
+        assert bodies(b.store) == [b"4", b"5", b"6", b"7", b"8", b"9"]
+        assert b.store.offset_at("t", 0, 0) == 4
+        b.store.trim("t", 0, 99)
+        await b.store.sync()
+        await b.restart()
+        assert b.store.bounds("t", 0) == (10, 10)
+        await commit(b.store, half(b"new"))
+        assert bodies(b.store) == [b"new"]
+
+    run(scenario)
+
+
+def test_messages_know_when_they_expire(run: Any) -> None:
+    async def scenario(b: Bench) -> None:
+        def living(name: str, ttl: float) -> NewTransaction:
+            payload = encode_msgpack(Payload("t", name.encode(), ttl=ttl or None))
+            message = NewMessage("t", payload, ttl_us=round(ttl * SECOND), delay_us=SECOND)
+            return NewTransaction(ids.new_id(), "", [message], committed=True)
+
+        await b.store.put([living("own", 5), living("none", 0)], T0)
+        assert b.store.release_due(T0 + SECOND, 10) == 2
+        await b.store.sync()
+        await b.restart()
+
+        def expiry() -> list[int]:
+            return [m.expires_us for m in b.store.read("t", 0, 0, 10, 1 << 20)]
+
+        assert expiry() == [T0 + 6 * SECOND, 0]
+        await b.store.create_topic(Topic("t", ttl_us=10 * SECOND))
+        await b.restart()
+        assert expiry() == [T0 + 6 * SECOND, T0 + 11 * SECOND]
+        await b.store.create_topic(Topic("t", ttl_us=2 * SECOND))
+        assert expiry() == [T0 + 3 * SECOND, T0 + 3 * SECOND]
+
+    run(scenario)
+
+
+def test_topics_groups_and_retries_are_as_they_were(run: Any) -> None:
+    async def scenario(b: Bench) -> None:
+        topic = Topic("p", 3, 9 * SECOND, Flush.ASYNC, 5000, 7 * SECOND, 100, Backlog.DROP_OLDEST)
+        await b.store.create_topic(topic)
+        pattern = Subscription("g", "task.*", "ordered", ("x",), filter='tag == "x"')
+        await b.store.set_pattern(pattern)
+        await b.store.set_pattern(Subscription("g", "gone.*"))
+        await b.store.drop_pattern("g", "gone.*")
+        with pytest.raises(NotFound):
+            await b.store.drop_pattern("g", "gone.*")
+        priorities = Priorities((PriorityClass("a", 6, ("x", "y.*")), PriorityClass("b", 1)), {"x": 2})
+        await b.store.set_priorities("g", priorities)
+        await commit(b.store, *[half() for _ in range(5)])
+        await b.store.subscribe(Subscription("g", "t", epoch=3), [0])
+        b.store.attempted("g", "t", 0, [(1, 2, T0 + 50 * SECOND), (2, 1, 0), (3, 1, T0 + 9 * SECOND)])
+        b.store.attempted("g", "t", 0, [(3, 2, 0)])
+        await b.store.settle("g", "t", 0, [(0, 1)], SettleKind.ACK, T0)
+        for _ in range(2):  # from the log, then from a checkpoint
+            await b.restart()
+            assert b.store.topic("p") == topic
+            assert b.store.patterns() == [pattern]
+            assert b.store.priorities("g") == priorities
+            assert b.store.priorities("h") is None
+            found = b.store.subscription("g", "t")
+            assert found is not None and found.epoch == 3
+            progress = b.store.progress("g", "t", 0)
+            assert progress.attempts == {1: 2, 2: 1, 3: 2}
+            assert progress.retry_at == {1: T0 + 50 * SECOND}
+        await b.store.settle("g", "t", 0, [(1, 1)], SettleKind.ACK, T0)
+        assert b.store.progress("g", "t", 0).retry_at == {}
 
     run(scenario)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from notify import ids
 from storage.log import LogStore
-from storage.store import NewMessage, NewTransaction, SettleKind, State, Subscription, Topic
+from storage.store import NewMessage, NewTransaction, Put, SettleKind, State, Subscription, Topic
 
 T0 = 1_800_000_000_000_000
 HOUR = 3_600_000_000
@@ -131,6 +131,93 @@ def test_a_topic_may_keep_longer(tmp_path: Path) -> None:
         await fill(store, 20, T0 + 5 * HOUR)
         assert await store.retain(T0 + 5 * HOUR) == 0
         assert await store.retain(T0 + 11 * HOUR) >= 1
+        await store.close()
+
+    asyncio.run(run())
+
+
+def test_a_topic_keeps_its_bytes_and_what_a_group_has_not_settled(tmp_path: Path) -> None:
+    async def run() -> None:
+        store = LogStore(tmp_path / "log", segment_bytes=4096)
+        await store.open(T0)
+        await store.create_topic(Topic("t", retention_bytes=4000))
+        await store.subscribe(Subscription("c", "t"), [0])
+        everything = await fill(store, 100, T0)
+        assert await store.retain(T0) == 0  # the group has settled nothing
+        await store.settle("c", "t", 0, [(0, 40)], SettleKind.ACK, T0)
+        assert await store.retain(T0) > 0
+        start = store.bounds("t", 0)[0]
+        assert 30 <= start <= 40
+        await store.settle("c", "t", 0, [(40, 60)], SettleKind.ACK, T0)
+        assert await store.retain(T0) > 0
+        start, end = store.bounds("t", 0)
+        assert 100 - 40 <= start <= 100 - 4000 // 210
+        for reopened in (False, True):
+            if reopened:
+                await store.close()
+                store = LogStore(tmp_path / "log", segment_bytes=4096)
+                await store.open(T0)
+            assert store.bounds("t", 0) == (start, end)
+            assert [rest(store)[n] for n in range(start, 100)] == everything[start:]
+        await store.close()
+
+    asyncio.run(run())
+
+
+def test_the_log_as_a_whole_keeps_its_room_and_all_ids(tmp_path: Path) -> None:
+    async def run() -> None:
+        def opened() -> LogStore:
+            return LogStore(tmp_path / "log", segment_bytes=4096, retention_us=HOUR, retention_bytes=20_000)
+
+        store = opened()
+        await store.open(T0)
+        await store.create_topic(Topic("t"))
+        old = [half(b"old" + bytes(200)) for _ in range(60)]
+        await store.put(old, T0)
+        await store.decide([(t.id, "g", State.COMMITTED) for t in old[:50]], T0)
+        await store.decide([(t.id, "g", State.ROLLED_BACK) for t in old[50:]], T0)
+        await fill(store, 60, T0 + 1)
+        assert await store.retain(T0 + 2) > 0
+        assert store.journal.end - store.segments.first_base <= 20_000 + 4096
+        for _ in range(2):
+            assert store.bounds("t", 0)[0] > 50
+            assert len(rest(store)) == 110 - store.bounds("t", 0)[0]
+            # Before their time is over, ids are known although their messages are gone.
+            assert store.states([t.id for t in old]) == [State.COMMITTED] * 50 + [State.ROLLED_BACK] * 10
+            again = (await store.put([old[3]], T0 + 3))[0]
+            assert again.put is Put.ALREADY
+            await store.close()
+            store = opened()
+            await store.open(T0)
+        await fill(store, 30, T0 + 2 * HOUR)
+        await store.retain(T0 + 2 * HOUR)
+        await store.retain(T0 + 2 * HOUR)
+        assert store.states([old[0].id]) == [None]
+        await store.close()
+
+    asyncio.run(run())
+
+
+def test_delayed_messages_outlive_their_segments(tmp_path: Path) -> None:
+    async def run() -> None:
+        store = opened(tmp_path / "log")
+        await store.open(T0)
+        await store.create_topic(Topic("t"))
+        waiting = [half(b"wait %d" % n, deliver_at_us=T0 + (100 + n) * HOUR) for n in range(20)]
+        await store.put(waiting, T0)
+        await store.decide([(t.id, "g", State.COMMITTED) for t in waiting], T0)
+        for hours in (2, 4, 6):
+            await fill(store, 40, T0 + hours * HOUR)
+            assert await store.retain(T0 + hours * HOUR) >= 0
+            await store.close()
+            store = opened(tmp_path / "log")
+            await store.open(T0 + hours * HOUR)
+        assert store.segments.first_base > 4096
+        assert store.delayed() == 20
+        assert store.release_due(T0 + 200 * HOUR, 100) == 20
+        await store.sync()
+        found = [m.payload for m in store.read("t", 0, 0, 1000, 1 << 20)][-20:]
+        assert found == [b"wait %d" % n for n in range(20)]
         await store.close()
 
     asyncio.run(run())

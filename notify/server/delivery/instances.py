@@ -7,6 +7,8 @@ HORIZON_SECONDS = 5.0
 AT_LEAST = 32
 UNKNOWN_RATE_BOUND = 2048
 WINDOW_US = 1_000_000
+WINDOW_MESSAGES = 1_000
+SHORTEST_US = 1_000
 ACTIVE_US = 60_000_000
 SLOW_SHARE = 0.25
 
@@ -15,8 +17,9 @@ class Instance:
     """One consumer of a group, as the server sees it."""
 
     __slots__ = (
+        "_busy_since_us",
+        "_busy_us",
         "_finished_in_window",
-        "_window_us",
         "asked_us",
         "bound",
         "expired",
@@ -39,12 +42,13 @@ class Instance:
         """Messages it finishes in a second, averaged over some; None while nothing is known."""
         self.bound: int | None = None
         """After leases ran out: how many it may have in flight. It grows with what it finishes."""
-        self._window_us = now_us
+        self._busy_us = 0
+        self._busy_since_us = now_us
         self._finished_in_window = 0
 
     def handed(self, count: int, now_us: int) -> None:
         if not self.in_flight:
-            self._window_us, self._finished_in_window = now_us, 0  # idle time is not slowness
+            self._busy_since_us = now_us  # idle time is not slowness
         self.in_flight += count
 
     def finish(self, count: int, now_us: int) -> None:
@@ -57,11 +61,12 @@ class Instance:
             self.bound += count
             if self.bound > 10_000:
                 self.bound = None
-        passed_us = now_us - self._window_us
-        if passed_us >= WINDOW_US:
-            rate = self._finished_in_window * 1e6 / passed_us
+        self._busy_us += max(0, now_us - self._busy_since_us)
+        self._busy_since_us = now_us
+        if self._busy_us >= WINDOW_US or self._finished_in_window >= WINDOW_MESSAGES:
+            rate = self._finished_in_window * 1e6 / max(self._busy_us, SHORTEST_US)
             self.per_second = rate if self.per_second is None else 0.5 * (self.per_second + rate)
-            self._window_us, self._finished_in_window = now_us, 0
+            self._busy_us = self._finished_in_window = 0
 
     def expire(self, count: int) -> None:
         """Leases of so many messages ran out: it gets half of what it had, in the end one at a time."""

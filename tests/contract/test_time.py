@@ -1,0 +1,130 @@
+"""The time index of the log: delayed messages come due in order, none early, none twice, whatever happens between."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notify import ids
+from storage.log import LogStore, times
+from storage.store import NewMessage, NewTransaction, Topic
+from tests.contract.stores import SECOND, T0, Bench, bodies, commit, half
+
+
+def delayed(number: int, due_us: int) -> NewTransaction:
+    message = NewMessage("t", b"%d" % number, deliver_at_us=due_us)
+    return NewTransaction(ids.new_id(), "", [message], committed=True)
+
+
+@pytest.mark.parametrize("load", [3, 50, times.LOAD])
+@pytest.mark.parametrize("segment_bytes", [4096, 1 << 20])
+def test_they_come_due_in_order_over_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: int, segment_bytes: int
+) -> None:
+    """Against a plain list: many due times, many of them the same, far more than are in memory at once."""
+    monkeypatch.setattr(times, "LOAD", load)
+
+    async def run() -> None:
+        rng = random.Random(load)
+        expected: list[tuple[int, int]] = []
+        released: list[int] = []
+        now_us = T0
+        store = LogStore(tmp_path / "log", segment_bytes=segment_bytes)
+        await store.open(now_us)
+        await store.create_topic(Topic("t"))
+        number = 0
+        for _ in range(25):
+            batch = []
+            for _ in range(rng.randrange(20)):
+                due_us = now_us + rng.choice([1, 5, 5, 40, 3600, 40 * 86_400]) * SECOND + rng.choice([0, 0, 1])
+                expected.append((due_us, number))
+                batch.append(delayed(number, due_us))
+                number += 1
+            if batch:
+                await store.put(batch, now_us)
+            now_us += rng.choice([0, 1, 3, 30]) * SECOND
+            while store.release_due(now_us, rng.choice([1, 7, 1000])):
+                pass
+            await store.sync()
+            due = sorted(e for e in expected if e[0] <= now_us)
+            expected = [e for e in expected if e[0] > now_us]
+            released += [n for _, n in due]
+            assert [int(b) for b in bodies(store)] == released
+            assert store.next_due_us() == min((e[0] for e in expected), default=None)
+            if rng.random() < 0.3:
+                await store.close()
+                store = LogStore(tmp_path / "log", segment_bytes=segment_bytes)
+                await store.open(now_us)
+        while expected:
+            now_us = max(e[0] for e in expected)
+            while store.release_due(now_us, 1000):
+                pass
+            await store.sync()
+            released += [n for _, n in sorted(expected)]
+            expected = []
+        assert [int(b) for b in bodies(store)] == released
+        assert store.delayed() == 0
+        await store.close()
+
+    asyncio.run(run())
+
+
+def test_a_clock_set_back_hides_no_delayed_message(run: Any) -> None:
+    """A message due before the last release, committed after it, is delivered at once: it would lie behind it."""
+
+    async def scenario(b: Bench) -> None:
+        await commit(b.store, half(b"first", delay_us=10 * SECOND))
+        assert b.store.release_due(T0 + 20 * SECOND, 10) == 1
+        await b.store.sync()
+        await commit(b.store, half(b"second", deliver_at_us=T0 + 5 * SECOND), at=T0 + 1 * SECOND)
+        await b.restart()
+        while b.store.release_due(T0 + 60 * SECOND, 10):
+            pass
+        await b.store.sync()
+        assert sorted(bodies(b.store)) == [b"first", b"second"]
+
+    run(scenario)
+
+
+def test_what_is_released_but_not_durable_is_released_again(tmp_path: Path) -> None:
+    """A kill between the release and its sync: the message is there once."""
+
+    async def run() -> None:
+        store = LogStore(tmp_path / "log")
+        await store.open(T0)
+        await store.create_topic(Topic("t"))
+        await store.put([delayed(n, T0 + SECOND) for n in range(10)], T0)
+        import shutil
+
+        shutil.copytree(tmp_path / "log", tmp_path / "before")
+        assert store.release_due(T0 + SECOND, 4) == 4
+        await store.sync()
+        shutil.copytree(tmp_path / "log", tmp_path / "between")
+        await store.close()
+        for name in ("before", "between"):
+            again = LogStore(tmp_path / name)
+            await again.open(T0)
+            while again.release_due(T0 + SECOND, 3):
+                pass
+            await again.sync()
+            assert [int(b) for b in bodies(again)] == list(range(10))
+            await again.close()
+
+    asyncio.run(run())
+
+
+def test_ordered_keys_and_delay_meet_in_the_queue(run: Any) -> None:
+    """A delayed message takes its place among its key's when it is due."""
+
+    async def scenario(b: Bench) -> None:
+        await commit(b.store, half(b"late", key="k", delay_us=SECOND), half(b"now", key="k"))
+        assert b.store.release_due(T0 + SECOND, 10) == 1
+        await commit(b.store, half(b"after", key="k"), at=T0 + 2 * SECOND)
+        await b.restart()
+        assert bodies(b.store) == [b"now", b"late", b"after"]
+
+    run(scenario)

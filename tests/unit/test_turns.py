@@ -1,0 +1,237 @@
+"""Fairness: classes by weight, queues in turn, idle shares to the others, and what slow consumers get."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from typing import Any
+
+from notify import ids
+from notify.server.delivery import Delivery
+from notify.server.delivery.instances import Instance, states
+from notify.server.delivery.rate import TokenBucket
+from notify.server.metrics import Metrics
+from notify.wire import Payload, Receive, SettleItem, encode_msgpack
+from storage.memory import MemoryStore
+from storage.store import NewMessage, NewTransaction, Priorities, PriorityClass, Subscription, Topic
+
+T0 = 1_800_000_000_000_000
+CLASSES = Priorities(
+    (PriorityClass("high", 6, ("high-*",)), PriorityClass("normal", 3), PriorityClass("low", 1, ("low-*",)))
+)
+
+
+class Scene:
+    """A delivery over memory, with a clock that stands still unless it is moved."""
+
+    def __init__(self) -> None:
+        self.now_us = T0
+        self.store = MemoryStore()
+        self.delivery = Delivery(self.store, lambda: self.now_us, Metrics())
+
+    async def subscribe(self, *topics: str, group: str = "g", **fields: Any) -> None:
+        for topic in topics:
+            await self.delivery.subscribe(Subscription(group, topic, **fields), "earliest")
+
+    async def fill(self, topic: str, count: int) -> None:
+        payload = encode_msgpack(Payload(topic, b"x"))
+        new = [NewTransaction(ids.new_id(), "", [NewMessage(topic, payload)], committed=True) for _ in range(count)]
+        await self.store.put(new, self.now_us)
+
+    async def receive(self, count: int, *, instance: str = "i", ack: bool = True, lease: float = 30) -> list[str]:
+        """The topics of what was handed out."""
+        request = Receive(instance=instance, max=count, lease=lease)
+        handed = await self.delivery.receive("g", request)
+        if ack and handed:
+            items = [SettleItem(receipt=f"{h.token}0-{len(h.messages) - 1}", action="ack") for h in handed]
+            assert all(i.status == 200 for i in await self.delivery.settle("g", items))
+        return [m.topic for h in handed for m in h.messages]
+
+
+def test_weights_hold_while_all_classes_have_work() -> None:
+    async def run() -> None:
+        s = Scene()
+        topics = ["high-1", "high-2", "plain", "low-1"]
+        await s.subscribe(*topics)
+        await s.delivery.set_priorities("g", CLASSES)
+        for topic in topics:
+            await s.fill(topic, 20_000)
+        for size in (100, 7, 1000):
+            got = Counter(itertools.chain(*[await s.receive(size) for _ in range(10_000 // size)]))
+            total = sum(got.values())
+            for share, members in ((0.6, ["high-1", "high-2"]), (0.3, ["plain"]), (0.1, ["low-1"])):
+                assert abs(sum(got[t] for t in members) / total - share) <= 0.05 * share + 256 / total
+            assert abs(got["high-1"] - got["high-2"]) <= 256
+
+    asyncio.run(run())
+
+
+def test_an_idle_class_gives_its_share_to_the_others_and_saves_none_up() -> None:
+    async def run() -> None:
+        s = Scene()
+        await s.subscribe("high-1", "plain", "low-1")
+        await s.delivery.set_priorities("g", CLASSES)
+        await s.fill("plain", 20_000)
+        await s.fill("low-1", 20_000)
+        got = Counter(itertools.chain(*[await s.receive(100) for _ in range(80)]))
+        assert abs(got["plain"] / got["low-1"] - 3) < 0.3
+        # Back with work, the class gets its weight from now on, not what it missed.
+        await s.fill("high-1", 20_000)
+        got = Counter(itertools.chain(*[await s.receive(100) for _ in range(100)]))
+        assert 5_500 < got["high-1"] < 6_500
+
+    asyncio.run(run())
+
+
+def test_a_thousand_topics_of_a_class_take_turns() -> None:
+    async def run() -> None:
+        s = Scene()
+        topics = [f"t-{n}" for n in range(1000)]
+        await s.subscribe(*topics)
+        for topic in topics:
+            await s.fill(topic, 120)
+        got: Counter[str] = Counter()
+        while sum(got.values()) < 80_000:
+            got.update(await s.receive(500))
+        mean = sum(got.values()) / 1000
+        assert all(abs(got[t] - mean) <= 0.1 * mean + 8 for t in topics)
+
+    asyncio.run(run())
+
+
+def test_a_share_is_more_turns_and_changes_while_it_runs() -> None:
+    async def run() -> None:
+        s = Scene()
+        await s.subscribe("a", "b")
+        await s.fill("a", 60_000)
+        await s.fill("b", 60_000)
+        await s.delivery.set_priorities("g", Priorities((PriorityClass("one", 1),), {"a": 3}))
+        got = Counter(itertools.chain(*[await s.receive(256) for _ in range(80)]))
+        assert abs(got["a"] / got["b"] - 3) < 0.3
+        await s.delivery.set_priorities("g", Priorities((PriorityClass("one", 1),), {"b": 4}))
+        got = Counter(itertools.chain(*[await s.receive(256) for _ in range(100)]))
+        assert abs(got["b"] / got["a"] - 4) < 0.5
+
+    asyncio.run(run())
+
+
+def test_queues_without_messages_are_not_visited() -> None:
+    async def run() -> None:
+        s = Scene()
+        await s.subscribe(*[f"t-{n}" for n in range(500)])
+        assert await s.receive(10) == []
+        group = s.delivery.groups["g"]
+        assert group.turns.awake() == 0
+        await s.fill("t-77", 3)
+        assert group.turns.awake() == 1
+        assert await s.receive(10) == ["t-77"] * 3
+
+    asyncio.run(run())
+
+
+def test_topics_of_a_pattern_are_followed_when_they_are_made() -> None:
+    async def run() -> None:
+        s = Scene()
+        await s.store.create_topic(Topic("task.1"))
+        await s.fill("task.1", 2)
+        assert await s.delivery.subscribe_pattern(Subscription("g", "task.*"), None) == ["task.1"]
+        assert await s.receive(10) == []  # there already: from the latest
+        await s.store.create_topic(Topic("task.2"))
+        s.delivery.topic_made("task.2")
+        await s.fill("task.2", 2)
+        assert await s.receive(10) == ["task.2", "task.2"]
+
+    asyncio.run(run())
+
+
+# --- consumers ------------------------------------------------------------------------------------------------
+
+
+def test_a_stuck_consumer_gets_less_and_is_seen() -> None:
+    async def run() -> None:
+        s = Scene()
+        await s.subscribe("t")
+        await s.fill("t", 10_000)
+        assert len(await s.receive(100, instance="stuck", ack=False, lease=1)) == 100
+        assert len(await s.receive(100, instance="good")) == 100
+        for expected in (50, 25, 12):
+            s.now_us += 1_100_000
+            await s.delivery.tick()
+            assert states(s.delivery.groups["g"].instances, s.now_us)["stuck"] == "stuck"
+            assert len(await s.receive(100, instance="stuck", ack=False, lease=1)) == expected
+            assert len(await s.receive(100, instance="good")) == 100
+        assert states(s.delivery.groups["g"].instances, s.now_us)["good"] == "ok"
+        # It recovers: what it finishes widens its bound again.
+        s.now_us += 1_100_000
+        await s.delivery.tick()
+        for _ in range(20):
+            await s.receive(100, instance="stuck", lease=30)
+        assert len(await s.receive(100, instance="stuck")) == 100
+        assert states(s.delivery.groups["g"].instances, s.now_us)["stuck"] == "ok"
+
+    asyncio.run(run())
+
+
+def test_a_slow_consumer_has_no_more_than_it_finishes_in_a_while() -> None:
+    async def run() -> None:
+        s = Scene()
+        await s.subscribe("t")
+        await s.fill("t", 60_000)
+        await s.receive(1, instance="fast")
+        held: list[str] = []
+        for _ in range(20):
+            # Ten a second, but it asks for a thousand.
+            request = Receive(instance="slow", max=1000, lease=600)
+            for h in await s.delivery.receive("g", request):
+                held += [f"{h.token}{i}" for i in range(len(h.messages))]
+            done, held = held[:10], held[10:]
+            await s.delivery.settle("g", [SettleItem(receipt=r, action="ack") for r in done])
+            for _ in range(4):
+                await s.receive(500, instance="fast")
+            s.now_us += 1_000_000
+        slow = s.delivery.groups["g"].instances["slow"]
+        assert slow.per_second is not None and 5 < slow.per_second < 15
+        assert slow.room(1000, is_alone=False) == 0
+        assert slow.room(1000, is_alone=True) == 1000
+        assert states(s.delivery.groups["g"].instances, s.now_us)["slow"] == "slow"
+
+    asyncio.run(run())
+
+
+def test_an_instance_forgets_idle_time() -> None:
+    i = Instance("i", T0)
+    for begin in (100_000_000, 300_000_000):
+        i.handed(5, T0 + begin)
+        i.finish(5, T0 + begin + 500_000)
+    assert i.per_second == 10
+
+
+def test_a_bucket_holds_a_second_and_fills_steadily() -> None:
+    bucket = TokenBucket(10, T0)
+    bucket.take(10, T0)
+    assert bucket.available(T0) == 0
+    assert T0 + 90_000 < bucket.refilled_us(T0) < T0 + 110_000
+    assert bucket.available(T0 + 550_000) == 5
+    assert bucket.available(T0 + 60_000_000) == 10
+    slow = TokenBucket(0.5, T0)
+    assert slow.available(T0) == 1
+    slow.take(1, T0)
+    assert slow.available(T0 + 1_900_000) == 0
+    assert slow.available(T0 + 2_000_001) == 1
+
+
+def test_a_groups_rate_holds() -> None:
+    async def run() -> None:
+        s = Scene()
+        await s.subscribe("t")
+        await s.fill("t", 1000)
+        s.delivery.set_rates({"g": 50})
+        assert len(await s.receive(100)) == 50
+        assert await s.receive(100) == []
+        s.now_us += 500_000
+        assert len(await s.receive(100)) == 25
+        s.delivery.set_rates({})
+        assert len(await s.receive(100)) == 100
+
+    asyncio.run(run())
