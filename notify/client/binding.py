@@ -24,7 +24,7 @@ from notify import ids
 from notify.check.question import read_source
 from notify.client.table import database_now, half_message
 from notify.client.transactions import pack
-from notify.errors import BindingRefused, InvalidRequest, NotifyError, TransactionRefused
+from notify.errors import Backpressure, BindingRefused, InvalidRequest, NotifyError, TransactionRefused
 from notify.message import Message
 from notify.wire import Item, PackedMessage
 
@@ -194,7 +194,10 @@ class Binding:
             try:
                 item = self._sender.store_half(bound.id, messages, self._source)
             except NotifyError as error:
-                refused = TransactionRefused(f"the half message was not stored, so nothing is committed: {error}")
+                detail = f"the half message was not stored, so nothing is committed: {error}"
+                if isinstance(error, Backpressure):
+                    raise Backpressure(detail, error.code, error.retry_after) from error
+                refused = TransactionRefused(detail)
                 refused.code, refused.retryable = error.code, error.retryable
                 raise refused from error
             bound.shard = item.shard

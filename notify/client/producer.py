@@ -212,7 +212,7 @@ class TransactionProducer(_Producer):
         """Send a message with the session's transaction: it becomes a message if and only if that commits.
 
         Raises BindingRefused for a session that cannot carry it. The commit raises TransactionRefused if the server
-        did not take the half.
+        did not take the half, and Backpressure if it takes none for now: then the transaction may be tried again.
         """
         self.binding.send_in_session(session, message)
 

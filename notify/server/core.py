@@ -53,12 +53,19 @@ class Core:
             metrics=self.metrics,
             flow=self.flow,
         )
-        self.transactions.on_new_topic = self.delivery.topic_made
+        self.transactions.on_new_topic = self._topic_made
         self.checks = Checks(store, clock, schedule, settings.shard, self.metrics)
         self._retaining: asyncio.Task[int] | None = None
         self._retained_us = clock()
         self.ticked_us = clock()
         """When time was last acted upon: health is progress."""
+
+    def _topic_made(self, name: str) -> None:
+        """A topic was made on its first use: there may be a rate for it, and groups with a pattern."""
+        topic = self.store.topic(name)
+        assert topic is not None
+        self.flow.changed(topic)
+        self.delivery.topic_made(name)
 
     async def run(self) -> None:
         """Act on leases, retries, delays and checks as they come due, until cancelled."""

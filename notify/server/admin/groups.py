@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from notify.errors import Conflict, InvalidRequest, NotFound
 from notify.limits import MODES, check_name
@@ -26,7 +26,7 @@ WEIGHTS = (6, 3, 1)
 
 class SubscriptionWrite(Write):
     mode: str = Field("shared", pattern=f"^({'|'.join(MODES)})$")
-    start: str | int | None = None
+    start: str | StrictInt | None = None
     tags: list[str] = Field(default_factory=list, max_length=64)
     filter: str = Field("", description="CEL over headers, key, tag and topic; empty: every message")
     max_attempts: int = Field(16, ge=1, le=1000)
@@ -37,7 +37,7 @@ class SubscriptionWrite(Write):
 
 class Reset(Write):
     topic: str
-    to: str | int
+    to: str | StrictInt
 
 
 class ClassFields(BaseModel):

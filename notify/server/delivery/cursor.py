@@ -25,6 +25,7 @@ class Cursor:
     """Position and retries of a group in a queue. Leases are kept by the group."""
 
     __slots__ = (
+        "_ahead",
         "_filter",
         "_hashes",
         "_metrics",
@@ -50,6 +51,8 @@ class Cursor:
         self.retries: list[tuple[int, int]] = [(due_us, offset) for offset, due_us in self.progress.retry_at.items()]
         """Heap of (due, offset): to be delivered again."""
         heapq.heapify(self.retries)
+        self._ahead = set(self.progress.retry_at)
+        """Offsets that are retries although the position has not passed them: from before the last start."""
         self.serves = subscription.of_topic or subscription.topic
         """The topic its messages were sent to: another one than it reads where they are retried."""
         self.is_awake = False
@@ -124,8 +127,9 @@ class Cursor:
                     self._settle_gaps(found, begin)
                 self.next = found[-1].offset + 1
         passed = self.next - begin
-        if progress.settled or progress.retry_at:
-            found = [m for m in found if m.offset not in progress.settled and m.offset not in progress.retry_at]
+        if progress.settled or self._ahead:
+            found = [m for m in found if m.offset not in progress.settled and m.offset not in self._ahead]
+            self._ahead = {offset for offset in self._ahead if offset >= self.next}
         found = self._unexpired(self._sound(found), now_us)
         if self._filter is not None or self._hashes:
             wanted = [m for m in found if self._wants(m)]

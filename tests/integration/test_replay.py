@@ -1,0 +1,221 @@
+"""Looking back: resets, finding messages, and dead letters sent again, some or all of them."""
+
+from __future__ import annotations
+
+import time
+import urllib.parse
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notify.bench.admin import call
+from notify.bench.server import ServerProcess
+from notify.client import Message, TransactionProducer
+from tests.integration.shop import eventually
+from tests.integration.test_commands import cli
+from tests.integration.test_flow import refusal
+from tests.integration.test_modes import Caller, bodies, publish, subscribe
+
+# --- resets ---------------------------------------------------------------------------------------------------
+
+
+def test_a_reset_says_what_it_will_do_and_begins_an_epoch(server: ServerProcess, unique: str) -> None:
+    subscribe(server, unique, unique, "shared")
+    publish(server, unique, [str(n) for n in range(5)])
+    between = datetime.now(UTC)
+    time.sleep(0.05)
+    publish(server, unique, [str(n) for n in range(5, 10)])
+    caller = Caller(server, unique, "i")
+    had = caller.receive(unique)
+    assert caller.settle(had[:8]) == [200] * 8
+    reset = f"groups/{unique}/reset"
+    preview = call(server.url, "POST", reset, {"topic": unique, "to": between.isoformat(), "dry_run": True})
+    row = {"queue": 0, "from": 8, "to": 5, "again": 3, "left_out": 0}
+    assert preview["dry_run"] and preview["result"] == {"epoch": 1, "queues": [row]}
+    assert caller.settle(had[8:9]) == [200]  # nothing has changed
+    done = call(server.url, "POST", reset, {"topic": unique, "to": between.isoformat()})
+    assert done["result"]["epoch"] == 1
+    assert caller.settle(had[9:]) == [410]
+    assert bodies(caller.receive(unique)) == ["5", "6", "7", "8", "9"]
+    call(server.url, "POST", reset, {"topic": unique, "to": "latest"})
+    described = call(server.url, "GET", f"groups/{unique}")["subscriptions"][0]
+    assert described["epoch"] == 2
+    subscribe(server, unique, unique, "shared")  # the same again keeps the epoch
+    assert call(server.url, "GET", f"groups/{unique}")["subscriptions"][0]["epoch"] == 2
+    recorded = call(server.url, "GET", "actions?max=20")["actions"]
+    assert any(a["what"] == "group.reset" and a["target"] == f"{unique}/{unique}" for a in recorded)
+
+
+def test_a_reset_beyond_the_log_is_refused(server: ServerProcess, unique: str) -> None:
+    subscribe(server, unique, unique, "shared")
+    publish(server, unique, ["a", "b"])
+    future = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    for to in (3, -1, future):
+        assert refusal(server.url, "POST", f"groups/{unique}/reset", topic=unique, to=to) == (422, "out_of_bounds")
+    for to in ("yesterday", True):
+        assert refusal(server.url, "POST", f"groups/{unique}/reset", topic=unique, to=to)[0] == 422
+    assert refusal(server.url, "POST", f"groups/{unique}/reset", topic="nowhere", to=0) == (404, "not_found")
+    assert bodies(Caller(server, unique, "i").receive(unique)) == ["a", "b"]
+
+
+def test_a_second_group_starts_anywhere(server: ServerProcess, unique: str) -> None:
+    publish(server, unique, [str(n) for n in range(6)])
+    middle = datetime.now(UTC)
+    time.sleep(0.05)
+    publish(server, unique, ["6", "7"])
+    for start, first in (("earliest", "0"), (4, "4"), (middle.isoformat(), "6")):
+        group = f"{unique}-{first}"
+        call(server.url, "PUT", f"groups/{group}/subscriptions/{unique}", {"start": start})
+        assert bodies(Caller(server, group, "i").receive(unique)) == [str(n) for n in range(int(first), 8)]
+    call(server.url, "PUT", f"groups/{unique}-late/subscriptions/{unique}", {"start": "latest"})
+    assert Caller(server, f"{unique}-late", "i").receive(unique) == []
+
+
+# --- finding messages -----------------------------------------------------------------------------------------
+
+
+def test_messages_by_key_by_time_and_by_id(server: ServerProcess, unique: str) -> None:
+    with TransactionProducer(server.url, group=unique) as producer:
+        first = producer.publish(Message(unique, "1", key="order 7"))
+        producer.publish(Message(unique, "2", key="order 8"))
+        time.sleep(0.02)
+        middle = datetime.now(UTC)
+        producer.publish(Message(f"{unique}-other", "3", key="order 7"))
+
+    def find(**query: str) -> list[str]:
+        found = call(server.url, "GET", "messages?" + urllib.parse.urlencode(query))["messages"]
+        return [m["body"] if "body" in m else m["message"]["body"] for m in found]
+
+    assert find(key="order 7") == ["1", "3"]
+    assert find(key="order 7", topic=unique) == ["1"]
+    assert find(key="order 7", **{"from": middle.isoformat()}) == ["3"]
+    assert find(topic=unique) == ["1", "2"]
+    assert find(topic=unique, **{"from": middle.isoformat()}) == []
+    assert find(topic=unique, to=middle.isoformat(), max="1") == ["1"]
+    assert find(id=first) == ["1"]
+    assert refusal(server.url, "GET", "messages") == (422, "invalid_query")
+    assert refusal(server.url, "GET", "messages?topic=nowhere") == (404, "not_found")
+    code, answer = cli("message", "find", "--key", "order 7", "--topic", unique, "--url", server.url, "--json")
+    assert code == 0 and [m["body"] for m in answer["messages"]] == ["1"]
+
+
+# --- dead letters ---------------------------------------------------------------------------------------------
+
+
+def die(caller: Caller, topic: str, count: int, reason: str) -> None:
+    """Move so many messages to the dead-letter queue."""
+    left = count
+    while left:
+        found = caller.receive(topic, wait=5, max=min(left, 1000))
+        assert caller.settle(found, "dead_letter", reason=reason) == [200] * len(found)
+        left -= len(found)
+
+
+def redrive(server: ServerProcess, group: str, **body: Any) -> Any:
+    return call(server.url, "POST", f"groups/{group}/dead-letters/redrive", body)["result"]
+
+
+def test_dead_letters_go_back_to_their_own_group_only(server: ServerProcess, unique: str) -> None:
+    other = f"{unique}-other"
+    for group in (unique, other):
+        subscribe(server, group, unique, "shared")
+    publish(server, unique, ["a", "b", "c"])
+    caller, bystander = Caller(server, unique, "i"), Caller(server, other, "i")
+    assert bystander.settle(bystander.receive(unique)) == [200] * 3
+    die(caller, unique, 2, "no such account")
+    die(caller, unique, 1, "timeout")
+    listed = call(server.url, "GET", f"groups/{unique}/dead-letters")["messages"]
+    assert [(m["body"], m["redriven"]) for m in listed] == [("a", False), ("b", False), ("c", False)]
+    found = call(server.url, "GET", f"groups/{unique}/dead-letters?contains=account")["messages"]
+    assert bodies(found) == ["a", "b"]
+    preview = call(
+        server.url,
+        "POST",
+        f"groups/{unique}/dead-letters/redrive",
+        {"wanted": {"contains": "timeout"}, "dry_run": True},
+    )
+    assert preview["result"]["ids"] == [listed[2]["id"]]
+    items = redrive(server, unique, wanted={"contains": "timeout"})["items"]
+    assert [i["status"] for i in items] == [201]
+    again = caller.receive(unique, wait=5)
+    assert bodies(again) == ["c"] and again[0]["topic"] == unique
+    assert again[0]["headers"]["notify-dead-letter-reason"] == "timeout"
+    assert caller.settle(again) == [200]
+    assert bystander.receive(unique, wait=0.3) == []
+    # By id, twice: the second changes nothing, and an id that is no dead letter says so.
+    name = listed[0]["id"]
+    assert [i["status"] for i in redrive(server, unique, ids=[name])["items"]] == [201]
+    assert [i["status"] for i in redrive(server, unique, ids=[name, "nonsense"])["items"]] == [200, 404]
+    assert bodies(caller.receive(unique, wait=5)) == ["a"]
+    assert caller.receive(unique) == []
+    flags = [m["redriven"] for m in call(server.url, "GET", f"groups/{unique}/dead-letters")["messages"]]
+    assert flags == [True, False, True]
+
+
+def test_a_redriven_message_that_fails_again_is_dead_again(server: ServerProcess, unique: str) -> None:
+    subscribe(server, unique, unique, "shared")
+    publish(server, unique, ["a"])
+    caller = Caller(server, unique, "i")
+    die(caller, unique, 1, "first time")
+    for round_number in range(2):
+        assert [i["status"] for i in redrive(server, unique)["items"]] == [201]
+        die(caller, unique, 1, f"round {round_number}")
+    listed = call(server.url, "GET", f"groups/{unique}/dead-letters")["messages"]
+    assert [m["headers"]["notify-dead-letter-reason"] for m in listed] == ["first time", "round 0", "round 1"]
+    assert {m["headers"]["notify-dead-letter-topic"] for m in listed} == {unique}
+
+
+def test_all_dead_letters_as_a_job_that_survives_a_kill(unique: str, tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "data").start()
+    try:
+        subscribe(server, unique, unique, "shared")
+        caller = Caller(server, unique, "i")
+        total = 12_000
+        for first in range(0, total, 4000):
+            publish(server, unique, [str(n) for n in range(first, first + 4000)])
+        die(caller, unique, total, "boom")
+        job = redrive(server, unique, all=True, wanted={"contains": "boom", "filter": 'topic != "x"'})["job"]
+        eventually(lambda: call(server.url, "GET", f"jobs/{job}")["done"] > 0)
+        server.kill()
+        server.start()
+        found = eventually(lambda: [j for j in [call(server.url, "GET", f"jobs/{job}")] if j["state"] != "running"])[0]
+        assert (found["state"], found["done"], found["failed"], found["progress"]) == ("done", total, 0, 1.0)
+        items: list[dict[str, Any]] = []
+        while batch := call(server.url, "GET", f"jobs/{job}?offset={len(items)}&max=5000")["items"]:
+            items += batch
+        assert len({i["id"] for i in items}) == total and {i["status"] for i in items} <= {200, 201}
+        caller = Caller(server, unique, "i")
+        got: list[str] = []
+        while batch := caller.receive(unique, wait=1, max=2000):
+            assert set(caller.settle(batch)) == {200}
+            got += bodies(batch)
+        assert sorted(map(int, got)) == list(range(total))
+        code, answer = cli(
+            "dead-letter", "redrive", unique, "--all", "--reason", "again", "--url", server.url, "--json"
+        )
+        assert code == 0 and (answer["state"], answer["done"]) == ("done", total)
+        assert caller.receive(unique, wait=0.3) == []  # each was sent already
+        assert refusal(server.url, "GET", "jobs/999") == (404, "not_found")
+    finally:
+        server.stop()
+
+
+def test_what_cannot_be_redriven_says_why(server: ServerProcess, unique: str) -> None:
+    subscribe(server, unique, unique, "shared")
+    publish(server, unique, ["a"])
+    caller = Caller(server, unique, "i")
+    die(caller, unique, 1, "boom")
+    call(server.url, "DELETE", f"groups/{unique}/subscriptions/{unique}", {})
+    assert [(i["status"], i["code"]) for i in redrive(server, unique)["items"]] == [(404, "not_found")]
+    path = f"groups/{unique}/dead-letters/redrive"
+    assert refusal(server.url, "POST", path, wanted={"filter": "nope =="}) == (422, "invalid_filter")
+    assert refusal(server.url, "POST", path, all=True, ids=["x"]) == (422, "invalid_schema")
+    assert refusal(server.url, "POST", path, wanted={"dead_from": "yesterday"}) == (422, "invalid_schema")
+    assert redrive(server, f"{unique}-none") == {"items": []}
+
+
+@pytest.mark.parametrize("query", ["max=0", "max=10001", "offset=-1"])
+def test_bounds_of_listings(server: ServerProcess, unique: str, query: str) -> None:
+    assert refusal(server.url, "GET", f"groups/{unique}/dead-letters?{query}")[0] == 422
