@@ -254,7 +254,9 @@ class LogStore(LogTransactions, LogQueues):
             if topics:
                 for callback in self._visible_callbacks:
                     callback(topics)
-        if frame.part is not self.journal.open.part:
+        # The next frame may be on its way already, and the last one of this part.
+        following = self.journal.in_flight
+        if frame.part is not self.journal.open.part and (following is None or frame.part is not following.part):
             frame.part.is_complete = True
         if self._sealing is None or self._sealing.done():
             if self.state.being_sealed:

@@ -12,11 +12,11 @@ from tests.simulation.loop import run
 from tests.simulation.world import World
 
 
-def simulate(seed: int, *, naive: bool = False) -> list[str]:
+def simulate(seed: int, *, naive: bool = False, unordered: bool = False) -> list[str]:
     """The violations of one seed."""
 
     async def whole() -> list[str]:
-        return await World(seed, naive=naive).run()
+        return await World(seed, naive=naive, unordered=unordered).run()
 
     found: list[str] = run(whole())
     return found

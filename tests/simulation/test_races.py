@@ -11,7 +11,7 @@ BATCH = 250
 
 @pytest.mark.parametrize("first", range(0, 2000, BATCH))
 def test_no_race_breaks_a_promise(first: int) -> None:
-    """Promises 3, 4, 5 and 6."""
+    """Promises 3 to 8, of a group in mode shared and one of another mode."""
     broken = {seed: found for seed in range(first, first + BATCH) if (found := simulate(seed))}
     assert broken == {}
 
@@ -24,3 +24,9 @@ def test_a_naive_check_is_caught() -> None:
     """The planted fault: a plain SELECT as the check rolls back what commits a moment later."""
     found = [violation for seed in range(60) for violation in simulate(seed, naive=True)]
     assert any(violation.startswith("LOST") for violation in found)
+
+
+def test_delivery_out_of_order_is_caught() -> None:
+    """The planted fault: a key's messages are in flight side by side."""
+    found = [violation for seed in range(20) for violation in simulate(seed, unordered=True)]
+    assert any(violation.startswith("DISORDER") for violation in found)

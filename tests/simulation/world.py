@@ -23,9 +23,12 @@ from notify.server.core import Core
 from notify.settings import Settings
 from notify.wire import OutcomeItem, PackedMessage, PackedTransaction, PackedTransactions, Poll, Receive, SettleItem
 from storage.log import LogStore
+from storage.store import StoredMessage, Subscription
 
 TOPIC = "t"
 GROUP = "c"
+SECOND = "d"
+"""A group of another mode over the same topic."""
 START_US = 1_800_000_000_000_000
 
 
@@ -63,13 +66,25 @@ class Database:
 class World:
     """One seed's run."""
 
-    def __init__(self, seed: int, *, naive: bool = False, transactions: int = 12) -> None:
+    def __init__(self, seed: int, *, naive: bool = False, unordered: bool = False, transactions: int = 12) -> None:
+        """Planted faults: `naive` checks with a plain SELECT, `unordered` delivers in mode shared what must be ordered."""
         self.chance = random.Random(seed)
         self.naive = naive
+        self.unordered = unordered
         self.transactions = transactions
         self.database = Database()
-        self.effects: dict[str, int] = {}
+        self.mode = self.chance.choice(("ordered", "failover", "exclusive", "broadcast"))
+        """Of a second group over the same topic."""
+        if unordered:
+            self.mode = "ordered"
+        self.effects: dict[str, set[str]] = {}
+        """By group, of a broadcast by instance: what took effect."""
         self.delivered: set[str] = set()
+        self.first_seen: dict[int, list[int]] = {}
+        """By key: offsets in the order in which they were first delivered."""
+        self.settled: set[tuple[str, int]] = set()
+        """Group and offset of which an ack was sent."""
+        self.disorder: list[str] = []
         self.core: Core | None = None
         self.killed = asyncio.Event()
         self.calm = False
@@ -133,7 +148,8 @@ class World:
         chance = self.chance
         name = ids.to_text(bytes([1, *chance.randbytes(5), 0x70, chance.randrange(256), 0x80, *chance.randbytes(7)]))
         await asyncio.sleep(chance.random() * 10)
-        message = PackedMessage(topic=TOPIC, body=name.encode(), delay=chance.choice((None, None, 2.0)))
+        key = chance.choice(("a", "b", None))
+        message = PackedMessage(topic=TOPIC, body=name.encode(), key=key, delay=chance.choice((None, None, 2.0)))
         half = PackedTransaction(id=name, messages=[message], check_after=chance.choice((0.5, 1.0, 5.0)))
         request = PackedTransactions(producer_group="p", transactions=[half], source="s", instance="i")
         try:
@@ -183,32 +199,59 @@ class World:
 
     # --- consumers --------------------------------------------------------------------------------------------
 
-    async def consume(self) -> None:
+    async def consume(self, group: str = GROUP, instance: str = "x") -> None:
         """A consumer with an inbox that sometimes dies before its effect, or before its ack."""
         chance = self.chance
+        effects = self.effects.setdefault(self._who(group, instance), set())
         while True:
-            request = Receive(instance="x", max=chance.randint(1, 5), wait=1.0, lease=2.0)
+            request = Receive(instance=instance, max=chance.randint(1, 5), wait=1.0, lease=2.0)
             try:
-                handed = await self.call(lambda core, request=request: core.delivery.receive(GROUP, request))
+                handed = await self.call(lambda core, request=request: core.delivery.receive(group, request))
             except NotifyError:
                 await asyncio.sleep(0.2)
                 continue
             for receipt, message, _ in [each for h in handed for each in h.each()]:
                 name = ids.to_text(message.transaction_id)
                 self.delivered.add(name)
+                self._see(group, instance, message)
                 fate = chance.random() if not self.calm else 1.0
                 if fate < 0.1:
                     continue  # dies before the effect
-                if name not in self.effects:
-                    self.effects[name] = 1  # effect and inbox row commit together
+                effects.add(name)  # effect and inbox row commit together
                 if fate < 0.2:
                     continue  # dies before the ack
                 action = "retry" if fate < 0.3 else "ack"
+                if action == "ack":
+                    self.settled.add((group, message.offset))
                 item = SettleItem(receipt=receipt, action=action, delay=0.5)
                 try:
-                    await self.call(lambda core, item=item: core.delivery.settle(GROUP, [item]))
+                    await self.call(lambda core, item=item: core.delivery.settle(group, [item]))
                 except NotifyError:
                     continue
+
+    def _who(self, group: str, instance: str) -> str:
+        """Who must have had each message: the group, of a broadcast each instance."""
+        return f"{group}@{instance}" if group == SECOND and self.mode == "broadcast" else group
+
+    def _see(self, group: str, instance: str, message: StoredMessage) -> None:
+        """Promise 7: of a key first deliveries follow the log, and the next waits for an ack; an owner is alone."""
+        if group != SECOND:
+            return
+        if self.mode in ("failover", "exclusive") and self.core is not None:
+            leases = self.core.delivery.groups[SECOND].leases.values()
+            others = {lease.instance.name for lease in leases} - {instance}
+            if others and instance in {lease.instance.name for lease in leases}:
+                self.disorder.append(f"DISORDER: {instance} and {others} have messages in mode {self.mode}")
+        if self.mode != "ordered" or not message.key_hash:
+            return
+        seen = self.first_seen.setdefault(message.key_hash, [])
+        if message.offset in seen:
+            return
+        if seen and message.offset < max(seen):
+            self.disorder.append(f"DISORDER: offset {message.offset} was first delivered after {max(seen)}")
+        if any((group, before) not in self.settled for before in seen):
+            self.disorder.append(f"DISORDER: offset {message.offset} did not wait for one of its key before it")
+        seen.append(message.offset)
 
     # --- the run ----------------------------------------------------------------------------------------------
 
@@ -226,14 +269,19 @@ class World:
             await self.start_server()
             assert self.core is not None
             await self.core.delivery.receive(GROUP, Receive(instance="x", topics=[TOPIC], max=1))
+            mode = "shared" if self.unordered else self.mode
+            await self.core.delivery.subscribe(Subscription(SECOND, TOPIC, mode), "latest")
+            for instance in ("x", "y") if self.mode == "broadcast" else ():
+                await self.core.delivery.receive(SECOND, Receive(instance=instance, max=1))
             actors = [asyncio.ensure_future(f()) for f in (self.answer_checks, self.consume, self.consume)]
+            actors += [asyncio.ensure_future(self.consume(SECOND, instance)) for instance in ("x", "y")]
             await asyncio.gather(self.chaos(), *(self.produce() for _ in range(self.transactions)))
             self.calm = True
             quiet = 0
             for _ in range(200):
                 await asyncio.sleep(5)
                 assert self.core is not None
-                lag = sum(c.lag() for c in self.core.delivery.groups[GROUP].cursors.values())
+                lag = sum(c.lag() for g in self.core.delivery.groups.values() for c in g.cursors.values())
                 done = not lag and not self.core.store.undecided(None, None, None, 1)
                 quiet = quiet + 1 if done and not self.core.store.next_due_us() else 0
                 if quiet == 2:  # once is not enough: a commit that is decided may not be visible yet
@@ -251,8 +299,9 @@ class World:
         assert self.core is not None
         found = []
         committed = {name for name, state in self.database.rows.items() if state == "COMMITTED"}
-        for name in committed - self.effects.keys():
-            found.append(f"LOST: {name} committed and had no effect")
+        for who, effects in self.effects.items():
+            found += [f"LOST: {name} committed and had no effect in {who}" for name in committed - effects]
+        found += self.disorder
         for name in self.delivered - committed:
             found.append(f"GHOST: {name} was delivered and did not commit")
         for t in self.core.store.undecided(None, None, None, 100):
