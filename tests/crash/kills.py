@@ -36,6 +36,7 @@ from notify.wire import (
     States,
     encode_msgpack,
 )
+from tests.crash.modes import some_key, watchers
 from tests.integration.databases import free_port
 
 CALLERS = 12
@@ -80,6 +81,8 @@ class Kills:
         self._to_ask_for: list[str] = []
         self._asked_for: list[str] = []
         """Stored halves: those since the last check, and those before, of which each check asks for a sample."""
+        self.watchers = watchers(TOPICS, self.chance)
+        self._are_subscribed = False
         self._to_look_for: set[str] = set()
         """Committed since the last check: all are looked for again at the end, when everything is read again."""
 
@@ -115,8 +118,15 @@ class Kills:
             await self._ready(http)
             with contextlib.suppress(Unavailable if crash_at else ()):
                 await self._check(http)
+            if not self._are_subscribed:
+                for watcher in self.watchers:
+                    await watcher.subscribe(http)
+                self._are_subscribed = True
             tasks = [asyncio.ensure_future(self._produce(http)) for _ in range(CALLERS)]
             tasks.append(asyncio.ensure_future(self._consume(http)))
+            # One of them a cycle: all at once would leave nothing of the machine for the others.
+            watcher = self.watchers[self.cycles % len(self.watchers)]
+            tasks += [asyncio.ensure_future(watcher.consume(http, instance)) for instance in watcher.instances]
             await asyncio.sleep(self.chance.uniform(0.02, 0.35) if not crash_at else 0.8)
             self.kill()
             await asyncio.gather(*tasks)
@@ -136,6 +146,10 @@ class Kills:
             self._to_look_for |= self.answers.committed
             await self._check(http, sample=3000)
             await self._check_dead_letters(http)
+            committed = {f"{name}.{n}" for name in self.answers.committed for n in range(2)}
+            for watcher in self.watchers:
+                await watcher.finish(http, committed)
+                self.answers.violations += watcher.violations
         finally:
             http.close()
 
@@ -170,7 +184,10 @@ class Kills:
             name = ids.to_text(ids.new_id())
             sent.append(name)
             a.bodies[name] = [self.chance.randbytes(self.chance.randint(0, 600)) for _ in range(2)]
-            messages = [PackedMessage(topic=self.chance.choice(TOPICS), body=b) for b in a.bodies[name]]
+            messages = [
+                PackedMessage(topic=self.chance.choice(TOPICS), body=b, key=some_key(self.chance))
+                for b in a.bodies[name]
+            ]
             halves.append(PackedTransaction(id=name, messages=messages, check_after=3600))
         request = PackedTransactions(producer_group="p", transactions=halves)
         for item in (await self._call(http, "/v1/transactions", request, Items)).items:

@@ -67,7 +67,7 @@ class World:
     """One seed's run."""
 
     def __init__(self, seed: int, *, naive: bool = False, unordered: bool = False, transactions: int = 12) -> None:
-        """Planted faults: `naive` checks with a plain SELECT, `unordered` delivers in mode shared what must be ordered."""
+        """Planted faults: `naive` checks with a plain SELECT, `unordered` delivers shared what must be in order."""
         self.chance = random.Random(seed)
         self.naive = naive
         self.unordered = unordered

@@ -1,0 +1,114 @@
+"""Groups of every mode beside a server that is killed, and what each of them must have seen in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from typing import Any
+
+import msgspec
+
+from notify.client.http import HttpClient
+from notify.errors import NotifyError
+from notify.wire import Delivered, Receive, Received, Settle, SettledItems, SettleItem, encode_msgpack
+
+KEYS = ("k1", "k2", "k3")
+
+
+class Watcher:
+    """The consumers of one group, and what was handed to them, over all lives of the server."""
+
+    def __init__(self, mode: str, topics: tuple[str, ...], chance: random.Random) -> None:
+        self.mode = mode
+        self.group = f"m-{mode}"
+        self.topics = topics
+        self.instances = ("x", "y") if mode in ("broadcast", "ordered", "failover") else ("x",)
+        self.chance = chance
+        self.done: dict[str, set[str]] = {instance: set() for instance in self.instances}
+        """By instance: messages whose ack, or move to the dead-letter queue, was answered."""
+        self.handled: dict[str, set[str]] = {instance: set() for instance in self.instances}
+        """Those that came and were to be settled; the answer may have been lost with the server."""
+        self.seen: dict[tuple[str, int, str], list[int]] = {}
+        """By topic, queue and key: offsets in the order in which they were first handed out."""
+        self.asked: set[tuple[str, int, int]] = set()
+        """Topic, queue and offset of what was asked to be settled."""
+        self.violations: list[str] = []
+
+    async def subscribe(self, http: HttpClient) -> None:
+        """From the first message on; a broadcast from when its instances first ask."""
+        for topic in self.topics:
+            body = json.dumps({"mode": self.mode, "start": "earliest", "max_attempts": 1000, "reason": "test"})
+            path = f"/v1/admin/groups/{self.group}/subscriptions/{topic}"
+            await http.call("PUT", path, body.encode(), 10, "application/json")
+        if self.mode == "broadcast":
+            for instance in self.instances:
+                await self._receive(http, instance, 0)
+
+    async def _receive(self, http: HttpClient, instance: str, wait: float, lease: float = 3600) -> list[Delivered]:
+        request = Receive(instance=instance, max=50, wait=wait, lease=lease)
+        answer = await http.call("POST", f"/v1/groups/{self.group}/receive", encode_msgpack(request), 10)
+        return msgspec.msgpack.decode(answer, type=Received).messages
+
+    async def consume(self, http: HttpClient, instance: str) -> None:
+        """Until the server is gone."""
+        with contextlib.suppress(NotifyError):
+            while True:
+                await self.once(http, instance, 1)
+
+    async def once(self, http: HttpClient, instance: str, wait: float, lease: float = 3600) -> int:
+        """Receive, look, settle; how many there were."""
+        found = await self._receive(http, instance, wait, lease)
+        items = []
+        for m in found:
+            if self.mode == "ordered" and m.key is not None:
+                self._see(m)
+            if m.id in self.done[instance] or (self.mode != "broadcast" and self._is_done(m.id)):
+                self.violations.append(f"promise 4: {m.id} came to {self.group} after its settling was answered")
+            action = "dead_letter" if self.chance.random() < 0.05 else "ack"
+            self.asked.add((m.topic, m.queue, m.offset))
+            self.handled[instance].add(m.id)
+            items.append(SettleItem(receipt=m.receipt, action=action))
+        if items:
+            answer = await http.call("POST", f"/v1/groups/{self.group}/settle", encode_msgpack(Settle(items)), 10)
+            for m, item in zip(found, msgspec.msgpack.decode(answer, type=SettledItems).items, strict=True):
+                if item.status == 200:
+                    self.done[instance].add(m.id)
+        return len(found)
+
+    def _is_done(self, name: str) -> bool:
+        return any(name in done for done in self.done.values())
+
+    def _see(self, m: Delivered) -> None:
+        """Promise 7: of a key first deliveries rise, and the next one waits until the one before is settled."""
+        seen = self.seen.setdefault((m.topic, m.queue, str(m.key)), [])
+        if m.offset in seen:
+            return
+        if seen and m.offset < seen[-1]:
+            self.violations.append(f"promise 7: offset {m.offset} of {m.topic} came first after {seen[-1]}")
+        if seen and (m.topic, m.queue, seen[-1]) not in self.asked:
+            self.violations.append(f"promise 7: offset {m.offset} of {m.topic} did not wait for {seen[-1]}")
+        seen.append(m.offset)
+
+    async def finish(self, http: HttpClient, committed: set[str]) -> None:
+        """Take everything that is left; then each committed message must have come."""
+        for instance in self.instances:
+            empty = 0
+            while empty < 2:
+                with contextlib.suppress(NotifyError):
+                    empty = 0 if await self.once(http, instance, 1.2, lease=1) else empty + 1
+        came = list(self.handled.values())
+        for names in came if self.mode == "broadcast" else [set[str]().union(*came)]:
+            missing = committed - names
+            if missing:
+                self.violations.append(f"promise 4: {len(missing)} committed messages never came to {self.group}")
+
+
+def watchers(topics: tuple[str, ...], chance: random.Random) -> list[Watcher]:
+    """One for each mode."""
+    return [Watcher(mode, topics, chance) for mode in ("ordered", "failover", "exclusive", "broadcast")]
+
+
+def some_key(chance: random.Random) -> Any:
+    """A key or none."""
+    return chance.choice((*KEYS, None))
