@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: install demo test check crash simulate bench clean
+.PHONY: install demo test check crash simulate bench bench-queue bench-backlog clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -34,6 +34,14 @@ simulate: install
 
 bench: install
 	$(PY) -m bench.bars
+
+# Topics, fan-out, a stopped group, order, delayed messages: about 15 minutes.
+bench-queue: install
+	$(PY) -m bench.queue
+
+# MESSAGES=20000000 piled up: producers beside it, memory, start after kill -9, draining it cold.
+bench-backlog: install
+	$(PY) -m bench.backlog --messages $(or $(MESSAGES),20000000)
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

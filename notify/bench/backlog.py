@@ -144,10 +144,12 @@ def _beside_a_drain(plan: Plan, server: ServerProcess, directory: Path) -> dict[
             rate = load["committed"] / load["seconds"]
             found.append((rate, _median(head["latencies"]), drained))
     ratios = [b[0] / a[0] for a, b in zip(alone, beside, strict=True)]
+    slower = [b[1] / a[1] for a, b in zip(alone, beside, strict=True) if a[1]]
     return {
         "producers_beside_drain": round(statistics.median(ratios), 3),
         "head_p50_ms": round(statistics.median([a[1] for a in alone]) * 1000, 2),
         "head_p50_ms_beside_drain": round(statistics.median([b[1] for b in beside]) * 1000, 2),
+        "head_latency_ratio": round(statistics.median(slower), 2) if slower else 0.0,
         "drained_beside_producers": sum(b[2] for b in beside),
         "sent": sent,
     }

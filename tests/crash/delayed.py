@@ -1,0 +1,122 @@
+"""Delayed messages by the million: none early, none lost, and how late, with and without kill -9 on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from notify import ids
+from notify.bench.consume import ranges
+from notify.bench.server import ServerProcess
+from notify.client.http import HttpClient
+from notify.client.loop import new_event_loop
+from notify.errors import NotifyError
+from notify.wire import PackedMessages, PackedPublished, Receive, Received, Settle, encode_msgpack
+
+BATCH = 2000
+TOPIC = "delayed"
+GROUP = "delayed"
+_decode = msgspec.msgpack.Decoder(Received).decode
+
+
+@dataclass(slots=True)
+class Came:
+    """What was received: `late` in seconds behind the due time, of each message's first delivery."""
+
+    late: list[float] = field(default_factory=list)
+    seen: set[int] = field(default_factory=set)
+    early: int = 0
+    again: int = 0
+
+    @property
+    def p99(self) -> float:
+        return sorted(self.late)[int(len(self.late) * 0.99)] if self.late else 0.0
+
+
+async def fill(url: str, messages: int, first_due: float, span: float) -> None:
+    """Send them, due evenly over `span` seconds from `first_due` on, in no order."""
+    http = HttpClient(url)
+    turns = iter(range(0, messages, BATCH))
+
+    def message(n: int) -> PackedPublished:
+        due = first_due + span * ((n * 7919) % messages) / messages
+        body = f"{n} {due:.6f}".encode()
+        at = datetime.fromtimestamp(due, UTC)
+        return PackedPublished(id=ids.message_id(ids.new_id(), 0), topic=TOPIC, body=body, deliver_at=at)
+
+    async def send() -> None:
+        for first in turns:
+            batch = PackedMessages(messages=[message(n) for n in range(first, min(first + BATCH, messages))])
+            await http.call("POST", "/v1/messages", encode_msgpack(batch), 60)
+
+    await asyncio.gather(*(send() for _ in range(3)))
+    http.close()
+
+
+async def receive(url: str, came: Came, until: float, expected: int) -> None:
+    """Receive and acknowledge until all have come, or the time is over; a server that is away is asked again."""
+    http = HttpClient(url)
+    request = encode_msgpack(Receive(instance="i", max=BATCH, wait=0.5, lease=5))
+    while len(came.seen) < expected and time.time() < until:
+        try:
+            found = _decode(await http.call("POST", f"/v1/groups/{GROUP}/receive", request, 10)).messages
+            now = time.time()
+            for m in found:
+                number, due = m.body.split()
+                late = now - float(due)
+                came.early += late < 0
+                if int(number) in came.seen:
+                    came.again += 1
+                else:
+                    came.seen.add(int(number))
+                    came.late.append(late)
+            if found:
+                settle = encode_msgpack(Settle(ranges([m.receipt for m in found])))
+                await http.call("POST", f"/v1/groups/{GROUP}/settle", settle, 10)
+        except NotifyError:
+            await asyncio.sleep(0.05)
+    http.close()
+
+
+def run(messages: int, span: float, lead: float, kills: int) -> tuple[Came, str]:
+    """Send, wait, receive; kill the server so many times while they come due. What came, and it in words."""
+    with tempfile.TemporaryDirectory(prefix="notify-delayed-") as directory:
+        server = ServerProcess(Path(directory) / "data").start()
+        came = Came()
+        try:
+            first_due = time.time() + lead
+
+            async def whole() -> None:
+                http = HttpClient(server.url)
+                body = b'{"start": "earliest", "reason": "test"}'
+                path = f"/v1/admin/groups/{GROUP}/subscriptions/{TOPIC}"
+                await http.call("PUT", path, body, 10, "application/json")
+                http.close()
+                await fill(server.url, messages, first_due, span)
+                assert time.time() < first_due, "filling took longer than the lead"
+                receiving = asyncio.ensure_future(receive(server.url, came, first_due + span * 2 + 60, messages))
+                for n in range(kills):
+                    await asyncio.sleep(max(0.0, first_due + span * (n + 1) / (kills + 1) - time.time()))
+                    await asyncio.to_thread(server.kill)
+                    await asyncio.to_thread(server.start)
+                await receiving
+
+            with contextlib.closing(new_event_loop()) as loop:
+                loop.run_until_complete(whole())
+        finally:
+            server.stop()
+    lost = messages - len(came.seen)
+    words = (
+        f"{messages:,} delayed messages due over {span:g} s, {kills} kill -9: {lost} lost, {came.early} early, "
+        f"p99 lateness {came.p99 * 1000:.0f} ms, {came.again} delivered again"
+    )
+    if lost or came.early:
+        raise AssertionError(words)
+    return came, words
