@@ -84,20 +84,14 @@ def _fill(server: ServerProcess, plan: Plan, messages: int) -> float:
 
 
 def _load(plan: Plan, server: ServerProcess, directory: Path) -> subprocess.Popen[str]:
-    spec = {
-        "url": server.url,
-        "clients": plan.clients,
-        "all_clients": plan.clients,
-        "mode": "asyncio",
-        "body": plan.body,
-        "topics": TOPICS,
-        "rate": 0,
-        "seconds": plan.seconds,
-        "warmup": 1.0,
-        "batching": True,
-        "ids": str(directory / "ids"),
-    }
-    return children.start("notify.bench.load", spec)
+    return children.start_load(
+        server.url,
+        directory / "ids",
+        clients=plan.clients,
+        seconds=plan.seconds,
+        body=plan.body,
+        topics=TOPICS,
+    )
 
 
 def _producers(

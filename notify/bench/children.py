@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from notify.errors import NotifyError
@@ -19,6 +20,26 @@ def start(module: str, spec: dict[str, Any], *, wait_for_line: bool = False) -> 
         assert child.stdout is not None
         child.stdout.readline()
     return child
+
+
+def start_load(url: str, ids: Path, *, clients: int, seconds: float, **others: Any) -> subprocess.Popen[str]:
+    """Producers that write the ids of what was acknowledged to a file; see notify/bench/load.py for the others."""
+    spec = {
+        "url": url,
+        "ids": str(ids),
+        "clients": clients,
+        "all_clients": clients,
+        "seconds": seconds,
+        "mode": "asyncio",
+        "dsn": None,
+        "body": 256,
+        "topics": 16,
+        "rate": 0.0,
+        "warmup": 1.0,
+        "batching": True,
+        "directory": str(ids.parent),
+    }
+    return start("notify.bench.load", spec | others)
 
 
 def result(child: subprocess.Popen[str], seconds: float = LONGEST_SECONDS) -> dict[str, Any]:

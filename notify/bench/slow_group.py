@@ -65,21 +65,14 @@ def _one(plan: Plan, server: ServerProcess, directory: Path, names: list[str], s
         {"url": server.url, "groups": names, "slow": slow, "stop": str(stop)},
         wait_for_line=True,
     )
-    load = children.start(
-        "notify.bench.load",
-        {
-            "url": server.url,
-            "clients": plan.clients,
-            "all_clients": plan.clients,
-            "mode": "asyncio",
-            "body": plan.body,
-            "topics": 1,
-            "rate": plan.rate,
-            "seconds": plan.seconds,
-            "warmup": 1.0,
-            "batching": True,
-            "ids": str(directory / "ids"),
-        },
+    load = children.start_load(
+        server.url,
+        directory / "ids",
+        clients=plan.clients,
+        seconds=plan.seconds,
+        body=plan.body,
+        topics=1,
+        rate=plan.rate,
     )
     loaded = children.result(load)
     stop.touch()

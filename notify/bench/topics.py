@@ -83,20 +83,16 @@ def _acknowledged(directory: Path, topics: int) -> list[str]:
 
 
 def _rate(plan: Plan, server: ServerProcess, topics: int, directory: Path) -> tuple[float, int]:
-    spec = {
-        "url": server.url,
-        "clients": plan.clients,
-        "all_clients": plan.clients,
-        "mode": "asyncio",
-        "body": plan.body,
-        "topics": topics,
-        "rate": 0,
-        "seconds": plan.seconds,
-        "warmup": plan.warmup,
-        "batching": True,
-        "ids": str(directory / "ids"),
-    }
-    found = children.result(children.start("notify.bench.load", spec))
+    load = children.start_load(
+        server.url,
+        directory / "ids",
+        clients=plan.clients,
+        seconds=plan.seconds,
+        warmup=plan.warmup,
+        body=plan.body,
+        topics=topics,
+    )
+    found = children.result(load)
     with (directory / f"acknowledged-{topics}").open("a") as file:
         file.write((directory / "ids").read_text() + "\n")
     return found["committed"] / found["seconds"], found["acknowledged"]

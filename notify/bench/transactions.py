@@ -58,22 +58,20 @@ def run(plan: Plan) -> dict[str, Any]:
 
 def _start_load(plan: Plan, url: str, directory: Path, number: int) -> subprocess.Popen[str]:
     share = plan.clients // plan.processes + (number < plan.clients % plan.processes)
-    spec = {
-        "url": url,
-        "clients": share,
-        "all_clients": plan.clients,
-        "mode": plan.mode,
-        "dsn": plan.dsn,
-        "body": plan.body,
-        "topics": plan.topics,
-        "rate": plan.rate,
-        "seconds": plan.seconds,
-        "warmup": plan.warmup,
-        "batching": plan.batching,
-        "ids": str(directory / f"ids-{number}"),
-        "directory": str(directory),
-    }
-    return children.start("notify.bench.load", spec)
+    return children.start_load(
+        url,
+        directory / f"ids-{number}",
+        clients=share,
+        all_clients=plan.clients,
+        seconds=plan.seconds,
+        warmup=plan.warmup,
+        mode=plan.mode,
+        dsn=plan.dsn,
+        body=plan.body,
+        topics=plan.topics,
+        rate=plan.rate,
+        batching=plan.batching,
+    )
 
 
 def _start_consumer(plan: Plan, url: str, directory: Path) -> subprocess.Popen[str]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import resource
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, PlainTextResponse
 
+from notify.server.delivery.instances import states
 from notify.server.metrics import render
 from storage.store import State
 
 if TYPE_CHECKING:
     from notify.server.app import App
+    from notify.server.core import Core
 
 STALLED_US = 10_000_000
 BUSIEST_TOPICS = 100
@@ -56,15 +59,27 @@ def router(app: App) -> APIRouter:
                 "Messages under a lease",
                 sum(g.in_flight() for g in core.delivery.groups.values()),
             ),
+            "notify_delayed_messages": ("Messages that wait for their time", core.store.delayed()),
             "notify_resident_bytes": (
                 "Largest resident size of the process",
                 resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             ),
         }
-        text = render(core.metrics, gauges) + _lag(app)
+        text = render(core.metrics, gauges) + _consumers(core) + _lag(app)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return routes
+
+
+def _consumers(core: Core) -> str:
+    """How many consumers are in which state: those that are slow or stuck are worth an alarm."""
+    now_us = core.clock()
+    found: Counter[str] = Counter()
+    for group in core.delivery.groups.values():
+        found.update(states(group.instances, now_us).values())
+    lines = ["# HELP notify_consumers Consumers by what they are up to", "# TYPE notify_consumers gauge"]
+    lines += [f'notify_consumers{{state="{state}"}} {found[state]}' for state in ("ok", "slow", "stuck", "gone")]
+    return "\n".join(lines) + "\n"
 
 
 def _lag(app: App) -> str:

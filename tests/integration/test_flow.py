@@ -355,3 +355,25 @@ def test_topics_made_on_the_fly_are_consumed_by_a_pattern(server: ServerProcess,
     call(server.url, "DELETE", f"groups/{unique}/subscriptions/{unique}.*", {})
     with pytest.raises(InvalidRequest, match="pattern"):
         consumer.subscribe("x*", mode="broadcast")
+
+
+def test_a_stuck_consumer_is_in_the_metrics_and_in_the_admin_api(server: ServerProcess, unique: str) -> None:
+    import urllib.request
+
+    subscribe(server, unique, unique, "shared")
+    publish(server, unique, [str(n) for n in range(8)])
+    caller = Caller(server, unique, "sleeper")
+    assert len(caller.receive(unique, lease=1)) == 8
+
+    def state() -> str:
+        return str(call(server.url, "GET", f"groups/{unique}")["instances"][0]["state"])
+
+    eventually(lambda: state() == "stuck")
+    with urllib.request.urlopen(f"{server.url}/metrics") as answer:
+        text = answer.read().decode()
+    stuck = next(line for line in text.splitlines() if line.startswith('notify_consumers{state="stuck"}'))
+    assert int(stuck.split()[1]) >= 1
+    few = caller.receive(unique)
+    assert len(few) == 4  # half of what it had
+    caller.settle(few)
+    assert state() == "ok"

@@ -17,7 +17,9 @@ SETTLED_BOUND = 100_000
 
 READ_BYTES = 8 << 20
 MOST_SKIPPED = 50_000
-"""Messages that are looked at in one go for a few that match: then others have their turn."""
+MOST_EVALUATED = 2_000
+"""Messages that are looked at in one go for a few that match, by their tags or by an expression: then others have their
+turn."""
 WIDEST_SCAN = 8192
 
 
@@ -79,13 +81,14 @@ class Cursor:
         """Up to `limit` messages to deliver now, retries first."""
         taken = self._take_retries(limit, now_us)
         scan, skipped = limit, 0
-        while len(taken) < limit and skipped < MOST_SKIPPED and not self.is_paused():
+        most = MOST_SKIPPED if self._filter is None else MOST_EVALUATED
+        while len(taken) < limit and skipped < most and not self.is_paused():
             found, passed = self._take_new(limit - len(taken), scan, now_us)
             if not passed:
                 break
             taken += found
             skipped += passed - len(found)
-            scan = min(WIDEST_SCAN, scan * 2)
+            scan = min(WIDEST_SCAN, most, scan * 2)
         return taken
 
     def is_behind(self, messages: int) -> bool:

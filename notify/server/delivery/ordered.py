@@ -10,7 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable
 
-from notify.server.delivery.cursor import MOST_SKIPPED, READ_BYTES, WIDEST_SCAN, Cursor
+from notify.server.delivery.cursor import MOST_EVALUATED, READ_BYTES, Cursor
 from notify.server.metrics import Metrics
 from storage.store import Store, StoredMessage, Subscription
 
@@ -53,9 +53,9 @@ class OrderedCursor(Cursor):
             if self._turn_come:
                 taken += self._take_one(self._turn_come.popleft(), now_us)
                 continue
-            if self.is_paused() or self._waiting >= WAITING_BOUND or skipped >= MOST_SKIPPED:
+            if self.is_paused() or self._waiting >= WAITING_BOUND or skipped >= MOST_EVALUATED:
                 break
-            found, passed = self._take_new(limit - len(taken), WIDEST_SCAN, now_us)
+            found, passed = self._take_new(limit - len(taken), MOST_EVALUATED, now_us)
             if not passed:
                 break
             skipped += passed - len(found)
