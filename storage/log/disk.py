@@ -39,6 +39,10 @@ class Disk:
             data += more
         return data
 
+    def will_need(self, fd: int, offset: int, size: int) -> None:
+        """These bytes will be read soon."""
+        os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
+
     def write(self, fd: int, data: bytes, offset: int) -> None:
         written = os.pwrite(fd, data, offset)
         while written < len(data):

@@ -42,7 +42,8 @@ from storage.store import (
 )
 
 READ_AHEAD_BYTES = 1 << 20
-READ_GAP_BYTES = 4096
+READ_GAP_BYTES = 16 << 10
+"""Between two payloads of one read: copying so much costs as much as another call to the system."""
 PLACES = 4096
 """How many readers' places are remembered, at most: where a queue's next entries lie."""
 

@@ -53,6 +53,29 @@ class Parts:
         self._all.clear()
         self._ranges = self._numbers = None
 
+    def first_offsets(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """The first offset that is still indexed of each of many queues, -1 where there is none.
+
+        All at once: one by one, an idle queue would be looked for in every part.
+        """
+        found = np.full(len(keys), -1, np.int64)
+        missing = np.arange(len(keys))
+        for part in self._all:
+            if not len(missing):
+                break
+            wanted = keys[missing]
+            if isinstance(part, SealedPart):
+                here = np.ascontiguousarray(part.runs["key"])
+                at = np.minimum(np.searchsorted(here, wanted), max(0, len(here) - 1))
+                hits = here[at] == wanted if len(here) else np.zeros(len(wanted), bool)
+                found[missing[hits]] = part.runs["first_offset"][at[hits]]
+            else:
+                firsts = [part.first_offset(key) for key in wanted.tolist()]
+                hits = np.array([first is not None for first in firsts], bool)
+                found[missing[hits]] = [first for first in firsts if first is not None]
+            missing = missing[~hits]
+        return found
+
     def holding(self, transaction_id: bytes) -> Iterator[Part]:
         """The parts that may hold an id, the newest first.
 

@@ -171,13 +171,10 @@ async def _drop(store: LogStore, part: SealedPart, now_us: int, keep_ids: bool) 
 
 
 def _move_starts(store: LogStore, part: SealedPart) -> None:
-    """The first retained offset of each queue that had messages there."""
-    for key in part.runs["key"]:
-        topic = store.state.topics_by_id.get(int(key) >> 16)
-        if topic is not None:
-            queue = topic.queues[int(key) & 0xFFFF]
-            firsts = (p.first_offset(queue.key) for p in store.state.parts)
-            queue.start = max(queue.start, next((first for first in firsts if first is not None), queue.visible))
+    """The queues that had messages there begin later now."""
+    keys = part.runs["key"].tolist()
+    topics = [store.state.topics_by_id.get(key >> 16) for key in keys]
+    store.state.move_starts([t.queues[key & 0xFFFF] for t, key in zip(topics, keys, strict=True) if t is not None])
 
 
 async def _wanted(store: LogStore, part: SealedPart, live: NDArray[np.bool_]) -> dict[int, tuple[int, int, int]]:

@@ -9,12 +9,13 @@ from storage.log.format import SEGMENT_HEADER_SIZE, read_segment_header, segment
 
 RECENT_BYTES = 16 << 20
 RECENT_FRAMES = 4096
+FETCH_BYTES = 8 << 20
 
 
 class Segment:
     """One file of the log: bytes [base, base + size)."""
 
-    __slots__ = ("base", "created_us", "fd", "name", "sealed_end")
+    __slots__ = ("base", "created_us", "fd", "fetched_to", "name", "sealed_end")
 
     def __init__(self, base: int, name: str, fd: int, created_us: int) -> None:
         self.base = base
@@ -22,6 +23,7 @@ class Segment:
         self.fd = fd
         self.created_us = created_us
         self.sealed_end = 0  # position after the last frame, once no more is written to it
+        self.fetched_to = base  # up to where the system was asked to have it in memory soon
 
 
 def segment_name(base: int) -> str:
@@ -100,6 +102,10 @@ class Segments:
         segment = self.at(position)
         if segment is None:
             return b""
+        if segment.sealed_end and position + size > segment.fetched_to - FETCH_BYTES // 2:
+            # Readers go forward: the system fetches what they will ask for while they are busy with this.
+            segment.fetched_to = position + size + FETCH_BYTES
+            self._disk.will_need(segment.fd, position - segment.base, size + FETCH_BYTES)
         return self._disk.read(segment.fd, size, position - segment.base)
 
     def keep(self, position: int, data: bytes) -> None:

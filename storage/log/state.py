@@ -7,7 +7,7 @@ log.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -81,6 +81,12 @@ class LogState:
         if progress is None:
             progress = self.progress[key] = QueueProgress()
         return progress
+
+    def move_starts(self, queues: Sequence[Queue]) -> None:
+        """Parts are gone: these queues begin where what is left of them begins."""
+        firsts = self.parts.first_offsets(np.array([queue.key for queue in queues], np.uint64))
+        for queue, first in zip(queues, firsts.tolist(), strict=True):
+            queue.start = max(queue.start, first if first >= 0 else queue.visible)
 
     def outcome(self, transaction_id: bytes) -> bool | None:
         """True committed, False rolled back, None not decided as far as is retained."""

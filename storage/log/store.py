@@ -153,15 +153,8 @@ class LogStore(LogTransactions, LogQueues):
 
     def _find_starts(self) -> None:
         """The first retained offset of each queue, where segments were dropped."""
-        starts: dict[int, int] = {}
-        for part in self.state.parts:
-            keys = part.runs["key"].tolist() if isinstance(part, SealedPart) else list(part.runs)
-            for key in keys:
-                if key not in starts:
-                    starts[key] = part.first_offset(key) or 0
-        for topic in self.state.topics_by_id.values():
-            for queue in topic.queues:
-                queue.start = max(queue.start, starts.get(queue.key, queue.visible))
+        queues = [queue for topic in self.state.topics_by_id.values() for queue in topic.queues]
+        self.state.move_starts(queues)
 
     def _drop_unfinished(self) -> None:
         for name in self.disk.names():

@@ -63,7 +63,9 @@ class AdminDatabase:
         path = Path(data_dir) / "admin.db"
         path.touch(mode=0o600, exist_ok=True)
         self._engine = sa.create_engine(f"sqlite:///{path}")
-        metadata.create_all(self._engine)
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql("BEGIN")  # all tables at once, and one sync for them
+            metadata.create_all(connection)
 
     # --- who did what -----------------------------------------------------------------------------------------
 

@@ -39,7 +39,8 @@ class Pace:
         m = self._metrics
         seconds = (m.halves - self._halves) * TRANSACTION_SECONDS + (m.published - self._published) * PUBLISH_SECONDS
         self._at_us, self._halves, self._published = now_us, m.halves, m.published
-        left = max(LEAST_SHARE, 1.0 - seconds * 1e6 / passed_us)
+        # The third power: what producers are seen to take is less than what they would, while others take it from them.
+        left = max(LEAST_SHARE, (1.0 - min(1.0, seconds * 1e6 / passed_us)) ** 3)
         # Down at once, up slowly: producers must not have to win their time back again and again.
         self.share = left if left < self.share else self.share + 0.2 * (left - self.share)
 
