@@ -188,6 +188,10 @@ async def _wanted(store: LogStore, part: SealedPart, live: NDArray[np.bool_]) ->
         if isinstance(other, LivePart) or not (other in scanned or other is part):
             places |= _below(np.frombuffer(_entries_of(other), ENTRY_TYPE), high)
     places |= _below(part.entries[live], high)
+    for frame in (store.journal.in_flight, store.journal.open):
+        # Decided or released, and in no part yet: the frame is on its way to the disk.
+        if frame is not None and frame.entries:
+            places |= _below(np.frombuffer(b"".join(frame.entries), ENTRY_TYPE), high)
     tails = [m.tail for p in state.pending.by_id.values() for m in p.messages]
     tails += [entry[24:] for _, entry in state.times.unpublished.values()]
     for other in state.parts:

@@ -221,3 +221,65 @@ def test_delayed_messages_outlive_their_segments(tmp_path: Path) -> None:
         await store.close()
 
     asyncio.run(run())
+
+
+def test_carrying_forward_under_load(tmp_path: Path) -> None:
+    """Producers, an acknowledging group and retention at once: nothing that waits is lost, no producer is refused."""
+
+    async def run() -> None:
+        store = opened(tmp_path / "log")
+        await store.open(T0)
+        await store.create_topic(Topic("t"))
+        await store.subscribe(Subscription("c", "t"), [0])
+        now_us = T0
+        sent: list[bytes] = []
+        settled: set[int] = set()
+
+        async def produce() -> None:
+            nonlocal now_us
+            for n in range(400):
+                now_us += HOUR // 50
+                t = half(b"%d" % n + bytes(150), **({"delay_us": 3 * HOUR} if n % 9 == 0 else {}))
+                await store.put([t], now_us)
+                await store.decide([(t.id, "g", State.COMMITTED)], now_us)
+                sent.append(t.messages[0].payload)
+                store.release_due(now_us, 100)
+
+        async def acknowledge() -> None:
+            while not producing.done():
+                end = store.bounds("t", 0)[1]
+                some = [n for n in range(0, end, 3) if n not in settled]
+                if some:
+                    await store.settle("c", "t", 0, [(n, 1) for n in some], SettleKind.ACK, now_us)
+                    settled.update(some)
+                await asyncio.sleep(0.002)
+
+        producing = asyncio.ensure_future(produce())
+        acknowledging = asyncio.ensure_future(acknowledge())
+        dropped = 0
+        while not producing.done():
+            dropped += await store.retain(now_us)
+            await asyncio.sleep(0.001)
+        await asyncio.gather(producing, acknowledging)
+        now_us += 10 * HOUR
+        while store.release_due(now_us, 1000):
+            pass
+        await store.sync()
+        assert dropped > 10
+        for reopened in (False, True):
+            if reopened:
+                await store.close()
+                store = opened(tmp_path / "log")
+                await store.open(now_us)
+            found = rest(store)
+            end = store.bounds("t", 0)[1]
+            assert end == 400
+            waiting = [n for n in range(end) if n not in settled]
+            missing = [n for n in waiting if n not in found]
+            corrupt = {m.offset for m in store.read("t", 0, 0, 10_000, 1 << 30) if m.corrupt}
+            assert (missing, corrupt & set(waiting)) == ([], set()), reopened
+            # What is still there is what was sent, each once; and all that nobody has settled is there.
+            assert len(set(found.values())) == len(found) and set(found.values()) <= set(sent)
+        await store.close()
+
+    asyncio.run(run())

@@ -105,6 +105,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/jobs/{number}")
     async def job(number: int, offset: int = 0, max: int = 100) -> dict[str, Any]:
         """A job's progress, and what became of its items from number `offset` on."""
+        check_between("id", number, 0, 1 << 62)
         check_between("max", max, 1, 10_000)
         check_between("offset", offset, 0, 1 << 62)
         found = await asyncio.to_thread(desk.database.job, number)
