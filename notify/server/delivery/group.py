@@ -22,6 +22,8 @@ from storage.progress import to_runs
 from storage.store import SettleKind, Store, StoredMessage, Subscription
 
 READ_BYTES = 8 << 20
+MOST_INSTANCES = 10_000
+"""Names of consumers that are remembered although they do not ask any more."""
 
 
 class Lease:
@@ -77,7 +79,7 @@ class Group:
         self._pace = pace
         self._paced_until_us = 0
         self.paused = False
-        self.is_ordered = self.has_broadcast = False
+        self.has_broadcast = False
         self.cursors: dict[tuple[str, int], Cursor] = {}
         self.turns = Turns(store.priorities(name))
         self.rate: TokenBucket | None = None
@@ -107,7 +109,7 @@ class Group:
                 # From the first message that is not settled; what was leased is delivered again.
                 self.drop_leases(subscription.topic, queue)
                 if cursor is not None:
-                    self.turns.drop(cursor)
+                    self._forget(cursor)
                 kind = OrderedCursor if subscription.mode == "ordered" else Cursor
                 cursor = self.cursors[key] = kind(self._store, subscription, queue, self._metrics)
                 for due_us, _ in cursor.retries:
@@ -118,11 +120,14 @@ class Group:
                 self.turns.wake(cursor)
         if subscription.mode not in OWNED:
             self.owners.pop(subscription.topic, None)
-        self._note_modes()
+        self.has_broadcast |= subscription.mode == "broadcast"
 
-    def _note_modes(self) -> None:
-        modes = set(self.modes().values())
-        self.is_ordered, self.has_broadcast = "ordered" in modes, "broadcast" in modes
+    def _forget(self, cursor: Cursor) -> None:
+        """Another cursor takes its place, or none."""
+        self.turns.drop(cursor)
+        del self.cursors[(cursor.topic, cursor.queue)]
+        if self.has_broadcast:
+            self.has_broadcast = "broadcast" in self.modes().values()
 
     def modes(self) -> dict[str, str]:
         """The mode of each topic."""
@@ -150,11 +155,9 @@ class Group:
     def unsubscribe(self, topic: str) -> None:
         for key in [key for key in self.cursors if key[0] == topic]:
             self.drop_leases(*key)
-            self.turns.drop(self.cursors[key])
-            del self.cursors[key]
+            self._forget(self.cursors[key])
         self.turns.forget(topic)
         self.owners.pop(topic, None)
-        self._note_modes()
 
     def drop_leases(self, topic: str, queue: int) -> None:
         """Receipts of this queue become stale."""
@@ -214,6 +217,8 @@ class Group:
     def _asks(self, name: str, now_us: int) -> Instance:
         instance = self.instances.get(name)
         if instance is None:
+            if len(self.instances) >= MOST_INSTANCES:
+                self.forget_instances(now_us - ACTIVE_US)
             instance = self.instances[name] = Instance(name, now_us)
         instance.asked_us = now_us
         return instance
