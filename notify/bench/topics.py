@@ -47,9 +47,7 @@ def run(plan: Plan) -> dict[str, Any]:
                 rates[count].append(rate)
                 committed += acknowledged
         for count, server in servers.items():
-            missing, extra = verify.committed_in_all(
-                server.url, _acknowledged(directory, count), sent_besides=sent[count]
-            )
+            missing, extra = verify.committed_in_all(server.url, _acknowledged(directory, count), sent_besides=count)
             lost += missing
             doubled += extra
     few = rates.pop(FEW)
