@@ -41,7 +41,8 @@ class LivePart:
         self.assigned = 0
         self.is_complete = False
         """Whether the last frame of the segment is published: only then may the part be sealed."""
-        self.runs: dict[int, array[int]] = {}
+        self.runs: dict[int, array[int] | int] = {}
+        """Queue to its run; of a queue with one message its offset and entry in one number, two objects less."""
         self.decided: set[bytes] = set()
         """Ids of the transactions whose outcome is in this segment, from the moment it is decided."""
         self.rolled_back: set[bytes] = set()
@@ -61,8 +62,11 @@ class LivePart:
             if queue is not None:
                 run = runs.get(queue.key)
                 if run is None:
-                    run = runs[queue.key] = _new_run(queue.visible)
-                run.append(number)
+                    runs[queue.key] = queue.visible << 32 | number
+                elif type(run) is int:
+                    runs[queue.key] = array("I", (*_new_run(run >> 32), run & MISSING, number))
+                else:
+                    run.append(number)  # type: ignore[union-attr]
                 queue.visible += 1
             number += 1
         self.count = number
@@ -110,13 +114,17 @@ class LivePart:
             places[offsets[start:end] - first] = numbers[start:end]
             self.runs[key] = _new_run(first) + array("I", places.tobytes())
 
+    def _run(self, key: int) -> array[int] | None:
+        run = self.runs.get(key)
+        return _new_run(run >> 32) + array("I", (run & MISSING,)) if isinstance(run, int) else run
+
     def first_offset(self, key: int) -> int | None:
         run = self.runs.get(key)
-        return None if run is None else _first_of(run)
+        return run >> 32 if isinstance(run, int) else None if run is None else _first_of(run)
 
     def bytes_of(self, key: int) -> int:
         """Payload bytes of a queue's entries in this part."""
-        run = self.runs.get(key)
+        run = self._run(key)
         if run is None:
             return 0
         numbers = np.frombuffer(run, np.uint32)[_HEAD:]
@@ -124,7 +132,7 @@ class LivePart:
 
     def read(self, key: int, offset: int, limit: int) -> bytes:
         """Entries of a queue from `offset` on, joined; empty if this part has none."""
-        run = self.runs.get(key)
+        run = self._run(key)
         if run is None:
             return b""
         at = max(0, offset - _first_of(run)) + _HEAD

@@ -48,31 +48,35 @@ _MORE = ("retention_bytes", "ttl_us", "backlog", "backlog_policy")
 DEFAULT_POLICY = Policy()
 
 
-class Queue:
-    """One partition of a topic. `next_offset` is given to the next commit; below `visible` all is durable."""
+class Queue(msgspec.Struct, gc=False, eq=False):
+    """One partition of a topic. `next_offset` is given to the next commit; below `visible` all is durable.
 
-    __slots__ = ("key", "next_offset", "number", "start", "topic", "visible")
+    Queues and topics live as long as the log: left out of garbage collection they take 16 bytes less each.
+    """
 
-    def __init__(self, topic: LogTopic, topic_id: int, number: int) -> None:
-        self.topic = topic
-        self.number = number
-        self.key = queue_key(topic_id, number)
-        self.next_offset = 0
-        self.visible = 0
-        self.start = 0
+    topic: LogTopic
+    number: int
+    key: int
+    next_offset: int = 0
+    visible: int = 0
+    start: int = 0
 
 
-class LogTopic:
+class LogTopic(msgspec.Struct, gc=False, eq=False):
     """A topic by its number in the log."""
 
-    __slots__ = ("deleted", "name", "policy", "queues", "turn")
+    name: str
+    policy: Policy = DEFAULT_POLICY
+    deleted: bool = False
+    turn: int = 0
+    queues: tuple[Queue, ...] = ()
 
-    def __init__(self, topic_id: int, name: str, queues: int) -> None:
-        self.name = name
-        self.policy = DEFAULT_POLICY
-        self.deleted = False
-        self.turn = 0
-        self.queues: tuple[Queue, ...] = tuple([Queue(self, topic_id, n) for n in range(queues)])
+    @classmethod
+    def numbered(cls, number: int, name: str, queues: int) -> LogTopic:
+        """A new topic."""
+        topic = cls(name)
+        topic.queues = tuple([Queue(topic, n, queue_key(number, n)) for n in range(queues)])
+        return topic
 
     @property
     def id(self) -> int:
@@ -81,7 +85,7 @@ class LogTopic:
 
     def grow(self, queues: int) -> None:
         """Have at least so many queues."""
-        more = [Queue(self, self.id, n) for n in range(len(self.queues), queues)]
+        more = [Queue(self, n, queue_key(self.id, n)) for n in range(len(self.queues), queues)]
         if more:
             self.queues = (*self.queues, *more)
 

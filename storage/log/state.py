@@ -233,7 +233,7 @@ class LogState:
     def set_topic(self, topic_id: int, name: str, queues: int, policy: Policy) -> LogTopic:
         topic = self.topics.get(name)
         if topic is None:
-            topic = LogTopic(topic_id, name, queues)
+            topic = LogTopic.numbered(topic_id, name, queues)
             self.topics[name] = self.topics_by_id[topic_id] = topic
         topic.policy = policy
         topic.grow(queues)
@@ -326,7 +326,7 @@ class LogState:
         """Take over a snapshot."""
         ends, starts = iter(_unpacked(saved["ends"])), iter(_unpacked(saved["starts"]))
         for topic_id, name, queues, deleted, *policy in saved["topics"]:
-            topic = LogTopic(topic_id, name, queues)
+            topic = LogTopic.numbered(topic_id, name, queues)
             topic.policy = Policy.from_record(policy)
             topic.deleted = deleted
             for queue in topic.queues:
