@@ -16,14 +16,16 @@ from storage import crash_point
 from storage.log import checkpoint, retention, sealed
 from storage.log.disk import Disk
 from storage.log.format import ENTRY_SIZE, SEGMENT_HEADER_SIZE, RecordType
+from storage.log.groups import LogGroups
 from storage.log.journal import Frame, Journal
 from storage.log.live import LivePart
-from storage.log.messages import LogQueues
+from storage.log.messages import LogMessages
 from storage.log.parts import Part
 from storage.log.recovery import Damage, walk
 from storage.log.sealed import SealedPart
 from storage.log.segments import Segment, Segments
 from storage.log.state import LogState
+from storage.log.topics import LogTopics
 from storage.log.transactions import LogTransactions
 
 log = structlog.get_logger("notify.log")
@@ -32,7 +34,7 @@ SEGMENT_BYTES = 256 << 20
 CHECKPOINT_EVERY_BYTES = 64 << 20
 
 
-class LogStore(LogTransactions, LogQueues):
+class LogStore(LogTransactions, LogTopics, LogMessages, LogGroups):
     """Transactions and queues in one log under a directory. One process at a time; methods belong to one loop."""
 
     def __init__(

@@ -38,7 +38,7 @@ class LogTransactions:
     if TYPE_CHECKING:
 
         def payload_at(self, position: int, size: int, crc: int) -> bytes | None:
-            """Given by LogQueues, as is the next."""
+            """Given by LogMessages, as is the next."""
 
         def entries_of(self, transaction_id: bytes) -> list[bytes]: ...
 
