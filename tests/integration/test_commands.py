@@ -120,3 +120,41 @@ def test_the_demo_proves_itself_on_each_database(database: str, engine_url: str)
     code, proof = cli("demo", "--seconds", "5", "--json", *given, seconds=240)
     assert code == 0, proof
     assert proof["committed"] == proof["exactly_once"] > 0
+
+
+def test_commands_of_the_queue(server: ServerProcess, unique: str) -> None:
+    """Topics' policies, subscriptions, priorities and jobs, each with --json, and exit codes for what is refused."""
+    url = ("--url", server.url, "--json")
+    reason = ("--reason", "test")
+    policy = ("--ttl", "60", "--backlog", "100", "--backlog-policy", "hold", "--retention-bytes", "1000000")
+    assert cli("topic", "create", unique, *policy, *reason, *url)[0] == 0
+    topic = next(t for t in cli("topic", "list", *url)[1]["topics"] if t["name"] == unique)
+    assert (topic["ttl"], topic["backlog"], topic["backlog_policy"]) == (60, 100, "hold")
+    assert cli("topic", "create", unique, "--backlog", "200", *reason, *url)[0] == 0  # the rest stays
+    topic = next(t for t in cli("topic", "list", *url)[1]["topics"] if t["name"] == unique)
+    assert (topic["ttl"], topic["backlog"], topic["retention_bytes"]) == (60, 200, 1_000_000)
+    options = ("--mode", "ordered", "--tag", "a", "--filter", 'tag == "a"', "--start", "earliest")
+    assert cli("group", "subscribe", unique, unique, *options, *reason, *url)[0] == 0
+    assert cli("group", "subscribe", unique, f"{unique}.*", *reason, *url)[0] == 0
+    assert cli("group", "subscribe", unique, unique, "--filter", "nope ==", *reason, *url)[0] == 2
+    shown = cli("group", "show", unique, *url)[1]
+    assert shown["subscriptions"][0]["filter"] == 'tag == "a"' and shown["patterns"][0]["topic"] == f"{unique}.*"
+    classes = (
+        "--class",
+        f"high:{unique}",
+        "--class",
+        "normal",
+        "--class",
+        "low=2:low.*,least.*",
+        "--share",
+        f"{unique}=3",
+    )
+    assert cli("group", "priorities", unique, *classes, *reason, *url)[0] == 0
+    found = cli("group", "priorities", unique, *url)[1]
+    assert [(c["name"], c["weight"]) for c in found["classes"]] == [("high", 6), ("normal", 3), ("low", 2)]
+    assert found["shares"] == {unique: 3} and found["classes"][2]["topics"] == ["low.*", "least.*"]
+    assert cli("group", "priorities", unique, "--class", "a=x:b", *reason, *url)[0] == 2
+    code, job = cli("dead-letter", "redrive", unique, "--all", *reason, *url)
+    assert code == 0 and (job["state"], job["done"]) == ("done", 0)
+    assert cli("job", "show", str(job["id"]), *url)[1]["state"] == "done"
+    assert job["id"] in [j["id"] for j in cli("job", "list", *url)[1]["jobs"]]
