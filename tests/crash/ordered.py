@@ -86,6 +86,7 @@ def run(messages: int, keys: int, consumers: int, kill_every: float, seed: int) 
 
         def begin() -> subprocess.Popen[bytes]:
             journals.append(Path(directory) / f"journal-{len(journals)}")
+            journals[-1].touch()  # it may be killed before it writes a line
             words = [server.url, f"i{len(journals)}", str(journals[-1])]
             return subprocess.Popen([sys.executable, "-m", "tests.crash.ordered", *words])
 
