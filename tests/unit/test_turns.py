@@ -173,6 +173,42 @@ def test_a_stuck_consumer_gets_less_and_is_seen() -> None:
     asyncio.run(run())
 
 
+def test_many_leases_that_run_out_at_once_count_once_and_renewed_ones_not_at_all() -> None:
+    async def run() -> None:
+        s = Scene()
+        await s.subscribe(*[f"t-{n}" for n in range(8)])
+        for n in range(8):
+            await s.fill(f"t-{n}", 10)
+        assert len(await s.receive(80, instance="i", ack=False, lease=1)) == 80
+        instance = s.delivery.groups["g"].instances["i"]
+        for lease in list(s.delivery.groups["g"].leases.values()):
+            renew = SettleItem(receipt=f"{lease.id:x}.0-{len(lease.offsets) - 1}", action="renew", lease=2)
+            await s.delivery.settle("g", [renew])
+        s.now_us += 1_500_000
+        await s.delivery.tick()
+        assert (instance.bound, instance.expired) == (None, 0)
+        s.now_us += 1_500_000
+        await s.delivery.tick()
+        assert (instance.bound, instance.expired) == (40, 80)
+
+    asyncio.run(run())
+
+
+def test_a_takeover_at_the_last_attempt_moves_to_the_dead_letters() -> None:
+    async def run() -> None:
+        s = Scene()
+        await s.subscribe("t", mode="failover", max_attempts=1)
+        await s.fill("t", 3)
+        assert len(await s.receive(10, instance="a", ack=False, lease=1)) == 3
+        s.now_us += 1_100_000
+        assert await s.receive(10, instance="b") == []  # takes over before time has been acted upon
+        await s.delivery.tick()
+        assert s.store.bounds("dead-letter.g", 0) == (0, 3)
+        assert s.delivery.lag("t") == 0
+
+    asyncio.run(run())
+
+
 def test_a_slow_consumer_has_no_more_than_it_finishes_in_a_while() -> None:
     async def run() -> None:
         s = Scene()

@@ -18,7 +18,6 @@ from notify.wire import instant
 log = structlog.get_logger("notify.server")
 
 BATCH = 500
-RETRY_SECONDS = 1.0
 
 
 class Jobs:

@@ -136,7 +136,8 @@ class Cursor:
         found = self._unexpired(self._sound(found), now_us)
         if self._filter is not None or self._hashes:
             wanted = [m for m in found if self._wants(m)]
-            self._leave_out([m.offset for m in found if not self._wants(m)] if len(wanted) < len(found) else [])
+            kept = {m.offset for m in wanted}
+            self._leave_out([m.offset for m in found if m.offset not in kept])
             found = wanted
         return found, passed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -97,6 +98,8 @@ class Group:
         self._due: list[tuple[int, int, Cursor]] = []
         """Heap of when a queue has a retry that comes due."""
         self._numbers = itertools.count()
+        self._worn_out: list[tuple[Cursor, int, str]] = []
+        """What has had all its attempts, and why it is dead: to be moved to the dead-letter queue."""
 
     # --- subscriptions ----------------------------------------------------------------------------------------
 
@@ -259,28 +262,28 @@ class Group:
 
     def _take_back(self, topic: str, now_us: int) -> None:
         """What the topic's last owner has not settled is available again, in order, at its next attempt."""
-        for lease in [lease for lease in self.leases.values() if lease.cursor.topic == topic]:
-            again = [(lease.cursor, lease.offsets[index]) for index in sorted(lease.open)]
-            lease.instance.expire(len(again))
-            self._come_back(again, now_us)
+        leases = [lease for lease in self.leases.values() if lease.cursor.topic == topic]
+        self._come_back([(lease, lease.offsets[index]) for lease in leases for index in sorted(lease.open)], now_us)
+        for lease in leases:
             del self.leases[lease.id]
 
-    def _come_back(self, ended: list[tuple[Cursor, int]], now_us: int) -> list[tuple[Cursor, int, str]]:
-        """Leases of these have ended unsettled: available at once. Those that have had all attempts are returned."""
-        dead: list[tuple[Cursor, int, str]] = []
+    def _come_back(self, ended: list[tuple[Lease, int]], now_us: int) -> None:
+        """Leases of these have ended unsettled: available at once, or dead with the next `expire`."""
         again: dict[Cursor, list[tuple[int, int, int]]] = {}
         self._metrics.leases_expired += len(ended)
-        for cursor, offset in ended:
+        for instance, count in Counter([lease.instance for lease, _ in ended]).items():
+            instance.expire(count)
+        for lease, offset in ended:
+            cursor = lease.cursor
             attempts = cursor.attempts(offset) + 1
             if attempts >= cursor.subscription.max_attempts:
-                dead.append((cursor, offset, f"{attempts} attempts, the last one's lease ran out"))
+                self._worn_out.append((cursor, offset, f"{attempts} attempts, the last one's lease ran out"))
             else:
                 again.setdefault(cursor, []).append((offset, attempts, 0))
                 cursor.come_back(offset, now_us)
                 self.turns.wake(cursor)
         for cursor, attempts_of in again.items():
             self._store.attempted(self.name, cursor.topic, cursor.queue, attempts_of)
-        return dead
 
     def _still_there(self, lease: Lease, now_us: int) -> None:
         """An owner that settles keeps its topic for as long as its leases were."""
@@ -445,6 +448,8 @@ class Group:
         times = [self._deadlines[0][0]] if self._deadlines else []
         if self._due:
             times.append(self._due[0][0])
+        if self._worn_out:
+            times.append(now_us)
         if self._paced_until_us > now_us:
             times.append(self._paced_until_us)
         times += [owner.until_us for owner in self.owners.values() if owner.until_us > now_us]
@@ -452,29 +457,28 @@ class Group:
             times.append(self.rate.refilled_us(now_us))
         return min(times, default=None)
 
-    async def expire(self, now_us: int) -> bool:
-        """End what ran out: those messages are available again at once. True if there was any."""
+    async def expire(self, now_us: int) -> None:
+        """End what ran out: those messages are available again at once, or dead after their last attempt."""
         while self._due and self._due[0][0] <= now_us:
             cursor = heapq.heappop(self._due)[2]
             if self.cursors.get((cursor.topic, cursor.queue)) is cursor:
                 self.turns.wake(cursor)
-        ended: list[tuple[Cursor, int]] = []
+        ended: list[tuple[Lease, int]] = []
         while self._deadlines and self._deadlines[0][0] <= now_us:
             _, lease_id = heapq.heappop(self._deadlines)
             lease = self.leases.get(lease_id)
             if lease is None:
                 continue
             over = [index for index in sorted(lease.open) if lease.extended.get(index, 0) <= now_us]
-            ended += [(lease.cursor, lease.offsets[index]) for index in over]
-            lease.instance.expire(len(over))
+            ended += [(lease, lease.offsets[index]) for index in over]
             for index in over:
                 self._close(lease, range(index, index + 1))
             if lease.open:
                 heapq.heappush(self._deadlines, (min(lease.extended.values()), lease_id))
-        dead = self._come_back(ended, now_us)
-        if dead:
+        self._come_back(ended, now_us)
+        if self._worn_out:
+            dead, self._worn_out = self._worn_out, []
             await self._dead_letter(dead, now_us)
-        return bool(ended)
 
     def in_flight(self) -> int:
         return sum(len(lease.open) for lease in self.leases.values())
