@@ -36,11 +36,9 @@ class LogGroups:
     def subscribe_soon(self, subscription: Subscription, offsets: Sequence[int] | None) -> None:
         if subscription.topic not in self.state.topics:
             raise NotFound(f"there is no topic {subscription.topic!r}")
-        self.journal.reserve(4096)
         moved = None if offsets is None else list(offsets)
+        self.journal.append_meta(encode(("subscribe", msgspec.to_builtins(subscription), moved)))
         self.state.set_subscription(subscription, moved)
-        record = encode(("subscribe", msgspec.to_builtins(subscription), moved))
-        self.journal.append(RecordType.META, 0, [], record)
 
     async def subscribe(self, subscription: Subscription, offsets: Sequence[int] | None) -> Subscription:
         self.subscribe_soon(subscription, offsets)
@@ -50,42 +48,36 @@ class LogGroups:
     async def unsubscribe(self, group: str, topic: str) -> None:
         if (group, topic) not in self.state.subscriptions:
             raise NotFound(f"group {group!r} has no subscription to {topic!r}")
-        self.journal.reserve(1024)
+        self.journal.append_meta(encode(("unsubscribe", group, topic)))
         self.state.drop_subscription(group, topic)
-        self.journal.append(RecordType.META, 0, [], encode(("unsubscribe", group, topic)))
         await self.journal.sync()
 
     def patterns(self) -> list[Subscription]:
         return list(self.state.patterns.values())
 
     async def set_pattern(self, subscription: Subscription) -> None:
-        self.journal.reserve(4096)
+        self.journal.append_meta(encode(("pattern", msgspec.to_builtins(subscription))))
         self.state.patterns[(subscription.group, subscription.topic)] = subscription
-        self.journal.append(RecordType.META, 0, [], encode(("pattern", msgspec.to_builtins(subscription))))
         await self.journal.sync()
 
     async def drop_pattern(self, group: str, pattern: str) -> None:
         if (group, pattern) not in self.state.patterns:
             raise NotFound(f"group {group!r} does not subscribe to {pattern!r}")
-        self.journal.reserve(1024)
+        self.journal.append_meta(encode(("drop_pattern", group, pattern)))
         del self.state.patterns[(group, pattern)]
-        self.journal.append(RecordType.META, 0, [], encode(("drop_pattern", group, pattern)))
         await self.journal.sync()
 
     def priorities(self, group: str) -> Priorities | None:
         return self.state.priorities.get(group)
 
     async def set_priorities(self, group: str, priorities: Priorities) -> None:
-        record = encode(("priorities", group, msgspec.to_builtins(priorities)))
-        self.journal.reserve(len(record) + 512)
+        self.journal.append_meta(encode(("priorities", group, msgspec.to_builtins(priorities))))
         self.state.priorities[group] = priorities
-        self.journal.append(RecordType.META, 0, [], record)
         await self.journal.sync()
 
     async def pause(self, group: str, paused: bool) -> None:
-        self.journal.reserve(512)
+        self.journal.append_meta(encode(("pause", group, paused)))
         self.state.set_paused(group, paused)
-        self.journal.append(RecordType.META, 0, [], encode(("pause", group, paused)))
         await self.journal.sync()
 
     def paused(self) -> frozenset[str]:

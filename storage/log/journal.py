@@ -26,6 +26,7 @@ from storage.log.format import (
     RECORD_HEADER,
     RECORD_HEADER_SIZE,
     SEGMENT_HEADER_SIZE,
+    RecordType,
     frame,
 )
 from storage.log.segments import Segment, Segments
@@ -173,6 +174,11 @@ class Journal:
             self._kick_scheduled = True
             self._loop.call_soon(self._kick)
         return position
+
+    def append_meta(self, record: bytes) -> None:
+        """Add a META record. Raises what `reserve` raises: called before the state changes that it stands for."""
+        self.reserve(len(record) + 512)
+        self.append(RecordType.META, 0, [], record)
 
     async def sync(self, flush: Flush = Flush.SYNC) -> None:
         """Wait until everything appended so far is durable, or as safe as `flush` says.
