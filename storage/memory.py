@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -12,6 +12,8 @@ from notify.errors import InvalidRequest, NotFound
 from storage.hashing import key_hash, tag_hash
 from storage.progress import QueueProgress
 from storage.store import (
+    NO_TOKENS,
+    Checking,
     Decided,
     Due,
     NewMessage,
@@ -146,7 +148,11 @@ class MemoryStore:
                 callback(topics)
 
     async def decide(
-        self, outcomes: Sequence[tuple[bytes, str | None, State]], now_us: int, forced: bool = False
+        self,
+        outcomes: Sequence[tuple[bytes, str | None, State]],
+        now_us: int,
+        forced: bool = False,
+        tokens: Mapping[bytes, int] = NO_TOKENS,
     ) -> list[Decided]:
         results = []
         touched: set[str] = set()
@@ -156,6 +162,8 @@ class MemoryStore:
                 results.append(Decided(False))
             elif record.state not in (State.PREPARED, State.PARKED) or group not in (None, record.new.producer_group):
                 results.append(Decided(True, record.state, False))
+            elif record.token not in (0, tokens.get(transaction_id, record.token)):
+                results.append(Decided(True, record.state, stale=True))
             else:
                 if outcome == State.COMMITTED:
                     self._commit(record, now_us, touched)
@@ -165,14 +173,14 @@ class MemoryStore:
         self._tell(touched)
         return results
 
-    def states(self, ids: Sequence[bytes]) -> list[State | None]:
+    async def states(self, ids: Sequence[bytes]) -> list[State | None]:
         return [self._records[i].state if i in self._records else None for i in ids]
 
     def _open(self, transaction_id: bytes) -> _Record | None:
         record = self._records.get(transaction_id)
         return record if record is not None and record.state in (State.PREPARED, State.PARKED) else None
 
-    def claim_checks(self, producer_group: str, now_us: int, limit: int, answer_within_us: int) -> list[Due]:
+    async def claim_checks(self, producer_group: str, now_us: int, limit: int, answer_within_us: int) -> list[Due]:
         due: list[Due] = []
         for record in sorted(self._undecided(producer_group), key=lambda r: r.next_check_us):
             if record.next_check_us > now_us or len(due) >= limit:
@@ -192,7 +200,7 @@ class MemoryStore:
             if r.state in (State.PREPARED, State.PARKED) and producer_group in (None, r.new.producer_group)
         ]
 
-    def release_check(self, transaction_id: bytes, token: int, due_us: int) -> None:
+    async def release_check(self, transaction_id: bytes, token: int, due_us: int) -> None:
         record = self._open(transaction_id)
         if record is not None and record.token == token:
             record.token, record.next_check_us = 0, due_us
@@ -216,19 +224,13 @@ class MemoryStore:
             record.state, record.attempts = State.PREPARED, 0
         return True
 
-    def check_token(self, transaction_id: bytes) -> int | None:
+    async def checking(self, transaction_id: bytes) -> Checking | None:
         record = self._open(transaction_id)
-        return record.token or None if record is not None else None
+        return None if record is None else Checking(record.token, record.attempts, record.state == State.PARKED)
 
-    def check_attempts(self, transaction_id: bytes) -> tuple[int, bool]:
-        record = self._open(transaction_id)
-        if record is None:
-            raise KeyError(transaction_id)
-        return record.attempts, record.state == State.PARKED
-
-    def half_payloads(self, transaction_id: bytes) -> list[bytes]:
-        record = self._open(transaction_id)
-        return [m.payload for m in record.new.messages] if record is not None else []
+    async def half_payloads(self, ids: Sequence[bytes]) -> list[list[bytes]]:
+        records = [self._open(transaction_id) for transaction_id in ids]
+        return [[m.payload for m in record.new.messages] if record is not None else [] for record in records]
 
     def ripen_checks(self, now_us: int) -> None:
         """Nothing is kept for decided transactions here."""
@@ -236,7 +238,10 @@ class MemoryStore:
     def next_check_us(self, producer_group: str) -> int | None:
         return min((r.next_check_us for r in self._undecided(producer_group)), default=None)
 
-    def transaction(self, transaction_id: bytes) -> Transaction | None:
+    async def transaction(self, transaction_id: bytes) -> Transaction | None:
+        return self._transaction(transaction_id)
+
+    def _transaction(self, transaction_id: bytes) -> Transaction | None:
         record = self._records.get(transaction_id)
         if record is None:
             return None
@@ -258,7 +263,7 @@ class MemoryStore:
             list(shown),
         )
 
-    def undecided(
+    async def undecided(
         self, state: State | None, producer_group: str | None, older_than_us: int | None, limit: int
     ) -> list[Transaction]:
         found = [
@@ -266,7 +271,7 @@ class MemoryStore:
             for r in self._undecided(producer_group)
             if state in (None, r.state) and (older_than_us is None or r.stored_us <= older_than_us)
         ]
-        shown = [self.transaction(r.new.id) for r in found[:limit]]
+        shown = [self._transaction(r.new.id) for r in found[:limit]]
         return [t for t in shown if t is not None]
 
     # --- queues -----------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ Every storage (the embedded log, memory) passes the one suite in tests/contract.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -89,6 +89,10 @@ class Decided(msgspec.Struct, gc=False):
     found: bool
     state: State = State.PREPARED
     changed: bool = False
+    stale: bool = False
+
+
+NO_TOKENS: Mapping[bytes, int] = {}
 
 
 class StoredMessage(msgspec.Struct, gc=False):
@@ -133,6 +137,14 @@ class Due:
     instance: str
     attempts: int
     topics: tuple[str, ...]
+
+
+class Checking(NamedTuple):
+    """How an undecided transaction's checks stand."""
+
+    token: int  # of the check that is under way, 0 for none
+    attempts: int  # answered so far
+    parked: bool
 
 
 class Backlog(enum.IntEnum):
@@ -218,7 +230,13 @@ class SettleKind(enum.IntEnum):
 
 
 class TransactionStore(Protocol):
-    """Halves, outcomes and the schedule of checks."""
+    """Halves, outcomes and the schedule of checks; and which topics there are to send to."""
+
+    def has_topic(self, name: str) -> bool: ...
+
+    def create_topic_soon(self, topic: Topic) -> None:
+        """Make or change a topic without waiting; whatever is durable later comes after it."""
+        ...
 
     async def put(self, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
         """Store halves; the same id with the same group and content is ALREADY, with other content IN_USE.
@@ -230,20 +248,27 @@ class TransactionStore(Protocol):
         ...
 
     async def decide(
-        self, outcomes: Sequence[tuple[bytes, str | None, State]], now_us: int, forced: bool = False
+        self,
+        outcomes: Sequence[tuple[bytes, str | None, State]],
+        now_us: int,
+        forced: bool = False,
+        tokens: Mapping[bytes, int] = NO_TOKENS,
     ) -> list[Decided]:
-        """Record outcomes (id, producer group or None for an administrator, COMMITTED or ROLLED_BACK)."""
+        """Record outcomes (id, producer group or None for an administrator, COMMITTED or ROLLED_BACK).
+
+        One that answers a check has that check's token in `tokens`: it is `stale` where another is under way.
+        """
         ...
 
-    def states(self, ids: Sequence[bytes]) -> list[State | None]:
+    async def states(self, ids: Sequence[bytes]) -> list[State | None]:
         """The state of each transaction, None where the id is not known."""
         ...
 
-    def claim_checks(self, producer_group: str, now_us: int, limit: int, answer_within_us: int) -> list[Due]:
+    async def claim_checks(self, producer_group: str, now_us: int, limit: int, answer_within_us: int) -> list[Due]:
         """Take due checks: each gets a fresh token and is due again after `answer_within_us`."""
         ...
 
-    def release_check(self, transaction_id: bytes, token: int, due_us: int) -> None:
+    async def release_check(self, transaction_id: bytes, token: int, due_us: int) -> None:
         """Give a claimed check back unasked (no poller fits it); it is due again at `due_us`."""
         ...
 
@@ -253,20 +278,16 @@ class TransactionStore(Protocol):
         """Record an answer that does not resolve. False if the token is no longer the current one."""
         ...
 
-    def check_token(self, transaction_id: bytes) -> int | None:
-        """The current token, None if no check is under way or the transaction is decided."""
-        ...
-
-    def check_attempts(self, transaction_id: bytes) -> tuple[int, bool]:
-        """Answered checks so far, and whether it is parked; KeyError unless it is undecided."""
+    async def checking(self, transaction_id: bytes) -> Checking | None:
+        """How an undecided transaction's checks stand; None if it is decided or not known."""
         ...
 
     async def resume_checks(self, transaction_id: bytes, now_us: int, *, anew: bool) -> bool:
         """A check due now; with `anew` back to PREPARED with all checks before it. False unless undecided."""
         ...
 
-    def half_payloads(self, transaction_id: bytes) -> list[bytes]:
-        """The payloads of an undecided transaction, empty if it is not known."""
+    async def half_payloads(self, ids: Sequence[bytes]) -> list[list[bytes]]:
+        """The payloads of undecided transactions, empty where one is not known."""
         ...
 
     def ripen_checks(self, now_us: int) -> None:
@@ -277,9 +298,9 @@ class TransactionStore(Protocol):
         """When the group's next check may be due (it may be early, never late); None if nothing is open."""
         ...
 
-    def transaction(self, transaction_id: bytes) -> Transaction | None: ...
+    async def transaction(self, transaction_id: bytes) -> Transaction | None: ...
 
-    def undecided(
+    async def undecided(
         self, state: State | None, producer_group: str | None, older_than_us: int | None, limit: int
     ) -> list[Transaction]:
         """PREPARED and PARKED transactions, the oldest first."""

@@ -60,7 +60,7 @@ class Checks:
         waiting = self._pollers.setdefault(poll.producer_group, [])
         waiting.append(poller)
         try:
-            self.hand_out(poll.producer_group)
+            await self.hand_out(poll.producer_group)
             if poll.wait > 0 and not poller.answer.done():
                 try:
                     await asyncio.wait_for(asyncio.shield(poller.answer), poll.wait)
@@ -70,9 +70,10 @@ class Checks:
             if poller in waiting:
                 waiting.remove(poller)
         self.last_poll_us[poll.producer_group] = self._clock()
-        return [self._question(due) for due in poller.taken]
+        payloads = await self._store.half_payloads([due.id for due in poller.taken]) if poller.taken else []
+        return [self._question(due, half) for due, half in zip(poller.taken, payloads, strict=True)]
 
-    def hand_out(self, group: str) -> None:
+    async def hand_out(self, group: str) -> None:
         """Give the group's due checks to its waiting pollers."""
         waiting = self._pollers.get(group)
         if not waiting:
@@ -80,11 +81,11 @@ class Checks:
         now_us = self._clock()
         room = sum(p.max for p in waiting)
         answer_us = round(self._schedule.answer_within * 1_000_000)
-        for due in self._store.claim_checks(group, now_us, min(room, LIMITS.items), answer_us):
+        for due in await self._store.claim_checks(group, now_us, min(room, LIMITS.items), answer_us):
             chosen = next((p for p in waiting if p.instance == due.instance and p.fits(due)), None)
             chosen = chosen or next((p for p in waiting if p.fits(due)), None)
             if chosen is None:
-                self._store.release_check(due.id, due.token, now_us + UNMATCHED_RETRY_US)
+                await self._store.release_check(due.id, due.token, now_us + UNMATCHED_RETRY_US)
             else:
                 chosen.taken.append(due)
                 self._metrics.checks_sent += 1
@@ -98,13 +99,13 @@ class Checks:
         times = [self._store.next_check_us(group) for group, waiting in self._pollers.items() if waiting]
         return min((t for t in times if t is not None), default=None)
 
-    def tick(self) -> None:
+    async def tick(self) -> None:
         """Hand out what is due in every group that waits."""
         for group in [group for group, waiting in self._pollers.items() if waiting]:
-            self.hand_out(group)
+            await self.hand_out(group)
 
-    def _question(self, due: Due) -> dict[str, Any]:
-        messages: Sequence[Payload] = [decode_payload(p) for p in self._store.half_payloads(due.id)]
+    def _question(self, due: Due, payloads: Sequence[bytes]) -> dict[str, Any]:
+        messages: Sequence[Payload] = [decode_payload(p) for p in payloads]
         return {
             "token": str(due.token),
             "shard": self._shard,

@@ -73,7 +73,7 @@ class Core:
             try:
                 self.flow.drop_oldest()
                 await self.delivery.tick()
-                self.checks.tick()
+                await self.checks.tick()
                 self.store.ripen_checks(self.clock())
                 self._retain_now_and_then()
             except Unavailable:

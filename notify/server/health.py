@@ -45,8 +45,8 @@ def router(app: App) -> APIRouter:
         if core is None:
             return PlainTextResponse("", 503)
         now_us = core.clock()
-        oldest = core.store.undecided(None, None, None, 1)
-        parked = len(core.store.undecided(State.PARKED, None, None, 1000))
+        oldest = await core.store.undecided(None, None, None, 1)
+        parked = len(await core.store.undecided(State.PARKED, None, None, 1000))
         gauges = {
             "notify_oldest_undecided_seconds": (
                 "Age of the oldest undecided transaction",

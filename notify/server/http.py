@@ -223,7 +223,7 @@ class DataRoutes:
 
     async def states(self, request: Request) -> bytes:
         asked: States = request.decode(_STATES)
-        return request.encode(Items(self.core.transactions.states(asked.producer_group, asked.ids)))
+        return request.encode(Items(await self.core.transactions.states(asked.producer_group, asked.ids)))
 
     async def messages(self, request: Request) -> bytes:
         return _encode_items(request, await self.core.transactions.publish(request.decode(_MESSAGES)))

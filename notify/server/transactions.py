@@ -207,6 +207,7 @@ class Transactions:
         _check_count(outcomes)
         items: list[Item | None] = []
         decisions: list[tuple[bytes, str | None, State]] = []
+        tokens: dict[bytes, int] = {}
         for o in outcomes:
             try:
                 if o.outcome not in _OUTCOMES:
@@ -224,15 +225,15 @@ class Transactions:
             wanted = _OUTCOMES[o.outcome]
             if wanted is None:
                 items.append(await self._unknown(transaction_id, o))
-            elif o.check is not None and not self._is_current(transaction_id, o.check):
-                items.append(self._stale_check(transaction_id, o))
             else:
+                if o.check is not None:
+                    tokens[transaction_id] = _token(o.check)
                 decisions.append((transaction_id, group, wanted))
                 items.append(None)
         if None not in items:
             return [item for item in items if item is not None]
         try:
-            results = iter(await self.store.decide(decisions, self.clock()))
+            results = iter(await self.store.decide(decisions, self.clock(), tokens=tokens))
         except NotifyError as error:
             if not error.retryable:
                 raise
@@ -244,6 +245,8 @@ class Transactions:
                 result = next(results)
                 if not result.found:
                     item = Item(o.id, 404, code="unknown_transaction", detail="no transaction by this id is known here")
+                elif result.stale:
+                    item = _stale_check(o, result.state)
                 elif result.changed:
                     if result.state == State.COMMITTED:
                         metrics.committed += 1
@@ -262,26 +265,20 @@ class Transactions:
             answered.append(item)
         return answered
 
-    def _is_current(self, transaction_id: bytes, token: str) -> bool:
-        current = self.store.check_token(transaction_id)
-        return current is None or str(current) == token
-
-    def _stale_check(self, transaction_id: bytes, o: OutcomeItem) -> Item:
-        state = self.store.states([transaction_id])[0]
-        detail = "this check was asked again meanwhile; only the answer to the latest one counts"
-        return Item(o.id, 410, None if state is None else state.name, code="stale_check", detail=detail)
-
     async def _unknown(self, transaction_id: bytes, o: OutcomeItem) -> Item:
         """UNKNOWN decides nothing. As the answer to the current check it counts, unless it was `unavailable`."""
-        state = self.store.states([transaction_id])[0]
-        if state is None:
-            return Item(o.id, 404, code="unknown_transaction", detail="no transaction by this id is known here")
-        if o.check is None or state in (State.COMMITTED, State.ROLLED_BACK):
+        checking = await self.store.checking(transaction_id)
+        if checking is None:
+            state = (await self.store.states([transaction_id]))[0]
+            if state is None:
+                return Item(o.id, 404, code="unknown_transaction", detail="no transaction by this id is known here")
             return Item(o.id, 200, state.name)
-        token = self.store.check_token(transaction_id)
-        if token is None or str(token) != o.check:
-            return self._stale_check(transaction_id, o)
-        attempts, parked = self.store.check_attempts(transaction_id)
+        token, attempts, parked = checking
+        state = State.PARKED if parked else State.PREPARED
+        if o.check is None:
+            return Item(o.id, 200, state.name)
+        if not token or token != _token(o.check):
+            return _stale_check(o, state)
         if not o.unavailable:
             attempts += 1
             self.metrics.checks_answered += 1
@@ -292,20 +289,21 @@ class Transactions:
         now_us = self.clock()
         next_us = now_us + self.schedule.delay_us(attempts, park, self._jitter)
         try:
-            await self.store.answer_check(transaction_id, token, now_us, next_us, attempts, park)
+            if not await self.store.answer_check(transaction_id, token, now_us, next_us, attempts, park):
+                return _stale_check(o, state)
         except NotifyError as error:
             if not error.retryable:
                 raise
             return failed(o.id, error)
         return Item(o.id, 200, (State.PARKED if park else State.PREPARED).name)
 
-    def states(self, group: str, texts: Sequence[str]) -> list[Item]:
+    async def states(self, group: str, texts: Sequence[str]) -> list[Item]:
         check_name("producer_group", group)
         _check_count(texts)
         answered = []
         for text in texts:
             try:
-                state = self.store.states([_parse_id(text)])[0]
+                state = (await self.store.states([_parse_id(text)]))[0]
             except InvalidRequest as error:
                 answered.append(failed(text, error))
                 continue
@@ -314,6 +312,16 @@ class Transactions:
             else:
                 answered.append(Item(text, 200, state.name))
         return answered
+
+
+def _token(text: str) -> int:
+    """The token that a check's text stands for; what is none, stands for one that never was."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
+
+
+def _stale_check(o: OutcomeItem, state: State) -> Item:
+    detail = "this check was asked again meanwhile; only the answer to the latest one counts"
+    return Item(o.id, 410, state.name, code="stale_check", detail=detail)
 
 
 def _parse_id(text: str) -> bytes:

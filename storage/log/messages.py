@@ -276,7 +276,10 @@ class LogMessages:
 
     # --- for the administrator --------------------------------------------------------------------------------
 
-    def transaction(self, transaction_id: bytes) -> Transaction | None:
+    async def transaction(self, transaction_id: bytes) -> Transaction | None:
+        return self._transaction(transaction_id)
+
+    def _transaction(self, transaction_id: bytes) -> Transaction | None:
         pending = self.state.pending.by_id.get(transaction_id)
         entries = self.entries_of(transaction_id)
         stored = [e for e in entries if e[0] == EntryKind.HALF]
@@ -304,7 +307,7 @@ class LogMessages:
         group = self.state.producer_group_of(ended[0])
         return Transaction(transaction_id, group or "", state, stored_us, decided_us, messages=shown)
 
-    def undecided(
+    async def undecided(
         self, state: State | None, producer_group: str | None, older_than_us: int | None, limit: int
     ) -> list[Transaction]:
         found = []
@@ -319,7 +322,7 @@ class LogMessages:
             found.append(p)
             if len(found) >= limit:
                 break
-        shown = [self.transaction(p.id) for p in found]
+        shown = [self._transaction(p.id) for p in found]
         return [t for t in shown if t is not None]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from storage.hashing import key_hash, tag_hash
@@ -21,7 +21,7 @@ from storage.log.journal import Journal
 from storage.log.pending import Pending, PendingMessage, Producer
 from storage.log.queues import Queue
 from storage.log.state import LogState, due_of, encode
-from storage.store import Decided, Due, Flush, NewTransaction, Put, PutResult, State
+from storage.store import NO_TOKENS, Checking, Decided, Due, Flush, NewTransaction, Put, PutResult, State
 
 ENTRIES_PER_RECORD = 60_000
 """Below what a record's count can say, with room for one more transaction."""
@@ -203,7 +203,7 @@ class LogTransactions:
 
     def _compare(self, t: NewTransaction) -> PutResult:
         """What to answer to an id that is known: ALREADY for the same content of the same group, else IN_USE."""
-        state = self.states([t.id])[0]
+        state = self._state_of(t.id)
         assert state is not None
         pending = self.state.pending.by_id.get(t.id)
         if pending is not None:
@@ -238,7 +238,11 @@ class LogTransactions:
     # --- outcomes ---------------------------------------------------------------------------------------------
 
     async def decide(
-        self, outcomes: Sequence[tuple[bytes, str | None, State]], now_us: int, forced: bool = False
+        self,
+        outcomes: Sequence[tuple[bytes, str | None, State]],
+        now_us: int,
+        forced: bool = False,
+        tokens: Mapping[bytes, int] = NO_TOKENS,
     ) -> list[Decided]:
         journal = self.journal
         by_id = self.state.pending.by_id
@@ -256,9 +260,12 @@ class LogTransactions:
             if pending is not None and group is not None and pending.producer.group != group:
                 results.append(Decided(False))
                 continue
+            if tokens and pending is not None and pending.token not in (0, tokens.get(transaction_id, pending.token)):
+                results.append(Decided(True, State.PARKED if pending.parked else State.PREPARED, stale=True))
+                continue
             # Not there any more: an outcome before it in this request decided it.
             if pending is None or by_id.pop(transaction_id, None) is None:
-                state = self.states((transaction_id,))[0]
+                state = self._state_of(transaction_id)
                 results.append(Decided(False) if state is None else Decided(True, state, False))
                 continue
             if outcome == State.COMMITTED:
@@ -292,23 +299,22 @@ class LogTransactions:
         opened.part.assigned += len(entries)
         opened.points.add("outcome")
 
-    def states(self, ids: Sequence[bytes]) -> list[State | None]:
-        found: list[State | None] = []
-        for transaction_id in ids:
-            pending = self.state.pending.by_id.get(transaction_id)
-            if pending is not None:
-                found.append(State.PARKED if pending.parked else State.PREPARED)
-                continue
-            outcome = self.state.outcome(transaction_id)
-            found.append(None if outcome is None else State.COMMITTED if outcome else State.ROLLED_BACK)
-        return found
+    async def states(self, ids: Sequence[bytes]) -> list[State | None]:
+        return [self._state_of(transaction_id) for transaction_id in ids]
+
+    def _state_of(self, transaction_id: bytes) -> State | None:
+        pending = self.state.pending.by_id.get(transaction_id)
+        if pending is not None:
+            return State.PARKED if pending.parked else State.PREPARED
+        outcome = self.state.outcome(transaction_id)
+        return None if outcome is None else State.COMMITTED if outcome else State.ROLLED_BACK
 
     # --- checks -----------------------------------------------------------------------------------------------
 
-    def claim_checks(self, producer_group: str, now_us: int, limit: int, answer_within_us: int) -> list[Due]:
+    async def claim_checks(self, producer_group: str, now_us: int, limit: int, answer_within_us: int) -> list[Due]:
         return self.state.pending.claim(producer_group, now_us, limit, answer_within_us)
 
-    def release_check(self, transaction_id: bytes, token: int, due_us: int) -> None:
+    async def release_check(self, transaction_id: bytes, token: int, due_us: int) -> None:
         pending = self.state.pending.by_id.get(transaction_id)
         if pending is not None and pending.token == token:
             pending.token = 0
@@ -346,16 +352,14 @@ class LogTransactions:
         await self.journal.sync()
         return True
 
-    def check_token(self, transaction_id: bytes) -> int | None:
+    async def checking(self, transaction_id: bytes) -> Checking | None:
         pending = self.state.pending.by_id.get(transaction_id)
-        return pending.token or None if pending is not None else None
+        return None if pending is None else Checking(pending.token, pending.attempts, pending.parked)
 
-    def check_attempts(self, transaction_id: bytes) -> tuple[int, bool]:
-        """Answered checks so far, and whether the transaction is parked."""
-        pending = self.state.pending.by_id[transaction_id]
-        return pending.attempts, pending.parked
+    async def half_payloads(self, ids: Sequence[bytes]) -> list[list[bytes]]:
+        return [self._half_payloads(transaction_id) for transaction_id in ids]
 
-    def half_payloads(self, transaction_id: bytes) -> list[bytes]:
+    def _half_payloads(self, transaction_id: bytes) -> list[bytes]:
         pending = self.state.pending.by_id.get(transaction_id)
         if pending is None:
             return []

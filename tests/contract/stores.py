@@ -55,6 +55,14 @@ class Bench:
         self.store = self._make()
         await self.store.open(now_us)
 
+    async def queues(self) -> Store:
+        """The queues, with everything that is committed in them."""
+        return self.store
+
+    async def bodies(self, topic: str = "t", queue: int = 0) -> list[bytes]:
+        """What a queue holds, in order."""
+        return bodies(await self.queues(), topic, queue)
+
 
 Scenario = Callable[[Bench], Coroutine[Any, Any, None]]
 

@@ -76,7 +76,7 @@ def test_the_log_does_what_memory_does(steps: list[tuple[str, int]], tmp_path_fa
             mine, plain = log.store.progress("c", "t", queue), model.progress("c", "t", queue)
             assert (mine.floor, mine.settled) == (plain.floor, plain.settled)
         states = [t.id for t in known]
-        assert log.store.states(states) == model.states(states)
+        assert await log.store.states(states) == await model.states(states)
         assert log.store.next_due_us() == model.next_due_us()
         await log.store.close()
 
@@ -183,8 +183,8 @@ def test_ids_are_found_whatever_their_producers_clocks_say(tmp_path: Path) -> No
         await store.sealed_up()
         assert len(store.state.parts) > 20
         for _ in range(2):
-            assert dict(zip(made, store.states(list(made)), strict=True)) == made
-            assert store.states([bytes(16), b"\xff" * 16, ids.new_id()]) == [None] * 3
+            assert dict(zip(made, await store.states(list(made)), strict=True)) == made
+            assert await store.states([bytes(16), b"\xff" * 16, ids.new_id()]) == [None] * 3
             assert all(len(store.messages(n)) == (made[n] == State.COMMITTED) for n in made)
             await store.close()
             store = LogStore(tmp_path / "log", segment_bytes=2048)

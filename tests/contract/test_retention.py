@@ -64,7 +64,7 @@ def test_settled_messages_go_and_waiting_ones_stay(tmp_path: Path) -> None:
             # The newest segment of that time may still be there as a whole; those before it only in part.
             assert not {*range(20), *range(30, 45)} & found.keys()
             assert [found[n] for n in range(70, 100)] == new
-            assert store.half_payloads(pending.id) == [b"undecided"]
+            assert await store.half_payloads([pending.id]) == [[b"undecided"]]
             assert store.bounds("t", 0)[1] == 100
 
         await check(store)
@@ -78,7 +78,7 @@ def test_settled_messages_go_and_waiting_ones_stay(tmp_path: Path) -> None:
         assert await store.retain(T0 + 4 * HOUR) >= 1
         found = rest(store)
         assert {n: found[n] for n in range(25, 30)} == {n: old[n] for n in range(25, 30)}
-        assert store.half_payloads(pending.id) == [b"undecided"]
+        assert await store.half_payloads([pending.id]) == [[b"undecided"]]
         assert (await store.decide([(pending.id, "g", State.COMMITTED)], T0 + 4 * HOUR))[0].changed
         assert store.release_due(T0 + 101 * HOUR, 10) == 1
         await store.sync()
@@ -183,7 +183,7 @@ def test_the_log_as_a_whole_keeps_its_room_and_all_ids(tmp_path: Path) -> None:
             assert store.bounds("t", 0)[0] > 50
             assert len(rest(store)) == 110 - store.bounds("t", 0)[0]
             # Before their time is over, ids are known although their messages are gone.
-            assert store.states([t.id for t in old]) == [State.COMMITTED] * 50 + [State.ROLLED_BACK] * 10
+            assert await store.states([t.id for t in old]) == [State.COMMITTED] * 50 + [State.ROLLED_BACK] * 10
             again = (await store.put([old[3]], T0 + 3))[0]
             assert again.put is Put.ALREADY
             await store.close()
@@ -192,7 +192,7 @@ def test_the_log_as_a_whole_keeps_its_room_and_all_ids(tmp_path: Path) -> None:
         await fill(store, 30, T0 + 2 * HOUR)
         await store.retain(T0 + 2 * HOUR)
         await store.retain(T0 + 2 * HOUR)
-        assert store.states([old[0].id]) == [None]
+        assert await store.states([old[0].id]) == [None]
         await store.close()
 
     asyncio.run(run())

@@ -11,7 +11,7 @@ from storage.store import (
     Put,
     State,
 )
-from tests.contract.stores import SECOND, T0, Bench, bodies, commit, half
+from tests.contract.stores import SECOND, T0, Bench, commit, half
 
 
 def test_a_half_is_not_delivered_until_it_is_committed(run: Any) -> None:
@@ -19,16 +19,16 @@ def test_a_half_is_not_delivered_until_it_is_committed(run: Any) -> None:
         a, c = half(b"a"), half(b"c")
         assert [r.put for r in await b.store.put([a, c], T0)] == [Put.STORED, Put.STORED]
         await b.restart()
-        assert bodies(b.store) == []
-        assert b.store.states([a.id]) == [State.PREPARED]
+        assert await b.bodies() == []
+        assert await b.store.states([a.id]) == [State.PREPARED]
         result = await b.store.decide([(c.id, "g", State.COMMITTED), (a.id, "g", State.ROLLED_BACK)], T0)
         assert [(r.found, r.changed, r.state) for r in result] == [
             (True, True, State.COMMITTED),
             (True, True, State.ROLLED_BACK),
         ]
         await b.restart()
-        assert bodies(b.store) == [b"c"]
-        assert b.store.states([a.id, c.id]) == [State.ROLLED_BACK, State.COMMITTED]
+        assert await b.bodies() == [b"c"]
+        assert await b.store.states([a.id, c.id]) == [State.ROLLED_BACK, State.COMMITTED]
 
     run(scenario)
 
@@ -41,7 +41,7 @@ def test_an_outcome_is_written_once(run: Any) -> None:
         for outcome in (State.COMMITTED, State.ROLLED_BACK):
             result = (await b.store.decide([(t.id, "g", outcome)], T0))[0]
             assert (result.found, result.changed, result.state) == (True, False, State.COMMITTED)
-        assert bodies(b.store) == [b"x"]
+        assert await b.bodies() == [b"x"]
 
     run(scenario)
 
@@ -55,7 +55,7 @@ def test_unknown_transactions_and_foreign_groups_change_nothing(run: Any) -> Non
         )
         assert not unknown.found
         assert not foreign.changed
-        assert b.store.states([t.id]) == [State.PREPARED]
+        assert await b.store.states([t.id]) == [State.PREPARED]
 
     run(scenario)
 
@@ -73,7 +73,7 @@ def test_the_same_id_again_is_the_same_transaction(run: Any) -> None:
         await b.restart()
         again = await b.store.put([t, other], T0)
         assert [(r.put, r.state) for r in again] == [(Put.ALREADY, State.COMMITTED), (Put.IN_USE, State.COMMITTED)]
-        assert bodies(b.store) == [b"a"]
+        assert await b.bodies() == [b"a"]
 
     run(scenario)
 
@@ -83,7 +83,7 @@ def test_messages_of_a_transaction_keep_their_order_and_numbers(run: Any) -> Non
         t = NewTransaction(ids.new_id(), "g", [NewMessage("t", str(n).encode()) for n in range(50)])
         await commit(b.store, t)
         await b.restart()
-        found = b.store.read("t", 0, 0, 100, 1 << 20)
+        found = (await b.queues()).read("t", 0, 0, 100, 1 << 20)
         assert [(m.offset, m.message_no, m.payload) for m in found] == [(n, n, str(n).encode()) for n in range(50)]
         assert {m.transaction_id for m in found} == {t.id}
 
@@ -96,8 +96,8 @@ def test_committed_at_once(run: Any) -> None:
         assert [(r.put, r.state) for r in await b.store.put([t], T0)] == [(Put.STORED, State.COMMITTED)]
         await b.restart()
         assert [r.put for r in await b.store.put([t], T0)] == [Put.ALREADY]
-        assert bodies(b.store) == [b"a"]
-        assert [m.offset for m in b.store.messages(t.id)] == [0]
+        assert await b.bodies() == [b"a"]
+        assert [m.offset for m in (await b.queues()).messages(t.id)] == [0]
 
     run(scenario)
 
@@ -109,7 +109,7 @@ def test_a_decided_transaction_keeps_its_producer_group(run: Any) -> None:
         await b.store.decide([(done.id, "a", State.COMMITTED), (undone.id, "b", State.ROLLED_BACK)], T0)
         for _ in range(2):
             for t in (done, undone, at_once):
-                found = b.store.transaction(t.id)
+                found = await b.store.transaction(t.id)
                 assert found is not None and found.producer_group == t.producer_group
                 foreign = NewTransaction(t.id, "other", t.messages, committed=t.committed)
                 assert (await b.store.put([foreign], T0))[0].put == Put.IN_USE
@@ -123,21 +123,21 @@ def test_checks_are_claimed_once_and_fenced_by_their_token(run: Any) -> None:
     async def scenario(b: Bench) -> None:
         t = half(source="s", instance="i")
         await b.store.put([t], T0)
-        assert b.store.claim_checks("g", T0 + 4 * SECOND, 10, 10 * SECOND) == []
-        due = b.store.claim_checks("g", T0 + 5 * SECOND, 10, 10 * SECOND)
+        assert await b.store.claim_checks("g", T0 + 4 * SECOND, 10, 10 * SECOND) == []
+        due = await b.store.claim_checks("g", T0 + 5 * SECOND, 10, 10 * SECOND)
         assert [(d.id, d.source, d.instance, d.attempts, d.topics) for d in due] == [(t.id, "s", "i", 0, ("t",))]
-        assert b.store.claim_checks("g", T0 + 6 * SECOND, 10, 10 * SECOND) == []
-        again = b.store.claim_checks("g", T0 + 15 * SECOND, 10, 10 * SECOND)[0]
+        assert await b.store.claim_checks("g", T0 + 6 * SECOND, 10, 10 * SECOND) == []
+        again = (await b.store.claim_checks("g", T0 + 15 * SECOND, 10, 10 * SECOND))[0]
         assert again.token > due[0].token
         now = T0 + 16 * SECOND
         assert not await b.store.answer_check(t.id, due[0].token, now, now, 1, False)
         assert await b.store.answer_check(t.id, again.token, now, now + 5 * SECOND, 1, False)
         assert not await b.store.answer_check(t.id, again.token, now, now, 2, False)
         await b.restart(now)
-        assert b.store.check_attempts(t.id) == (1, False)
-        third = b.store.claim_checks("g", now + 5 * SECOND, 10, 10 * SECOND)[0]
+        assert (await b.store.checking(t.id))[1:] == (1, False)
+        third = (await b.store.claim_checks("g", now + 5 * SECOND, 10, 10 * SECOND))[0]
         assert third.token > again.token
-        assert b.store.half_payloads(t.id) == [b"x"]
+        assert await b.store.half_payloads([t.id]) == [[b"x"]]
 
     run(scenario)
 
@@ -146,15 +146,15 @@ def test_parked_transactions_stay_until_they_are_resolved(run: Any) -> None:
     async def scenario(b: Bench) -> None:
         t = half()
         await b.store.put([t], T0)
-        due = b.store.claim_checks("g", T0 + 5 * SECOND, 1, SECOND)[0]
+        due = (await b.store.claim_checks("g", T0 + 5 * SECOND, 1, SECOND))[0]
         await b.store.answer_check(t.id, due.token, T0, T0 + 600 * SECOND, 15, True)
         await b.restart()
-        assert b.store.states([t.id]) == [State.PARKED]
-        assert [x.id for x in b.store.undecided(State.PARKED, "g", None, 10)] == [t.id]
-        assert b.store.undecided(State.PREPARED, None, None, 10) == []
+        assert await b.store.states([t.id]) == [State.PARKED]
+        assert [x.id for x in await b.store.undecided(State.PARKED, "g", None, 10)] == [t.id]
+        assert await b.store.undecided(State.PREPARED, None, None, 10) == []
         result = (await b.store.decide([(t.id, "g", State.COMMITTED)], T0))[0]
         assert result.changed
-        assert bodies(b.store) == [b"x"]
+        assert await b.bodies() == [b"x"]
 
     run(scenario)
 
@@ -163,15 +163,15 @@ def test_resume_begins_the_checks_anew(run: Any) -> None:
     async def scenario(b: Bench) -> None:
         t = half()
         await b.store.put([t], T0)
-        due = b.store.claim_checks("g", T0 + 5 * SECOND, 1, SECOND)[0]
+        due = (await b.store.claim_checks("g", T0 + 5 * SECOND, 1, SECOND))[0]
         await b.store.answer_check(t.id, due.token, T0, T0 + 600 * SECOND, 15, True)
         assert await b.store.resume_checks(t.id, T0 + 6 * SECOND, anew=False)
-        assert b.store.check_attempts(t.id) == (15, True)
-        assert len(b.store.claim_checks("g", T0 + 6 * SECOND, 1, SECOND)) == 1
+        assert (await b.store.checking(t.id))[1:] == (15, True)
+        assert len(await b.store.claim_checks("g", T0 + 6 * SECOND, 1, SECOND)) == 1
         assert await b.store.resume_checks(t.id, T0 + 7 * SECOND, anew=True)
         await b.restart()
-        assert b.store.check_attempts(t.id) == (0, False)
-        assert len(b.store.claim_checks("g", T0 + 7 * SECOND, 1, SECOND)) == 1
+        assert (await b.store.checking(t.id))[1:] == (0, False)
+        assert len(await b.store.claim_checks("g", T0 + 7 * SECOND, 1, SECOND)) == 1
         assert not await b.store.resume_checks(ids.new_id(), T0, anew=True)
 
     run(scenario)

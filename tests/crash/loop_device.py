@@ -85,7 +85,7 @@ def _run(times: int, seed: int) -> str:
 async def _until_shutdown(mounted: Path, history: History, chance: random.Random) -> None:
     store = LogStore(mounted / "log", segment_bytes=1 << 18)
     await store.open(T0)
-    _check(violations(store, history))
+    _check(await violations(store, history))
     asyncio.get_running_loop().call_later(chance.uniform(0.01, 0.15), _shut_down, mounted)
     await run_until_failure(store, history, chance, 100_000)
     with contextlib.suppress(StorageFailed):  # the power may be lost only now
@@ -105,7 +105,7 @@ def _shut_down(mounted: Path) -> None:
 async def _recovered(mounted: Path, history: History) -> list[str]:
     store = LogStore(mounted / "log")
     await store.open(T0)
-    found = violations(store, history)
+    found = await violations(store, history)
     await store.close()
     return found
 

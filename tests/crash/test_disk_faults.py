@@ -45,7 +45,7 @@ def reopened(directory: Path, history: History) -> tuple[list[str], LogStore]:
     async def run() -> tuple[list[str], LogStore]:
         store = LogStore(directory)
         await store.open(T0)
-        found = violations(store, history)
+        found = await violations(store, history)
         await store.close()
         return found, store
 
@@ -141,7 +141,7 @@ def lose_power_repeatedly(tmp_path: Path, seed: int, times: int = 3) -> None:
                 tmp_path / "log", disk=disk, segment_bytes=1 << 14, write_delay=lambda: chance.random() * 0.001
             )
             await store.open(T0)
-            found = violations(store, history)
+            found = await violations(store, history)
             asyncio.get_running_loop().call_later(chance.random() * 0.05, disk.lose_power)
             await run_until_failure(store, history, chance, 1000)
             store.segments.close()
@@ -187,10 +187,10 @@ def test_a_full_disk_refuses_writes_reads_on_and_recovers(tmp_path: Path) -> Non
         with pytest.raises(DiskFull):
             await work(store, history, random.Random(1), 1000)
         assert history.committed
-        assert violations(store, history) == []
+        assert await violations(store, history) == []
         disk.room = None
         await work(store, history, random.Random(2), 20)
-        assert violations(store, history) == []
+        assert await violations(store, history) == []
         await store.close()
 
     asyncio.run(run())

@@ -65,7 +65,7 @@ async def work(store: Store, history: History, chance: random.Random, steps: int
                 history.acked = target
 
 
-def violations(store: Store, history: History) -> list[str]:
+async def violations(store: Store, history: History) -> list[str]:
     """What the recovered storage says against the promises; empty if all are kept."""
     found: list[str] = []
     queue = store.read("t", 0, 0, 1_000_000, 1 << 40) if store.topic("t") else []
@@ -87,7 +87,7 @@ def violations(store: Store, history: History) -> list[str]:
         if m.transaction_id not in history.commit_tried:
             found.append("promise 5: delivered without a commit")
         delivered.add((m.transaction_id, m.message_no))
-    states = dict(zip(history.halves, store.states(list(history.halves)), strict=True))
+    states = dict(zip(history.halves, await store.states(list(history.halves)), strict=True))
     if None in states.values():
         found.append("promise 1: an acknowledged half is gone")
     for transaction_id in history.committed:

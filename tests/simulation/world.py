@@ -282,20 +282,20 @@ class World:
                 await asyncio.sleep(5)
                 assert self.core is not None
                 lag = sum(c.lag() for g in self.core.delivery.groups.values() for c in g.cursors.values())
-                done = not lag and not self.core.store.undecided(None, None, None, 1)
+                done = not lag and not await self.core.store.undecided(None, None, None, 1)
                 quiet = quiet + 1 if done and not self.core.store.next_due_us() else 0
                 if quiet == 2:  # once is not enough: a commit that is decided may not be visible yet
                     break
             for actor in actors:
                 actor.cancel()
             await asyncio.gather(*actors, return_exceptions=True)
-            return self.violations()
+            return await self.violations()
         finally:
             if self.core is not None:
                 self.kill_server()
             shutil.rmtree(self._directory, ignore_errors=True)
 
-    def violations(self) -> list[str]:
+    async def violations(self) -> list[str]:
         assert self.core is not None
         found = []
         committed = {name for name, state in self.database.rows.items() if state == "COMMITTED"}
@@ -304,7 +304,7 @@ class World:
         found += self.disorder
         for name in self.delivered - committed:
             found.append(f"GHOST: {name} was delivered and did not commit")
-        for t in self.core.store.undecided(None, None, None, 100):
+        for t in await self.core.store.undecided(None, None, None, 100):
             found.append(f"IN DOUBT: {ids.to_text(t.id)} is still {t.state.name}")
         places = self.core.store.read(TOPIC, 0, 0, 10_000, 1 << 30)
         if len({m.transaction_id for m in places}) != len(places):

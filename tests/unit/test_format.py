@@ -110,7 +110,7 @@ def test_a_log_written_by_the_first_version_is_still_read(tmp_path: Path) -> Non
         found = [m for q in range(2) for m in store.read("t", q, 0, 10, 1000)]
         assert [(m.payload, m.transaction_id, m.committed_us) for m in found] == [(b"one", ID, 3_000_000)]
         second = ID[:15] + bytes([ID[15] + 1])
-        assert store.states([ID, second]) == [State.COMMITTED, State.ROLLED_BACK]
+        assert await store.states([ID, second]) == [State.COMMITTED, State.ROLLED_BACK]
         await store.close()
 
     asyncio.run(run())

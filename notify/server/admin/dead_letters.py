@@ -47,9 +47,9 @@ class Redrive(Write):
 def add_routes(routes: APIRouter, desk: Desk, jobs: Jobs) -> None:
     """The routes under `groups/{name}/dead-letters`."""
 
-    def shown(m: StoredMessage) -> dict[str, Any]:
+    async def shown(m: StoredMessage) -> dict[str, Any]:
         again = redriven_id(m.transaction_id, m.offset)
-        is_redriven = desk.core.store.states([again])[0] is not None
+        is_redriven = (await desk.core.store.states([again]))[0] is not None
         return json_pulled(m) | {"dead_at": instant(m.committed_us), "redriven": is_redriven}
 
     @routes.get("/groups/{name}/dead-letters")
@@ -67,8 +67,8 @@ def add_routes(routes: APIRouter, desk: Desk, jobs: Jobs) -> None:
         check_between("max", max, 1, 10_000)
         check_between("offset", offset, 0, 1 << 62)
         wanted = WantedFields(topic=topic, tag=tag, key=key, contains=contains, filter=filter).wanted()
-        found, next_offset = DeadLetters(desk.core, name).find(wanted, offset, max)
-        return {"messages": [shown(m) for m in found], "next_offset": next_offset}
+        found, next_offset = await DeadLetters(desk.core, name).find(wanted, offset, max)
+        return {"messages": [await shown(m) for m in found], "next_offset": next_offset}
 
     @routes.post("/groups/{name}/dead-letters/redrive")
     async def redrive(name: str, write: Redrive, who: Who = "") -> dict[str, Any]:
@@ -89,7 +89,7 @@ def add_routes(routes: APIRouter, desk: Desk, jobs: Jobs) -> None:
         if write.ids is not None:
             found = letters.by_ids(set(write.ids))
         else:
-            found = letters.find(wanted, 0, limit, not_redriven=True)[0]
+            found = (await letters.find(wanted, 0, limit, not_redriven=True))[0]
         names = [ids.message_id(m.transaction_id, m.message_no) for m in found]
 
         async def do() -> Any:

@@ -75,7 +75,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         except ValueError as error:
             raise InvalidRequest(str(error), "invalid_id") from None
         store = desk.core.store
-        t = store.transaction(transaction_id)
+        t = await store.transaction(transaction_id)
         mine = [m for m in t.messages if m.message_no == number] if t is not None else []
         if t is None or not mine:
             raise NotFound(f"no message {message_id} is known here")

@@ -75,7 +75,7 @@ class DeadLetters:
             return []
         return self._core.store.read(self.topic, 0, offset, limit, READ_BYTES)
 
-    def find(
+    async def find(
         self, wanted: Wanted, offset: int, limit: int, *, not_redriven: bool = False
     ) -> tuple[list[StoredMessage], int]:
         """Those that match from an offset on, and the offset to go on from."""
@@ -86,14 +86,14 @@ class DeadLetters:
                 break
             for m in batch:
                 offset = m.offset + 1
-                if wanted.matches(m) and not (not_redriven and self._is_redriven(m)):
+                if wanted.matches(m) and not (not_redriven and await self._is_redriven(m)):
                     found.append(m)
                     if len(found) == limit:
                         break
         return found, offset
 
-    def _is_redriven(self, m: StoredMessage) -> bool:
-        return self._core.store.states([redriven_id(m.transaction_id, m.offset)])[0] is not None
+    async def _is_redriven(self, m: StoredMessage) -> bool:
+        return (await self._core.store.states([redriven_id(m.transaction_id, m.offset)]))[0] is not None
 
     def by_ids(self, names: set[str]) -> list[StoredMessage]:
         """Those of these message ids: by the id's index, not by reading all."""

@@ -52,12 +52,12 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             check_between("older_than", older_than, 0, 3650 * 86_400)
             older_us = now_us - round(older_than * 1e6)
         wanted = State[state] if state is not None else None
-        found = desk.core.store.undecided(wanted, producer_group, older_us, max)
+        found = await desk.core.store.undecided(wanted, producer_group, older_us, max)
         return {"transactions": [transaction_row(t, now_us) for t in found]}
 
-    def one(transaction_id: str) -> Transaction:
+    async def one(transaction_id: str) -> Transaction:
         try:
-            found = desk.core.store.transaction(ids.from_text(transaction_id))
+            found = await desk.core.store.transaction(ids.from_text(transaction_id))
         except ValueError as error:
             raise InvalidRequest(str(error), "invalid_id") from None
         if found is None:
@@ -66,14 +66,14 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/transactions/{transaction_id}")
     async def transaction(transaction_id: str) -> dict[str, Any]:
-        return transaction_row(one(transaction_id), desk.core.clock())
+        return transaction_row(await one(transaction_id), desk.core.clock())
 
     @routes.post("/transactions/{transaction_id}/{action}")
     async def act(transaction_id: str, action: str, write: Write, who: Who = "") -> dict[str, Any]:
         """commit, rollback (forced), check (ask now) or resume (back from PARKED)."""
         if action not in ("commit", "rollback", "check", "resume"):
             raise NotFound(f"there is no action {action[:40]!r}; there are commit, rollback, check and resume")
-        found = one(transaction_id)
+        found = await one(transaction_id)
         undecided = found.state in (State.PREPARED, State.PARKED)
         wanted = {"commit": State.COMMITTED, "rollback": State.ROLLED_BACK}.get(action)
         if not undecided and found.state != wanted:
