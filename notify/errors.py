@@ -8,6 +8,7 @@
     │   ├── IdInUse               the transaction id belongs to another group or to other content
     │   └── OutcomeConflict       the opposite outcome is recorded
     ├── NotFound                  nothing by that name or id (404)
+    ├── WrongRole                 this server does not play the role that is asked for: ask another member (421)
     ├── StaleReceipt              the lease behind the receipt is over (410)
     ├── Unavailable               try again: the server is away, starting or overloaded (503)
     │   ├── Backpressure          a rate limit, or a topic's backlog is full: again after `retry_after` s (429)
@@ -72,6 +73,11 @@ class OutcomeConflict(Conflict):
 class NotFound(NotifyError):
     code = "not_found"
     status = 404
+
+
+class WrongRole(NotifyError):
+    code = "wrong_role"
+    status = 421
 
 
 class StaleReceipt(NotifyError):

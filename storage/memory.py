@@ -12,6 +12,7 @@ from notify.errors import InvalidRequest, NotFound
 from storage.hashing import key_hash, tag_hash
 from storage.progress import QueueProgress
 from storage.store import (
+    NO_SHARDS,
     NO_TOKENS,
     Checking,
     Decided,
@@ -67,6 +68,12 @@ class MemoryStore:
         self._progress: dict[tuple[str, str, int], QueueProgress] = {}
         self._last_token = 0
         self._visible: list[Callable[[set[str]], None]] = []
+
+    def shards(self) -> Sequence[str]:
+        return ()
+
+    def queues(self) -> MemoryStore:
+        return self
 
     async def open(self, now_us: int) -> None:
         self._last_token = max(self._last_token, now_us)
@@ -153,6 +160,7 @@ class MemoryStore:
         now_us: int,
         forced: bool = False,
         tokens: Mapping[bytes, int] = NO_TOKENS,
+        shards: Mapping[bytes, str] = NO_SHARDS,
     ) -> list[Decided]:
         results = []
         touched: set[str] = set()
@@ -200,13 +208,21 @@ class MemoryStore:
             if r.state in (State.PREPARED, State.PARKED) and producer_group in (None, r.new.producer_group)
         ]
 
-    async def release_check(self, transaction_id: bytes, token: int, due_us: int) -> None:
-        record = self._open(transaction_id)
-        if record is not None and record.token == token:
-            record.token, record.next_check_us = 0, due_us
+    async def release_checks(self, claimed: Sequence[Due], due_us: int) -> None:
+        for due in claimed:
+            record = self._open(due.id)
+            if record is not None and record.token == due.token:
+                record.token, record.next_check_us = 0, due_us
 
     async def answer_check(
-        self, transaction_id: bytes, token: int, now_us: int, next_check_us: int, attempts: int, park: bool
+        self,
+        transaction_id: bytes,
+        token: int,
+        now_us: int,
+        next_check_us: int,
+        attempts: int,
+        park: bool,
+        shard: str | None = None,
     ) -> bool:
         record = self._open(transaction_id)
         if record is None or not token or record.token != token:
@@ -224,12 +240,12 @@ class MemoryStore:
             record.state, record.attempts = State.PREPARED, 0
         return True
 
-    async def checking(self, transaction_id: bytes) -> Checking | None:
+    async def checking(self, transaction_id: bytes, shard: str | None = None) -> Checking | None:
         record = self._open(transaction_id)
         return None if record is None else Checking(record.token, record.attempts, record.state == State.PARKED)
 
-    async def half_payloads(self, ids: Sequence[bytes]) -> list[list[bytes]]:
-        records = [self._open(transaction_id) for transaction_id in ids]
+    async def half_payloads(self, claimed: Sequence[Due]) -> list[list[bytes]]:
+        records = [self._open(due.id) for due in claimed]
         return [[m.payload for m in record.new.messages] if record is not None else [] for record in records]
 
     def ripen_checks(self, now_us: int) -> None:

@@ -81,6 +81,7 @@ class PutResult(msgspec.Struct, gc=False):
     put: Put
     state: State
     flush: Flush = Flush.SYNC
+    shard: str = ""  # that has it, where a storage consists of several
 
 
 class Decided(msgspec.Struct, gc=False):
@@ -93,6 +94,7 @@ class Decided(msgspec.Struct, gc=False):
 
 
 NO_TOKENS: Mapping[bytes, int] = {}
+NO_SHARDS: Mapping[bytes, str] = {}
 
 
 class StoredMessage(msgspec.Struct, gc=False):
@@ -137,6 +139,7 @@ class Due:
     instance: str
     attempts: int
     topics: tuple[str, ...]
+    shard: str = ""
 
 
 class Checking(NamedTuple):
@@ -232,6 +235,30 @@ class SettleKind(enum.IntEnum):
 class TransactionStore(Protocol):
     """Halves, outcomes and the schedule of checks; and which topics there are to send to."""
 
+    def shards(self) -> Sequence[str]:
+        """The shards it consists of; none where the server's settings name its only one."""
+        ...
+
+    def queues(self) -> Store | None:
+        """This storage in its other role; None where messages get into queues by a bridge or a relay."""
+        ...
+
+    async def open(self, now_us: int) -> None:
+        """Recover and be ready; raises StorageFailed or Corrupt with what to do."""
+        ...
+
+    async def close(self) -> None:
+        """Make everything durable, then let go of files and threads."""
+        ...
+
+    async def retain(self, now_us: int) -> int:
+        """Let go of what is decided and whose retention is over; how many segments, or rows, were dropped."""
+        ...
+
+    def topics(self) -> list[Topic]: ...
+
+    def topic(self, name: str) -> Topic | None: ...
+
     def has_topic(self, name: str) -> bool: ...
 
     def create_topic_soon(self, topic: Topic) -> None:
@@ -253,10 +280,12 @@ class TransactionStore(Protocol):
         now_us: int,
         forced: bool = False,
         tokens: Mapping[bytes, int] = NO_TOKENS,
+        shards: Mapping[bytes, str] = NO_SHARDS,
     ) -> list[Decided]:
         """Record outcomes (id, producer group or None for an administrator, COMMITTED or ROLLED_BACK).
 
         One that answers a check has that check's token in `tokens`: it is `stale` where another is under way.
+        `shards` says where transactions are, as far as the caller knows.
         """
         ...
 
@@ -268,17 +297,24 @@ class TransactionStore(Protocol):
         """Take due checks: each gets a fresh token and is due again after `answer_within_us`."""
         ...
 
-    async def release_check(self, transaction_id: bytes, token: int, due_us: int) -> None:
-        """Give a claimed check back unasked (no poller fits it); it is due again at `due_us`."""
+    async def release_checks(self, claimed: Sequence[Due], due_us: int) -> None:
+        """Give claimed checks back unasked: no poller fits them. They are due again at `due_us`."""
         ...
 
     async def answer_check(
-        self, transaction_id: bytes, token: int, now_us: int, next_check_us: int, attempts: int, park: bool
+        self,
+        transaction_id: bytes,
+        token: int,
+        now_us: int,
+        next_check_us: int,
+        attempts: int,
+        park: bool,
+        shard: str | None = None,
     ) -> bool:
         """Record an answer that does not resolve. False if the token is no longer the current one."""
         ...
 
-    async def checking(self, transaction_id: bytes) -> Checking | None:
+    async def checking(self, transaction_id: bytes, shard: str | None = None) -> Checking | None:
         """How an undecided transaction's checks stand; None if it is decided or not known."""
         ...
 
@@ -286,8 +322,8 @@ class TransactionStore(Protocol):
         """A check due now; with `anew` back to PREPARED with all checks before it. False unless undecided."""
         ...
 
-    async def half_payloads(self, ids: Sequence[bytes]) -> list[list[bytes]]:
-        """The payloads of undecided transactions, empty where one is not known."""
+    async def half_payloads(self, claimed: Sequence[Due]) -> list[list[bytes]]:
+        """The payloads of undecided transactions, empty where one is not known any more."""
         ...
 
     def ripen_checks(self, now_us: int) -> None:
@@ -432,18 +468,6 @@ class QueueStore(Protocol):
 
 class Store(TransactionStore, QueueStore, Protocol):
     """A storage that plays both roles."""
-
-    async def open(self, now_us: int) -> None:
-        """Recover and be ready; raises StorageFailed or Corrupt with what to do."""
-        ...
-
-    async def close(self) -> None:
-        """Make everything durable, then let go of files and threads."""
-        ...
-
-    async def retain(self, now_us: int) -> int:
-        """Let go of messages whose retention is over; how many segments (or the like) were dropped."""
-        ...
 
     def on_visible(self, callback: Callable[[set[str]], None]) -> None:
         """Call `callback(topics)` on the event loop whenever messages became visible in topics."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -46,6 +46,13 @@ def database(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def engine_url(database: str, database_urls: dict[str, str], tmp_path: Path) -> Iterator[str]:
     """The URL of an empty database of its own."""
+    with empty_database(database, database_urls, tmp_path) as url:
+        yield url
+
+
+@contextmanager
+def empty_database(database: str, database_urls: dict[str, str], tmp_path: Path) -> Iterator[str]:
+    """The URL of a database that is dropped afterwards."""
     if database == "sqlite":
         yield f"sqlite:///{tmp_path}/shop.db"
         return

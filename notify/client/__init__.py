@@ -1,11 +1,11 @@
 """The SDK: what a business service imports. It needs neither the server nor its storage."""
 
-from notify.client.binding import use_explicit_begin
 from notify.client.consumer import AsyncConsumer, Consumer
 from notify.client.inbox import Inbox
 from notify.client.producer import AsyncTransactionProducer, Prepared, TransactionProducer
 from notify.client.reader import AsyncReader, Reader
 from notify.client.table import create_tables
+from notify.databases import use_explicit_begin
 from notify.errors import DeadLetter
 from notify.message import Message, ReceivedMessage
 

@@ -22,8 +22,9 @@ from sqlalchemy.sql.compiler import SQLCompiler
 
 from notify import ids
 from notify.check.question import read_source
-from notify.client.table import database_now, half_message
+from notify.client.table import half_message
 from notify.client.transactions import pack
+from notify.databases import database_now
 from notify.errors import Backpressure, BindingRefused, InvalidRequest, NotifyError, TransactionRefused
 from notify.message import Message
 from notify.wire import Item, PackedMessage
@@ -349,19 +350,3 @@ def _after_commit(session: Session) -> None:
 def _after_transaction_end(session: Session, transaction: Any) -> None:
     if transaction.parent is None:
         session.info.pop(INFO_KEY, None)
-
-
-def use_explicit_begin(engine: Any) -> None:
-    """Make SQLite begin transactions where SQLAlchemy does, with BEGIN IMMEDIATE. For sync and async engines.
-
-    Without it, sqlite3 begins with the first write and keeps a released savepoint past the rollback.
-    """
-    sync_engine = getattr(engine, "sync_engine", engine)
-
-    @event.listens_for(sync_engine, "connect")
-    def connect(dbapi_connection: Any, record: Any) -> None:
-        dbapi_connection.isolation_level = None
-
-    @event.listens_for(sync_engine, "begin")
-    def begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")

@@ -8,7 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from notify.client.table import database_now, notify_inbox
+from notify.client.table import notify_inbox
+from notify.databases import database_now
 from notify.message import ReceivedMessage
 
 _INSERT = notify_inbox.insert().values(created_at=database_now())

@@ -5,20 +5,17 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.functions import FunctionElement
 
 from notify import ids
+from notify.databases import INSTANT, database_now
 
 metadata = sa.MetaData()
 
 _ID = sa.String(36).with_variant(mysql.CHAR(36, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
-_INSTANT = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
 _NAME = sa.String(127).with_variant(mysql.VARCHAR(127, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
 _TEXT = sa.Text().with_variant(mysql.MEDIUMTEXT(charset="utf8mb4"), "mysql", "mariadb")
 _BODY = sa.LargeBinary().with_variant(mysql.MEDIUMBLOB(), "mysql", "mariadb")
@@ -39,10 +36,10 @@ half_message = sa.Table(
     sa.Column("headers", _TEXT),
     sa.Column("body", _BODY),
     sa.Column("delay", sa.Float),
-    sa.Column("deliver_at", _INSTANT),
+    sa.Column("deliver_at", INSTANT),
     sa.Column("ttl", sa.Float),
     sa.Column("relayed", sa.SmallInteger, nullable=False),
-    sa.Column("created_at", _INSTANT, nullable=False),
+    sa.Column("created_at", INSTANT, nullable=False),
     mysql_engine="InnoDB",
     sqlite_with_rowid=False,
 )
@@ -71,38 +68,10 @@ notify_inbox = sa.Table(
     metadata,
     sa.Column("consumer_group", _NAME, primary_key=True),
     sa.Column("message_id", sa.String(64), primary_key=True),
-    sa.Column("created_at", _INSTANT, nullable=False),
+    sa.Column("created_at", INSTANT, nullable=False),
     sa.Index("notify_inbox_created_at", "created_at"),
     mysql_engine="InnoDB",
 )
-
-
-class database_now(FunctionElement[Any]):
-    """The database's clock in UTC at this moment, not at the start of its transaction."""
-
-    type = _INSTANT
-    inherit_cache = True
-
-
-@compiles(database_now)
-def _now_default(element: Any, compiler: Any, **kw: Any) -> str:
-    return "CURRENT_TIMESTAMP"
-
-
-@compiles(database_now, "postgresql")
-def _now_postgresql(element: Any, compiler: Any, **kw: Any) -> str:
-    return "(clock_timestamp() AT TIME ZONE 'utc')"
-
-
-@compiles(database_now, "mysql")
-@compiles(database_now, "mariadb")
-def _now_mysql(element: Any, compiler: Any, **kw: Any) -> str:
-    return "UTC_TIMESTAMP(6)"
-
-
-@compiles(database_now, "sqlite")
-def _now_sqlite(element: Any, compiler: Any, **kw: Any) -> str:
-    return "strftime('%Y-%m-%d %H:%M:%f000', 'now')"
 
 
 def create_tables(engine: Engine | Connection) -> str:

@@ -27,13 +27,13 @@ from notify.server.http import Request as DataRequest
 from notify.server.openapi import describe_data_routes
 from notify.settings import Settings
 from notify.wire import PROBLEM
-from storage.store import Store
+from storage.store import TransactionStore
 
 
 class App:
     """One server process. Until `start` has recovered the storage every route but health answers 503."""
 
-    def __init__(self, settings: Settings, open_store: Callable[[], Store]) -> None:
+    def __init__(self, settings: Settings, open_store: Callable[[], TransactionStore]) -> None:
         self.settings = settings
         self._open_store = open_store
         self.core: Core | None = None

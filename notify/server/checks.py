@@ -12,7 +12,7 @@ from notify.limits import LIMITS, check_between, check_name
 from notify.server.clock import Clock
 from notify.server.metrics import Metrics
 from notify.wire import Payload, Poll, decode_payload
-from storage.store import Due, Store
+from storage.store import Due, TransactionStore
 
 UNMATCHED_RETRY_US = 1_000_000
 """A due check that no waiting poller may answer is looked at again this much later; it uses up nothing."""
@@ -40,7 +40,9 @@ class _Poller:
 class Checks:
     """Long polls for checks, by producer group."""
 
-    def __init__(self, store: Store, clock: Clock, schedule: CheckSchedule, shard: str, metrics: Metrics) -> None:
+    def __init__(
+        self, store: TransactionStore, clock: Clock, schedule: CheckSchedule, shard: str, metrics: Metrics
+    ) -> None:
         self._store = store
         self._clock = clock
         self._schedule = schedule
@@ -70,7 +72,7 @@ class Checks:
             if poller in waiting:
                 waiting.remove(poller)
         self.last_poll_us[poll.producer_group] = self._clock()
-        payloads = await self._store.half_payloads([due.id for due in poller.taken]) if poller.taken else []
+        payloads = await self._store.half_payloads(poller.taken) if poller.taken else []
         return [self._question(due, half) for due, half in zip(poller.taken, payloads, strict=True)]
 
     async def hand_out(self, group: str) -> None:
@@ -81,14 +83,17 @@ class Checks:
         now_us = self._clock()
         room = sum(p.max for p in waiting)
         answer_us = round(self._schedule.answer_within * 1_000_000)
+        unmatched: list[Due] = []
         for due in await self._store.claim_checks(group, now_us, min(room, LIMITS.items), answer_us):
             chosen = next((p for p in waiting if p.instance == due.instance and p.fits(due)), None)
             chosen = chosen or next((p for p in waiting if p.fits(due)), None)
             if chosen is None:
-                await self._store.release_check(due.id, due.token, now_us + UNMATCHED_RETRY_US)
+                unmatched.append(due)
             else:
                 chosen.taken.append(due)
                 self._metrics.checks_sent += 1
+        if unmatched:
+            await self._store.release_checks(unmatched, now_us + UNMATCHED_RETRY_US)
         for poller in [p for p in waiting if p.taken]:
             waiting.remove(poller)
             if not poller.answer.done():
@@ -108,7 +113,7 @@ class Checks:
         messages: Sequence[Payload] = [decode_payload(p) for p in payloads]
         return {
             "token": str(due.token),
-            "shard": self._shard,
+            "shard": due.shard or self._shard,
             "id": ids.to_text(due.id),
             "source": due.source,
             "attempt": due.attempts + 1,

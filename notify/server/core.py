@@ -1,4 +1,4 @@
-"""The server without HTTP: one storage, the two roles over it, and the task that acts when time passes."""
+"""The server without HTTP: one storage, the roles it can play, and the task that acts when time passes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import structlog
 
 from notify.check.schedule import CheckSchedule
-from notify.errors import Unavailable
+from notify.errors import Unavailable, WrongRole
 from notify.server.checks import Checks
 from notify.server.clock import Clock, wall_clock
 from notify.server.delivery import Delivery
@@ -16,19 +16,27 @@ from notify.server.flow import Flow
 from notify.server.metrics import Metrics
 from notify.server.transactions import Transactions
 from notify.settings import Settings
-from storage.store import Store
+from storage.store import Store, TransactionStore
 
 log = structlog.get_logger("notify.server")
 
 LONGEST_SLEEP_SECONDS = 0.25
 RETAIN_EVERY_US = 30_000_000
+NO_QUEUES = (
+    "this server plays only the transactions role: a bridge or a relay moves its messages to a queue server; ask that "
+    "one (GET /v1/members names it)"
+)
 
 
 class Core:
-    """Transactions, checks and delivery. `run` must be a task while it is used."""
+    """Transactions and checks, and delivery where the storage has queues. `run` must be a task while it is used."""
 
     def __init__(
-        self, store: Store, settings: Settings, clock: Clock = wall_clock, jitter: random.Random | None = None
+        self,
+        store: TransactionStore,
+        settings: Settings,
+        clock: Clock = wall_clock,
+        jitter: random.Random | None = None,
     ) -> None:
         self.store = store
         self.settings = settings
@@ -41,8 +49,9 @@ class Core:
             settings.check_answer_seconds,
             settings.check_parked_seconds,
         )
-        self.delivery = Delivery(store, clock, self.metrics)
-        self.flow = Flow(store, self.delivery, clock, self.metrics)
+        queues = store.queues()
+        self._delivery = None if queues is None else Delivery(queues, clock, self.metrics)
+        self.flow = Flow(store, self._delivery, clock, self.metrics)
         self.transactions = Transactions(
             store,
             clock,
@@ -60,19 +69,40 @@ class Core:
         self.ticked_us = clock()
         """When time was last acted upon: health is progress."""
 
+    @property
+    def queues(self) -> Store:
+        """The storage in its queue role. Raises WrongRole where this server has none."""
+        queues = self.store.queues()
+        if queues is None:
+            raise WrongRole(NO_QUEUES)
+        return queues
+
+    @property
+    def delivery(self) -> Delivery:
+        """Raises WrongRole where this server has no queues."""
+        if self._delivery is None:
+            raise WrongRole(NO_QUEUES)
+        return self._delivery
+
+    @property
+    def has_queues(self) -> bool:
+        return self._delivery is not None
+
     def _topic_made(self, name: str) -> None:
         """A topic was made on its first use: there may be a rate for it, and groups with a pattern."""
         topic = self.store.topic(name)
         assert topic is not None
         self.flow.changed(topic)
-        self.delivery.topic_made(name)
+        if self._delivery is not None:
+            self._delivery.topic_made(name)
 
     async def run(self) -> None:
         """Act on leases, retries, delays and checks as they come due, until cancelled."""
         while True:
             try:
                 self.flow.drop_oldest()
-                await self.delivery.tick()
+                if self._delivery is not None:
+                    await self._delivery.tick()
                 await self.checks.tick()
                 self.store.ripen_checks(self.clock())
                 self._retain_now_and_then()
@@ -99,7 +129,9 @@ class Core:
             await asyncio.wait([self._retaining])
 
     async def _sleep(self) -> None:
-        times = [self.delivery.next_event_us(), self.checks.next_event_us()]
+        times = [self.checks.next_event_us()]
+        if self._delivery is not None:
+            times.append(self._delivery.next_event_us())
         due_us = min((t for t in times if t is not None), default=None)
         seconds = LONGEST_SLEEP_SECONDS
         if due_us is not None:

@@ -11,7 +11,7 @@ from notify.server.clock import Clock
 from notify.server.delivery import Delivery
 from notify.server.delivery.rate import TokenBucket
 from notify.server.metrics import Metrics
-from storage.store import Backlog, Store, Topic
+from storage.store import Backlog, Topic, TransactionStore
 
 HOLD_SECONDS = 2.0
 """How long a producer waits for room where the policy is `hold`: less than the SDK waits for its half."""
@@ -54,7 +54,7 @@ class Gate:
 class Flow:
     """Admits messages to topics. Knows every topic, and a gate for those that have one."""
 
-    def __init__(self, store: Store, delivery: Delivery, clock: Clock, metrics: Metrics) -> None:
+    def __init__(self, store: TransactionStore, delivery: Delivery | None, clock: Clock, metrics: Metrics) -> None:
         self._store = store
         self._delivery = delivery
         self._clock = clock
@@ -84,7 +84,8 @@ class Flow:
                 self.changed(topic)
         now_us = self._clock()
         self._groups = {name: TokenBucket(rate, now_us) for name, rate in limits.producer_groups.items()}
-        self._delivery.set_rates(limits.consumer_groups)
+        if self._delivery is not None:
+            self._delivery.set_rates(limits.consumer_groups)
 
     def check_group(self, group: str) -> None:
         """One more transaction of a producer group. Raises Backpressure."""
@@ -99,6 +100,7 @@ class Flow:
         topic = gate.topic
         if not topic.backlog:
             return
+        assert self._delivery is not None, "only a queue has backlogs"
         while not gate.room(self._delivery.lag, self._clock()):
             if topic.backlog_policy is Backlog.DROP_OLDEST:
                 break  # `drop_oldest` makes room behind
@@ -123,16 +125,19 @@ class Flow:
 
     def drop_oldest(self) -> None:
         """Topics with that policy let go of what is beyond their backlog, for groups to pass over."""
+        queues = self._store.queues()
+        if queues is None or self._delivery is None:
+            return
         for gate in self.gates.values():
             topic = gate.topic
             if not topic.backlog or topic.backlog_policy is not Backlog.DROP_OLDEST:
                 continue
             a_queue = -(-topic.backlog // topic.queues)
             for queue in range(topic.queues):
-                start, end = self._store.bounds(topic.name, queue)
+                start, end = queues.bounds(topic.name, queue)
                 floor = self._delivery.floor(topic.name, queue)
                 if floor is not None and end - max(start, floor) > a_queue:
-                    self._store.trim(topic.name, queue, end - a_queue)
+                    queues.trim(topic.name, queue, end - a_queue)
 
 
 def retry_after(error: NotifyError) -> float | None:

@@ -54,25 +54,32 @@ def router(app: App) -> APIRouter:
             ),
             "notify_parked_transactions": ("Parked transactions (counted up to 1000)", parked),
             "notify_topics": ("Topics", len(core.store.topics())),
-            "notify_groups": ("Consumer groups", len(core.delivery.groups)),
-            "notify_leased_messages": (
-                "Messages under a lease",
-                sum(g.in_flight() for g in core.delivery.groups.values()),
-            ),
-            "notify_delayed_messages": ("Messages that wait for their time", core.store.delayed()),
             "notify_resident_bytes": (
                 "Largest resident size of the process",
                 resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             ),
         }
-        text = render(core.metrics, gauges) + _consumers(core) + _lag(app)
+        text = render(core.metrics, gauges | _queues(core)) + _consumers(core) + _lag(app)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return routes
 
 
+def _queues(core: Core) -> dict[str, tuple[str, float]]:
+    if not core.has_queues:
+        return {}
+    groups = core.delivery.groups.values()
+    return {
+        "notify_groups": ("Consumer groups", len(groups)),
+        "notify_leased_messages": ("Messages under a lease", sum(g.in_flight() for g in groups)),
+        "notify_delayed_messages": ("Messages that wait for their time", core.queues.delayed()),
+    }
+
+
 def _consumers(core: Core) -> str:
     """How many consumers are in which state: those that are slow or stuck are worth an alarm."""
+    if not core.has_queues:
+        return ""
     now_us = core.clock()
     found: Counter[str] = Counter()
     for group in core.delivery.groups.values():
@@ -85,6 +92,8 @@ def _consumers(core: Core) -> str:
 def _lag(app: App) -> str:
     """Lag by group and topic, of the 100 pairs that lag most."""
     assert app.core is not None
+    if not app.core.has_queues:
+        return ""
     rows: dict[tuple[str, str], int] = {}
     for group in app.core.delivery.groups.values():
         for cursor in group.cursors.values():

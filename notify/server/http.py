@@ -253,7 +253,7 @@ class DataRoutes:
         offset, limit = _pull_query(request.query)
         if not (queue.isascii() and queue.isdigit() and len(queue) <= 5):
             raise NotFound(f"there is no queue {queue[:20]!r} of topic {topic[:60]!r}")
-        store = self.core.store
+        store = self.core.queues
         start, _ = store.bounds(topic, int(queue))
         if offset < start:
             raise InvalidRequest(f"offset {offset} is below {start}, the first one retained", "below_start", 410)

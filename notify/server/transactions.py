@@ -22,7 +22,7 @@ from notify.wire import (
     PackedMessages,
     PackedTransactions,
 )
-from storage.store import Flush, NewMessage, NewTransaction, Put, PutResult, State, Store, Topic
+from storage.store import Flush, NewMessage, NewTransaction, Put, PutResult, State, Topic, TransactionStore
 
 _OUTCOMES = {"COMMIT": State.COMMITTED, "ROLLBACK": State.ROLLED_BACK, "UNKNOWN": None}
 HOLD_US = round(HOLD_SECONDS * 1_000_000)
@@ -39,7 +39,7 @@ class Transactions:
 
     def __init__(
         self,
-        store: Store,
+        store: TransactionStore,
         clock: Clock,
         *,
         shard: str = "main",
@@ -52,6 +52,7 @@ class Transactions:
         self.store = store
         self.clock = clock
         self.shard = shard
+        self.shards = tuple(store.shards()) or (shard,)
         self.create_topics = create_topics
         self.schedule = schedule or CheckSchedule()
         self.on_new_topic: Callable[[str], None] = lambda name: None
@@ -120,9 +121,9 @@ class Transactions:
                     item = failed(name, result)
                 elif result.put == Put.STORED:
                     stored += 1
-                    item = Item(name, 201, result.state.name, self.shard, _FLUSH[result.flush])
+                    item = Item(name, 201, result.state.name, result.shard or self.shard, _FLUSH[result.flush])
                 elif result.put == Put.ALREADY:
-                    item = Item(name, 200, result.state.name, self.shard, _FLUSH[result.flush])
+                    item = Item(name, 200, result.state.name, result.shard or self.shard, _FLUSH[result.flush])
                 else:
                     detail = "the id belongs to another transaction: other content, or another producer group"
                     item = Item(name, 409, result.state.name, self.shard, code="id_in_use", detail=detail)
@@ -195,7 +196,7 @@ class Transactions:
                 else:
                     status = 201 if result.put == Put.STORED else 200
                     self.metrics.published += status == 201
-                    item = Item(name, status, "COMMITTED", self.shard, _FLUSH[result.flush])
+                    item = Item(name, status, "COMMITTED", result.shard or self.shard, _FLUSH[result.flush])
             answered.append(item)
         return answered
 
@@ -208,6 +209,8 @@ class Transactions:
         items: list[Item | None] = []
         decisions: list[tuple[bytes, str | None, State]] = []
         tokens: dict[bytes, int] = {}
+        shards: dict[bytes, str] = {}
+        several = len(self.shards) > 1
         for o in outcomes:
             try:
                 if o.outcome not in _OUTCOMES:
@@ -218,14 +221,16 @@ class Transactions:
             except NotifyError as error:
                 items.append(failed(o.id, error))
                 continue
-            if o.shard is not None and o.shard != self.shard:
-                detail = f"this is shard {self.shard!r}; send the outcome to {o.shard[:60]!r}"
+            if o.shard is not None and o.shard not in self.shards:
+                detail = f"this is shard {', '.join(self.shards)}; send the outcome to {o.shard[:60]!r}"
                 items.append(Item(o.id, 421, code="wrong_shard", detail=detail))
                 continue
             wanted = _OUTCOMES[o.outcome]
             if wanted is None:
                 items.append(await self._unknown(transaction_id, o))
             else:
+                if o.shard is not None and several:
+                    shards[transaction_id] = o.shard
                 if o.check is not None:
                     tokens[transaction_id] = _token(o.check)
                 decisions.append((transaction_id, group, wanted))
@@ -233,7 +238,7 @@ class Transactions:
         if None not in items:
             return [item for item in items if item is not None]
         try:
-            results = iter(await self.store.decide(decisions, self.clock(), tokens=tokens))
+            results = iter(await self.store.decide(decisions, self.clock(), tokens=tokens, shards=shards))
         except NotifyError as error:
             if not error.retryable:
                 raise
@@ -267,7 +272,7 @@ class Transactions:
 
     async def _unknown(self, transaction_id: bytes, o: OutcomeItem) -> Item:
         """UNKNOWN decides nothing. As the answer to the current check it counts, unless it was `unavailable`."""
-        checking = await self.store.checking(transaction_id)
+        checking = await self.store.checking(transaction_id, o.shard)
         if checking is None:
             state = (await self.store.states([transaction_id]))[0]
             if state is None:
@@ -289,7 +294,7 @@ class Transactions:
         now_us = self.clock()
         next_us = now_us + self.schedule.delay_us(attempts, park, self._jitter)
         try:
-            if not await self.store.answer_check(transaction_id, token, now_us, next_us, attempts, park):
+            if not await self.store.answer_check(transaction_id, token, now_us, next_us, attempts, park, o.shard):
                 return _stale_check(o, state)
         except NotifyError as error:
             if not error.retryable:

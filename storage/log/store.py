@@ -6,7 +6,7 @@ import asyncio
 import fcntl
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
@@ -70,6 +70,12 @@ class LogStore(LogTransactions, LogTopics, LogMessages, LogGroups):
         self._checkpoint_bytes = 0
         self._lock_fd: int | None = None
         self.journal: Journal
+
+    def shards(self) -> Sequence[str]:
+        return ()
+
+    def queues(self) -> LogStore:
+        return self
 
     # --- opening ----------------------------------------------------------------------------------------------
 

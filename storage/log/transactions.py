@@ -21,7 +21,7 @@ from storage.log.journal import Journal
 from storage.log.pending import Pending, PendingMessage, Producer
 from storage.log.queues import Queue
 from storage.log.state import LogState, due_of, encode
-from storage.store import NO_TOKENS, Checking, Decided, Due, Flush, NewTransaction, Put, PutResult, State
+from storage.store import NO_SHARDS, NO_TOKENS, Checking, Decided, Due, Flush, NewTransaction, Put, PutResult, State
 
 ENTRIES_PER_RECORD = 60_000
 """Below what a record's count can say, with room for one more transaction."""
@@ -243,6 +243,7 @@ class LogTransactions:
         now_us: int,
         forced: bool = False,
         tokens: Mapping[bytes, int] = NO_TOKENS,
+        shards: Mapping[bytes, str] = NO_SHARDS,
     ) -> list[Decided]:
         journal = self.journal
         by_id = self.state.pending.by_id
@@ -314,14 +315,22 @@ class LogTransactions:
     async def claim_checks(self, producer_group: str, now_us: int, limit: int, answer_within_us: int) -> list[Due]:
         return self.state.pending.claim(producer_group, now_us, limit, answer_within_us)
 
-    async def release_check(self, transaction_id: bytes, token: int, due_us: int) -> None:
-        pending = self.state.pending.by_id.get(transaction_id)
-        if pending is not None and pending.token == token:
-            pending.token = 0
-            self.state.pending.reschedule(pending, due_us)
+    async def release_checks(self, claimed: Sequence[Due], due_us: int) -> None:
+        for due in claimed:
+            pending = self.state.pending.by_id.get(due.id)
+            if pending is not None and pending.token == due.token:
+                pending.token = 0
+                self.state.pending.reschedule(pending, due_us)
 
     async def answer_check(
-        self, transaction_id: bytes, token: int, now_us: int, next_check_us: int, attempts: int, park: bool
+        self,
+        transaction_id: bytes,
+        token: int,
+        now_us: int,
+        next_check_us: int,
+        attempts: int,
+        park: bool,
+        shard: str | None = None,
     ) -> bool:
         pending = self.state.pending.by_id.get(transaction_id)
         if pending is None or pending.token != token or not token:
@@ -352,12 +361,12 @@ class LogTransactions:
         await self.journal.sync()
         return True
 
-    async def checking(self, transaction_id: bytes) -> Checking | None:
+    async def checking(self, transaction_id: bytes, shard: str | None = None) -> Checking | None:
         pending = self.state.pending.by_id.get(transaction_id)
         return None if pending is None else Checking(pending.token, pending.attempts, pending.parked)
 
-    async def half_payloads(self, ids: Sequence[bytes]) -> list[list[bytes]]:
-        return [self._half_payloads(transaction_id) for transaction_id in ids]
+    async def half_payloads(self, claimed: Sequence[Due]) -> list[list[bytes]]:
+        return [self._half_payloads(due.id) for due in claimed]
 
     def _half_payloads(self, transaction_id: bytes) -> list[bytes]:
         pending = self.state.pending.by_id.get(transaction_id)

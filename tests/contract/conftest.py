@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,14 +11,19 @@ import pytest
 from storage.store import (
     Topic,
 )
-from tests.contract.stores import T0, Bench, Scenario
+from tests.conftest import DATABASES, empty_database
+from tests.contract.stores import T0, Bench, Scenario, SqlBench
 
 
 @pytest.fixture(params=["memory", "log", "small-segments"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario], None]:
+    return runner(request.param, tmp_path)
+
+
+def runner(kind: str, tmp_path: Path) -> Callable[[Scenario], None]:
     def call(scenario: Scenario) -> None:
         async def whole() -> None:
-            bench = Bench(request.param, tmp_path / "log")
+            bench = Bench(kind, tmp_path / "log")
             await bench.store.open(T0)
             await bench.store.create_topic(Topic("t"))
             try:
@@ -29,3 +34,28 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario], 
         asyncio.run(whole())
 
     return call
+
+
+@pytest.fixture(params=["memory", "log", "small-segments", *DATABASES])
+def transactions(
+    request: pytest.FixtureRequest, tmp_path: Path, database_urls: dict[str, str]
+) -> Iterator[Callable[[Scenario], None]]:
+    """As `run`, and on every database: for what concerns transactions only."""
+    if request.param not in DATABASES:
+        yield runner(request.param, tmp_path)
+        return
+    with empty_database(request.param, database_urls, tmp_path) as url:
+
+        def call(scenario: Scenario) -> None:
+            async def whole() -> None:
+                bench = SqlBench(request.param, tmp_path, url)
+                await bench.open()
+                bench.store.create_topic_soon(Topic("t"))
+                try:
+                    await scenario(bench)
+                finally:
+                    await bench.store.close()
+
+            asyncio.run(whole())
+
+        yield call

@@ -7,14 +7,21 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
+
 from notify import ids
+from notify.wire import Payload, decode_payload, encode_msgpack
 from storage.log import LogStore
 from storage.memory import MemoryStore
+from storage.sql import SqlStore, schema
+from storage.sql.rows import payload_of
+from storage.sql.tables import server_half_message
 from storage.store import (
     NewMessage,
     NewTransaction,
     State,
     Store,
+    Topic,
 )
 
 T0 = 1_800_000_000_000_000
@@ -61,7 +68,41 @@ class Bench:
 
     async def bodies(self, topic: str = "t", queue: int = 0) -> list[bytes]:
         """What a queue holds, in order."""
-        return bodies(await self.queues(), topic, queue)
+        return [decode_payload(payload).body for payload in bodies(await self.queues(), topic, queue)]
+
+
+class SqlBench(Bench):
+    """A database as the storage, and a queue in memory that is given what is committed there."""
+
+    def __init__(self, kind: str, directory: Path, url: str) -> None:
+        self._url = url
+        super().__init__(kind, directory)
+
+    def _make(self) -> Any:
+        return SqlStore(self._url)
+
+    async def open(self) -> None:
+        schema.upgrade(self.store.engine, "main")  # type: ignore[attr-defined]
+        await self.store.open(T0)
+
+    async def restart(self, now_us: int = T0) -> None:
+        await self.store.close()
+        self.store = self._make()
+        await self.store.open(now_us)
+
+    async def queues(self) -> Store:
+        queue = MemoryStore()
+        await queue.create_topic(Topic("t"))
+        t = server_half_message
+        with self.store.engine.connect() as connection:  # type: ignore[attr-defined]
+            wanted = sa.select(t).where(t.c.state == "COMMITTED").order_by(t.c.decided_at, t.c.transaction_id)
+            rows = connection.execute(wanted.order_by(t.c.message_no)).mappings().all()
+        by_id: dict[str, list[NewMessage]] = {}
+        for row in rows:
+            by_id.setdefault(row["transaction_id"], []).append(NewMessage(row["topic"], payload_of(row)))
+        for name, messages in by_id.items():
+            await queue.put([NewTransaction(ids.from_text(name), "g", messages, committed=True)], T0)
+        return queue
 
 
 Scenario = Callable[[Bench], Coroutine[Any, Any, None]]
@@ -70,6 +111,16 @@ Scenario = Callable[[Bench], Coroutine[Any, Any, None]]
 def half(body: bytes = b"x", *, topic: str = "t", group: str = "g", **options: Any) -> NewTransaction:
     message_options = {k: options.pop(k) for k in ("key", "tag", "delay_us", "deliver_at_us") if k in options}
     return NewTransaction(ids.new_id(), group, [NewMessage(topic, body, **message_options)], **options)
+
+
+def message(body: bytes, topic: str = "t", **options: Any) -> NewMessage:
+    """A message with a payload as the server makes it."""
+    return NewMessage(topic, encode_msgpack(Payload(topic, body)), **options)
+
+
+def sent(body: bytes = b"x", *, topic: str = "t", group: str = "g", **options: Any) -> NewTransaction:
+    """A half with a payload as the server makes it: a database keeps its parts in columns."""
+    return NewTransaction(ids.new_id(), group, [message(body, topic)], **options)
 
 
 async def commit(store: Store, *transactions: NewTransaction, at: int = T0) -> None:

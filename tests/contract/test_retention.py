@@ -7,7 +7,7 @@ from pathlib import Path
 
 from notify import ids
 from storage.log import LogStore
-from storage.store import NewMessage, NewTransaction, Put, SettleKind, State, Subscription, Topic
+from storage.store import Due, NewMessage, NewTransaction, Put, SettleKind, State, Subscription, Topic
 
 T0 = 1_800_000_000_000_000
 HOUR = 3_600_000_000
@@ -64,7 +64,7 @@ def test_settled_messages_go_and_waiting_ones_stay(tmp_path: Path) -> None:
             # The newest segment of that time may still be there as a whole; those before it only in part.
             assert not {*range(20), *range(30, 45)} & found.keys()
             assert [found[n] for n in range(70, 100)] == new
-            assert await store.half_payloads([pending.id]) == [[b"undecided"]]
+            assert await store.half_payloads([Due(pending.id, 0, "", "", 0, ())]) == [[b"undecided"]]
             assert store.bounds("t", 0)[1] == 100
 
         await check(store)
@@ -78,7 +78,7 @@ def test_settled_messages_go_and_waiting_ones_stay(tmp_path: Path) -> None:
         assert await store.retain(T0 + 4 * HOUR) >= 1
         found = rest(store)
         assert {n: found[n] for n in range(25, 30)} == {n: old[n] for n in range(25, 30)}
-        assert await store.half_payloads([pending.id]) == [[b"undecided"]]
+        assert await store.half_payloads([Due(pending.id, 0, "", "", 0, ())]) == [[b"undecided"]]
         assert (await store.decide([(pending.id, "g", State.COMMITTED)], T0 + 4 * HOUR))[0].changed
         assert store.release_due(T0 + 101 * HOUR, 10) == 1
         await store.sync()

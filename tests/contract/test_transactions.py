@@ -1,4 +1,4 @@
-"""What every storage promises of halves, outcomes and checks, on memory and on the log."""
+"""What every storage promises of halves, outcomes and checks: memory, the log, and the databases."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from typing import Any
 
 from notify import ids
 from storage.store import (
-    NewMessage,
     NewTransaction,
     Put,
     State,
 )
-from tests.contract.stores import SECOND, T0, Bench, commit, half
+from tests.contract.stores import SECOND, T0, Bench, commit, message, sent
 
 
-def test_a_half_is_not_delivered_until_it_is_committed(run: Any) -> None:
+def test_a_half_is_not_delivered_until_it_is_committed(transactions: Any) -> None:
     async def scenario(b: Bench) -> None:
-        a, c = half(b"a"), half(b"c")
+        a, c = sent(b"a"), sent(b"c")
         assert [r.put for r in await b.store.put([a, c], T0)] == [Put.STORED, Put.STORED]
         await b.restart()
         assert await b.bodies() == []
@@ -30,12 +29,12 @@ def test_a_half_is_not_delivered_until_it_is_committed(run: Any) -> None:
         assert await b.bodies() == [b"c"]
         assert await b.store.states([a.id, c.id]) == [State.ROLLED_BACK, State.COMMITTED]
 
-    run(scenario)
+    transactions(scenario)
 
 
-def test_an_outcome_is_written_once(run: Any) -> None:
+def test_an_outcome_is_written_once(transactions: Any) -> None:
     async def scenario(b: Bench) -> None:
-        t = half()
+        t = sent()
         await commit(b.store, t)
         await b.restart()
         for outcome in (State.COMMITTED, State.ROLLED_BACK):
@@ -43,12 +42,12 @@ def test_an_outcome_is_written_once(run: Any) -> None:
             assert (result.found, result.changed, result.state) == (True, False, State.COMMITTED)
         assert await b.bodies() == [b"x"]
 
-    run(scenario)
+    transactions(scenario)
 
 
-def test_unknown_transactions_and_foreign_groups_change_nothing(run: Any) -> None:
+def test_unknown_transactions_and_foreign_groups_change_nothing(transactions: Any) -> None:
     async def scenario(b: Bench) -> None:
-        t = half()
+        t = sent()
         await b.store.put([t], T0)
         unknown, foreign = await b.store.decide(
             [(ids.new_id(), "g", State.COMMITTED), (t.id, "other", State.COMMITTED)], T0
@@ -57,17 +56,17 @@ def test_unknown_transactions_and_foreign_groups_change_nothing(run: Any) -> Non
         assert not foreign.changed
         assert await b.store.states([t.id]) == [State.PREPARED]
 
-    run(scenario)
+    transactions(scenario)
 
 
-def test_the_same_id_again_is_the_same_transaction(run: Any) -> None:
+def test_the_same_id_again_is_the_same_transaction(transactions: Any) -> None:
     async def scenario(b: Bench) -> None:
-        t = half(b"a")
+        t = sent(b"a")
         first = await b.store.put([t, t], T0)
         assert [r.put for r in first] == [Put.STORED, Put.ALREADY]
         await b.restart()
-        other = NewTransaction(t.id, "g", [NewMessage("t", b"b")])
-        stranger = NewTransaction(t.id, "h", [NewMessage("t", b"a")])
+        other = NewTransaction(t.id, "g", [message(b"b")])
+        stranger = NewTransaction(t.id, "h", [message(b"a")])
         assert [r.put for r in await b.store.put([t, other, stranger], T0)] == [Put.ALREADY, Put.IN_USE, Put.IN_USE]
         await b.store.decide([(t.id, "g", State.COMMITTED)], T0)
         await b.restart()
@@ -75,36 +74,38 @@ def test_the_same_id_again_is_the_same_transaction(run: Any) -> None:
         assert [(r.put, r.state) for r in again] == [(Put.ALREADY, State.COMMITTED), (Put.IN_USE, State.COMMITTED)]
         assert await b.bodies() == [b"a"]
 
-    run(scenario)
+    transactions(scenario)
 
 
-def test_messages_of_a_transaction_keep_their_order_and_numbers(run: Any) -> None:
+def test_messages_of_a_transaction_keep_their_order_and_numbers(transactions: Any) -> None:
     async def scenario(b: Bench) -> None:
-        t = NewTransaction(ids.new_id(), "g", [NewMessage("t", str(n).encode()) for n in range(50)])
+        t = NewTransaction(ids.new_id(), "g", [message(str(n).encode()) for n in range(50)])
         await commit(b.store, t)
         await b.restart()
         found = (await b.queues()).read("t", 0, 0, 100, 1 << 20)
-        assert [(m.offset, m.message_no, m.payload) for m in found] == [(n, n, str(n).encode()) for n in range(50)]
+        assert [(m.offset, m.message_no, m.payload) for m in found] == [
+            (n, n, message(str(n).encode()).payload) for n in range(50)
+        ]
         assert {m.transaction_id for m in found} == {t.id}
 
-    run(scenario)
+    transactions(scenario)
 
 
-def test_committed_at_once(run: Any) -> None:
+def test_committed_at_once(transactions: Any) -> None:
     async def scenario(b: Bench) -> None:
-        t = half(b"a", committed=True)
+        t = sent(b"a", committed=True)
         assert [(r.put, r.state) for r in await b.store.put([t], T0)] == [(Put.STORED, State.COMMITTED)]
         await b.restart()
         assert [r.put for r in await b.store.put([t], T0)] == [Put.ALREADY]
         assert await b.bodies() == [b"a"]
         assert [m.offset for m in (await b.queues()).messages(t.id)] == [0]
 
-    run(scenario)
+    transactions(scenario)
 
 
-def test_a_decided_transaction_keeps_its_producer_group(run: Any) -> None:
+def test_a_decided_transaction_keeps_its_producer_group(transactions: Any) -> None:
     async def scenario(b: Bench) -> None:
-        done, undone, at_once = half(group="a"), half(group="b"), half(group="c", committed=True)
+        done, undone, at_once = sent(group="a"), sent(group="b"), sent(group="c", committed=True)
         await b.store.put([done, undone, at_once], T0)
         await b.store.decide([(done.id, "a", State.COMMITTED), (undone.id, "b", State.ROLLED_BACK)], T0)
         for _ in range(2):
@@ -116,12 +117,12 @@ def test_a_decided_transaction_keeps_its_producer_group(run: Any) -> None:
                 assert (await b.store.put([t], T0))[0].put == Put.ALREADY
             await b.restart()
 
-    run(scenario)
+    transactions(scenario)
 
 
-def test_checks_are_claimed_once_and_fenced_by_their_token(run: Any) -> None:
+def test_checks_are_claimed_once_and_fenced_by_their_token(transactions: Any) -> None:
     async def scenario(b: Bench) -> None:
-        t = half(source="s", instance="i")
+        t = sent(source="s", instance="i")
         await b.store.put([t], T0)
         assert await b.store.claim_checks("g", T0 + 4 * SECOND, 10, 10 * SECOND) == []
         due = await b.store.claim_checks("g", T0 + 5 * SECOND, 10, 10 * SECOND)
@@ -137,14 +138,14 @@ def test_checks_are_claimed_once_and_fenced_by_their_token(run: Any) -> None:
         assert (await b.store.checking(t.id))[1:] == (1, False)
         third = (await b.store.claim_checks("g", now + 5 * SECOND, 10, 10 * SECOND))[0]
         assert third.token > again.token
-        assert await b.store.half_payloads([t.id]) == [[b"x"]]
+        assert await b.store.half_payloads([third]) == [[message(b"x").payload]]
 
-    run(scenario)
+    transactions(scenario)
 
 
-def test_parked_transactions_stay_until_they_are_resolved(run: Any) -> None:
+def test_parked_transactions_stay_until_they_are_resolved(transactions: Any) -> None:
     async def scenario(b: Bench) -> None:
-        t = half()
+        t = sent()
         await b.store.put([t], T0)
         due = (await b.store.claim_checks("g", T0 + 5 * SECOND, 1, SECOND))[0]
         await b.store.answer_check(t.id, due.token, T0, T0 + 600 * SECOND, 15, True)
@@ -156,12 +157,12 @@ def test_parked_transactions_stay_until_they_are_resolved(run: Any) -> None:
         assert result.changed
         assert await b.bodies() == [b"x"]
 
-    run(scenario)
+    transactions(scenario)
 
 
-def test_resume_begins_the_checks_anew(run: Any) -> None:
+def test_resume_begins_the_checks_anew(transactions: Any) -> None:
     async def scenario(b: Bench) -> None:
-        t = half()
+        t = sent()
         await b.store.put([t], T0)
         due = (await b.store.claim_checks("g", T0 + 5 * SECOND, 1, SECOND))[0]
         await b.store.answer_check(t.id, due.token, T0, T0 + 600 * SECOND, 15, True)
@@ -174,4 +175,4 @@ def test_resume_begins_the_checks_anew(run: Any) -> None:
         assert len(await b.store.claim_checks("g", T0 + 7 * SECOND, 1, SECOND)) == 1
         assert not await b.store.resume_checks(ids.new_id(), T0, anew=True)
 
-    run(scenario)
+    transactions(scenario)

@@ -49,7 +49,7 @@ def add_routes(routes: APIRouter, desk: Desk, jobs: Jobs) -> None:
 
     async def shown(m: StoredMessage) -> dict[str, Any]:
         again = redriven_id(m.transaction_id, m.offset)
-        is_redriven = (await desk.core.store.states([again]))[0] is not None
+        is_redriven = (await desk.core.queues.states([again]))[0] is not None
         return json_pulled(m) | {"dead_at": instant(m.committed_us), "redriven": is_redriven}
 
     @routes.get("/groups/{name}/dead-letters")

@@ -154,7 +154,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         g = desk.core.delivery.groups.get(name)
         if g is None:
             raise NotFound(f"there is no group {name[:100]!r}")
-        subscriptions = [s for s in desk.core.store.subscriptions() if s.group == name]
+        subscriptions = [s for s in desk.core.queues.subscriptions() if s.group == name]
         return {
             "name": name,
             "paused": g.paused,
@@ -162,7 +162,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
                 _described(s) | {"class": g.turns.class_of(s.topic), "share": g.turns.priorities.shares.get(s.topic, 1)}
                 for s in subscriptions
             ],
-            "patterns": [_described(s) for s in desk.core.store.patterns() if s.group == name],
+            "patterns": [_described(s) for s in desk.core.queues.patterns() if s.group == name],
             "queues": [cursor_row(c) for c in g.cursors.values()],
             "leases": [
                 {
@@ -203,9 +203,9 @@ def _subscriptions(routes: APIRouter, desk: Desk) -> None:
             round(write.retry_max * 1e6),
             write.filter,
         )
-        known = desk.core.store.subscription(name, topic)
+        known = desk.core.queues.subscription(name, topic)
         if not is_pattern:
-            of = desk.core.store.topic(topic)
+            of = desk.core.queues.topic(topic)
             check_retry(of.ttl_us if of is not None else 0, name, topic, s.retry_min_us)
             if known is not None and known.mode != s.mode and not write.force:
                 _refuse_change_of_mode(desk.core, known, s.mode)
@@ -224,12 +224,12 @@ def _subscriptions(routes: APIRouter, desk: Desk) -> None:
     @routes.delete("/groups/{name}/subscriptions/{topic}")
     async def unsubscribe(name: str, topic: str, write: Write, who: Who = "") -> dict[str, Any]:
         is_pattern = "*" in topic
-        if not is_pattern and desk.core.store.subscription(name, topic) is None:
+        if not is_pattern and desk.core.queues.subscription(name, topic) is None:
             raise NotFound(f"group {name[:100]!r} has no subscription to {topic[:100]!r}")
 
         async def do() -> Any:
             if is_pattern:
-                await desk.core.store.drop_pattern(name, topic)
+                await desk.core.queues.drop_pattern(name, topic)
             else:
                 await desk.core.delivery.unsubscribe(name, topic)
             return {"group": name, "topic": topic}
@@ -241,13 +241,13 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/groups/{name}/reset")
     async def reset(name: str, write: Reset, who: Who = "") -> dict[str, Any]:
         """Move a group in a topic. The preview says from where to where, and how many messages come again or not."""
-        s = desk.core.store.subscription(name, write.topic)
-        topic = desk.core.store.topic(write.topic)
+        s = desk.core.queues.subscription(name, write.topic)
+        topic = desk.core.queues.topic(write.topic)
         if s is None or topic is None:
             raise NotFound(f"group {name[:100]!r} has no subscription to {write.topic[:100]!r}")
         rows = []
         for queue in range(topic.queues):
-            floor = desk.core.store.progress(name, write.topic, queue).floor
+            floor = desk.core.queues.progress(name, write.topic, queue).floor
             to = desk.core.delivery.resolve(write.topic, queue, write.to)
             rows.append(
                 {"queue": queue, "from": floor, "to": to, "again": max(0, floor - to), "left_out": max(0, to - floor)}
@@ -263,7 +263,7 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/groups/{name}/priorities")
     async def priorities(name: str) -> dict[str, Any]:
         """The classes that share a group's deliveries by weight, and its topics' shares within them."""
-        return _priorities_shown(desk.core.store.priorities(name) or ONE_CLASS)
+        return _priorities_shown(desk.core.queues.priorities(name) or ONE_CLASS)
 
     @routes.put("/groups/{name}/priorities")
     async def put_priorities(name: str, write: PrioritiesWrite, who: Who = "") -> dict[str, Any]:

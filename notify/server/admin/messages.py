@@ -46,7 +46,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         if id is not None:
             return {"messages": [await message(id)]}
         from_us, until_us = _microseconds("from", since, 0), _microseconds("to", until, 1 << 62)
-        store = desk.core.store
+        store = desk.core.queues
         if key is not None:
             found = store.keyed(key, topic, from_us, until_us, max)
             # Another key may have the same hash.
@@ -74,7 +74,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             transaction_id, number = ids.parse_message_id(message_id)
         except ValueError as error:
             raise InvalidRequest(str(error), "invalid_id") from None
-        store = desk.core.store
+        store = desk.core.queues
         t = await store.transaction(transaction_id)
         mine = [m for m in t.messages if m.message_no == number] if t is not None else []
         if t is None or not mine:

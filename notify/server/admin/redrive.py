@@ -68,12 +68,12 @@ class DeadLetters:
 
     def bounds(self) -> tuple[int, int]:
         """First offset and the one behind the last."""
-        return self._core.store.bounds(self.topic, 0) if self._core.store.has_topic(self.topic) else (0, 0)
+        return self._core.queues.bounds(self.topic, 0) if self._core.queues.has_topic(self.topic) else (0, 0)
 
     def read(self, offset: int, limit: int) -> list[StoredMessage]:
-        if not self._core.store.has_topic(self.topic):
+        if not self._core.queues.has_topic(self.topic):
             return []
-        return self._core.store.read(self.topic, 0, offset, limit, READ_BYTES)
+        return self._core.queues.read(self.topic, 0, offset, limit, READ_BYTES)
 
     async def find(
         self, wanted: Wanted, offset: int, limit: int, *, not_redriven: bool = False
@@ -93,7 +93,7 @@ class DeadLetters:
         return found, offset
 
     async def _is_redriven(self, m: StoredMessage) -> bool:
-        return (await self._core.store.states([redriven_id(m.transaction_id, m.offset)]))[0] is not None
+        return (await self._core.queues.states([redriven_id(m.transaction_id, m.offset)]))[0] is not None
 
     def by_ids(self, names: set[str]) -> list[StoredMessage]:
         """Those of these message ids: by the id's index, not by reading all."""
@@ -105,7 +105,7 @@ class DeadLetters:
                 continue
             found += [
                 m
-                for m in self._core.store.messages(transaction_id)
+                for m in self._core.queues.messages(transaction_id)
                 if m.topic == self.topic and m.message_no == number and not m.corrupt
             ]
         return found
@@ -126,7 +126,7 @@ class DeadLetters:
                 continue
             message = NewMessage(topic, m.payload, p.key, p.tag)
             new.append(NewTransaction(again, "", [message], committed=True))
-        results = iter(await self._core.store.put(new, self._core.clock()) if new else [])
+        results = iter(await self._core.queues.put(new, self._core.clock()) if new else [])
         for item in items:
             if item["status"] == 201 and next(results).put is not Put.STORED:
                 item["status"] = 200
@@ -134,7 +134,7 @@ class DeadLetters:
 
     async def _retry_topic(self, p: Payload) -> str:
         """The topic through which the group gets messages of a topic again; made and subscribed when first needed."""
-        store = self._core.store
+        store = self._core.queues
         of = store.subscription(self.group, p.topic)
         if of is None:
             refused = NotifyError(f"group {self.group!r} does not subscribe to {p.topic!r} any more")

@@ -59,7 +59,7 @@ def _check_ttl(core: Core, topic: Topic) -> None:
     """Raises InvalidRequest where a message would be gone before a group tries it a second time."""
     if not topic.ttl_us:
         return
-    for s in core.store.subscriptions():
+    for s in core.queues.subscriptions():
         if s.topic == topic.name:
             check_retry(topic.ttl_us, s.group, topic.name, s.retry_min_us)
 
@@ -78,7 +78,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     """The routes under `topics`."""
 
     def shown(topic: Topic) -> dict[str, Any]:
-        bounds = [desk.core.store.bounds(topic.name, q) for q in range(topic.queues)]
+        bounds = [desk.core.queues.bounds(topic.name, q) for q in range(topic.queues)]
         return {
             "name": topic.name,
             "queues": [{"queue": q, "start": a, "end": b} for q, (a, b) in enumerate(bounds)],
@@ -86,11 +86,11 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/topics")
     async def topics() -> dict[str, Any]:
-        return {"topics": [shown(t) for t in desk.core.store.topics()]}
+        return {"topics": [shown(t) for t in desk.core.queues.topics()]}
 
     @routes.get("/topics/{name}")
     async def topic(name: str) -> dict[str, Any]:
-        found = desk.core.store.topic(name)
+        found = desk.core.queues.topic(name)
         if found is None:
             raise NotFound(f"there is no topic {name[:100]!r}")
         return shown(found)
@@ -99,7 +99,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     async def put_topic(name: str, write: TopicWrite, who: Who = "") -> dict[str, Any]:
         """Make or change a topic; what is left out stays, or gets its default."""
         check_name("topic", name)
-        known = desk.core.store.topic(name)
+        known = desk.core.queues.topic(name)
         topic = _changed(known or Topic(name), write)
         if known is not None and topic.queues < known.queues:
             raise InvalidRequest(f"topic {name!r} has {known.queues} queues; the number can grow, not shrink")
@@ -113,7 +113,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             )
 
         async def do() -> Any:
-            await desk.core.store.create_topic(topic)
+            await desk.core.queues.create_topic(topic)
             desk.core.flow.changed(topic)
             if known is None:
                 desk.core.delivery.topic_made(name)
@@ -125,13 +125,13 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.delete("/topics/{name}")
     async def delete_topic(name: str, write: Write, who: Who = "") -> dict[str, Any]:
-        found = desk.core.store.topic(name)
+        found = desk.core.queues.topic(name)
         if found is None:
             raise NotFound(f"there is no topic {name[:100]!r}")
 
         async def do() -> Any:
-            groups = [s.group for s in desk.core.store.subscriptions() if s.topic == name]
-            await desk.core.store.delete_topic(name)
+            groups = [s.group for s in desk.core.queues.subscriptions() if s.topic == name]
+            await desk.core.queues.delete_topic(name)
             for group in groups:
                 desk.core.delivery.forget(group, name)
             desk.core.flow.gates.pop(name, None)

@@ -1,0 +1,59 @@
+"""What differs between databases and is needed by client and server: the clock, and how SQLite begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.dialects import mysql
+from sqlalchemy.engine import Connection
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+INSTANT = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
+"""UTC, with microseconds."""
+
+
+def use_explicit_begin(engine: Any) -> None:
+    """Make SQLite begin transactions where SQLAlchemy does, with BEGIN IMMEDIATE. For sync and async engines.
+
+    Without it, sqlite3 begins with the first write and keeps a released savepoint past the rollback.
+    """
+    sync_engine = getattr(engine, "sync_engine", engine)
+
+    @event.listens_for(sync_engine, "connect")
+    def connect(dbapi_connection: Any, record: Any) -> None:
+        dbapi_connection.isolation_level = None
+
+    @event.listens_for(sync_engine, "begin")
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+class database_now(FunctionElement[Any]):
+    """The database's clock in UTC at this moment, not at the start of its transaction."""
+
+    type = INSTANT
+    inherit_cache = True
+
+
+@compiles(database_now)
+def _now_default(element: Any, compiler: Any, **kw: Any) -> str:
+    return "CURRENT_TIMESTAMP"
+
+
+@compiles(database_now, "postgresql")
+def _now_postgresql(element: Any, compiler: Any, **kw: Any) -> str:
+    return "(clock_timestamp() AT TIME ZONE 'utc')"
+
+
+@compiles(database_now, "mysql")
+@compiles(database_now, "mariadb")
+def _now_mysql(element: Any, compiler: Any, **kw: Any) -> str:
+    return "UTC_TIMESTAMP(6)"
+
+
+@compiles(database_now, "sqlite")
+def _now_sqlite(element: Any, compiler: Any, **kw: Any) -> str:
+    return "strftime('%Y-%m-%d %H:%M:%f000', 'now')"

@@ -1,0 +1,9 @@
+"""Run by Alembic with the connection that storage/sql/schema.py hands over."""
+
+from alembic import context
+
+from storage.sql.schema import VERSION_TABLE
+
+context.configure(connection=context.config.attributes["connection"], version_table=VERSION_TABLE)
+with context.begin_transaction():
+    context.run_migrations()

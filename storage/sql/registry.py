@@ -1,0 +1,136 @@
+"""The registry (Config server): who is there, by heartbeats in a table of the server's database.
+
+Times are the database's clock, so that members need not agree on theirs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from notify.databases import INSTANT, database_now
+from storage.sql.rows import microseconds_of
+from storage.sql.tables import server_key_map, server_member
+
+HEARTBEAT_SECONDS = 1.0
+GONE_SECONDS = 5.0
+"""A member not heard of for so long is not handed out any more."""
+FORGOTTEN_SECONDS = 86_400.0
+
+_m = server_member.c
+
+
+@dataclass(slots=True)
+class Member:
+    """One process: a server, bridge, relay or consumer. `load`: requests or rows a second."""
+
+    name: str
+    kind: str
+    url: str = ""
+    roles: tuple[str, ...] = ()
+    shards: tuple[str, ...] = ()
+    room: str = ""
+    load: float = 0.0
+    detail: dict[str, Any] = field(default_factory=dict)
+    started_us: int = 0
+    seen_us: int = 0
+    age: float = 0.0
+    """Seconds since it was heard of, by the database's clock."""
+
+
+def now(connection: Connection) -> Any:
+    """The database's clock, a naive UTC datetime."""
+    return connection.execute(sa.select(sa.type_coerce(database_now(), INSTANT))).scalar_one()
+
+
+def heartbeat(connection: Connection, member: Member) -> None:
+    """Note that a member is there."""
+    at = now(connection)
+    values = {
+        "kind": member.kind,
+        "url": member.url,
+        "roles": ",".join(member.roles),
+        "shards": ",".join(member.shards),
+        "room": member.room,
+        "load": member.load,
+        "detail": json.dumps(member.detail),
+        "seen_at": at,
+    }
+    changed = connection.execute(server_member.update().where(_m.name == member.name).values(values)).rowcount
+    if not changed:
+        connection.execute(server_member.insert().values(name=member.name, started_at=at, **values))
+
+
+def leave(connection: Connection, name: str) -> None:
+    """A member stops in good order."""
+    connection.execute(server_member.delete().where(_m.name == name))
+
+
+def members(connection: Connection, *, within: float = GONE_SECONDS) -> list[Member]:
+    """Those that were heard of within so many seconds, by name."""
+    at = now(connection)
+    rows = connection.execute(
+        sa.select(server_member).where(_m.seen_at > at - timedelta(seconds=within)).order_by(_m.name)
+    ).mappings()
+    now_us = microseconds_of(at)
+    return [_member(row, now_us) for row in rows]
+
+
+def _member(row: Any, now_us: int) -> Member:
+    seen_us = microseconds_of(row["seen_at"])
+    return Member(
+        row["name"],
+        row["kind"],
+        row["url"],
+        _split(row["roles"]),
+        _split(row["shards"]),
+        row["room"],
+        float(row["load"]),
+        json.loads(row["detail"]),
+        microseconds_of(row["started_at"]),
+        seen_us,
+        max(0.0, (now_us - seen_us) / 1e6),
+    )
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.split(",") if part)
+
+
+def forget_the_long_gone(connection: Connection) -> None:
+    """Rows of servers and consumers that were not heard of for a day. Bridges stay: retention waits for them."""
+    connection.execute(
+        server_member.delete().where(
+            _m.seen_at < now(connection) - timedelta(seconds=FORGOTTEN_SECONDS), _m.kind != "bridge"
+        )
+    )
+
+
+def read_through_us(connection: Connection) -> int:
+    """Up to when every bridge of this database has read what was committed; 0 if there is none."""
+    rows = connection.scalars(sa.select(_m.detail).where(_m.kind == "bridge"))
+    times = [int(json.loads(row).get("read_through_us", 0)) for row in rows]
+    return min(times, default=0)
+
+
+def key_map(connection: Connection) -> tuple[int, Sequence[str]]:
+    """The newest version of the key map, and its shards; version 0 without shards where none was made."""
+    row = connection.execute(
+        sa.select(server_key_map.c.version, server_key_map.c.shards).order_by(server_key_map.c.version.desc()).limit(1)
+    ).one_or_none()
+    return (0, ()) if row is None else (int(row[0]), tuple(json.loads(row[1])))
+
+
+def set_key_map(connection: Connection, shards: Sequence[str]) -> int:
+    """Make the next version of the key map; the version."""
+    version = key_map(connection)[0] + 1
+    connection.execute(
+        server_key_map.insert().values(version=version, shards=json.dumps(list(shards)), made_at=now(connection))
+    )
+    return version

@@ -1,0 +1,412 @@
+"""One database as a storage of transactions. Any number of servers share it; none of them keeps state of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+import structlog
+from sqlalchemy.engine import Connection
+
+from notify import ids
+from notify.errors import StorageFailed, Unavailable
+from notify.limits import check_name
+from storage.hashing import tag_hash
+from storage.sql import schema
+from storage.sql.dialects import Again, Duplicate, Gone, dialect_of, open_engine
+from storage.sql.registry import read_through_us
+from storage.sql.rows import UNDECIDED, microseconds_of, moment_of, payload_of
+from storage.sql.tables import server_half_message
+from storage.sql.writer import WRITERS, Writer
+from storage.store import (
+    NO_SHARDS,
+    NO_TOKENS,
+    Checking,
+    Decided,
+    Due,
+    NewTransaction,
+    PutResult,
+    State,
+    Store,
+    StoredMessage,
+    Topic,
+    Transaction,
+)
+
+log = structlog.get_logger("notify.sql")
+
+LOOK_EVERY_US = 500_000
+"""How often a server looks for due checks of a group that polls it."""
+READERS = 4
+ATTEMPTS = 5
+PURGE_TRANSACTIONS = 500
+PURGE_ROUNDS = 40
+"""Rows are deleted a few hundred at a time, each in a transaction of its own, and so many rounds a call."""
+TOPICS_KEPT = 100_000
+
+T = TypeVar("T")
+_t = server_half_message.c
+
+
+class SqlStore:
+    """Halves, outcomes and checks in one database (PostgreSQL, MySQL, MariaDB, SQLite).
+
+    `shard` is the database's name among several. Times come from the caller, as in every storage.
+    """
+
+    def __init__(self, url: str, shard: str = "main", *, retention_us: int = 0, writers: int = WRITERS) -> None:
+        """`retention_us`: how long decided transactions are kept; 0: for ever. Raises InvalidRequest for a bad URL."""
+        self.shard = shard
+        self.engine = open_engine(url)
+        self._retention_us = retention_us
+        self._dialect = dialect_of(self.engine)
+        self._writers = 1 if self.engine.dialect.name == "sqlite" else writers
+        self._topics: dict[str, Topic] = {}
+        self._look_us: dict[str, int] = {}
+        self._pool = ThreadPoolExecutor(READERS, f"notify-sql-read-{shard}")
+        self.writer: Writer
+
+    # --- opening ----------------------------------------------------------------------------------------------
+
+    async def open(self, now_us: int) -> None:
+        """Check the tables and begin to write. Raises StorageFailed with what to do."""
+        await self._in_thread(self._check)
+        self.writer = Writer(self._dialect, self._rows_of, self.shard)
+        self.writer.start(self._writers)
+
+    def _check(self) -> None:
+        try:
+            if self.engine.dialect.name == "sqlite":
+                schema.upgrade(self.engine, self.shard)  # a file of this server's own
+            schema.check(self.engine, self.shard)
+        except sa.exc.DBAPIError as error:
+            raise StorageFailed(
+                f"shard {self.shard!r}: the database {self.engine.url.render_as_string()} refuses: {error.orig}"
+            ) from None
+
+    async def close(self) -> None:
+        await self.writer.close()
+        self._pool.shutdown(wait=True)
+        self.engine.dispose()
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+
+    async def _read(self, function: Callable[[Connection], T]) -> T:
+        """The function's result in a transaction of its own, tried again after deadlocks. Raises Unavailable."""
+        return await self._in_thread(self._with_connection, function)
+
+    def _with_connection(self, function: Callable[[Connection], T]) -> T:
+        for attempt in range(ATTEMPTS):
+            try:
+                with self.engine.begin() as connection:
+                    return function(connection)
+            except sa.exc.DBAPIError as error:
+                cause = self._dialect.error(error.orig)
+                if not isinstance(cause, Again | Gone | Duplicate):
+                    raise StorageFailed(f"shard {self.shard!r}: the database refuses this: {error.orig}") from None
+                if attempt + 1 == ATTEMPTS or (isinstance(cause, Gone) and attempt):
+                    raise Unavailable(f"shard {self.shard!r}: the database does not answer ({error.orig})") from None
+        raise AssertionError("the loop returns or raises")
+
+    # --- what it is -------------------------------------------------------------------------------------------
+
+    def shards(self) -> Sequence[str]:
+        return (self.shard,)
+
+    def queues(self) -> Store | None:
+        return None
+
+    def topics(self) -> list[Topic]:
+        return list(self._topics.values())
+
+    def topic(self, name: str) -> Topic | None:
+        return self._topics.get(name)
+
+    def has_topic(self, name: str) -> bool:
+        """Whether the name has been used here: topics and their policies are the queue servers'."""
+        return name in self._topics
+
+    def create_topic_soon(self, topic: Topic) -> None:
+        check_name("topic", topic.name)
+        if len(self._topics) < TOPICS_KEPT:
+            self._topics[topic.name] = topic
+
+    # --- halves and outcomes ----------------------------------------------------------------------------------
+
+    async def put(self, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
+        results = await self.writer.put(transactions, now_us)
+        for result in results:
+            result.shard = self.shard
+        return results
+
+    async def decide(
+        self,
+        outcomes: Sequence[tuple[bytes, str | None, State]],
+        now_us: int,
+        forced: bool = False,
+        tokens: Mapping[bytes, int] = NO_TOKENS,
+        shards: Mapping[bytes, str] = NO_SHARDS,
+    ) -> list[Decided]:
+        return await self.writer.decide(outcomes, now_us, tokens)
+
+    async def states(self, ids_: Sequence[bytes]) -> list[State | None]:
+        names = [ids.to_text(i) for i in ids_]
+
+        def read(connection: Connection) -> dict[str, str]:
+            found: dict[str, str] = {}
+            for first in range(0, len(names), 500):
+                some = names[first : first + 500]
+                rows = connection.execute(
+                    sa.select(_t.transaction_id, _t.state).where(_t.transaction_id.in_(some), _t.message_no == 0)
+                )
+                found.update((str(r[0]), str(r[1])) for r in rows)
+            return found
+
+        found = await self._read(read)
+        return [State[found[name]] if name in found else None for name in names]
+
+    def _rows_of(self, names: Sequence[str]) -> dict[str, list[Any]]:
+        """All rows of transactions, in message order; on a connection of its own."""
+        with self.engine.begin() as connection:
+            return _rows(connection, names)
+
+    # --- checks -----------------------------------------------------------------------------------------------
+
+    async def claim_checks(self, producer_group: str, now_us: int, limit: int, answer_within_us: int) -> list[Due]:
+        if limit <= 0 or now_us < self._look_us.get(producer_group, 0):
+            return []
+
+        def claim(connection: Connection) -> list[Due]:
+            wanted = (
+                sa.select(_t.transaction_id, _t.token, _t.source, _t.instance, _t.attempts)
+                .where(_t.producer_group == producer_group, _t.next_check_us <= now_us, _t.message_no == 0)
+                .order_by(_t.next_check_us)
+                .limit(limit)
+                .with_for_update(skip_locked=True)
+            )
+            rows = connection.execute(wanted).all()
+            if not rows:
+                return []
+            names = [str(row[0]) for row in rows]
+            mine = sa.and_(_t.transaction_id.in_(names), _t.message_no == 0)
+            asked = sa.case((sa.func.abs(_t.token) >= now_us, sa.func.abs(_t.token) + 1), else_=now_us)
+            connection.execute(
+                server_half_message.update().where(mine).values(token=asked, next_check_us=now_us + answer_within_us)
+            )
+            topics: dict[str, dict[str, None]] = {}
+            for name, topic in connection.execute(
+                sa.select(_t.transaction_id, _t.topic)
+                .where(_t.transaction_id.in_(names))
+                .order_by(_t.transaction_id, _t.message_no)
+            ):
+                topics.setdefault(str(name), {})[str(topic)] = None
+            return [
+                Due(
+                    ids.from_text(str(name)),
+                    abs(token) + 1 if abs(token) >= now_us else now_us,
+                    str(source),
+                    str(instance),
+                    int(attempts),
+                    tuple(topics.get(str(name), ())),
+                    self.shard,
+                )
+                for name, token, source, instance, attempts in rows
+            ]
+
+        claimed = await self._read(claim)
+        if len(claimed) < limit:
+            self._look_us[producer_group] = now_us + LOOK_EVERY_US
+        return claimed
+
+    async def release_checks(self, claimed: Sequence[Due], due_us: int) -> None:
+        def release(connection: Connection) -> None:
+            for due in claimed:
+                connection.execute(
+                    server_half_message.update()
+                    .where(_message_0(due.id), _t.token == due.token, _t.next_check_us.is_not(None))
+                    .values(token=-due.token, next_check_us=due_us)
+                )
+
+        await self._read(release)
+
+    async def answer_check(
+        self,
+        transaction_id: bytes,
+        token: int,
+        now_us: int,
+        next_check_us: int,
+        attempts: int,
+        park: bool,
+        shard: str | None = None,
+    ) -> bool:
+        state = (State.PARKED if park else State.PREPARED).name
+
+        def answer(connection: Connection) -> bool:
+            fenced = server_half_message.update().where(
+                _message_0(transaction_id), _t.token == token, _t.state.in_(UNDECIDED)
+            )
+            values = {"token": -token, "next_check_us": next_check_us, "attempts": attempts}
+            if connection.execute(fenced.values(values)).rowcount != 1:
+                return False
+            _set_state(connection, transaction_id, state)
+            return True
+
+        return token > 0 and await self._read(answer)
+
+    async def checking(self, transaction_id: bytes, shard: str | None = None) -> Checking | None:
+        def read(connection: Connection) -> Checking | None:
+            row = connection.execute(
+                sa.select(_t.token, _t.attempts, _t.state).where(_message_0(transaction_id))
+            ).one_or_none()
+            if row is None or row[2] not in UNDECIDED:
+                return None
+            return Checking(max(0, int(row[0])), int(row[1]), row[2] == State.PARKED.name)
+
+        return await self._read(read)
+
+    async def resume_checks(self, transaction_id: bytes, now_us: int, *, anew: bool) -> bool:
+        def resume(connection: Connection) -> bool:
+            values: dict[str, Any] = {"token": -sa.func.abs(_t.token), "next_check_us": now_us}
+            if anew:
+                values["attempts"] = 0
+            found = connection.execute(
+                server_half_message.update().where(_message_0(transaction_id), _t.state.in_(UNDECIDED)).values(values)
+            ).rowcount
+            if found and anew:
+                _set_state(connection, transaction_id, State.PREPARED.name)
+            return bool(found)
+
+        self._look_us.clear()
+        return await self._read(resume)
+
+    async def half_payloads(self, claimed: Sequence[Due]) -> list[list[bytes]]:
+        names = [ids.to_text(due.id) for due in claimed]
+        found = await self._read(lambda connection: _rows(connection, names))
+        return [[payload_of(row) for row in found.get(name, [])] for name in names]
+
+    def ripen_checks(self, now_us: int) -> None:
+        """The database's index is the schedule."""
+
+    def next_check_us(self, producer_group: str) -> int | None:
+        return self._look_us.get(producer_group, 0)
+
+    # --- for the administrator --------------------------------------------------------------------------------
+
+    async def transaction(self, transaction_id: bytes) -> Transaction | None:
+        name = ids.to_text(transaction_id)
+        rows = (await self._read(lambda connection: _rows(connection, [name]))).get(name)
+        return _transaction(rows) if rows else None
+
+    async def undecided(
+        self, state: State | None, producer_group: str | None, older_than_us: int | None, limit: int
+    ) -> list[Transaction]:
+        wanted = sa.select(_t.transaction_id).where(_t.next_check_us.is_not(None), _t.message_no == 0)
+        if state is not None:
+            wanted = wanted.where(_t.state == state.name)
+        if producer_group is not None:
+            wanted = wanted.where(_t.producer_group == producer_group)
+        if older_than_us is not None:
+            wanted = wanted.where(_t.created_at <= moment_of(older_than_us))
+        wanted = wanted.order_by(_t.transaction_id).limit(limit)
+
+        def read(connection: Connection) -> list[Transaction]:
+            names = [str(name) for name in connection.scalars(wanted)]
+            found = _rows(connection, names)
+            return [_transaction(found[name]) for name in names if name in found]
+
+        return await self._read(read)
+
+    # --- retention --------------------------------------------------------------------------------------------
+
+    async def retain(self, now_us: int) -> int:
+        """Delete transactions that were decided before the retention, and that nobody has to read any more."""
+        if not self._retention_us:
+            return 0
+        before_us = now_us - self._retention_us
+        deleted = 0
+        for _ in range(PURGE_ROUNDS):
+            names = await self._read(lambda connection: self._old(connection, before_us))
+            if names:
+                deleted += await self._read(lambda connection, names=names: _delete(connection, names))  # type: ignore[misc]
+            if len(names) < PURGE_TRANSACTIONS:
+                break
+        return deleted
+
+    def _old(self, connection: Connection, before_us: int) -> list[str]:
+        """Ids rise with time, so the primary key finds the oldest. What a bridge or relay has not read, stays."""
+        read_us = before_us
+        relayed = _t.relayed != 0
+        if self.engine.dialect.name in ("mysql", "mariadb"):
+            read_us = min(before_us, read_through_us(connection))
+            relayed = sa.true()
+        highest = ids.to_text(max(0, before_us // 1000).to_bytes(6) + bytes(10))
+        rows = connection.scalars(
+            sa.select(_t.transaction_id)
+            .where(_t.transaction_id < highest, _t.message_no == 0, _t.next_check_us.is_(None))
+            .where(
+                sa.or_(
+                    sa.and_(_t.state == "ROLLED_BACK", _t.decided_at < moment_of(before_us)),
+                    sa.and_(_t.state == "COMMITTED", relayed, _t.decided_at < moment_of(max(0, read_us))),
+                )
+            )
+            .order_by(_t.transaction_id)
+            .limit(PURGE_TRANSACTIONS)
+        )
+        return [str(name) for name in rows]
+
+
+def _message_0(transaction_id: bytes) -> Any:
+    return sa.and_(_t.transaction_id == ids.to_text(transaction_id), _t.message_no == 0)
+
+
+def _set_state(connection: Connection, transaction_id: bytes, state: str) -> None:
+    """All of a transaction's rows say the same."""
+    connection.execute(
+        server_half_message.update()
+        .where(_t.transaction_id == ids.to_text(transaction_id), _t.state != state)
+        .values(state=state)
+    )
+
+
+def _rows(connection: Connection, names: Sequence[str]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for first in range(0, len(names), 500):
+        rows = connection.execute(
+            sa.select(server_half_message)
+            .where(_t.transaction_id.in_(names[first : first + 500]))
+            .order_by(_t.transaction_id, _t.message_no)
+        ).mappings()
+        for row in rows:
+            found.setdefault(str(row["transaction_id"]), []).append(row)
+    return found
+
+
+def _delete(connection: Connection, names: Sequence[str]) -> int:
+    return int(connection.execute(server_half_message.delete().where(_t.transaction_id.in_(names))).rowcount)
+
+
+def _transaction(rows: Sequence[Any]) -> Transaction:
+    first = rows[0]
+    transaction_id = ids.from_text(first["transaction_id"])
+    decided_us = microseconds_of(first["decided_at"])
+    return Transaction(
+        transaction_id,
+        first["producer_group"],
+        State[first["state"]],
+        microseconds_of(first["created_at"]),
+        decided_us,
+        first["source"],
+        first["instance"],
+        first["attempts"],
+        first["next_check_us"] or 0,
+        [
+            StoredMessage(
+                row["topic"], 0, 0, transaction_id, row["message_no"], decided_us, payload_of(row), tag_hash(row["tag"])
+            )
+            for row in rows
+        ],
+    )

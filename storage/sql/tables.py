@@ -1,0 +1,119 @@
+"""The server's own tables in a database: halves and outcomes, who is there, and where bridges stand.
+
+`server_half_message` has the columns of the local table `half_message` under another name, so that both may share a
+database, and behind them what a check needs. One row a message; message 0 speaks for its transaction in the columns of
+the check. Times of day are UTC; `next_check_us` and `token` are microseconds since 1970.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
+
+from notify.databases import INSTANT
+
+metadata = sa.MetaData()
+
+_ASCII = {"charset": "ascii", "collation": "ascii_bin"}
+_ID = sa.String(36).with_variant(mysql.CHAR(36, **_ASCII), "mysql", "mariadb")
+_NAME = sa.String(127).with_variant(mysql.VARCHAR(127, **_ASCII), "mysql", "mariadb")
+_WORD = sa.String(16).with_variant(mysql.VARCHAR(16, **_ASCII), "mysql", "mariadb")
+_TEXT = sa.Text().with_variant(mysql.MEDIUMTEXT(charset="utf8mb4"), "mysql", "mariadb")
+_BODY = sa.LargeBinary().with_variant(mysql.MEDIUMBLOB(), "mysql", "mariadb")
+_KEY = sa.String(1024).with_variant(mysql.VARCHAR(1024, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
+_LABEL = sa.String(255).with_variant(mysql.VARCHAR(255, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
+_INNODB: dict[str, Any] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
+
+server_half_message = sa.Table(
+    "server_half_message",
+    metadata,
+    sa.Column("transaction_id", _ID, primary_key=True),
+    sa.Column("message_no", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("producer_group", _NAME, nullable=False),
+    sa.Column("mode", _WORD, nullable=False),
+    sa.Column("state", _WORD, nullable=False),
+    sa.Column("shards", sa.String(1024), nullable=False),
+    sa.Column("topic", _NAME, nullable=False),
+    sa.Column("key", _KEY),
+    sa.Column("tag", _NAME),
+    sa.Column("headers", _TEXT),
+    sa.Column("body", _BODY),
+    sa.Column("delay", sa.Float(53)),
+    sa.Column("deliver_at", INSTANT),
+    sa.Column("ttl", sa.Float(53)),
+    sa.Column("relayed", sa.SmallInteger, nullable=False),
+    sa.Column("created_at", INSTANT, nullable=False),
+    sa.Column("source", _LABEL, nullable=False),
+    sa.Column("instance", _LABEL, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("token", sa.BigInteger, nullable=False),  # of the latest check; below 0: it is answered
+    sa.Column("next_check_us", sa.BigInteger),  # of message 0 while it is undecided
+    sa.Column("decided_at", INSTANT),
+    sqlite_with_rowid=False,
+    **_INNODB,
+)
+_is_open = server_half_message.c.next_check_us.is_not(sa.null())
+sa.Index(
+    "server_half_message_checks",
+    server_half_message.c.producer_group,
+    server_half_message.c.next_check_us,
+    sqlite_where=_is_open,
+    postgresql_where=_is_open,
+)
+is_waiting = sa.and_(
+    server_half_message.c.relayed == sa.literal_column("0"),
+    server_half_message.c.state == sa.literal_column("'COMMITTED'"),
+)
+"""Committed and not relayed yet; written out, so that SQLite and PostgreSQL see that the index serves it."""
+
+
+def _relays_look(*_: Any, dialect: Any, **__: Any) -> bool:
+    return dialect.name in ("sqlite", "postgresql")
+
+
+sa.Index(
+    "server_half_message_waiting",
+    server_half_message.c.decided_at,
+    sqlite_where=is_waiting,
+    postgresql_where=is_waiting,
+).ddl_if(callable_=_relays_look)
+"""Only where a relay looks for them: in MySQL and MariaDB the bridge reads the binlog, and the index would cost."""
+
+server_shard = sa.Table(
+    "server_shard",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),  # 1: one row
+    sa.Column("name", _NAME, nullable=False),
+    sa.Column("source", _ID, nullable=False),
+    **_INNODB,
+)
+"""Which shard this database is; a server that calls it otherwise is refused."""
+
+server_member = sa.Table(
+    "server_member",
+    metadata,
+    sa.Column("name", _LABEL, primary_key=True),
+    sa.Column("kind", _WORD, nullable=False),  # server, bridge, relay, consumer
+    sa.Column("url", sa.String(255), nullable=False),
+    sa.Column("roles", sa.String(64), nullable=False),
+    sa.Column("shards", sa.String(1024), nullable=False),
+    sa.Column("room", _NAME, nullable=False),
+    sa.Column("load", sa.Float(53), nullable=False),
+    sa.Column("detail", _TEXT, nullable=False),
+    sa.Column("started_at", INSTANT, nullable=False),
+    sa.Column("seen_at", INSTANT, nullable=False),
+    **_INNODB,
+)
+"""The registry: who is there, by heartbeats. `detail` is JSON."""
+
+server_key_map = sa.Table(
+    "server_key_map",
+    metadata,
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("shards", _TEXT, nullable=False),  # JSON: names in order; a key's is the one its hash picks
+    sa.Column("made_at", INSTANT, nullable=False),
+    **_INNODB,
+)
+"""Which shard a key belongs to, by version: the newest holds."""
