@@ -34,8 +34,32 @@ class Settings:
     data_dir: str = _setting(
         "./notify-data", "The directory of the log; made if it is missing, readable by its owner only."
     )
+    storage: str = _setting(
+        "",
+        "Where transactions are kept. Empty: in the log under `data_dir`, with the queues. Else a database "
+        "(PostgreSQL, MySQL, MariaDB or SQLite as an SQLAlchemy URL; several as `name=URL name=URL`, one a shard): "
+        "then this server is stateless, and a bridge or relay moves what is committed to a queue server.",
+    )
+    sql_writers: int = _setting(
+        2, "How many connections write to each database of `storage`; each carries the requests of many callers.", 1, 64
+    )
+    registry: str = _setting(
+        "",
+        "The database in which servers, bridges and consumers find each other; empty: the first one of `storage`, and "
+        "without that none.",
+    )
+    roles: str = _setting(
+        "transactions,queue",
+        "What this server announces in the registry, of `transactions` and `queue`. With a database as `storage` it is "
+        "`transactions`.",
+    )
+    url: str = _setting("", "The address that the registry hands out for this server; empty: `http://host:port`.")
+    room: str = _setting(
+        "", "Where this server stands (a data centre, a zone): clients with the same label prefer it. Empty: nowhere."
+    )
     shard: str = _setting(
-        "main", "The name of this server's log among several. Outcomes name the shard that stored their half."
+        "main",
+        "The name of this log or database among several. Outcomes name the shard that stored their half.",
     )
     create_topics: bool = _setting(
         True, "Whether a topic is made when a message for it first comes; otherwise that is a 404."

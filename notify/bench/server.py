@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 from notify.errors import Unavailable
@@ -19,10 +20,17 @@ from notify.errors import Unavailable
 class ServerProcess:
     """`notify serve` as a child. `url` once it is ready."""
 
-    def __init__(self, data_dir: Path, port: int = 0, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        port: int = 0,
+        environment: dict[str, str] | None = None,
+        flags: Sequence[str] = (),
+    ) -> None:
         self.data_dir = data_dir
         self._port = port
         self._environment = environment or {}
+        self._flags = flags
         self.url = ""
         self.process: subprocess.Popen[str] | None = None
         self.output: list[str] = []
@@ -37,6 +45,7 @@ class ServerProcess:
                 sys.executable,
                 *("-m", "notify.cli.main", "serve"),
                 *("--port", str(self._port), "--data-dir", str(self.data_dir)),
+                *self._flags,
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

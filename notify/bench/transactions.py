@@ -13,7 +13,7 @@ from typing import Any
 
 from notify.bench import children
 from notify.bench.server import ServerProcess
-from notify.bench.verify import count_in_queues
+from notify.bench.verify import count_in_queues, missing_in_database
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class Plan:
     batching: bool = True
     url: str | None = None
     dsn: str | None = None
+    storage: str | None = None
 
 
 def run(plan: Plan) -> dict[str, Any]:
@@ -41,7 +42,14 @@ def run(plan: Plan) -> dict[str, Any]:
         server: ServerProcess | None = None
         url = plan.url
         if url is None:
-            server = ServerProcess(directory / "data").start()
+            flags = []
+            if plan.storage is not None:
+                from storage.sql import schema
+                from storage.sql.dialects import open_engine
+
+                schema.upgrade(open_engine(plan.storage), "main")
+                flags = ["--storage", plan.storage]
+            server = ServerProcess(directory / "data", flags=flags).start()
             stack.callback(server.stop)
             url = server.url
         consumer = _start_consumer(plan, url, directory) if plan.consume else None
@@ -105,7 +113,7 @@ def _summary(
     plan: Plan, url: str, results: list[dict[str, Any]], consumed: dict[str, Any] | None, cpu: _Cpu
 ) -> dict[str, Any]:
     latencies = sorted(x for r in results for x in r["latencies"])
-    lost, duplicated = _verify(url, results, consumed)
+    lost, duplicated = _verify(plan, url, results, consumed)
     summary: dict[str, Any] = {
         "transactions_per_second": round(sum(r["committed"] / r["seconds"] for r in results)),
         "p50_ms": _percentile(latencies, 0.5),
@@ -130,11 +138,13 @@ def _summary(
     return summary
 
 
-def _verify(url: str, results: list[dict[str, Any]], consumed: dict[str, Any] | None) -> tuple[int, int]:
+def _verify(plan: Plan, url: str, results: list[dict[str, Any]], consumed: dict[str, Any] | None) -> tuple[int, int]:
     """Acknowledged transactions that are not there, and messages that are there twice: by pull, or as consumed."""
     acknowledged: set[str] = set()
     for r in results:
         acknowledged.update(Path(r["ids"]).read_text().split())
+    if plan.storage is not None:
+        return missing_in_database(plan.storage, acknowledged), 0
     counts = consumed["counts_file"] if consumed else None
     if counts is not None:
         seen: dict[str, int] = json.loads(Path(counts).read_text())

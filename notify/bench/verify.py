@@ -7,6 +7,7 @@ import time
 from collections import Counter
 
 import msgspec
+import sqlalchemy as sa
 
 from notify.client.http import HttpClient
 from notify.wire import Items, Pulled, States, encode_msgpack
@@ -48,6 +49,18 @@ async def _count(url: str, prefix: str) -> dict[str, int]:
     finally:
         http.close()
     return dict(counts)
+
+
+def missing_in_database(storage: str, acknowledged: set[str]) -> int:
+    """How many of acknowledged transactions are not COMMITTED in a server's database."""
+    from storage.sql.dialects import open_engine
+    from storage.sql.tables import server_half_message
+
+    t = server_half_message.c
+    with open_engine(storage).connect() as connection:
+        connection = connection.execution_options(stream_results=True)
+        found = connection.execute(sa.select(t.transaction_id).where(t.state == "COMMITTED", t.message_no == 0))
+        return len(acknowledged - {str(row[0]) for row in found})
 
 
 def committed_in_all(url: str, acknowledged: list[str], sent_besides: int) -> tuple[int, int]:

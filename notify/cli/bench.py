@@ -39,6 +39,7 @@ def register(app: typer.Typer) -> None:
         no_batching: bool = typer.Option(False, "--no-batching", help="One request a half."),
         url: str | None = typer.Option(None, help="A running server, instead of one of its own."),
         dsn: str | None = typer.Option(None, help="Database for --mode threads (default: SQLite)."),
+        storage: str | None = typer.Option(None, help="A database as the server's storage, instead of the log."),
         as_json: bool = _AS_JSON,
     ) -> None:
         """Transactions (half and outcome both recorded, durably) per second."""
@@ -56,6 +57,7 @@ def register(app: typer.Typer) -> None:
             batching=not no_batching,
             url=url,
             dsn=dsn,
+            storage=storage,
         )
         show(transactions_bench.run(plan), as_json)
 

@@ -15,13 +15,22 @@ def register(app: typer.Typer) -> None:
         host: str | None = typer.Option(None, help="Address to listen on (loopback). [env: NOTIFY_HOST]"),
         port: int | None = typer.Option(None, help="Port; 0 takes a free one. [env: NOTIFY_PORT]"),
         data_dir: str | None = typer.Option(None, help="Directory of the log. [env: NOTIFY_DATA_DIR]"),
+        storage: str | None = typer.Option(
+            None, help="A database for the transactions instead of the log: an SQLAlchemy URL. [env: NOTIFY_STORAGE]"
+        ),
+        roles: str | None = typer.Option(None, help="Roles to announce: transactions,queue. [env: NOTIFY_ROLES]"),
+        registry: str | None = typer.Option(
+            None, help="The database of the registry; default: that of --storage. [env: NOTIFY_REGISTRY]"
+        ),
+        room: str | None = typer.Option(None, help="Where this server stands. [env: NOTIFY_ROOM]"),
         shard: str | None = typer.Option(None, help="Name of this log among several. [env: NOTIFY_SHARD]"),
         config: Path | None = typer.Option(
             None, help="TOML file of settings. [env: NOTIFY_CONFIG]", envvar="NOTIFY_CONFIG"
         ),
     ) -> None:
-        """Run a server: transactions and queues in one log on the local disk."""
+        """Run a server: transactions and queues in one log on the local disk, or transactions in a database."""
         from notify.server.serve import serve as run
 
         flags = {"host": host, "port": port, "data_dir": data_dir, "shard": shard}
+        flags |= {"storage": storage, "roles": roles, "registry": registry, "room": room}
         raise typer.Exit(run(settings_module.load(flags, config)))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import math
+import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -24,9 +25,11 @@ from notify.server.core import Core
 from notify.server.flow import RateLimits, retry_after
 from notify.server.http import Answer, DataRoutes, problem
 from notify.server.http import Request as DataRequest
+from notify.server.membership import Membership
 from notify.server.openapi import describe_data_routes
 from notify.settings import Settings
 from notify.wire import PROBLEM
+from storage.sql.registry import Member
 from storage.store import TransactionStore
 
 
@@ -37,6 +40,9 @@ class App:
         self.settings = settings
         self._open_store = open_store
         self.core: Core | None = None
+        self.membership: Membership | None = None
+        self.url = settings.url
+        """The address to announce."""
         self.database: AdminDatabase | None = None
         self.jobs: Jobs
         self._data: DataRoutes | None = None
@@ -48,7 +54,11 @@ class App:
         store = self._open_store()
         await store.open(wall_clock())
         self.database = AdminDatabase(self.settings.data_dir)
-        self.core = Core(store, self.settings)
+        self.membership = self._membership(store)
+        if self.membership is not None:
+            await self.membership.start()
+        clock = wall_clock if self.membership is None else self.membership.clock
+        self.core = Core(store, self.settings, clock)
         limits = self.database.load(RATE_LIMITS)
         if limits is not None:
             self.core.flow.set_limits(RateLimits(**limits))
@@ -61,8 +71,39 @@ class App:
         gc.freeze()
         gc.set_threshold(20_000, 20, 50)
 
+    def _membership(self, store: TransactionStore) -> Membership | None:
+        """Its place in the registry, if there is one. Raises InvalidRequest or StorageFailed for a bad one."""
+        from storage.sql import schema
+        from storage.sql.dialects import open_engine
+        from storage.sql.shards import SqlShards
+        from storage.sql.store import SqlStore
+
+        if self.settings.registry:
+            engine = open_engine(self.settings.registry)
+            schema.check_version(engine)
+        elif isinstance(store, SqlShards):
+            engine = store.first.engine
+        elif isinstance(store, SqlStore):
+            engine = store.engine
+        else:
+            return None
+        roles = ("transactions",) if store.queues() is None else roles_of(self.settings)
+        name = f"server-{uuid.uuid4().hex[:12]}"
+        shards = tuple(store.shards()) or (self.settings.shard,)
+        return Membership(engine, Member(name, "server", self.url, roles, shards, self.settings.room))
+
+    def members(self) -> dict[str, Any]:
+        """Who is there, as `GET /v1/members` says; without a registry this server alone."""
+        if self.membership is not None:
+            return self.membership.shown()
+        roles = list(roles_of(self.settings))
+        alone = {"name": "server", "kind": "server", "url": self.url, "roles": roles, "shards": [self.settings.shard]}
+        return {"version": 0, "members": [alone | {"room": self.settings.room, "load": 0.0, "age": 0.0, "detail": {}}]}
+
     async def stop(self) -> None:
         """Make everything durable and let go."""
+        if self.membership is not None:
+            await self.membership.stop()
         await self.jobs.stop()
         if self._run is not None:
             self._run.cancel()
@@ -86,6 +127,15 @@ class App:
         await self.fastapi(scope, receive, send)
 
 
+def roles_of(settings: Settings) -> tuple[str, ...]:
+    """The roles that a server with queues announces. Raises InvalidRequest for one that does not exist."""
+    roles = tuple(role.strip() for role in settings.roles.split(",") if role.strip())
+    for role in roles:
+        if role not in ("transactions", "queue"):
+            raise InvalidRequest(f"setting roles: {role!r} is neither transactions nor queue")
+    return roles
+
+
 def _fastapi(app: App) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -96,6 +146,11 @@ def _fastapi(app: App) -> FastAPI:
     api = FastAPI(title="Notify", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     api.include_router(health.router(app))
     api.include_router(admin.router(app), prefix="/v1/admin")
+
+    @api.get("/v1/members")
+    async def members() -> dict[str, Any]:
+        """Servers, bridges, relays and consumers that are there now. `version` rises with every change."""
+        return app.members()
 
     @api.exception_handler(NotifyError)
     async def refused(_: Request, error: NotifyError) -> Response:

@@ -17,6 +17,7 @@ from notify.server.app import App
 from notify.server.protocol import Protocol
 from notify.settings import Settings
 from storage.log import LogStore
+from storage.store import TransactionStore
 
 log = structlog.get_logger("notify.server")
 
@@ -42,7 +43,14 @@ def serve(settings: Settings) -> int:
     check_host(settings.host)
     failed: list[StorageFailed] = []
 
-    def open_store() -> LogStore:
+    def open_store() -> TransactionStore:
+        if settings.storage:
+            from storage.sql.shards import open_storage
+
+            retention_us = round(settings.retention_seconds * 1_000_000)
+            return open_storage(
+                settings.storage, settings.shard, retention_us=retention_us, writers=settings.sql_writers
+            )
         return LogStore(
             Path(settings.data_dir) / "log",
             segment_bytes=settings.segment_bytes,
@@ -56,6 +64,12 @@ def serve(settings: Settings) -> int:
         failed.append(error)
         os._exit(1)
 
+    if settings.storage and not settings.create_topics:
+        raise InvalidRequest(
+            "create_topics = false needs to know the topics, and with a database as storage those are the queue "
+            "servers': set it there"
+        )
+    Path(settings.data_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
     sys.setswitchinterval(SWITCH_SECONDS)
     app = App(settings, open_store)
     config = uvicorn.Config(
@@ -77,6 +91,7 @@ def serve(settings: Settings) -> int:
     )
     with _listen(settings) as listening:
         host, port = listening.getsockname()[:2]
+        app.url = app.url or f"http://[{host}]:{port}" if ":" in host else app.url or f"http://{host}:{port}"
         log.info("listening", url=f"http://{host}:{port}", data_dir=settings.data_dir, shard=settings.shard)
         server = uvicorn.Server(config)
         server.run(sockets=[listening])

@@ -37,6 +37,18 @@ def upgrade(engine: Engine, shard: str) -> None:
 
 def check(engine: Engine, shard: str) -> None:
     """Raises StorageFailed where the tables are missing, of an older or newer version, or of another shard."""
+    check_version(engine)
+    with engine.connect() as connection:
+        name = connection.execute(sa.select(server_shard.c.name)).scalar_one_or_none()
+        if name != shard:
+            raise StorageFailed(
+                f"this database is shard {name!r}, and the server was told that it is {shard!r}: the DSN is of another "
+                f"shard, or --storage should say {name}=…"
+            )
+
+
+def check_version(engine: Engine) -> None:
+    """Raises StorageFailed where the tables are missing, or of an older or newer version."""
     with engine.connect() as connection:
         found = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
         newest = newest_revision()
@@ -62,12 +74,6 @@ def check(engine: Engine, shard: str) -> None:
             raise StorageFailed(
                 f"table {server_half_message.name} lacks {', '.join(sorted(missing))}: it is not one that "
                 "`notify storage upgrade` made; rename it, or use another database"
-            )
-        name = connection.execute(sa.select(server_shard.c.name)).scalar_one_or_none()
-        if name != shard:
-            raise StorageFailed(
-                f"this database is shard {name!r}, and the server was told that it is {shard!r}: the DSN is of another "
-                f"shard, or --storage should say {name}=…"
             )
 
 

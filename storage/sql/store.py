@@ -112,6 +112,11 @@ class SqlStore:
                     raise Unavailable(f"shard {self.shard!r}: the database does not answer ({error.orig})") from None
         raise AssertionError("the loop returns or raises")
 
+    async def probe(self) -> None:
+        """See whether the database answers again. Raises Unavailable where it does not."""
+        await self._read(lambda connection: connection.execute(sa.select(1)).scalar_one())
+        self.writer.failing_since = 0.0
+
     # --- what it is -------------------------------------------------------------------------------------------
 
     def shards(self) -> Sequence[str]:

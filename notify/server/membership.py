@@ -1,0 +1,112 @@
+"""This server's place in the registry: it says that it is there every second, and knows who else is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+from sqlalchemy.engine import Engine
+
+from notify.server.clock import wall_clock
+from storage.sql import registry
+from storage.sql.registry import Member
+from storage.sql.rows import microseconds_of
+
+log = structlog.get_logger("notify.server")
+
+CLOCK_WARNING_US = 1_000_000
+
+
+class Membership:
+    """Heartbeats, the members as of the last one, and how far this machine's clock is from the database's."""
+
+    def __init__(self, engine: Engine, me: Member) -> None:
+        self._engine = engine
+        self.me = me
+        self.members: Sequence[Member] = ()
+        self.version = 0
+        """Rises with every change of who is there: clients compare it."""
+        self.clock_offset_us = 0
+        """What to add to this machine's clock to get the database's."""
+        self._warned = False
+        self._task: asyncio.Task[None] | None = None
+
+    def clock(self) -> int:
+        """The database's clock, as nearly as is known: servers need not agree on their own."""
+        return wall_clock() + self.clock_offset_us
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self._beat)
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(registry.HEARTBEAT_SECONDS)
+            try:
+                await asyncio.to_thread(self._beat)
+            except Exception as error:
+                log.warning("heartbeat_failed", reason=str(error)[:300])
+
+    def _beat(self) -> None:
+        with self._engine.begin() as connection:
+            asked_us = wall_clock()
+            at = registry.now(connection)
+            self._compare_clocks(microseconds_of(at), (asked_us + wall_clock()) // 2)
+            registry.heartbeat(connection, self.me)
+            found = registry.members(connection)
+        if [_identity(m) for m in found] != [_identity(m) for m in self.members]:
+            self.version += 1
+        self.members = found
+
+    def _compare_clocks(self, database_us: int, mine_us: int) -> None:
+        offset = database_us - mine_us
+        # Followed slowly but for the first time: a single slow answer must not make time jump.
+        first = not self.members
+        self.clock_offset_us = offset if first else round(self.clock_offset_us * 0.9 + offset * 0.1)
+        if abs(offset) > CLOCK_WARNING_US and not self._warned:
+            self._warned = True
+            log.warning(
+                "clocks_differ",
+                seconds=round(offset / 1e6, 3),
+                remedy="this machine's clock and the database's differ; the database's is used. Run NTP on both.",
+            )
+
+    def shown(self) -> dict[str, Any]:
+        """What `GET /v1/members` answers."""
+        return {
+            "version": self.version,
+            "members": [
+                {
+                    "name": m.name,
+                    "kind": m.kind,
+                    "url": m.url,
+                    "roles": list(m.roles),
+                    "shards": list(m.shards),
+                    "room": m.room,
+                    "load": m.load,
+                    "age": round(m.age, 3),
+                    "detail": m.detail,
+                }
+                for m in self.members
+            ],
+        }
+
+    async def stop(self) -> None:
+        """Leave in good order: others stop sending here at once, not only when the heartbeats are missed."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        with contextlib.suppress(Exception):
+            await asyncio.to_thread(self._leave)
+
+    def _leave(self) -> None:
+        with self._engine.begin() as connection:
+            registry.leave(connection, self.me.name)
+
+
+def _identity(member: Member) -> tuple[Any, ...]:
+    return (member.name, member.kind, member.url, member.roles, member.shards, member.room)

@@ -1,0 +1,276 @@
+"""Several databases as one storage: each transaction is in one of them, and a database that fails is left out."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+import structlog
+
+from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailable
+from storage.hashing import key_hash
+from storage.sql.store import SqlStore
+from storage.store import (
+    NO_SHARDS,
+    NO_TOKENS,
+    Checking,
+    Decided,
+    Due,
+    NewTransaction,
+    PutResult,
+    State,
+    Store,
+    Topic,
+    Transaction,
+)
+
+log = structlog.get_logger("notify.sql")
+
+PROBE_SECONDS = 1.0
+
+T = TypeVar("T")
+
+
+class SqlShards:
+    """Transactions without a key go to any database that answers; those with one to the database of their key.
+
+    A keyed transaction whose database is away is refused (retryable), never sent elsewhere: its order would be lost.
+    """
+
+    def __init__(self, stores: Sequence[SqlStore]) -> None:
+        """Raises InvalidRequest where two have one name."""
+        self.by_name = {store.shard: store for store in stores}
+        if len(self.by_name) != len(stores):
+            raise InvalidRequest("--storage: two databases have the same shard name")
+        self.key_map: Sequence[str] = tuple(sorted(self.by_name))
+        """The shards of keys, in order: a key's is the one that its hash picks."""
+        self._opened: set[str] = set()
+        self._probing: dict[str, asyncio.Task[None]] = {}
+        self._probed: dict[str, float] = {}
+
+    @property
+    def first(self) -> SqlStore:
+        """Where the registry is."""
+        return self.by_name[min(self.by_name)]
+
+    async def open(self, now_us: int) -> None:
+        """Open what can be opened. Raises StorageFailed where a database is not what it should be, or none answers."""
+        failures = []
+        for store in self.by_name.values():
+            try:
+                await store.open(now_us)
+                self._opened.add(store.shard)
+            except StorageFailed as error:
+                if "refuses" not in str(error):
+                    raise  # it answers, and is the wrong one: nothing that waiting would mend
+                failures.append(str(error))
+                log.error("shard_left_out", shard=store.shard, reason=str(error))
+        if not self._opened:
+            raise StorageFailed("no database answers: " + "; ".join(failures))
+
+    async def close(self) -> None:
+        for task in self._probing.values():
+            task.cancel()
+        await asyncio.gather(*self._probing.values(), return_exceptions=True)
+        for name in self._opened:
+            await self.by_name[name].close()
+
+    def shards(self) -> Sequence[str]:
+        return tuple(self.by_name)
+
+    def queues(self) -> Store | None:
+        return None
+
+    def topics(self) -> list[Topic]:
+        return self.first.topics()
+
+    def topic(self, name: str) -> Topic | None:
+        return self.first.topic(name)
+
+    def has_topic(self, name: str) -> bool:
+        return self.first.has_topic(name)
+
+    def create_topic_soon(self, topic: Topic) -> None:
+        self.first.create_topic_soon(topic)
+
+    # --- which of them ----------------------------------------------------------------------------------------
+
+    def healthy(self) -> list[SqlStore]:
+        """Those that answer, as far as is known."""
+        return [s for s in self.by_name.values() if s.shard in self._opened and not s.writer.failing_since]
+
+    def _at(self, shard: str) -> SqlStore:
+        """The shard of that name. Raises Unavailable while it does not answer."""
+        store = self.by_name.get(shard)
+        if store is None or shard not in self._opened:
+            raise Unavailable(f"shard {shard!r} does not answer; try again")
+        return store
+
+    def shard_of(self, t: NewTransaction) -> str | None:
+        """Where a transaction has to go: by the first key in it; None: anywhere."""
+        for m in t.messages:
+            if m.key is not None:
+                return self.key_map[key_hash(m.key) % len(self.key_map)]
+        return None
+
+    async def put(self, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
+        healthy = self.healthy()
+        anywhere = random.choice(healthy).shard if healthy else min(self._opened)
+        by_shard: dict[str, list[int]] = {}
+        for i, t in enumerate(transactions):
+            by_shard.setdefault(self.shard_of(t) or anywhere, []).append(i)
+        results: dict[int, PutResult] = {}
+        for shard, numbers in by_shard.items():
+            store = self._at(shard)
+            for i, result in zip(numbers, await store.put([transactions[i] for i in numbers], now_us), strict=True):
+                results[i] = result
+        return [results[i] for i in range(len(transactions))]
+
+    async def decide(
+        self,
+        outcomes: Sequence[tuple[bytes, str | None, State]],
+        now_us: int,
+        forced: bool = False,
+        tokens: Mapping[bytes, int] = NO_TOKENS,
+        shards: Mapping[bytes, str] = NO_SHARDS,
+    ) -> list[Decided]:
+        results: dict[int, Decided] = {}
+        by_shard: dict[str, list[int]] = {}
+        for i, outcome in enumerate(outcomes):
+            shard = shards.get(outcome[0])
+            for name in (shard,) if shard is not None else self.by_name:
+                by_shard.setdefault(name, []).append(i)
+        for shard, numbers in by_shard.items():
+            mine = await self._at(shard).decide([outcomes[i] for i in numbers], now_us, forced, tokens)
+            for i, decided in zip(numbers, mine, strict=True):
+                if i not in results or decided.found:
+                    results[i] = decided
+        return [results[i] for i in range(len(outcomes))]
+
+    async def _each(self, ask: Callable[[SqlStore], Awaitable[T]]) -> list[T]:
+        """The answers of those that answer. Raises Unavailable where none does."""
+        found: list[T] = []
+        failed: NotifyError | None = None
+        for store in self.healthy():
+            try:
+                found.append(await ask(store))
+            except Unavailable as error:
+                failed = error
+        if not found:
+            raise failed or Unavailable("no database answers; try again")
+        return found
+
+    async def states(self, ids: Sequence[bytes]) -> list[State | None]:
+        if len(self.healthy()) < len(self.by_name):
+            raise Unavailable("a database does not answer, and may be the one that knows; try again")
+        answers = await self._each(lambda store: store.states(ids))
+        return [next((s for s in states if s is not None), None) for states in zip(*answers, strict=True)]
+
+    # --- checks -----------------------------------------------------------------------------------------------
+
+    async def claim_checks(self, producer_group: str, now_us: int, limit: int, answer_within_us: int) -> list[Due]:
+        claimed: list[Due] = []
+        for store in self.healthy():
+            claimed += await store.claim_checks(producer_group, now_us, limit - len(claimed), answer_within_us)
+        return claimed
+
+    async def release_checks(self, claimed: Sequence[Due], due_us: int) -> None:
+        for name, mine in _by_shard(claimed).items():
+            await self._at(name).release_checks(mine, due_us)
+
+    async def answer_check(
+        self,
+        transaction_id: bytes,
+        token: int,
+        now_us: int,
+        next_check_us: int,
+        attempts: int,
+        park: bool,
+        shard: str | None = None,
+    ) -> bool:
+        for name in (shard,) if shard is not None else self.by_name:
+            store = self._at(name)
+            if await store.answer_check(transaction_id, token, now_us, next_check_us, attempts, park):
+                return True
+        return False
+
+    async def checking(self, transaction_id: bytes, shard: str | None = None) -> Checking | None:
+        if shard is not None:
+            return await self._at(shard).checking(transaction_id)
+        return next((c for c in await self._each(lambda s: s.checking(transaction_id)) if c is not None), None)
+
+    async def resume_checks(self, transaction_id: bytes, now_us: int, *, anew: bool) -> bool:
+        return any(await self._each(lambda s: s.resume_checks(transaction_id, now_us, anew=anew)))
+
+    async def half_payloads(self, claimed: Sequence[Due]) -> list[list[bytes]]:
+        found: dict[tuple[str, bytes], list[bytes]] = {}
+        for name, mine in _by_shard(claimed).items():
+            for due, payloads in zip(mine, await self._at(name).half_payloads(mine), strict=True):
+                found[(name, due.id)] = payloads
+        return [found[(due.shard, due.id)] for due in claimed]
+
+    def ripen_checks(self, now_us: int) -> None:
+        """Called at every tick: look whether a database that was left out answers again."""
+        for store in self.by_name.values():
+            out = store.shard not in self._opened or store.writer.failing_since
+            task = self._probing.get(store.shard)
+            if not out or (task is not None and not task.done()):
+                continue
+            if time.monotonic() - self._probed.get(store.shard, 0.0) > PROBE_SECONDS:
+                self._probed[store.shard] = time.monotonic()
+                self._probing[store.shard] = asyncio.get_running_loop().create_task(self._probe(store, now_us))
+
+    async def _probe(self, store: SqlStore, now_us: int) -> None:
+        try:
+            if store.shard not in self._opened:
+                await store.open(now_us)
+                self._opened.add(store.shard)
+            else:
+                await store.probe()
+        except NotifyError as error:
+            log.debug("shard_still_away", shard=store.shard, reason=str(error))
+        else:
+            log.info("shard_back", shard=store.shard)
+
+    def next_check_us(self, producer_group: str) -> int | None:
+        return min(store.next_check_us(producer_group) or 0 for store in self.by_name.values())
+
+    # --- for the administrator --------------------------------------------------------------------------------
+
+    async def transaction(self, transaction_id: bytes) -> Transaction | None:
+        return next((t for t in await self._each(lambda s: s.transaction(transaction_id)) if t is not None), None)
+
+    async def undecided(
+        self, state: State | None, producer_group: str | None, older_than_us: int | None, limit: int
+    ) -> list[Transaction]:
+        answers = await self._each(lambda s: s.undecided(state, producer_group, older_than_us, limit))
+        return sorted((t for found in answers for t in found), key=lambda t: t.stored_us)[:limit]
+
+    async def retain(self, now_us: int) -> int:
+        return sum(await self._each(lambda s: s.retain(now_us)))
+
+
+def _by_shard(claimed: Sequence[Due]) -> dict[str, list[Due]]:
+    found: dict[str, list[Due]] = {}
+    for due in claimed:
+        found.setdefault(due.shard, []).append(due)
+    return found
+
+
+def open_storage(text: str, shard: str, *, retention_us: int, writers: int) -> SqlStore | SqlShards:
+    """What `--storage` names: one URL, or `name=URL` for each shard, separated by blanks. Raises InvalidRequest."""
+    stores = []
+    parts = text.split()
+    for part in parts:
+        name, found, url = part.partition("=")
+        if not found or "/" in name:
+            if len(parts) > 1:
+                raise InvalidRequest("--storage: with several databases each needs its shard's name: a=URL b=URL")
+            name, url = shard, part
+        stores.append(SqlStore(url, name, retention_us=retention_us, writers=writers))
+    if not stores:
+        raise InvalidRequest("--storage is empty: give a URL such as postgresql://user:password@host/database")
+    return stores[0] if len(stores) == 1 else SqlShards(stores)
