@@ -126,6 +126,58 @@ class PackedMessages(Fields):
     messages: list[PackedPublished]
 
 
+# --- bridges --------------------------------------------------------------------------------------------------
+
+
+class BridgedTransaction(Fields):
+    """A committed transaction as a bridge read it."""
+
+    id: str
+    producer_group: str
+    messages: list[PackedMessage]
+
+
+class JsonBridgedTransaction(Fields):
+    id: str
+    producer_group: str
+    messages: list[JsonMessage]
+
+
+class BridgeFields(Fields):
+    """`expected_position` and `position` are the bridge's own words; empty: from the beginning."""
+
+    epoch: int
+    expected_position: str
+    position: str
+    claim: bool = False
+    prepare: bool = False
+    """A part of a large transaction: it stays invisible until a later batch names its ids in `commit`."""
+    commit: list[str] = []
+    lag: float | None = None
+    """Seconds between a commit in the database and now, of the newest one in this batch."""
+    note: str | None = None
+    """What the bridge has to say of itself, shown by the administrator's list."""
+
+
+class JsonBridgeBatch(BridgeFields):
+    transactions: list[JsonBridgedTransaction] = []
+
+
+class PackedBridgeBatch(BridgeFields):
+    transactions: list[BridgedTransaction] = []
+
+
+class Bridged(Struct, omit_defaults=True):
+    """What became of a bridge's batch."""
+
+    position: str
+    epoch: int
+    stored: int = 0
+    known: int = 0
+    """Transactions that were there already."""
+    refused: list[Item] = []
+
+
 # --- consumers ------------------------------------------------------------------------------------------------
 
 

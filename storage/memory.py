@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 import msgspec
 
 from notify.errors import InvalidRequest, NotFound
+from storage.bridged import check_bridge
 from storage.hashing import key_hash, tag_hash
 from storage.progress import QueueProgress
 from storage.store import (
     NO_SHARDS,
     NO_TOKENS,
+    BridgeBatch,
+    BridgeState,
     Checking,
     Decided,
     Due,
@@ -58,6 +61,7 @@ class MemoryStore:
         self._records: dict[bytes, _Record] = {}
         self._topics: dict[str, Topic] = {}
         self._paused: set[str] = set()
+        self._bridges: dict[str, BridgeState] = {}
         self._queues: dict[tuple[str, int], _Queue] = {}
         self._turns: dict[str, int] = {}
         self._delayed: list[tuple[int, int, int, int, bytes]] = []
@@ -289,6 +293,20 @@ class MemoryStore:
         ]
         shown = [self._transaction(r.new.id) for r in found[:limit]]
         return [t for t in shown if t is not None]
+
+    # --- from a bridge ----------------------------------------------------------------------------------------
+
+    def bridges(self) -> list[BridgeState]:
+        return list(self._bridges.values())
+
+    async def append_from_bridge(self, batch: BridgeBatch, now_us: int) -> list[PutResult]:
+        known = self._bridges.get(batch.source) or BridgeState(batch.source)
+        check_bridge(known, batch)
+        results = await self.put(batch.transactions, now_us) if batch.transactions else []
+        await self.decide([(i, None, State.COMMITTED) for i in batch.commit], now_us)
+        rows = known.rows + sum(r.put is Put.STORED for r in results)
+        self._bridges[batch.source] = BridgeState(batch.source, batch.epoch, batch.position, rows, now_us)
+        return results
 
     # --- queues -----------------------------------------------------------------------------------------------
 

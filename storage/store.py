@@ -232,6 +232,28 @@ class SettleKind(enum.IntEnum):
     RESET = 5
 
 
+class BridgeState(msgspec.Struct):
+    """How far a bridge has come with a source: durable together with the messages up to there."""
+
+    source: str
+    epoch: int = 0  # of the bridge that writes now; an older one is refused
+    position: str = ""  # the bridge's own words, compared as they are; empty: nothing yet
+    rows: int = 0  # transactions taken over so far
+    updated_us: int = 0
+
+
+class BridgeBatch(msgspec.Struct):
+    """What a bridge appends at once: transactions, and the position behind them."""
+
+    source: str
+    epoch: int
+    expected_position: str
+    position: str
+    transactions: Sequence[NewTransaction] = ()
+    commit: Sequence[bytes] = ()  # halves of earlier parts, which become visible with this batch
+    claim: bool = False  # a bridge begins: its epoch must be above every earlier one
+
+
 class TransactionStore(Protocol):
     """Halves, outcomes and the schedule of checks; and which topics there are to send to."""
 
@@ -468,6 +490,15 @@ class QueueStore(Protocol):
 
 class Store(TransactionStore, QueueStore, Protocol):
     """A storage that plays both roles."""
+
+    def bridges(self) -> list[BridgeState]: ...
+
+    async def append_from_bridge(self, batch: BridgeBatch, now_us: int) -> list[PutResult]:
+        """Append a bridge's transactions and its position, both or neither; durable when it returns.
+
+        Raises Conflict where another position is recorded than the one expected, or a newer bridge writes.
+        """
+        ...
 
     def on_visible(self, callback: Callable[[set[str]], None]) -> None:
         """Call `callback(topics)` on the event loop whenever messages became visible in topics."""

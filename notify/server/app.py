@@ -62,7 +62,7 @@ class App:
         limits = self.database.load(RATE_LIMITS)
         if limits is not None:
             self.core.flow.set_limits(RateLimits(**limits))
-        self._data = DataRoutes(self.core)
+        self._data = DataRoutes(self.core, self.members)
         self._run = asyncio.get_running_loop().create_task(self.core.run())
         await self.jobs.resume()
         # What is alive now stays alive: without this a full collection walks every imported module's objects, and
@@ -146,11 +146,6 @@ def _fastapi(app: App) -> FastAPI:
     api = FastAPI(title="Notify", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     api.include_router(health.router(app))
     api.include_router(admin.router(app), prefix="/v1/admin")
-
-    @api.get("/v1/members")
-    async def members() -> dict[str, Any]:
-        """Servers, bridges, relays and consumers that are there now. `version` rises with every change."""
-        return app.members()
 
     @api.exception_handler(NotifyError)
     async def refused(_: Request, error: NotifyError) -> Response:

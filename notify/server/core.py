@@ -9,6 +9,7 @@ import structlog
 
 from notify.check.schedule import CheckSchedule
 from notify.errors import Unavailable, WrongRole
+from notify.server.bridges import Bridges
 from notify.server.checks import Checks
 from notify.server.clock import Clock, wall_clock
 from notify.server.delivery import Delivery
@@ -51,6 +52,7 @@ class Core:
         )
         queues = store.queues()
         self._delivery = None if queues is None else Delivery(queues, clock, self.metrics)
+        self._bridges = None if queues is None else Bridges(queues, clock, self._topic_made)
         self.flow = Flow(store, self._delivery, clock, self.metrics)
         self.transactions = Transactions(
             store,
@@ -83,6 +85,13 @@ class Core:
         if self._delivery is None:
             raise WrongRole(NO_QUEUES)
         return self._delivery
+
+    @property
+    def bridges(self) -> Bridges:
+        """Raises WrongRole where this server has no queues."""
+        if self._bridges is None:
+            raise WrongRole(NO_QUEUES)
+        return self._bridges
 
     @property
     def has_queues(self) -> bool:

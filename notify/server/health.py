@@ -59,7 +59,7 @@ def router(app: App) -> APIRouter:
                 resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             ),
         }
-        text = render(core.metrics, gauges | _queues(core)) + _consumers(core) + _lag(app)
+        text = render(core.metrics, gauges | _queues(core)) + _consumers(core) + _lag(app) + _bridges(core)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return routes
@@ -86,6 +86,23 @@ def _consumers(core: Core) -> str:
         found.update(states(group.instances, now_us).values())
     lines = ["# HELP notify_consumers Consumers by what they are up to", "# TYPE notify_consumers gauge"]
     lines += [f'notify_consumers{{state="{state}"}} {found[state]}' for state in ("ok", "slow", "stuck", "gone")]
+    return "\n".join(lines) + "\n"
+
+
+def _bridges(core: Core) -> str:
+    """What to raise an alarm on: a bridge that lags, and one that is silent (it writes every 10 s at least)."""
+    if not core.has_queues:
+        return ""
+    shown = core.bridges.shown()
+    lines = []
+    for name, field, text in (
+        ("notify_bridge_lag_seconds", "lag_seconds", "Time from a commit in the source to its append, of the newest"),
+        ("notify_bridge_silent_seconds", "silent_seconds", "Time since a bridge last wrote; above 30 it is stalled"),
+        ("notify_bridge_transactions", "rows", "Transactions taken over from a source"),
+        ("notify_bridge_refused", "refused", "Transactions of a source that no queue could take"),
+    ):
+        lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
+        lines += [f'{name}{{source="{row["source"]}"}} {row[field]}' for row in shown]
     return "\n".join(lines) + "\n"
 
 

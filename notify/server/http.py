@@ -24,9 +24,11 @@ from notify.wire import (
     DeliveryHead,
     Item,
     Items,
+    JsonBridgeBatch,
     JsonMessages,
     JsonTransactions,
     Outcomes,
+    PackedBridgeBatch,
     PackedMessages,
     PackedTransactions,
     Payload,
@@ -59,6 +61,7 @@ _STATES = _decoders(States, States)
 _POLL = _decoders(Poll, Poll)
 _RECEIVE = _decoders(Receive, Receive)
 _SETTLE = _decoders(Settle, Settle)
+_BRIDGE = _decoders(JsonBridgeBatch, PackedBridgeBatch)
 
 
 class Request:
@@ -168,8 +171,10 @@ _HEADS: dict[tuple[int, str], bytes] = {}
 class DataRoutes:
     """Answers requests to the data routes."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, members: Callable[[], dict[str, Any]] | None = None) -> None:
+        """`members` gives what `GET /v1/members` answers."""
         self.core = core
+        self._members = members or (lambda: {"version": 0, "members": []})
         self._post: dict[str, Callable[[Request], Awaitable[bytes]]] = {
             "/v1/transactions": self.transactions,
             "/v1/transactions/outcomes": self.outcomes,
@@ -201,6 +206,12 @@ class DataRoutes:
             if len(parts) == 5 and parts[2] == "groups" and parts[4] in ("receive", "settle"):
                 route = self.receive if parts[4] == "receive" else self.settle
                 found = _bound(route, parts[3])
+            elif path == "/v1/members":
+                found, wanted = self.members, "GET"
+            elif len(parts) == 4 and parts[2] == "bridge":
+                found, wanted = _bound(self.bridge_position, parts[3]), "GET"
+            elif len(parts) == 5 and parts[2] == "bridge" and parts[4] == "batches":
+                found = _bound(self.bridge_batch, parts[3])
             elif len(parts) == 7 and parts[2] == "topics" and parts[4] == "queues" and parts[6] == "messages":
                 found = _bound(self.pull, parts[3], parts[5])
                 wanted = "GET"
@@ -235,6 +246,17 @@ class DataRoutes:
             for check in checks:
                 check["messages"] = [_json_message(m) for m in check["messages"]]
         return request.encode({"checks": checks})
+
+    async def members(self, request: Request) -> bytes:
+        return request.encode(self._members())
+
+    # --- bridges ----------------------------------------------------------------------------------------------
+
+    async def bridge_position(self, request: Request, source: str) -> bytes:
+        return request.encode(self.core.bridges.position(source))
+
+    async def bridge_batch(self, request: Request, source: str) -> bytes:
+        return request.encode(await self.core.bridges.append(source, request.decode(_BRIDGE)))
 
     # --- consumers --------------------------------------------------------------------------------------------
 

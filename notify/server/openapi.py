@@ -17,6 +17,7 @@ _ROUTES: list[tuple[str, str, type, type | None]] = [
     ("/v1/checks/poll", "Wait for checks", wire.Poll, None),
     ("/v1/messages", "Send messages without a transaction", wire.JsonMessages, wire.Items),
     ("/v1/groups/{group}/receive", "Receive messages under leases", wire.Receive, None),
+    ("/v1/bridge/{source}/batches", "Append a bridge's transactions and position", wire.JsonBridgeBatch, wire.Bridged),
     ("/v1/groups/{group}/settle", "Settle receipts", wire.Settle, wire.SettledItems),
 ]
 
@@ -35,7 +36,7 @@ def describe_data_routes(api: FastAPI) -> None:
 
 
 def _add(document: dict[str, Any]) -> None:
-    types = [request for _, _, request, _ in _ROUTES] + [wire.Items, wire.SettledItems, wire.Problem]
+    types = [request for _, _, request, _ in _ROUTES] + [wire.Items, wire.SettledItems, wire.Bridged, wire.Problem]
     _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     document.setdefault("components", {}).setdefault("schemas", {}).update(components)
     refused = {
@@ -56,11 +57,23 @@ def _add(document: dict[str, Any]) -> None:
                 "507": refused,
             },
         }
-        if "{group}" in path:
-            operation["parameters"] = [
-                {"name": "group", "in": "path", "required": True, "schema": {"type": "string", "maxLength": 127}}
-            ]
+        names = [name for name in ("group", "source") if f"{{{name}}}" in path]
+        if names:
+            operation["parameters"] = [_named(name) for name in names]
         document["paths"][path] = {"post": operation}
+    plain = {"200": {"description": "As shown", "content": {wire.JSON: {"schema": {"type": "object"}}}}}
+    for path, summary, parameters in (
+        ("/v1/bridge/{source}", "Where a bridge's source stands", [_named("source")]),
+        ("/v1/members", "Who is there: servers, bridges, relays, consumers", []),
+    ):
+        document["paths"][path] = {
+            "get": {
+                "summary": summary,
+                "tags": ["data"],
+                "parameters": parameters,
+                "responses": plain | {"4XX": refused, "503": refused},
+            }
+        }
     document["paths"]["/v1/topics/{topic}/queues/{queue}/messages"] = {
         "get": {
             "summary": "Pull with offsets of the caller's own",
@@ -78,3 +91,7 @@ def _add(document: dict[str, Any]) -> None:
             },
         }
     }
+
+
+def _named(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "maxLength": 127}}

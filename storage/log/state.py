@@ -32,7 +32,7 @@ from storage.log.queues import DEFAULT_POLICY, LogTopic, Policy, Queue, TopicsBy
 from storage.log.sealed import ENTRY_TYPE
 from storage.log.times import TimeIndex
 from storage.progress import QueueProgress, to_runs
-from storage.store import Priorities, Subscription
+from storage.store import BridgeState, Priorities, Subscription
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder().decode
@@ -51,6 +51,7 @@ class LogState:
         self.priorities: dict[str, Priorities] = {}
         self.progress: dict[tuple[str, int, int], QueueProgress] = {}
         self.paused: set[str] = set()
+        self.bridges: dict[str, BridgeState] = {}
         self.producer_groups: list[str] = [""]
         """Producer groups by the number that entries carry; number 0 says nothing."""
         self.producer_numbers: dict[str, int] = {"": 0}
@@ -227,6 +228,9 @@ class LogState:
             self.set_paused(record[1], record[2])
         elif what == "producer_group":
             self.set_producer_group(record[1], record[2])
+        elif what == "bridge":
+            bridge = msgspec.convert(record[1], BridgeState)
+            self.bridges[bridge.source] = bridge
 
     # --- changes that replay and the running store share ------------------------------------------------------
 
@@ -296,6 +300,7 @@ class LogState:
         pending = list(self.pending.by_id.values())
         plain = {
             "paused": sorted(self.paused),
+            "bridges": [msgspec.to_builtins(b) for b in self.bridges.values()],
             "producer_groups": list(self.producer_groups),
             "subscriptions": [msgspec.to_builtins(s) for s in self.subscriptions.values()],
             "patterns": [msgspec.to_builtins(s) for s in self.patterns.values()],
@@ -336,6 +341,8 @@ class LogState:
             if not deleted:
                 self.topics[name] = topic
         self.paused = set(saved["paused"])
+        for row in saved.get("bridges", []):
+            self.bridges[row["source"]] = msgspec.convert(row, BridgeState)
         for number, name in enumerate(saved["producer_groups"]):
             self.set_producer_group(number, name)
         for row in saved["subscriptions"]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from storage import crash_point
+from storage.bridged import check_bridge
 from storage.hashing import key_hash, tag_hash
 from storage.log.format import (
     ENTRY_HEAD,
@@ -21,7 +23,20 @@ from storage.log.journal import Journal
 from storage.log.pending import Pending, PendingMessage, Producer
 from storage.log.queues import Queue
 from storage.log.state import LogState, due_of, encode
-from storage.store import NO_SHARDS, NO_TOKENS, Checking, Decided, Due, Flush, NewTransaction, Put, PutResult, State
+from storage.store import (
+    NO_SHARDS,
+    NO_TOKENS,
+    BridgeBatch,
+    BridgeState,
+    Checking,
+    Decided,
+    Due,
+    Flush,
+    NewTransaction,
+    Put,
+    PutResult,
+    State,
+)
 
 ENTRIES_PER_RECORD = 60_000
 """Below what a record's count can say, with room for one more transaction."""
@@ -45,7 +60,15 @@ class LogTransactions:
     # --- halves -----------------------------------------------------------------------------------------------
 
     async def put(self, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
-        size = 4096
+        results, flush = self._put(transactions, now_us)
+        await self.journal.sync(flush)
+        return results
+
+    def _put(
+        self, transactions: Sequence[NewTransaction], now_us: int, room: int = 4096
+    ) -> tuple[list[PutResult], Flush]:
+        """Everything of `put` but the wait; `room` is reserved besides."""
+        size = room
         flush = Flush.MEMORY
         topics = self.state.topics
         for t in transactions:
@@ -88,8 +111,7 @@ class LogTransactions:
             results.append(PutResult(Put.STORED, State.COMMITTED if t.committed else State.PREPARED, flush))
         if run:
             self._store(run, now_us)
-        await self.journal.sync(flush)
-        return results
+        return results, flush
 
     def _is_known_before(self, transaction_id: bytes) -> bool:
         """Whether an earlier part of the log holds the id. New ids are above those: one comparison."""
@@ -235,6 +257,27 @@ class LogTransactions:
             group = group or self.state.producer_group_of(entry)
         return [by_number[n] for n in sorted(by_number)], group
 
+    # --- from a bridge ----------------------------------------------------------------------------------------
+
+    def bridges(self) -> list[BridgeState]:
+        return list(self.state.bridges.values())
+
+    async def append_from_bridge(self, batch: BridgeBatch, now_us: int) -> list[PutResult]:
+        known = self.state.bridges.get(batch.source) or BridgeState(batch.source)
+        check_bridge(known, batch)
+        # Nothing is waited for until all of it is in the open frame: one frame is written whole or not at all.
+        room = 4096 + 2 * ENTRY_SIZE * 100 * len(batch.commit) + 2 * len(batch.position)
+        results, _ = self._put(batch.transactions, now_us, room)
+        if batch.commit:
+            self._decide([(i, None, State.COMMITTED) for i in batch.commit], now_us)
+        rows = known.rows + sum([r.put is Put.STORED for r in results])
+        self.state.bridges[batch.source] = bridge = BridgeState(batch.source, batch.epoch, batch.position, rows, now_us)
+        self.journal.append(RecordType.META, 0, [], encode(("bridge", bridge)))
+        self.journal.open.points.add("bridge")
+        await self.journal.sync()
+        crash_point.reached("bridge.after_append")
+        return results
+
     # --- outcomes ---------------------------------------------------------------------------------------------
 
     async def decide(
@@ -245,6 +288,18 @@ class LogTransactions:
         tokens: Mapping[bytes, int] = NO_TOKENS,
         shards: Mapping[bytes, str] = NO_SHARDS,
     ) -> list[Decided]:
+        results = self._decide(outcomes, now_us, forced, tokens)
+        await self.journal.sync()
+        return results
+
+    def _decide(
+        self,
+        outcomes: Sequence[tuple[bytes, str | None, State]],
+        now_us: int,
+        forced: bool = False,
+        tokens: Mapping[bytes, int] = NO_TOKENS,
+    ) -> list[Decided]:
+        """Everything of `decide` but the wait."""
         journal = self.journal
         by_id = self.state.pending.by_id
         undecided = [by_id.get(outcome[0]) for outcome in outcomes]
@@ -289,7 +344,6 @@ class LogTransactions:
                 entries, queues = [], []
         if entries:
             self._append_outcomes(entries, queues)
-        await journal.sync()
         return results
 
     def _append_outcomes(self, entries: list[bytes], queues: list[Queue | None]) -> None:

@@ -224,9 +224,7 @@ def _operational() -> tuple[type[Exception], ...]:
 _QUOTED_COLUMNS = ",".join([f'"{c}"' for c in (*COLUMNS, *_FIXED_COLUMNS)])
 _COPY = f"COPY {TABLE} ({_QUOTED_COLUMNS}) FROM STDIN"
 _ANY = "= ANY(%s::text[])"
-_PREPARED_DECIDE = (
-    _DECIDE.replace("'{state}'", "%s").replace("'{at}'", "%s::timestamp").replace("IN ({ids})", _ANY)
-)
+_PREPARED_DECIDE = _DECIDE.replace("'{state}'", "%s").replace("'{at}'", "%s::timestamp").replace("IN ({ids})", _ANY)
 _PREPARED_LOCK = _LOCK.replace("IN ({})", _ANY) + " ORDER BY transaction_id FOR UPDATE"
 _COPY_FIXED = "\t".join(str(v) for v in FIXED.values())
 _COPY_ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})

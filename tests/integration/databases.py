@@ -136,7 +136,8 @@ def mariadb() -> Iterator[str]:
             [
                 program, "--no-defaults", f"--user={user}", f"--datadir={directory}/data", "--bind-address=127.0.0.1",
                 f"--port={port}", f"--socket={directory}/s.sock", f"--pid-file={directory}/pid", "--log-bin=bin",
-                "--server-id=1", "--binlog-format=ROW", "--max-connections=500",
+                "--server-id=1", "--binlog-format=ROW", "--max-connections=500", "--binlog-row-metadata=FULL",
+                "--gtid-strict-mode=ON", "--sync-binlog=1",
             ],
             **quiet,
         )  # fmt: skip

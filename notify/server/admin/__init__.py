@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter
 
 from notify.limits import check_between
-from notify.server.admin import dead_letters, groups, jobs, limits, messages, topics, transactions
+from notify.server.admin import bridges, dead_letters, groups, jobs, limits, messages, topics, transactions
 from notify.server.admin.jobs import Jobs
 from notify.server.admin.writes import Desk
 from notify.wire import instant
@@ -29,6 +29,7 @@ def router(app: App) -> APIRouter:
     messages.add_routes(routes, desk)
     limits.add_routes(routes, desk)
     jobs.add_routes(routes, desk)
+    bridges.add_routes(routes, desk)
 
     @routes.get("/actions")
     async def actions(max: int = 100) -> dict[str, Any]:

@@ -40,6 +40,9 @@ class Desk:
             raise Unavailable("the server is starting or stopping; try again")
         return self._app.core
 
+    def members(self) -> dict[str, Any]:
+        return self._app.members()
+
     @property
     def database(self) -> AdminDatabase:
         """Raises Unavailable while there is none."""

@@ -1,0 +1,215 @@
+"""Decoding row events of the few tables we know, from what the binlog itself says of their columns.
+
+The names come from the table map (binlog_row_metadata=FULL), never from information_schema: after an ALTER the stream
+says what each row was written with, whatever the table looks like now. For each table map a function is made that reads
+exactly its columns: wanted ones into variables, the others skipped. That is 3 µs for a row of 22 columns, where the
+general decoder of mysql-replication takes 60 (`notify bench bridge` measures it).
+Formats: https://dev.mysql.com/doc/dev/mysql-server/latest/classbinary__log_1_1Table__map__event.html
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from notify.errors import StorageFailed
+
+_FIXED = {1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 7: 4, 8: 8, 9: 3, 10: 3, 11: 3, 12: 8, 13: 1}
+"""Bytes of types that always have the same size: TINY, SHORT, LONG, FLOAT, DOUBLE, TIMESTAMP, …"""
+_VARCHAR, _BIT, _TIMESTAMP2, _DATETIME2, _TIME2 = 15, 16, 17, 18, 19
+_JSON, _NEWDECIMAL, _ENUM, _SET, _BLOB, _VAR_STRING, _STRING, _GEOMETRY = 245, 246, 247, 248, 252, 253, 254, 255
+_BLOBS = {_BLOB, _JSON, _GEOMETRY, 249, 250, 251}
+_DECIMAL_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
+_COLUMN_NAMES = 4
+
+
+class Unreadable(StorageFailed):
+    """The stream cannot be read without leaving something out: the bridge stops."""
+
+    code = "unreadable_binlog"
+
+
+@dataclass(slots=True, frozen=True)
+class Column:
+    """`width` > 0: bytes of a value of fixed size; < 0: that many bytes of length before the value."""
+
+    name: str
+    type: int
+    width: int
+    fraction: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class TableMap:
+    """What a table map event says."""
+
+    schema: str
+    table: str
+    columns: tuple[Column, ...]
+
+
+def length_encoded(data: bytes, at: int) -> tuple[int, int]:
+    """A length-encoded integer and the place behind it."""
+    first = data[at]
+    if first < 251:
+        return first, at + 1
+    if first == 252:
+        return int.from_bytes(data[at + 1 : at + 3], "little"), at + 3
+    if first == 253:
+        return int.from_bytes(data[at + 1 : at + 4], "little"), at + 4
+    return int.from_bytes(data[at + 1 : at + 9], "little"), at + 9
+
+
+def names_of(data: bytes) -> tuple[str, str]:
+    """Schema and table of a table map event's body (behind its table id and flags)."""
+    size = data[8]
+    schema = data[9 : 9 + size]
+    at = 10 + size
+    return schema.decode(), data[at + 1 : at + 1 + data[at]].decode()
+
+
+def table_map(data: bytes) -> TableMap:
+    """A table map event's body. Raises Unreadable where it does not name the columns."""
+    schema, table = names_of(data)
+    at = 8 + 1 + len(schema.encode()) + 1 + 1 + len(table.encode()) + 1
+    count, at = length_encoded(data, at)
+    types = data[at : at + count]
+    at += count
+    size, at = length_encoded(data, at)
+    shapes = _shapes(types, data[at : at + size])
+    at += size + (count + 7) // 8
+    names: list[str] = []
+    while at < len(data):
+        kind = data[at]
+        size, at = length_encoded(data, at + 1)
+        if kind == _COLUMN_NAMES:
+            inside, end = at, at + size
+            while inside < end:
+                length, inside = length_encoded(data, inside)
+                names.append(data[inside : inside + length].decode())
+                inside += length
+        at += size
+    if len(names) != count:
+        raise Unreadable(
+            f"the binlog does not name the columns of {schema}.{table}: set binlog_row_metadata = FULL on the source "
+            "(SET GLOBAL binlog_row_metadata = 'FULL', and in its configuration), then start this bridge with "
+            "--backfill, since what was written before cannot be read"
+        )
+    return TableMap(schema, table, tuple(Column(n, *shape) for n, shape in zip(names, shapes, strict=True)))
+
+
+def _shapes(types: bytes, meta: bytes) -> list[tuple[int, int, int]]:
+    """(type, width, fraction) of each column."""
+    shapes = []
+    at = 0
+    for kind in types:
+        fraction = 0
+        if kind in _FIXED:
+            width = _FIXED[kind]
+            at += kind in (4, 5)
+        elif kind in _BLOBS:
+            width, at = -meta[at], at + 1
+        elif kind in (_TIMESTAMP2, _DATETIME2, _TIME2):
+            fraction, at = meta[at], at + 1
+            width = {_TIMESTAMP2: 4, _DATETIME2: 5, _TIME2: 3}[kind] + (fraction + 1) // 2
+        elif kind in (_VARCHAR, _VAR_STRING):
+            width = -1 if int.from_bytes(meta[at : at + 2], "little") < 256 else -2
+            at += 2
+        elif kind == _NEWDECIMAL:
+            width = _decimal_bytes(meta[at], meta[at + 1])
+            at += 2
+        elif kind == _BIT:
+            width = meta[at + 1] + (meta[at] > 0)
+            at += 2
+        elif kind in (_STRING, _ENUM, _SET):
+            real, size = meta[at], meta[at + 1]
+            at += 2
+            if real & 0x30 != 0x30:
+                size |= ((real & 0x30) ^ 0x30) << 4
+                real |= 0x30
+            width = size if real in (_ENUM, _SET) else -1 if size < 256 else -2
+        else:
+            raise Unreadable(f"a column of type {kind} cannot be read (a compressed column?): change its type")
+        shapes.append((kind, width, fraction))
+    return shapes
+
+
+def _decimal_bytes(precision: int, scale: int) -> int:
+    whole = precision - scale
+    return whole // 9 * 4 + _DECIMAL_BYTES[whole % 9] + scale // 9 * 4 + _DECIMAL_BYTES[scale % 9]
+
+
+RowReader = Callable[[bytes, int], tuple[Any, ...]]
+
+
+def row_reader(table: TableMap, wanted: Sequence[str]) -> RowReader:
+    """A function from (event, place) to (values of the wanted columns as bytes or None, …, place behind the row).
+
+    Raises Unreadable where the table lacks a wanted column.
+    """
+    missing = set(wanted) - {c.name for c in table.columns}
+    if missing:
+        raise Unreadable(
+            f"table {table.schema}.{table.table} has no column {', '.join(sorted(missing))}: its schema is older or "
+            "newer than this bridge; upgrade the one that is behind (`notify storage upgrade`, or the migration)"
+        )
+    nulls = (len(table.columns) + 7) // 8
+    # The names are ours (v0, v1, …) and numbers; nothing of the stream gets into the text.
+    lines = [
+        "def read(data, at):",
+        f"    nulls = int.from_bytes(data[at:at + {nulls}], 'little')",
+        f"    at += {nulls}",
+    ]
+    places = {name: i for i, name in enumerate(wanted)}
+    for number, column in enumerate(table.columns):
+        place = places.get(column.name)
+        lines += [f"    if nulls & {1 << number}:", f"        v{place} = None" if place is not None else "        pass"]
+        lines.append("    else:")
+        if column.width >= 0:
+            step = str(column.width)
+        elif column.width == -1:
+            lines.append("        size = data[at]; at += 1")
+            step = "size"
+        else:
+            length = -column.width
+            lines.append(f"        size = int.from_bytes(data[at:at + {length}], 'little'); at += {length}")
+            step = "size"
+        if place is not None:
+            lines.append(f"        v{place} = data[at:at + {step}]")
+        lines.append(f"        at += {step}")
+    lines.append("    return (" + "".join(f"v{i}, " for i in range(len(wanted))) + "at)")
+    made: dict[str, Any] = {}
+    exec("\n".join(lines), made)
+    reader: RowReader = made["read"]
+    return reader
+
+
+def column(table: TableMap, name: str) -> Column:
+    return next(c for c in table.columns if c.name == name)
+
+
+def integer(value: bytes) -> int:
+    """A signed integer."""
+    return int.from_bytes(value, "little", signed=True)
+
+
+def double(value: bytes | None) -> float | None:
+    """A DOUBLE or FLOAT."""
+    if value is None:
+        return None
+    (number,) = struct.unpack("<d" if len(value) == 8 else "<f", value)
+    return float(number)
+
+
+def moment(value: bytes, fraction: int) -> datetime:
+    """A DATETIME of so many digits after the second, which the tables keep in UTC."""
+    packed = int.from_bytes(value[:5], "big") - 0x8000000000
+    days, seconds = packed >> 17, packed & 0x1FFFF
+    months, day = days >> 5, days & 31
+    micro = 0
+    if len(value) > 5:
+        micro = int.from_bytes(value[5:], "big") * 100 ** (3 - (fraction + 1) // 2)
+    return datetime(months // 13, months % 13, day, seconds >> 12, seconds >> 6 & 63, seconds & 63, micro, tzinfo=UTC)

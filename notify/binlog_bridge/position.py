@@ -1,0 +1,111 @@
+"""Where a bridge stands in a binlog: a set of GTIDs, by which any server of the same history can go on."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+
+from notify.errors import InvalidRequest
+
+_MARIADB = re.compile(r"\d+-\d+-\d+\Z")
+_MYSQL = re.compile(r"([0-9a-f-]{36})((?::\d+(?:-\d+)?)+)\Z")
+
+
+@dataclass(slots=True)
+class MariaDbSet:
+    """The last GTID of each replication domain."""
+
+    domains: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> MariaDbSet:
+        """Raises InvalidRequest for what is none."""
+        found: dict[int, tuple[int, int]] = {}
+        for part in filter(None, (p.strip() for p in text.split(","))):
+            if _MARIADB.match(part) is None:
+                raise InvalidRequest(f"{part[:60]!r} is not a GTID of MariaDB (domain-server-number)")
+            domain, server, number = (int(n) for n in part.split("-"))
+            found[domain] = (server, number)
+        return cls(found)
+
+    def add(self, domain: int, server: int, number: int) -> None:
+        self.domains[domain] = (server, number)
+
+    def __str__(self) -> str:
+        if len(self.domains) == 1:
+            ((domain, (server, number)),) = self.domains.items()
+            return f"{domain}-{server}-{number}"
+        return ",".join(f"{d}-{s}-{n}" for d, (s, n) in sorted(self.domains.items()))
+
+
+@dataclass(slots=True)
+class MySqlSet:
+    """Intervals of transaction numbers by server UUID."""
+
+    intervals: dict[str, list[list[int]]] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> MySqlSet:
+        """Raises InvalidRequest for what is none."""
+        found = cls()
+        for part in filter(None, (p.strip().lower() for p in text.replace("\n", "").split(","))):
+            match = _MYSQL.match(part)
+            if match is None:
+                raise InvalidRequest(f"{part[:60]!r} is not a GTID set of MySQL (uuid:1-5)")
+            for interval in match[2][1:].split(":"):
+                first, _, last = interval.partition("-")
+                found._insert(match[1], int(first), int(last or first))
+        return found
+
+    def add(self, uuid: str, number: int) -> None:
+        mine = self.intervals.get(uuid)
+        if mine and mine[-1][1] + 1 == number:
+            mine[-1][1] = number
+        else:
+            self._insert(uuid, number, number)
+
+    def _insert(self, uuid: str, first: int, last: int) -> None:
+        merged: list[list[int]] = []
+        for a, b in sorted([*self.intervals.get(uuid, []), [first, last]]):
+            if merged and a <= merged[-1][1] + 1:
+                merged[-1][1] = max(merged[-1][1], b)
+            else:
+                merged.append([a, b])
+        self.intervals[uuid] = merged
+
+    def __str__(self) -> str:
+        return ",".join(
+            uuid + "".join(f":{a}" if a == b else f":{a}-{b}" for a, b in found)
+            for uuid, found in sorted(self.intervals.items())
+        )
+
+
+GtidSet = MariaDbSet | MySqlSet
+
+
+@dataclass(slots=True, frozen=True)
+class Position:
+    """A GTID set, and the file and byte for people. `text` is what the queue stores and compares."""
+
+    gtids: str
+    file: str = ""
+    offset: int = 0
+
+    @property
+    def text(self) -> str:
+        return json.dumps({"gtids": self.gtids, "file": self.file, "offset": self.offset})
+
+    @classmethod
+    def of(cls, text: str) -> Position | None:
+        """The position that a queue has stored; None where nothing is stored yet. Raises InvalidRequest."""
+        if not text:
+            return None
+        try:
+            found = json.loads(text)
+            return cls(str(found["gtids"]), str(found["file"]), int(found["offset"]))
+        except (ValueError, KeyError, TypeError):
+            raise InvalidRequest(
+                f"the queue stands at {text[:100]!r} for this source, which is no position of a binlog: "
+                "another kind of bridge or relay wrote it; give this bridge another --source"
+            ) from None

@@ -1,0 +1,322 @@
+"""The bridge: from a binlog to a queue server, exactly once, in commit order.
+
+The queue's log is the bridge's only memory: each batch carries the position behind it, and both are durable in one
+frame. Whatever fails, the bridge asks the queue where it stands and reads on from there. Two bridges of one source
+cannot both write: each begins by claiming a higher epoch, and the queue refuses the lower one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.engine import Engine
+
+from notify.binlog_bridge import source
+from notify.binlog_bridge.backfill import backfill
+from notify.binlog_bridge.decoder import Unreadable
+from notify.binlog_bridge.position import Position
+from notify.binlog_bridge.reader import Batch, BinlogReader, Purged
+from notify.client.http import HttpClient
+from notify.errors import Conflict, InvalidRequest, NotifyError, StorageFailed, Unavailable
+from notify.wire import Bridged, PackedBridgeBatch, encode_msgpack
+
+log = logging.getLogger("notify.bridge")
+
+BATCHES_AHEAD = 4
+POST_SECONDS = 30.0
+IDLE_SECONDS = 1.0
+"""How often the position of transactions that are not ours is noted."""
+TRAILER_SECONDS = 10.0
+"""How often the position is written although nothing happens: whoever watches the queue sees that the bridge lives."""
+RETRY_SECONDS = 0.2
+RETRY_MAX_SECONDS = 5.0
+PURGED_SECONDS = 30.0
+"""With several candidates, how long each of them may say that it lacks the position: a replica may be behind."""
+FIRST_SERVER_ID = 740_000_000
+
+
+@dataclass(slots=True)
+class Totals:
+    """What a bridge has done since it began."""
+
+    rows: int = 0
+    stored: int = 0
+    known: int = 0
+    refused: int = 0
+    batches: int = 0
+    connections: int = 0
+    lag: float = 0.0
+    lags: list[float] = field(default_factory=list)
+    """Seconds from a row's time to its append, of each batch's newest; only where they are kept."""
+
+
+class Superseded(StorageFailed):
+    """Another bridge has taken this source over."""
+
+    code = "superseded"
+
+
+def default_server_id(name: str) -> int:
+    """The same for each start of a bridge, and another for each source."""
+    return FIRST_SERVER_ID + zlib.crc32(name.encode()) % 1_000_000
+
+
+class Bridge:
+    """Moves one source to one queue server."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        queue_url: str,
+        *,
+        name: str = "",
+        server_id: int = 0,
+        keep_lags: bool = False,
+    ) -> None:
+        """`urls`: the database, and replicas of it to go on with when it fails. `name`: default its source id.
+
+        Raises InvalidRequest for a URL that is none of MySQL or MariaDB.
+        """
+        self._engines = [_engine(url) for url in urls]
+        self._queue_url = queue_url
+        self.name = name
+        self._server_id = server_id
+        self._keep_lags = keep_lags
+        self.totals = Totals()
+        self._at = 0
+        self._purged_since = 0.0
+        self._stopping = threading.Event()
+        self._clock_offset_us = 0
+        self._caught_up = 0.0
+
+    @property
+    def _engine(self) -> Engine:
+        return self._engines[self._at]
+
+    # --- the whole --------------------------------------------------------------------------------------------
+
+    async def run(self, *, once: bool = False, fill: bool = False) -> Totals:
+        """Until cancelled, or with `once` until the source has been silent for a second. `fill`: backfill first.
+
+        Raises Purged, Unreadable, Superseded or InvalidRequest: what a person has to look at.
+        """
+        http = HttpClient(self._queue_url)
+        wait = RETRY_SECONDS
+        try:
+            while True:
+                moved = self.totals.batches
+                try:
+                    await self._prepare()
+                    if fill:
+                        await self._fill(http)
+                        fill = False
+                    await self._session(http, once)
+                    return self.totals
+                except Purged as error:
+                    self._next_candidate_or(error)
+                except (Unreadable, Superseded, InvalidRequest):
+                    raise
+                except (Unavailable, Conflict, sa.exc.OperationalError, OSError) as error:
+                    if isinstance(error, Conflict) and error.code == "stale_epoch":
+                        raise Superseded(str(error)) from error
+                    log.warning("again in %.1f s: %s", wait, error)
+                    if not isinstance(error, Conflict) and len(self._engines) > 1:
+                        self._at = (self._at + 1) % len(self._engines)
+                await asyncio.sleep(wait)
+                wait = RETRY_SECONDS if self.totals.batches > moved else min(2 * wait, RETRY_MAX_SECONDS)
+        finally:
+            http.close()
+            for engine in self._engines:
+                engine.dispose()
+
+    def _next_candidate_or(self, error: Purged) -> None:
+        """Another candidate may have the position. Raises the error once all of them have been asked long enough."""
+        now = time.monotonic()
+        self._purged_since = self._purged_since or now
+        if len(self._engines) == 1 or now - self._purged_since > PURGED_SECONDS:
+            raise error
+        self._at = (self._at + 1) % len(self._engines)
+        log.warning("%s; asking the next candidate", error)
+
+    async def _prepare(self) -> None:
+        """Look at the source before reading it. Raises InvalidRequest with every remedy where it would be no good."""
+
+        def look() -> None:
+            with self._engine.connect() as connection:
+                if not self.name:
+                    self.name = source.source_name(connection)
+                self._server_id = self._server_id or default_server_id(self.name)
+                stops = [f for f in source.findings(connection, self._server_id) if f.stops]
+                if stops:
+                    raise InvalidRequest(
+                        "this source cannot be bridged without gaps:\n" + "\n".join(f"- {f}" for f in stops)
+                    )
+                self._mariadb = source.is_mariadb(connection)
+                self._clock_offset_us = source.clock_offset_us(connection, _now_us)
+
+        await asyncio.to_thread(look)
+
+    # --- the queue's side -------------------------------------------------------------------------------------
+
+    async def _claim(self, http: HttpClient) -> tuple[int, str]:
+        """Become the bridge that writes; the epoch and the position to go on from."""
+        answer = msgspec.msgpack.decode(await http.call("GET", f"/v1/bridge/{self.name}", b"", POST_SECONDS))
+        epoch, position = answer["epoch"] + 1, answer["position"]
+        await self._post(
+            http, PackedBridgeBatch(epoch=epoch, expected_position=position, position=position, claim=True)
+        )
+        return epoch, position
+
+    async def _post(self, http: HttpClient, batch: PackedBridgeBatch) -> Bridged:
+        answer = await http.call("POST", f"/v1/bridge/{self.name}/batches", encode_msgpack(batch), POST_SECONDS)
+        found = msgspec.msgpack.decode(answer, type=Bridged)
+        for item in found.refused:
+            log.error("no queue takes %s: %s (%s); it stays in the source's table", item.id, item.detail, item.code)
+        totals = self.totals
+        totals.stored += found.stored
+        totals.known += found.known
+        totals.refused += len(found.refused)
+        totals.batches += 1
+        return found
+
+    async def _fill(self, http: HttpClient) -> None:
+        epoch, position = await self._claim(http)
+        await backfill(self._engine, lambda batch: self._post(http, batch), epoch, position)
+
+    # --- one connection to the source -------------------------------------------------------------------------
+
+    async def _session(self, http: HttpClient, once: bool) -> None:
+        epoch, text = await self._claim(http)
+        reader = BinlogReader(self._engine.url, self._server_id, Position.of(text), mariadb=self._mariadb)
+        batches: queue.Queue[Batch | Exception] = queue.Queue(BATCHES_AHEAD)
+        stop = threading.Event()
+        thread = threading.Thread(target=_read, args=(reader, batches, stop), name="notify-binlog", daemon=True)
+        thread.start()
+        self.totals.connections += 1
+        waiting: Position | None = None
+        posted = time.monotonic()
+        try:
+            while True:
+                batch = await asyncio.to_thread(_next, batches)
+                if isinstance(batch, Exception):
+                    raise batch
+                if batch is None:
+                    self._caught_up = time.time()
+                    if once and reader.last_event_s and waiting is None:
+                        return
+                elif not batch.transactions and not batch.commit:
+                    waiting = batch.position
+                    if time.monotonic() - posted < IDLE_SECONDS:
+                        continue
+                idle = batch is None or not (batch.transactions or batch.commit)
+                if idle and waiting is None and time.monotonic() - posted < TRAILER_SECONDS:
+                    continue
+                if idle or batch is None:
+                    batch = Batch(position=waiting)
+                text = await self._append(http, batch, epoch, text)
+                waiting, posted = None, time.monotonic()
+                self._purged_since = 0.0
+        finally:
+            stop.set()
+            reader.close()
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    batches.get_nowait()
+            await asyncio.to_thread(thread.join, 15)
+
+    async def _append(self, http: HttpClient, batch: Batch, epoch: int, text: str) -> str:
+        """Post a batch; the position as the queue knows it from then on."""
+        lag = None
+        if batch.newest_us:
+            lag = max(0.0, (_now_us() + self._clock_offset_us - batch.newest_us) / 1e6)
+        position = batch.position.text if batch.position is not None else text
+        await self._post(
+            http,
+            PackedBridgeBatch(
+                epoch=epoch,
+                expected_position=text,
+                position=position,
+                prepare=batch.prepare,
+                commit=batch.commit,
+                transactions=batch.transactions,
+                lag=lag if lag is not None else (0.0 if self._caught_up else None),
+            ),
+        )
+        self.totals.rows += batch.rows
+        if batch.newest_us:
+            self.totals.lag = (_now_us() + self._clock_offset_us - batch.newest_us) / 1e6
+            if self._keep_lags:
+                self.totals.lags.append(self.totals.lag)
+        return position
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _next(batches: queue.Queue[Batch | Exception]) -> Batch | Exception | None:
+    """The next batch; None where there is none for a second."""
+    try:
+        return batches.get(timeout=IDLE_SECONDS)
+    except queue.Empty:
+        return None
+
+
+def _read(reader: BinlogReader, batches: queue.Queue[Batch | Exception], stop: threading.Event) -> None:
+    """In a thread: read until something ends it, which is then the last thing in the queue."""
+
+    def give(item: Batch | Exception) -> bool:
+        while not stop.is_set():
+            try:
+                batches.put(item, timeout=0.5)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    try:
+        reader.connect()
+        for batch in reader.batches():
+            if not give(batch):
+                return
+    except Exception as error:
+        give(error if isinstance(error, NotifyError) else Unavailable(f"reading the binlog failed: {error!r}"))
+
+
+def _engine(url: str) -> Engine:
+    try:
+        parsed = sa.make_url(url)
+        if parsed.get_backend_name() not in ("mysql", "mariadb"):
+            raise InvalidRequest(
+                "a bridge reads the binlog of MySQL or MariaDB; "
+                f"for {parsed.get_backend_name()} there is `notify relay`"
+            )
+        if parsed.drivername in ("mysql", "mariadb"):
+            parsed = parsed.set(drivername=f"{parsed.drivername}+pymysql")
+        return sa.create_engine(parsed, pool_pre_ping=True, connect_args={"connect_timeout": 5, "read_timeout": 30})
+    except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError) as error:
+        raise InvalidRequest(f"--dsn: {error}") from None
+
+
+def describe(totals: Totals) -> dict[str, Any]:
+    """For people and --json."""
+    return {
+        "rows": totals.rows,
+        "stored": totals.stored,
+        "known": totals.known,
+        "refused": totals.refused,
+        "batches": totals.batches,
+        "connections": totals.connections,
+        "lag_seconds": round(totals.lag, 3),
+    }

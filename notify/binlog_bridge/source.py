@@ -1,0 +1,196 @@
+"""What a bridge needs of its source: variables, grants, tables. Each fault is named, with the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
+from notify.binlog_bridge.position import Position
+from notify.binlog_bridge.reader import LOCAL_TABLE, SERVER_TABLE
+from notify.errors import InvalidRequest
+
+_NEEDED_GRANTS = ("REPLICATION SLAVE", "REPLICATION REPLICA", "ALL PRIVILEGES")
+
+
+@dataclass(slots=True, frozen=True)
+class Finding:
+    """`stops`: a bridge would leave something out, and refuses to start."""
+
+    what: str
+    remedy: str
+    stops: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.remedy}"
+
+
+def _is(*allowed: str) -> Callable[[str], bool]:
+    return lambda value: value.upper() in allowed
+
+
+_VARIABLES: tuple[tuple[str, Callable[[str], bool], str, str, bool], ...] = (
+    ("log_bin", _is("ON", "1"), "there is no binlog", "start the server with --log-bin", True),
+    (
+        "binlog_format",
+        _is("ROW"),
+        "binlog_format is {}: statements cannot be read as rows",
+        "SET GLOBAL binlog_format = 'ROW', and in the configuration; sessions keep the old one until they reconnect",
+        True,
+    ),
+    (
+        "binlog_row_image",
+        _is("FULL", "FULL_NODUP"),
+        "binlog_row_image is {}: rows lack columns",
+        "SET GLOBAL binlog_row_image = 'FULL', and in the configuration",
+        True,
+    ),
+    (
+        "binlog_row_metadata",
+        _is("FULL"),
+        "binlog_row_metadata is {}: columns have no names",
+        "SET GLOBAL binlog_row_metadata = 'FULL', and in the configuration",
+        True,
+    ),
+    (
+        "log_bin_compress",
+        _is("OFF", "0"),
+        "log_bin_compress is {}: rows cannot be read",
+        "SET GLOBAL log_bin_compress = OFF",
+        True,
+    ),
+    (
+        "binlog_transaction_compression",
+        _is("OFF", "0"),
+        "binlog_transaction_compression is {}: transactions cannot be read",
+        "SET GLOBAL binlog_transaction_compression = OFF",
+        True,
+    ),
+    (
+        "binlog_row_value_options",
+        _is(""),
+        "binlog_row_value_options is {}: updates are partial",
+        "SET GLOBAL binlog_row_value_options = ''",
+        True,
+    ),
+    (
+        "gtid_mode",
+        _is("ON"),
+        "gtid_mode is {}: positions would not survive a failover",
+        "SET GLOBAL gtid_mode = 'ON' step by step (OFF_PERMISSIVE, ON_PERMISSIVE, ON)",
+        True,
+    ),
+    (
+        "gtid_strict_mode",
+        _is("ON", "1"),
+        "gtid_strict_mode is {}: a failover could mix up the order of GTIDs",
+        "SET GLOBAL gtid_strict_mode = ON",
+        False,
+    ),
+    (
+        "sync_binlog",
+        _is("1"),
+        "sync_binlog is {}: after a power failure the binlog may lack what was acknowledged",
+        "SET GLOBAL sync_binlog = 1",
+        False,
+    ),
+    (
+        "innodb_flush_log_at_trx_commit",
+        _is("1"),
+        "innodb_flush_log_at_trx_commit is {}: acknowledged changes may vanish after their message went out",
+        "SET GLOBAL innodb_flush_log_at_trx_commit = 1",
+        False,
+    ),
+)
+
+
+def variables(connection: Connection) -> dict[str, str]:
+    """The global variables that matter, as far as the server has them."""
+    names = ",".join(f"'{row[0]}'" for row in _VARIABLES) + ",'server_id'"
+    rows = connection.exec_driver_sql(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
+    return {str(name).lower(): str(value) for name, value in rows}
+
+
+def is_mariadb(connection: Connection) -> bool:
+    return "mariadb" in str(connection.exec_driver_sql("SELECT VERSION()").scalar()).lower()
+
+
+def findings(connection: Connection, server_id: int) -> list[Finding]:
+    """Everything that is wrong with a source, the worst first."""
+    found: list[Finding] = []
+    values = variables(connection)
+    for name, is_right, what, remedy, stops in _VARIABLES:
+        value = values.get(name)
+        if value is not None and not is_right(value):
+            found.append(Finding(what.format(value or "empty"), remedy, stops))
+    if values.get("server_id") == str(server_id):
+        found.append(Finding(f"server id {server_id} is the source's own", "give this bridge another --server-id"))
+    user = str(connection.exec_driver_sql("SELECT CURRENT_USER()").scalar())
+    grants = " ".join(str(row[0]) for row in connection.exec_driver_sql("SHOW GRANTS")).upper()
+    if not any(grant in grants for grant in _NEEDED_GRANTS):
+        name, _, host = user.partition("@")
+        found.append(
+            Finding(
+                f"{user} may not read the binlog",
+                f"GRANT REPLICATION SLAVE ON *.* TO '{name}'@'{host}'",
+            )
+        )
+    found += _table_findings(connection)
+    return sorted(found, key=lambda f: not f.stops)
+
+
+def _table_findings(connection: Connection) -> list[Finding]:
+    rows = connection.exec_driver_sql(
+        "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() "
+        f"AND table_name IN ('{LOCAL_TABLE}', '{SERVER_TABLE}')"
+    ).all()
+    if not rows:
+        return [
+            Finding(
+                f"there is neither {LOCAL_TABLE} nor {SERVER_TABLE} in this database",
+                "run create_tables in the service (outbox), or `notify storage upgrade` (server)",
+            )
+        ]
+    return [
+        Finding(f"{name} is a table of {engine}", f"ALTER TABLE {name} ENGINE = InnoDB")
+        for name, engine in rows
+        if str(engine).lower() != "innodb"
+    ]
+
+
+def source_name(connection: Connection) -> str:
+    """The id that the database was given, by which a queue knows it after a failover, too. Raises InvalidRequest."""
+    for statement in ("SELECT source FROM server_shard", "SELECT id FROM notify_source"):
+        try:
+            found = connection.exec_driver_sql(statement).scalar()
+        except sa.exc.ProgrammingError:
+            connection.rollback()
+            continue
+        if found:
+            return str(found)
+    raise InvalidRequest("the database has no source id: run create_tables or `notify storage upgrade`, or name it")
+
+
+def current_position(connection: Connection) -> Position:
+    """Behind everything that is committed now."""
+    if is_mariadb(connection):
+        return Position(str(connection.exec_driver_sql("SELECT @@gtid_binlog_pos").scalar() or ""))
+    return Position(str(connection.exec_driver_sql("SELECT @@gtid_executed").scalar() or "").replace("\n", ""))
+
+
+def clock_offset_us(connection: Connection, now_us: Callable[[], int]) -> int:
+    """What to add to this machine's clock to get the source's."""
+    before = now_us()
+    at: Any = connection.exec_driver_sql("SELECT UTC_TIMESTAMP(6)").scalar()
+    source_us: int = round(at.replace(tzinfo=UTC).timestamp() * 1_000_000)
+    return source_us - (before + now_us()) // 2
+
+
+def stoppers(engine: Engine, server_id: int) -> list[Finding]:
+    """What forbids a bridge to start."""
+    with engine.connect() as connection:
+        return [finding for finding in findings(connection, server_id) if finding.stops]

@@ -1,0 +1,131 @@
+"""What bridges append: committed transactions of a source in its order, with the position behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from notify import ids
+from notify.errors import InvalidRequest, NotFound, NotifyError
+from notify.limits import LIMITS, check_message, check_name
+from notify.server.clock import Clock
+from notify.wire import Bridged, Item, JsonBridgeBatch, PackedBridgeBatch, instant
+from storage.store import BridgeBatch, BridgeState, NewMessage, NewTransaction, Put, Store, Topic
+
+PREPARED_CHECK_US = 86_400_000_000
+"""Parts of a large transaction wait so long for the bridge to go on before anybody asks about them."""
+
+
+@dataclass(slots=True)
+class _Told:
+    """What a bridge says of itself besides its batches."""
+
+    lag: float = 0.0
+    note: str = ""
+    refused: int = 0
+
+
+class Bridges:
+    """The queue's side of bridges."""
+
+    def __init__(self, store: Store, clock: Clock, on_new_topic: Callable[[str], None]) -> None:
+        self._store = store
+        self._clock = clock
+        self._on_new_topic = on_new_topic
+        self._told: dict[str, _Told] = {}
+
+    def position(self, source: str) -> dict[str, Any]:
+        """Where a source stands; epoch 0 and an empty position where nothing came yet."""
+        check_name("source", source)
+        known = next((b for b in self._store.bridges() if b.source == source), BridgeState(source))
+        return {"source": source, "epoch": known.epoch, "position": known.position, "rows": known.rows}
+
+    async def append(self, source: str, batch: JsonBridgeBatch | PackedBridgeBatch) -> Bridged:
+        """Append a batch, or refuse all of it with a Conflict. What no queue could take is named, and left out."""
+        check_name("source", source)
+        if not 0 < batch.epoch < 1 << 62:
+            raise InvalidRequest("epoch counts from 1", "out_of_bounds")
+        if len(batch.position) > 64 << 10:
+            raise InvalidRequest("position has more than 65,536 characters", "out_of_bounds")
+        now_us = self._clock()
+        accepted: list[NewTransaction] = []
+        refused: list[Item] = []
+        has_topic = self._store.has_topic
+        for t in batch.transactions:
+            try:
+                new = []
+                for m in t.messages:
+                    if not has_topic(m.topic):
+                        self._make_topic(m.topic)
+                    payload, delay_us, deliver_at_us, ttl_us = check_message(m, now_us)
+                    new.append(NewMessage(m.topic, payload, m.key, m.tag, delay_us, deliver_at_us, ttl_us))
+                if not 0 < len(new) <= LIMITS.messages_per_transaction:
+                    raise InvalidRequest(f"a transaction carries 1 to {LIMITS.messages_per_transaction} messages")
+                check_name("producer_group", t.producer_group)
+                accepted.append(
+                    NewTransaction(
+                        _id(t.id), t.producer_group, new, source, "", PREPARED_CHECK_US, committed=not batch.prepare
+                    )
+                )
+            except NotifyError as error:
+                refused.append(Item(t.id, error.status, code=error.code, detail=str(error)))
+        commit = [_id(text) for text in batch.commit]
+        results = await self._store.append_from_bridge(
+            BridgeBatch(
+                source, batch.epoch, batch.expected_position, batch.position, accepted, commit, claim=batch.claim
+            ),
+            now_us,
+        )
+        told = self._told.setdefault(source, _Told())
+        told.lag = batch.lag if batch.lag is not None else told.lag
+        told.note = (batch.note or "")[:500] if batch.note is not None else told.note
+        told.refused += len(refused)
+        stored = sum([r.put is Put.STORED for r in results])
+        known = sum([r.put is Put.ALREADY for r in results])
+        for put, r in zip(accepted, results, strict=True):
+            if r.put is Put.IN_USE:
+                detail = "the id belongs to another transaction: other content, or another producer group"
+                refused.append(Item(ids.to_text(put.id), 409, code="id_in_use", detail=detail))
+        return Bridged(batch.position, batch.epoch, stored, known, refused)
+
+    def _make_topic(self, name: str) -> None:
+        """What is committed cannot be refused: the topic is made, whatever `create_topics` says."""
+        check_name("topic", name)
+        self._store.create_topic_soon(Topic(name))
+        self._on_new_topic(name)
+
+    def shown(self) -> list[dict[str, Any]]:
+        """For the administrator: every source, how far it is and when it was heard of."""
+        now_us = self._clock()
+        rows = []
+        for b in self._store.bridges():
+            told = self._told.get(b.source, _Told())
+            rows.append(
+                {
+                    "source": b.source,
+                    "epoch": b.epoch,
+                    "position": b.position,
+                    "rows": b.rows,
+                    "updated_at": instant(b.updated_us),
+                    "silent_seconds": round((now_us - b.updated_us) / 1e6, 3),
+                    "lag_seconds": told.lag,
+                    "refused": told.refused,
+                    "note": told.note,
+                }
+            )
+        return rows
+
+    def one(self, source: str) -> dict[str, Any]:
+        """One of `shown`. Raises NotFound."""
+        for row in self.shown():
+            if row["source"] == source:
+                return row
+        raise NotFound(f"no bridge has written for source {source[:60]!r}")
+
+
+def _id(text: str) -> bytes:
+    try:
+        return ids.from_text(text)
+    except ValueError as error:
+        raise InvalidRequest(str(error), "invalid_id") from None
