@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import queue
+import sys
 import threading
 import time
 import zlib
@@ -43,6 +44,8 @@ RETRY_SECONDS = 0.2
 RETRY_MAX_SECONDS = 5.0
 PURGED_SECONDS = 30.0
 """With several candidates, how long each of them may say that it lacks the position: a replica may be behind."""
+SWITCH_SECONDS = 0.0002
+"""How long the reading thread may keep the interpreter while an answer waits: with Python's 5 ms each post is late."""
 FIRST_SERVER_ID = 740_000_000
 
 
@@ -111,6 +114,7 @@ class Bridge:
 
         Raises Purged, Unreadable, Superseded or InvalidRequest: what a person has to look at.
         """
+        sys.setswitchinterval(SWITCH_SECONDS)
         http = HttpClient(self._queue_url)
         wait = RETRY_SECONDS
         try:

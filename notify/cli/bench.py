@@ -62,6 +62,20 @@ def register(app: typer.Typer) -> None:
         show(transactions_bench.run(plan), as_json)
 
     @group.command()
+    def bridge(
+        dsn: str = typer.Option(..., "--dsn", envvar="NOTIFY_DSN", help="A MySQL or MariaDB to write the binlog."),
+        rows: int = typer.Option(100_000, min=1000, help="Single-row transactions written beforehand."),
+        rate: float = typer.Option(4500.0, min=1, help="Rows/s while the lag is measured; at most half the ceiling."),
+        seconds: float = typer.Option(10.0, min=1, max=600, help="How long the lag is measured."),
+        body: int = _BODY,
+        as_json: bool = _AS_JSON,
+    ) -> None:
+        """Rows/s from a binlog to the durable log, and the lag of rows as they come."""
+        from notify.bench import bridge as bridge_bench
+
+        show(bridge_bench.run(bridge_bench.Plan(dsn, rows, rate, seconds, body)), as_json)
+
+    @group.command()
     def delivery(
         groups: int = typer.Option(15, min=1, max=1000, help="Groups over the same messages; each receives all."),
         messages: int = typer.Option(300_000, min=1, help="Messages piled up beforehand."),

@@ -101,6 +101,7 @@ def doctor(
     dsn: str | None = typer.Option(None, "--dsn", envvar="NOTIFY_DSN", help="Also look into this database."),
     url: str = URL,
     create: bool = typer.Option(False, "--create-tables", help="Make missing tables in the database."),
+    bridge: bool = typer.Option(False, "--bridge", help="Also whether its binlog can be bridged without gaps."),
     fresh_source: bool = typer.Option(False, "--new-source", help="Give a cloned database a source of its own."),
     as_json: bool = AS_JSON,
 ) -> None:
@@ -114,7 +115,7 @@ def doctor(
         if fresh_source:
             with engine.begin() as connection:
                 facts["new_source"] = new_source(connection)
-        findings += _database_findings(engine, facts)
+        findings += _database_findings(engine, facts) if not bridge else _bridge_findings(engine)
     result = {"ok": not findings, "findings": findings} | facts
     if as_json:
         typer.echo(json.dumps(result))
@@ -152,6 +153,20 @@ _DURABILITY = {
         "innodb_flush_log_at_trx_commit is not 1: set it to 1",
     ),
 }
+
+
+def _bridge_findings(engine: sa.Engine) -> list[str]:
+    """What keeps `notify bridge` from reading the binlog, or could let it miss something later."""
+    if engine.dialect.name not in ("mysql", "mariadb"):
+        return [f"{engine.dialect.name} has no binlog: use `notify relay`"]
+    from notify.binlog_bridge import source
+    from notify.binlog_bridge.pump import default_server_id
+
+    try:
+        with engine.connect() as connection:
+            return [str(finding) for finding in source.findings(connection, default_server_id(""))]
+    except sa.exc.SQLAlchemyError as error:
+        return [f"the database does not answer: {str(error).splitlines()[0]}"]
 
 
 def _database_findings(engine: sa.Engine, facts: dict[str, Any]) -> list[str]:

@@ -26,10 +26,11 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 
 def _register() -> None:
-    from notify.cli import admin, bench, database, demo, serve, storage
+    from notify.cli import admin, bench, bridge, database, demo, serve, storage
 
     serve.register(app)
     storage.register(app)
+    bridge.register(app)
     admin.register(app)
     database.register(app)
     bench.register(app)

@@ -1,0 +1,187 @@
+"""`notify bench bridge`: a binlog written beforehand through to the durable log, then the lag of rows as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import tempfile
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pymysql
+import sqlalchemy as sa
+from sqlalchemy.engine.url import URL
+
+from notify import ids
+from notify.bench.server import ServerProcess
+from notify.binlog_bridge import source
+from notify.binlog_bridge.pump import Bridge
+from notify.client.http import HttpClient
+from notify.client.table import create_tables
+from notify.wire import MSGPACK, PackedBridgeBatch, Pulled, encode_msgpack
+
+WRITERS = 16
+TOPIC = "bench-bridge"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`rows` single-row transactions beforehand, then `seconds` at `rate` rows/s (at most half of what was reached)."""
+
+    dsn: str
+    rows: int = 100_000
+    rate: float = 4500.0
+    seconds: float = 10.0
+    body: int = 256
+
+
+def run(plan: Plan) -> dict[str, Any]:
+    """Measure; the contract's keys. The tables are made if they are missing; rows stay in them."""
+    url = sa.make_url(plan.dsn)
+    engine = sa.create_engine(url)
+    create_tables(engine)
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bench-")))
+        server = ServerProcess(directory / "data").start()
+        stack.callback(server.stop)
+        stack.callback(engine.dispose)
+        name = "bench-" + os.urandom(4).hex()
+        asyncio.run(_stand_at_the_end(engine, server.url, name))
+        written = write(url, plan.rows, plan.body)
+        bridge = Bridge([plan.dsn], server.url, name=name)
+        cpu, server_cpu, started = _cpu(), server.cpu_seconds(), time.perf_counter()
+        asyncio.run(_until(bridge, plan.rows))
+        seconds = time.perf_counter() - started
+        used, server_used = _cpu() - cpu, server.cpu_seconds() - server_cpu
+        per_second = plan.rows / seconds
+        rate = min(plan.rate, per_second / 2)
+        live = asyncio.run(_live(plan, url, server.url, name, rate))
+        found = asyncio.run(_pull(server.url))
+        lags = sorted(at - began for name, (at, began) in found.times.items() if name in live)
+        wanted = written | live
+        return {
+            "rows_per_second": round(per_second),
+            "lag_p99_ms": _ms(lags, 0.99),
+            "lost": len(wanted - found.times.keys()),
+            "duplicated": found.duplicated,
+            "rows": len(wanted),
+            "lag_p50_ms": _ms(lags, 0.5),
+            "lag_at_rows_per_second": round(rate),
+            "cpu_us_a_row": round(used / plan.rows * 1e6, 1),
+            "queue_cpu_us_a_row": round(server_used / plan.rows * 1e6, 1),
+        }
+
+
+async def _stand_at_the_end(engine: sa.Engine, url: str, name: str) -> None:
+    """What is in the binlog already is not part of the bench."""
+    with engine.connect() as connection:
+        position = source.current_position(connection).text
+    http = HttpClient(url)
+    batch = PackedBridgeBatch(epoch=1, expected_position="", position=position, claim=True)
+    await http.call("POST", f"/v1/bridge/{name}/batches", encode_msgpack(batch), 10)
+    http.close()
+
+
+def write(url: URL, rows: int, body: int, rate: float = 0.0) -> set[str]:
+    """Single-row transactions of the outbox, `rate` a second in all (0: as fast as it goes); their ids."""
+    made: list[list[str]] = [[] for _ in range(WRITERS)]
+
+    def work(number: int) -> None:
+        connection = pymysql.connect(
+            host=url.host, port=url.port or 3306, user=url.username, password=url.password or "",
+            database=url.database, autocommit=True,
+        )  # fmt: skip
+        started = time.perf_counter()
+        mine = range(number, rows, WRITERS)
+        for done, _ in enumerate(mine):
+            if rate:
+                time.sleep(max(0.0, started + done * WRITERS / rate - time.perf_counter()))
+            name = ids.to_text(ids.new_id())
+            at = time.time_ns().to_bytes(8)
+            connection.query(
+                "INSERT INTO half_message (transaction_id, message_no, producer_group, mode, state, shards, topic,"
+                f" body, relayed, created_at) VALUES ('{name}', 0, 'bench', 'outbox', 'COMMITTED', '', '{TOPIC}', "
+                f"x'{at.hex()}{os.urandom(max(0, body - 8)).hex()}', 0, UTC_TIMESTAMP(6))"
+            )
+            made[number].append(name)
+        connection.close()
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(WRITERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {name for names in made for name in names}
+
+
+async def _until(bridge: Bridge, rows: int, seconds: float = 600) -> None:
+    """Run a bridge until it has moved so many rows."""
+    task = asyncio.ensure_future(bridge.run())
+    deadline = time.monotonic() + seconds
+    while bridge.totals.rows < rows and not task.done() and time.monotonic() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    if bridge.totals.rows < rows and not task.cancelled():
+        task.result()
+
+
+async def _live(plan: Plan, url: URL, queue_url: str, name: str, rate: float) -> set[str]:
+    """Rows as they come, from another process's worth of threads; their ids."""
+    bridge = Bridge([plan.dsn], queue_url, name=name)
+    rows = round(rate * plan.seconds)
+    writing = asyncio.ensure_future(asyncio.to_thread(_write_elsewhere, url, rows, plan.body, rate))
+    await _until(bridge, rows)
+    return await writing
+
+
+def _write_elsewhere(url: URL, rows: int, body: int, rate: float) -> set[str]:
+    """In a process of its own: the bridge shares its interpreter with nobody in production either."""
+    import concurrent.futures
+    import multiprocessing
+
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(write, url, rows, body, rate).result()
+
+
+@dataclass(slots=True)
+class _Found:
+    times: dict[str, tuple[float, float]]
+    """By transaction: seconds since 1970 of its append to the log, and of the statement that wrote its row."""
+    duplicated: int
+
+
+async def _pull(url: str) -> _Found:
+    http = HttpClient(url)
+    found = _Found({}, 0)
+    offset = 0
+    try:
+        while True:
+            path = f"/v1/topics/{TOPIC}/queues/0/messages?offset={offset}&max=5000"
+            pulled = msgspec.msgpack.decode(await http.call("GET", path, b"", 60, MSGPACK), type=Pulled)
+            if not pulled.messages:
+                return found
+            for m in pulled.messages:
+                name = m.id.partition(".")[0]
+                found.duplicated += name in found.times
+                at = msgspec.convert(m.committed_at, type=datetime).timestamp()
+                found.times[name] = (at, int.from_bytes(m.body[:8]) / 1e9)
+            offset = pulled.next_offset
+    finally:
+        http.close()
+
+
+def _cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _ms(values: list[float], share: float) -> float | None:
+    return round(values[min(len(values) - 1, int(len(values) * share))] * 1000, 1) if values else None

@@ -1,0 +1,71 @@
+"""`notify bridge`: the binlogs of MySQL and MariaDB into a queue."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+
+import typer
+
+from notify.cli.api import AS_JSON, URL
+from notify.errors import InvalidRequest, NotifyError
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(bridge)
+
+
+def bridge(
+    dsn: list[str] = typer.Option(
+        ...,
+        "--dsn",
+        envvar="NOTIFY_DSN",
+        help="Database as `name=URL`; given again for more sources. The same name again is a replica to go on with "
+        "when the first fails. Without a name: the id that the database was given. [env: NOTIFY_DSN]",
+    ),
+    url: str = URL,
+    server_id: int = typer.Option(0, min=0, help="The id as a replica; default: one made of the source's name."),
+    backfill: bool = typer.Option(
+        False, "--backfill", help="First take from the tables what the binlog has lost; then go on from now."
+    ),
+    once: bool = typer.Option(False, "--once", help="Stop when everything so far is moved."),
+    as_json: bool = AS_JSON,
+) -> None:
+    """Move what databases commit into a queue server, by their binlogs: exactly once, in commit order."""
+    from notify.binlog_bridge.pump import Bridge, describe
+
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
+    sources: dict[str, list[str]] = {}
+    for text in dsn:
+        name, found, address = text.partition("=")
+        if not found or ":" in name:
+            name, address = "", text
+        sources.setdefault(name, []).append(address)
+    if server_id and len(sources) > 1:
+        raise InvalidRequest("--server-id is for one source; with several each gets its own")
+    bridges = [Bridge(urls, url, name=name, server_id=server_id) for name, urls in sources.items()]
+    bad: list[str] = []
+
+    async def one(moving: Bridge) -> None:
+        try:
+            await moving.run(once=once, fill=backfill)
+        except NotifyError as error:
+            bad.append(f"source {moving.name or '(not reached)'}: {error}")
+            typer.echo(f"notify: {bad[-1]}", err=True)
+
+    async def run() -> None:
+        tasks = [asyncio.ensure_future(one(moving)) for moving in bridges]
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, lambda: [task.cancel() for task in tasks])
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(run())
+    done = {"sources": {moving.name: describe(moving.totals) for moving in bridges}, "stopped": bad}
+    if as_json:
+        typer.echo(json.dumps(done))
+    else:
+        for name, totals in done["sources"].items():  # type: ignore[attr-defined]
+            typer.echo(f"{name}: {totals['rows']} messages, {totals['stored']} transactions stored")
+    raise typer.Exit(1 if bad else 0)
