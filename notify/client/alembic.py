@@ -12,19 +12,17 @@ from typing import Any
 
 from alembic import op
 
-from notify.client.table import ensure_source, metadata
+from notify.client.table import create_tables, drop_tables, metadata
 
 
 def upgrade() -> None:
     """Make the tables and the database's source id."""
-    connection = op.get_bind()
-    metadata.create_all(connection)
-    ensure_source(connection)
+    create_tables(op.get_bind())
 
 
 def downgrade() -> None:
     """Drop the tables. Undecided halves of this database can then only be resolved by an operator."""
-    metadata.drop_all(op.get_bind())
+    drop_tables(op.get_bind())
 
 
 def include_object(item: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:

@@ -87,7 +87,39 @@ def create_tables(engine: Engine | Connection) -> str:
 
 def _create(connection: Connection) -> str:
     metadata.create_all(connection)
+    if connection.dialect.name == "postgresql":
+        _wake_relays(connection)
     return ensure_source(connection)
+
+
+_WAKE_FUNCTION = """
+CREATE OR REPLACE FUNCTION half_message_wake() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF pg_try_advisory_xact_lock(74003, 0) THEN PERFORM pg_notify('notify_outbox', ''); END IF;
+    RETURN NULL;
+END $$
+"""
+_WAKE_TRIGGER = """
+CREATE OR REPLACE TRIGGER half_message_wake AFTER INSERT ON half_message
+FOR EACH ROW WHEN (NEW.relayed = 0) EXECUTE FUNCTION half_message_wake()
+"""
+
+
+def _wake_relays(connection: Connection) -> None:
+    """Have an outbox row wake the relay as its transaction commits.
+
+    PostgreSQL commits transactions that notify one after the other, so of those under way at once only one does: the
+    lock says whether another will. A relay that it woke too early for the others finds them at its next look.
+    """
+    connection.exec_driver_sql(_WAKE_FUNCTION)
+    connection.exec_driver_sql(_WAKE_TRIGGER)
+
+
+def drop_tables(connection: Connection) -> None:
+    """Undo `create_tables`. Undecided halves of this database can then only be resolved by an operator."""
+    metadata.drop_all(connection)
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("DROP FUNCTION IF EXISTS half_message_wake()")
 
 
 def ensure_source(connection: Connection) -> str:

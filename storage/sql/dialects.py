@@ -7,6 +7,7 @@ Measured, 256 B, one connection, 256 rows a statement, rows/s: see docs/performa
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -24,6 +25,8 @@ STATEMENT_BYTES = 2 << 20
 STATEMENT_ROWS = 1000
 IDS_A_STATEMENT = 200
 CONNECT_SECONDS = 3
+WAKE_SECONDS = 0.02
+"""How often relays are woken at most."""
 IO_SECONDS = 10
 """How long a statement may take before its connection is taken for dead."""
 
@@ -181,9 +184,18 @@ class PostgreSql(_Statements):
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._woke = 0.0
 
     def connect(self) -> Any:
         return _detached(self._engine)
+
+    def commit(self, connection: Any) -> None:
+        connection.commit()
+        if time.monotonic() - self._woke > WAKE_SECONDS:
+            # Behind the commit, not within: transactions that notify commit one after the other.
+            self._woke = time.monotonic()
+            connection.execute("NOTIFY notify_outbox")
+            connection.commit()
 
     def insert(self, connection: Any, rows: Sequence[Row]) -> None:
         with connection.cursor() as cursor:
