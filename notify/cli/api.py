@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from notify.client.http import HttpClient
+from notify.client.servers import Servers
 from notify.wire import JSON
 
 URL = typer.Option("http://127.0.0.1:7400", envvar="NOTIFY_URL", help="The server. [env: NOTIFY_URL]")
@@ -26,8 +26,11 @@ def call(url: str, method: str, *parts: str, query: str = "", body: dict[str, An
     """One admin request. Raises NotifyError with what the server says."""
 
     async def ask() -> bytes:
-        http = HttpClient(url)
+        http = Servers(url, "transactions" if parts[0] == "transactions" else "queue")
         try:
+            if parts[0] != "transactions":
+                # The address may be of a server without queues: then it knows who has them.
+                await http.refresh()
             path = "/v1/admin/" + "/".join(quote(part, safe="") for part in parts) + query
             data = msgspec.json.encode(body) if body is not None else b""
             return await http.call(method, path, data, 60, JSON)

@@ -35,6 +35,24 @@ def upgrade(
     typer.echo(json.dumps(done) if as_json else f"shard {shard!r}: tables of version {done['version']}")
 
 
+@app.command("key-map")
+def key_map(
+    storage: str = STORAGE,
+    shards: str | None = typer.Option(None, help="Make a new version: shard names in order, separated by commas."),
+    as_json: bool = AS_JSON,
+) -> None:
+    """Show which shards keys map to, or change it: servers follow within seconds."""
+    from storage.sql import registry
+    from storage.sql.dialects import open_engine
+
+    with open_engine(storage).begin() as connection:
+        if shards is not None:
+            registry.set_key_map(connection, [name.strip() for name in shards.split(",") if name.strip()])
+        version, found = registry.key_map(connection)
+    shown = {"version": version, "shards": list(found)}
+    typer.echo(json.dumps(shown) if as_json else f"version {version}: {', '.join(found) or 'the shards by name'}")
+
+
 @app.command()
 def members(storage: str = STORAGE, as_json: bool = AS_JSON) -> None:
     """Who is there: servers, bridges, relays and consumers, by their heartbeats."""

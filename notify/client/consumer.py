@@ -22,6 +22,7 @@ from notify.client.http import HttpClient
 from notify.client.inbox import Inbox
 from notify.client.loop import LoopThread
 from notify.client.producer import instance_name
+from notify.client.servers import Servers
 from notify.errors import DeadLetter, InvalidRequest, NotifyError
 from notify.limits import MODES, check_between, check_name
 from notify.message import ReceivedMessage
@@ -40,6 +41,8 @@ from notify.wire import (
 log = logging.getLogger("notify.consumer")
 F = TypeVar("F", bound=Callable[..., Any])
 
+MEMBERS_SECONDS = 2.0
+"""How often a consumer looks whether queue servers were added or removed."""
 POLL_SECONDS = 20.0
 CALL_SECONDS = 10.0
 RETRY_SECONDS = 0.1
@@ -147,9 +150,40 @@ class _Consumer:
             raise InvalidRequest("subscribe to a topic before running the consumer")
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
-        http = HttpClient(self.url)
-        settler: Batcher[SettleItem, SettledItem] = Batcher(lambda items: self._settle(http, items), in_flight=2)
+        servers = Servers(self.url, "queue")
+        sessions: dict[str, asyncio.Task[None]] = {}
         working: set[asyncio.Task[None]] = set()
+        stopped = asyncio.ensure_future(self._stopping.wait())
+        try:
+            while not self._stopping.is_set():
+                with contextlib.suppress(NotifyError):  # a session says more clearly that nobody answers
+                    await servers.refresh()
+                for url in servers.urls():
+                    if url not in sessions:
+                        sessions[url] = asyncio.ensure_future(self._consume_from(url, working))
+                for url in [url for url in sessions if url not in servers.urls()]:
+                    sessions.pop(url).cancel()
+                await asyncio.wait(
+                    [stopped, *sessions.values()], timeout=MEMBERS_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+                for session in sessions.values():
+                    if session.done():
+                        session.result()  # raises what cannot be mended by trying again
+            if sessions:
+                await asyncio.wait(sessions.values())
+        finally:
+            stopped.cancel()
+            for task in [*working, *sessions.values()]:
+                task.cancel()
+            servers.close()
+        for session in sessions.values():
+            if not session.cancelled():
+                session.result()
+
+    async def _consume_from(self, url: str, working: set[asyncio.Task[None]]) -> None:
+        """Receive from one queue server until stopped; `working` is shared by all of them."""
+        http = HttpClient(url)
+        settler: Batcher[SettleItem, SettledItem] = Batcher(lambda items: self._settle(http, items), in_flight=2)
         try:
             await self._subscribe_all(http)
             await self._receive_all(http, settler, working)
@@ -157,8 +191,6 @@ class _Consumer:
                 await asyncio.wait(working, timeout=self._lease)
             await settler.drain()
         finally:
-            for task in working:
-                task.cancel()
             http.close()
 
     async def _subscribe_all(self, http: HttpClient) -> None:
@@ -187,7 +219,9 @@ class _Consumer:
             try:
                 return await request()
             except NotifyError as error:
-                if not error.retryable or self._stopping.is_set():
+                # A server without queues: the one that has them is not in the registry yet.
+                waits = error.retryable or error.code == "wrong_role"
+                if not waits or self._stopping.is_set():
                     raise
                 log.warning("the server is away, again in %.1f s: %s", wait, error)
             with contextlib.suppress(TimeoutError):

@@ -162,6 +162,12 @@ class HttpClient:
         if connection in self._idle:
             self._idle.remove(connection)
 
+    def close_when_idle(self) -> None:
+        """Take no more requests: connections close as their answers come."""
+        self._closed = True
+        for connection in list(self._idle):
+            connection.close()
+
     def close(self) -> None:
         """Cut every connection; what is on its way fails as Unavailable."""
         self._closed = True

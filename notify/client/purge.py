@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from notify import ids
-from notify.client.http import HttpClient
+from notify.client.servers import Servers
 from notify.client.table import delete_transactions, notify_source, oldest_transactions
 from notify.wire import Items, States, encode_msgpack
 
@@ -36,7 +36,7 @@ async def purge(
     One that the server does not know goes only if it is older than the ids' retention there: an unknown younger one
     may be a half that is still on its way. Raises Unavailable if the server does not answer; nothing is lost then.
     """
-    http = HttpClient(url)
+    http = Servers(url, "transactions")
     result = Purged()
     after = ""
     try:

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Iterator
 
 import msgspec
 
-from notify.client.http import HttpClient
 from notify.client.loop import LoopThread
+from notify.client.servers import Servers
 from notify.errors import InvalidRequest
 from notify.limits import check_between, check_name
 from notify.message import ReceivedMessage
@@ -39,7 +39,7 @@ class AsyncReader:
     def __init__(self, url: str, *, batch: int = BATCH) -> None:
         """`batch`: messages a request, 1 to 10,000."""
         check_between("batch", batch, 1, 10_000)
-        self._http = HttpClient(url)
+        self._http = Servers(url, "queue")
         self._batch = batch
 
     async def read(

@@ -10,7 +10,8 @@ import msgspec
 
 from notify import ids
 from notify.client.batch import Batcher
-from notify.client.http import HttpClient, error_of
+from notify.client.http import error_of
+from notify.client.servers import Servers
 from notify.errors import NotifyError, TransactionRefused, Unavailable
 from notify.message import Message, encode_body, resolve_key
 from notify.wire import (
@@ -77,7 +78,7 @@ class TransactionClient:
         half_seconds: float = HALF_SECONDS,
         check_after: float | None = None,
     ) -> None:
-        self.http = HttpClient(url)
+        self.http = Servers(url, "transactions")
         self.group = group
         self.instance = instance
         self.source = ""
@@ -141,11 +142,27 @@ class TransactionClient:
         return await self._outcomes.submit(item)
 
     async def _send_outcomes(self, outcomes: list[OutcomeItem]) -> list[Item]:
+        by_shard: dict[str | None, list[OutcomeItem]] = {}
+        for o in outcomes:
+            by_shard.setdefault(o.shard, []).append(o)
+        if len(by_shard) == 1:
+            return await self._send_outcomes_of(outcomes, outcomes[0].shard)
+        # Several shards: any server of a shared database takes them all, but servers with a log each only their own.
+        found: dict[int, Item] = {}
+        for shard, mine in by_shard.items():
+            for o, item in zip(mine, await self._send_outcomes_of(mine, shard), strict=True):
+                found[id(o)] = item
+        return [found[id(o)] for o in outcomes]
+
+    async def _send_outcomes_of(self, outcomes: list[OutcomeItem], shard: str | None) -> list[Item]:
         body = encode_msgpack(Outcomes(producer_group=self.group, outcomes=outcomes))
+        several = len(self.http.urls()) > len(self.http.urls(shard))
         for attempt in range(OUTCOME_TRIES):
             try:
                 return _decode_items(
-                    await self.http.call("POST", "/v1/transactions/outcomes", body, OUTCOME_SECONDS)
+                    await self.http.call(
+                        "POST", "/v1/transactions/outcomes", body, OUTCOME_SECONDS, shard=shard if several else None
+                    )
                 ).items
             except Unavailable:
                 # Check-back asks for what stays lost.
@@ -186,6 +203,6 @@ def _size(half: PackedTransaction) -> int:
     return sum(map(_size_of_message, half.messages))
 
 
-async def call(http: HttpClient, path: str, request: Any, answer: type[Any], seconds: float) -> Any:
+async def call(http: Servers, path: str, request: Any, answer: type[Any], seconds: float) -> Any:
     """POST a struct and decode the answer as another."""
     return msgspec.msgpack.decode(await http.call("POST", path, encode_msgpack(request), seconds), type=answer)

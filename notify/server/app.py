@@ -90,7 +90,10 @@ class App:
         roles = ("transactions",) if store.queues() is None else roles_of(self.settings)
         name = f"server-{uuid.uuid4().hex[:12]}"
         shards = tuple(store.shards()) or (self.settings.shard,)
-        return Membership(engine, Member(name, "server", self.url, roles, shards, self.settings.room))
+        membership = Membership(engine, Member(name, "server", self.url, roles, shards, self.settings.room))
+        if isinstance(store, SqlShards):
+            membership.on_key_map = store.set_key_map
+        return membership
 
     def members(self) -> dict[str, Any]:
         """Who is there, as `GET /v1/members` says; without a registry this server alone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -32,6 +32,8 @@ class Membership:
         self.clock_offset_us = 0
         """What to add to this machine's clock to get the database's."""
         self._warned = False
+        self.on_key_map: Callable[[Sequence[str]], None] | None = None
+        """Called with the shards of the newest key map; from a thread."""
         self._task: asyncio.Task[None] | None = None
 
     def clock(self) -> int:
@@ -57,6 +59,9 @@ class Membership:
             self._compare_clocks(microseconds_of(at), (asked_us + wall_clock()) // 2)
             registry.heartbeat(connection, self.me)
             found = registry.members(connection)
+            version, shards = registry.key_map(connection)
+        if version and self.on_key_map is not None:
+            self.on_key_map(shards)
         if [_identity(m) for m in found] != [_identity(m) for m in self.members]:
             self.version += 1
         self.members = found

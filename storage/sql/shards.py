@@ -109,6 +109,13 @@ class SqlShards:
             raise Unavailable(f"shard {shard!r} does not answer; try again")
         return store
 
+    def set_key_map(self, shards: Sequence[str]) -> None:
+        """Follow a new version of the key map, as far as its databases are known here."""
+        wanted = tuple(name for name in shards if name in self.by_name)
+        if len(wanted) == len(shards) and wanted != tuple(self.key_map):
+            log.info("key_map_changed", shards=wanted)
+            self.key_map = wanted
+
     def shard_of(self, t: NewTransaction) -> str | None:
         """Where a transaction has to go: by the first key in it; None: anywhere."""
         for m in t.messages:

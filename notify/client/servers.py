@@ -1,0 +1,179 @@
+"""Which server a request goes to: one address or several, and whoever the registry says is there.
+
+Any server tells who the members are. A client keeps to one while that answers (its outcomes then find the server that
+stored their halves), prefers its own room, looks for changes every second or two, and tries another within the
+caller's deadline when one fails: ids make repeating safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+from collections.abc import Sequence
+
+import msgspec
+
+from notify.client.http import HttpClient
+from notify.errors import DiskFull, InvalidRequest, NotifyError, Unavailable
+from notify.wire import MSGPACK
+
+REFRESH_SECONDS = 1.5
+ALONE_REFRESH_SECONDS = 30.0
+"""Where there is no registry: it may be switched on later."""
+DOWN_SECONDS = 1.0
+"""A server that failed is not asked again for so long, if another can be."""
+LONG_POLL_SECONDS = 15.0
+SHORTEST_ATTEMPT_SECONDS = 0.5
+
+
+class _Member(msgspec.Struct):
+    name: str
+    kind: str
+    url: str
+    roles: list[str] = []
+    shards: list[str] = []
+    room: str = ""
+
+
+class _Members(msgspec.Struct):
+    version: int
+    members: list[_Member]
+
+
+_decode = msgspec.msgpack.Decoder(_Members).decode
+
+
+class Servers:
+    """Requests to the servers of one role. Belongs to one event loop."""
+
+    def __init__(self, url: str, role: str, room: str | None = None) -> None:
+        """`url`: one address, or several separated by commas; `role`: transactions or queue.
+
+        `room`: where this client stands, default `NOTIFY_ROOM`. Raises InvalidRequest for what is no address.
+        """
+        self._seeds = [part.strip().rstrip("/") for part in url.split(",") if part.strip()]
+        if not self._seeds:
+            raise InvalidRequest("give the address of a server, such as http://127.0.0.1:7400")
+        self._role = role
+        self._room = os.environ.get("NOTIFY_ROOM", "") if room is None else room
+        self._clients = {seed: HttpClient(seed) for seed in self._seeds}
+        self._members: list[_Member] = []
+        self._known: tuple[object, ...] = ()
+        self._down: dict[str, float] = {}
+        self._current = ""
+        self._refreshing: asyncio.Task[None] | None = None
+        self._closed = False
+
+    # --- requests ---------------------------------------------------------------------------------------------
+
+    async def call(
+        self, method: str, path: str, body: bytes, seconds: float, kind: str = MSGPACK, shard: str | None = None
+    ) -> bytes:
+        """As HttpClient.call, on one server after the other within `seconds`; `shard`: of one that has it."""
+        if self._refreshing is None:
+            self._refreshing = asyncio.get_running_loop().create_task(self._refresh_for_ever())
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        tried: set[str] = set()
+        while True:
+            url, others = self._pick(shard, tried)
+            left = deadline - loop.time()
+            attempt = left
+            if others and seconds <= LONG_POLL_SECONDS:
+                attempt = max(left / 2, min(left, SHORTEST_ATTEMPT_SECONDS))
+            try:
+                return await self._client(url).call(method, path, body, max(attempt, 0.001), kind)
+            except NotifyError as error:
+                if not _another_may_do(error):
+                    raise
+                tried.add(url)
+                self._failed(url)
+                if not others or deadline - loop.time() <= 0:
+                    raise
+
+    def _client(self, url: str) -> HttpClient:
+        client = self._clients.get(url)
+        if client is None:
+            client = self._clients[url] = HttpClient(url)
+        return client
+
+    def _pick(self, shard: str | None, tried: set[str]) -> tuple[str, bool]:
+        """A server that has not been tried yet, and whether there is another one then."""
+        urls = [url for url in self.urls(shard) if url not in tried] or self.urls(shard)
+        now = asyncio.get_running_loop().time()
+        alive = [url for url in urls if self._down.get(url, 0.0) <= now] or urls
+        if shard is None and self._current in alive:
+            return self._current, len(urls) > 1
+        near = [url for url in alive if self._room and self._room_of(url) == self._room] or alive
+        chosen = random.choice(near)
+        if shard is None:
+            self._current = chosen
+        return chosen, len(urls) > 1
+
+    def _failed(self, url: str) -> None:
+        self._down[url] = asyncio.get_running_loop().time() + DOWN_SECONDS
+        if self._current == url:
+            self._current = ""
+
+    # --- who is there -----------------------------------------------------------------------------------------
+
+    def urls(self, shard: str | None = None) -> Sequence[str]:
+        """The addresses of the role, of those that have a shard if any say so."""
+        members = [m for m in self._members if self._role in m.roles]
+        if not members:
+            return self._seeds
+        if shard is not None:
+            members = [m for m in members if shard in m.shards] or members
+        return [m.url for m in members]
+
+    def _room_of(self, url: str) -> str:
+        return next((m.room for m in self._members if m.url == url), "")
+
+    async def _refresh_for_ever(self) -> None:
+        while not self._closed:
+            with contextlib.suppress(NotifyError):
+                await self.refresh()
+            await asyncio.sleep(REFRESH_SECONDS if self._known else ALONE_REFRESH_SECONDS)
+
+    async def refresh(self) -> None:
+        """Ask any server who is there. Raises Unavailable where none answers."""
+        addresses = [self._current, *(m.url for m in self._members), *self._seeds]
+        failed: NotifyError = Unavailable("no server answers")
+        for url in dict.fromkeys(address for address in addresses if address):
+            try:
+                found = _decode(await self._client(url).call("GET", "/v1/members", b"", 1.0))
+            except (NotifyError, msgspec.DecodeError) as error:
+                failed = error if isinstance(error, NotifyError) else failed
+                continue
+            if found.version:
+                self._learn([m for m in found.members if m.kind == "server" and m.url])
+            return
+        raise failed
+
+    def _learn(self, members: list[_Member]) -> None:
+        known = tuple((m.name, m.url, *m.roles, m.room) for m in members)
+        if known == self._known:
+            return
+        self._known, self._members = known, members
+        # Choose anew, so that a server that was added gets its share.
+        self._current = ""
+        wanted = {*self._seeds, *(m.url for m in members)}
+        for url in [url for url in self._clients if url not in wanted]:
+            self._clients.pop(url).close_when_idle()
+
+    def close(self) -> None:
+        """Cut every connection."""
+        self._closed = True
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+        for client in self._clients.values():
+            client.close()
+
+
+def _another_may_do(error: NotifyError) -> bool:
+    """Whether another server may answer better: this one is away, stopping, slow, full, or of another role."""
+    if error.status == 421:
+        return error.code == "wrong_role"
+    return (isinstance(error, Unavailable) and error.status != 429) or isinstance(error, DiskFull)
