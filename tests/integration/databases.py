@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -103,9 +103,111 @@ def postgresql() -> Iterator[str]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+class MariaDbServer:
+    """A MariaDB of our own in a directory, with a binlog as a bridge needs it; may be killed, restarted, a replica."""
+
+    USER = "shop"
+
+    def __init__(self, directory: Path, server_id: int = 1, options: Sequence[str] = ()) -> None:
+        """Raises NotAvailable where MariaDB is not installed."""
+        program = shutil.which("mariadbd") or shutil.which("mariadbd", path="/usr/sbin")
+        install = shutil.which("mariadb-install-db")
+        if program is None or install is None:
+            raise NotAvailable("no MariaDB: neither NOTIFY_TEST_MARIADB, nor Docker, nor Debian's mariadb-server")
+        self._program, self._install = program, install
+        self._user = pwd.getpwuid(os.getuid()).pw_name
+        self.directory = directory
+        self.server_id = server_id
+        self._options = options
+        self.port = free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"mysql+pymysql://{self.USER}:shop@127.0.0.1:{self.port}/shop"
+
+    @property
+    def _socket(self) -> Path:
+        return self.directory / "s.sock"
+
+    def create(self) -> MariaDbServer:
+        """Make the data directory, start, and make the database and its user."""
+        subprocess.run(
+            [
+                self._install, "--no-defaults", f"--datadir={self.directory}/data", f"--user={self._user}",
+                "--skip-test-db", "--auth-root-authentication-method=normal",
+            ],
+            check=True, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        self.start()
+        self.execute(
+            "SET sql_log_bin = 0",  # replicas make their own
+            "CREATE DATABASE shop CHARACTER SET utf8mb4",
+            f"CREATE USER {self.USER}@'127.0.0.1' IDENTIFIED BY 'shop'",
+            f"GRANT ALL ON *.* TO {self.USER}@'127.0.0.1'",
+        )
+        return self
+
+    def start(self) -> None:
+        self._socket.unlink(missing_ok=True)
+        self.process = subprocess.Popen(
+            [
+                self._program, "--no-defaults", f"--user={self._user}", f"--datadir={self.directory}/data",
+                "--bind-address=127.0.0.1", f"--port={self.port}", f"--socket={self._socket}",
+                f"--pid-file={self.directory}/pid", "--log-bin=bin", f"--server-id={self.server_id}",
+                "--binlog-format=ROW", "--binlog-row-metadata=FULL", "--gtid-strict-mode=ON", "--sync-binlog=1",
+                "--log-slave-updates=ON", "--max-connections=500", *self._options,
+            ],
+            stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        _wait_for_file(self._socket)
+        wait_for(f"mysql+pymysql://root@localhost/mysql?unix_socket={self._socket}")
+
+    def execute(self, *statements: str) -> list[tuple[object, ...]]:
+        """Run statements as root on one connection; the rows of the last one."""
+        engine = sa.create_engine(
+            f"mysql+pymysql://root@localhost/mysql?unix_socket={self._socket}", isolation_level="AUTOCOMMIT"
+        )
+        rows: list[tuple[object, ...]] = []
+        with engine.connect() as connection:
+            for statement in statements:
+                result = connection.exec_driver_sql(statement)
+                rows = [tuple(row) for row in result] if result.returns_rows else []
+        engine.dispose()
+        return rows
+
+    def follow(self, primary: MariaDbServer) -> None:
+        """Become a replica of another server, by GTID."""
+        self.execute(
+            "SET GLOBAL read_only = ON",
+            f"CHANGE MASTER TO MASTER_HOST='127.0.0.1', MASTER_PORT={primary.port}, MASTER_USER='{self.USER}', "
+            "MASTER_PASSWORD='shop', MASTER_USE_GTID=current_pos, MASTER_CONNECT_RETRY=1",
+            "START SLAVE",
+        )
+
+    def wait_until_it_has(self, gtids: str, seconds: float = 60) -> None:
+        """Raises TimeoutError if this replica does not get there."""
+        if self.execute(f"SELECT MASTER_GTID_WAIT('{gtids}', {seconds})")[0][0] != 0:
+            raise TimeoutError(f"the replica does not reach {gtids}")
+
+    def promote(self) -> None:
+        """Stop being a replica, take writes."""
+        self.execute("STOP SLAVE", "RESET SLAVE ALL", "SET GLOBAL read_only = OFF")
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(30)
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(60)
+
+
 @contextmanager
 def mariadb() -> Iterator[str]:
-    """A SQLAlchemy URL of a MariaDB server, binlog on."""
+    """A SQLAlchemy URL of a MariaDB server, with a binlog that can be bridged."""
     given = os.environ.get("NOTIFY_TEST_MARIADB")
     if given:
         yield given
@@ -113,47 +215,17 @@ def mariadb() -> Iterator[str]:
     if _docker_answers():
         from testcontainers.mysql import MySqlContainer
 
-        with MySqlContainer("mariadb:10.11", dialect="pymysql") as container:
+        options = "--log-bin=bin --server-id=1 --binlog-format=ROW --binlog-row-metadata=FULL --gtid-strict-mode=ON"
+        container = MySqlContainer("mariadb:10.11", dialect="pymysql").with_command(options)
+        with container:
             yield container.get_connection_url()
         return
-    program = shutil.which("mariadbd") or shutil.which("mariadbd", path="/usr/sbin")
-    install = shutil.which("mariadb-install-db")
-    if program is None or install is None:
-        raise NotAvailable("no MariaDB: neither NOTIFY_TEST_MARIADB, nor Docker, nor Debian's mariadb-server")
     directory = Path(tempfile.mkdtemp(prefix="notify-my-"))
-    user = pwd.getpwuid(os.getuid()).pw_name
-    port = free_port()
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
     try:
-        subprocess.run(
-            [
-                install, "--no-defaults", f"--datadir={directory}/data", f"--user={user}", "--skip-test-db",
-                "--auth-root-authentication-method=normal",
-            ],
-            check=True, **quiet,
-        )  # fmt: skip
-        server = subprocess.Popen(
-            [
-                program, "--no-defaults", f"--user={user}", f"--datadir={directory}/data", "--bind-address=127.0.0.1",
-                f"--port={port}", f"--socket={directory}/s.sock", f"--pid-file={directory}/pid", "--log-bin=bin",
-                "--server-id=1", "--binlog-format=ROW", "--max-connections=500", "--binlog-row-metadata=FULL",
-                "--gtid-strict-mode=ON", "--sync-binlog=1",
-            ],
-            **quiet,
-        )  # fmt: skip
+        server = MariaDbServer(directory).create()
         try:
-            socket_url = f"mysql+pymysql://root@localhost/mysql?unix_socket={directory}/s.sock"
-            _wait_for_file(directory / "s.sock")
-            wait_for(socket_url)
-            engine = sa.create_engine(socket_url)
-            with engine.begin() as connection:
-                connection.exec_driver_sql("CREATE DATABASE shop CHARACTER SET utf8mb4")
-                connection.exec_driver_sql("CREATE USER shop@'127.0.0.1' IDENTIFIED BY 'shop'")
-                connection.exec_driver_sql("GRANT ALL ON *.* TO shop@'127.0.0.1'")
-            engine.dispose()
-            yield f"mysql+pymysql://shop:shop@127.0.0.1:{port}/shop"
+            yield server.url
         finally:
-            server.terminate()
-            server.wait(30)
+            server.stop()
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,310 @@
+"""A bridge under load is killed again and again, while its source rotates, changes its table, restarts and fails over.
+
+Run as `python -m tests.crash.bridge --kills 200 --rotations 50 --ddls 20 --restarts 5 --failovers 2`. Each key has one
+writer, which numbers its messages; the history says which were acknowledged. Checked: every acknowledged one is in the
+log once, nothing is there that was not tried, and per key the numbers rise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pymysql
+import sqlalchemy as sa
+
+from notify import ids
+from notify.bench.server import ServerProcess
+from notify.client.http import HttpClient
+from notify.client.table import create_tables
+from notify.wire import MSGPACK, Pulled
+from tests.integration.databases import MariaDbServer
+
+TOPIC = "bridged"
+KEYS = 12
+
+
+@dataclass(slots=True)
+class History:
+    """By key: the numbers that were acknowledged, and all that were tried."""
+
+    acknowledged: dict[str, list[int]] = field(default_factory=dict)
+    tried: dict[str, int] = field(default_factory=dict)
+
+
+class Source:
+    """Two servers, one of which takes writes; writers that follow it."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self.servers = []
+        for number in (1, 2):
+            place = directory / f"m{number}"
+            place.mkdir()
+            server = MariaDbServer(place, number).create()
+            stack.callback(server.stop)
+            self.servers.append(server)
+        self.primary, self.replica = self.servers
+        engine = sa.create_engine(self.primary.url)
+        create_tables(engine)
+        engine.dispose()
+        self.replica.follow(self.primary)
+        self.history = History()
+        self._stop = threading.Event()
+        self._pause = threading.Event()
+        self._paused = [threading.Event() for _ in range(KEYS)]
+        self._threads = [threading.Thread(target=self._write, args=(n,)) for n in range(KEYS)]
+
+    def begin(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _write(self, number: int) -> None:
+        """One row a transaction, now and then some hundred: numbers of one key, each tried once."""
+        key = f"k{number}"
+        chance = random.Random(number)
+        acknowledged = self.history.acknowledged.setdefault(key, [])
+        connection: Any = None
+        next_number = 0
+        while not self._stop.is_set():
+            if self._pause.is_set():
+                self._paused[number].set()
+                time.sleep(0.01)
+                continue
+            self._paused[number].clear()
+            count = chance.choice((1, 1, 1, 1, 1, 2, 5, 300))
+            mine = list(range(next_number, next_number + count))
+            self.history.tried[key] = next_number = next_number + count
+            try:
+                if connection is None:
+                    p = self.primary
+                    connection = pymysql.connect(
+                        host="127.0.0.1", port=p.port, user=p.USER, password="shop", database="shop",
+                        connect_timeout=2, read_timeout=10,
+                    )  # fmt: skip
+                for n in mine:
+                    body = json.dumps({"key": key, "n": n, "pad": "ü" * chance.randint(0, 300)})
+                    with connection.cursor() as cursor:
+                        cursor.execute(
+                            "INSERT INTO half_message (transaction_id, message_no, producer_group, mode, state, shards,"
+                            " topic, `key`, body, relayed, created_at) VALUES "
+                            "(%s, 0, 'g', 'outbox', 'COMMITTED', '', %s, %s, %s, 0, UTC_TIMESTAMP(6))",
+                            (ids.to_text(ids.new_id()), TOPIC, key, body.encode()),
+                        )
+                if chance.random() < 0.05:
+                    connection.rollback()
+                    continue
+                connection.commit()
+            except (pymysql.err.Error, OSError):
+                with suppress(Exception):
+                    connection.close()
+                connection = None
+                time.sleep(0.05)
+            else:
+                acknowledged += mine
+            time.sleep(0.002)
+        if connection is not None:
+            connection.close()
+
+    # --- what happens to it -----------------------------------------------------------------------------------
+
+    def rotate(self) -> None:
+        self.primary.execute("FLUSH BINARY LOGS")
+
+    def change_table(self, number: int) -> bool:
+        """Columns come and go, in front and behind, of types with and without a length. False if a lock was refused."""
+        place = ("FIRST", "AFTER topic", "")[number % 3]
+        kind = ("INT", "VARCHAR(300) CHARACTER SET utf8mb4", "DECIMAL(20,6)", "TIMESTAMP NULL", "BIT(11)", "JSON")
+        try:
+            if number % 2:
+                self.primary.execute(
+                    "SET lock_wait_timeout = 5", f"ALTER TABLE shop.half_message DROP COLUMN extra_{number - 1}"
+                )
+            else:
+                self.primary.execute(
+                    "SET lock_wait_timeout = 5",
+                    f"ALTER TABLE shop.half_message ADD COLUMN extra_{number} {kind[number // 2 % 6]} {place}",
+                )
+        except sa.exc.DBAPIError:
+            return False
+        return True
+
+    def restart(self, hard: bool) -> None:
+        if hard:
+            self.primary.kill()
+        else:
+            self.primary.stop()
+        self.primary.start()
+
+    def fail_over(self) -> None:
+        """The primary dies once the replica has everything, which then takes its place; the dead one comes back."""
+        self._pause.set()
+        for paused in self._paused:
+            paused.wait(30)
+        self.replica.wait_until_it_has(str(self.primary.execute("SELECT @@gtid_binlog_pos")[0][0]))
+        self.primary.kill()
+        self.replica.promote()
+        self.primary, self.replica = self.replica, self.primary
+        self._pause.clear()
+        self.replica.start()
+        self.replica.follow(self.primary)
+
+
+class Bridge:
+    """`notify bridge` as a process that may be killed at any moment."""
+
+    def __init__(self, source: Source, url: str) -> None:
+        self._command = [sys.executable, "-m", "notify.cli.main", "bridge", "--url", url]
+        for server in source.servers:
+            self._command += ["--dsn", f"source={server.url}"]
+        self.process: subprocess.Popen[bytes] | None = None
+        self.output = tempfile.TemporaryFile()  # noqa: SIM115
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self._command, stdout=self.output, stderr=self.output, env=os.environ)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            self.output.seek(0)
+            raise AssertionError("the bridge stopped by itself: " + self.output.read()[-3000:].decode())
+        self.process.kill()
+        self.process.wait(10)
+
+
+async def in_log(url: str) -> dict[str, list[int]]:
+    """By key the numbers, in the order of the log."""
+    http = HttpClient(url)
+    found: dict[str, list[int]] = {}
+    offset = 0
+    try:
+        while True:
+            path = f"/v1/topics/{TOPIC}/queues/0/messages?offset={offset}&max=5000"
+            pulled = msgspec.msgpack.decode(await http.call("GET", path, b"", 30, MSGPACK), type=Pulled)
+            if not pulled.messages:
+                return found
+            for m in pulled.messages:
+                body = json.loads(m.body)
+                assert m.key == body["key"]
+                found.setdefault(body["key"], []).append(body["n"])
+            offset = pulled.next_offset
+    finally:
+        http.close()
+
+
+def violations(history: History, found: dict[str, list[int]]) -> list[str]:
+    bad = []
+    for key, tried in history.tried.items():
+        numbers = found.get(key, [])
+        counts = Counter(numbers)
+        lost = [n for n in history.acknowledged[key] if n not in counts]
+        if lost:
+            bad.append(f"{key}: {len(lost)} acknowledged are lost, the first {lost[:5]}")
+        if len(counts) != len(numbers):
+            bad.append(f"{key}: {len(numbers) - len(counts)} twice")
+        if numbers != sorted(numbers):
+            bad.append(f"{key}: out of order")
+        if any(n >= tried for n in numbers):
+            bad.append(f"{key}: what was never tried")
+    return bad
+
+
+def run(
+    directory: Path,
+    stack: ExitStack,
+    *,
+    kills: int,
+    rotations: int,
+    ddls: int,
+    restarts: int,
+    failovers: int,
+    seed: int,
+) -> dict[str, Any]:
+    """The campaign; its report with what is wrong under `violations`."""
+    chance = random.Random(seed)
+    source = Source(directory, stack)
+    queue = ServerProcess(directory / "queue").start()
+    stack.callback(queue.stop)
+    bridge = Bridge(source, queue.url)
+    bridge.start()
+    stack.callback(lambda: bridge.process is not None and bridge.process.kill())
+    source.begin()
+    plan = ["rotate"] * rotations + ["ddl"] * ddls + ["restart"] * restarts + ["fail over"] * failovers
+    chance.shuffle(plan)
+    done: Counter[str] = Counter()
+    try:
+        steps = max(kills, len(plan))
+        for step in range(steps):
+            time.sleep(chance.uniform(0.3, 1.6))
+            for what in plan[step * len(plan) // steps : (step + 1) * len(plan) // steps]:
+                if what == "rotate":
+                    source.rotate()
+                elif what == "ddl":
+                    while not source.change_table(done["ddl"]):
+                        done["ddl refused"] += 1
+                elif what == "restart":
+                    source.restart(hard=done["restart"] % 2 == 0)
+                else:
+                    source.fail_over()
+                done[what] += 1
+            if step < kills:
+                bridge.kill()
+                done["kill"] += 1
+                bridge.start()
+    finally:
+        source.end()
+    acknowledged = sum(map(len, source.history.acknowledged.values()))
+    deadline = time.monotonic() + 120
+    found: dict[str, list[int]] = {}
+    while time.monotonic() < deadline:
+        found = asyncio.run(in_log(queue.url))
+        if not any("lost" in bad for bad in violations(source.history, found)):
+            break
+        time.sleep(1)
+    bridge.kill()
+    return {
+        "messages": sum(map(len, found.values())),
+        "acknowledged": acknowledged,
+        "done": dict(done),
+        "violations": violations(source.history, found),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    for name, default in (("kills", 200), ("rotations", 50), ("ddls", 20), ("restarts", 5), ("failovers", 2)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--seed", type=int, default=1)
+    a = parser.parse_args()
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bridge-")))
+        result = run(
+            directory, stack, kills=a.kills, rotations=a.rotations, ddls=a.ddls, restarts=a.restarts,
+            failovers=a.failovers, seed=a.seed,
+        )  # fmt: skip
+    print(json.dumps(result))
+    bad = result["violations"]
+    print(f"VERDICT: {'FAIL ' + '; '.join(bad[:5]) if bad else 'PASS'}")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
