@@ -27,6 +27,10 @@ class Leases(Protocol):
         """Take this relay's share, give back what is more. False while it holds nothing."""
         ...
 
+    def all(self) -> bool:
+        """Whether everything is this relay's."""
+        ...
+
     def mine(self, table: sa.Table) -> Any:
         """The condition on message 0 that a transaction is this relay's."""
         ...
@@ -51,6 +55,9 @@ class NoLeases:
     """SQLite: everything is this relay's."""
 
     def renew(self) -> bool:
+        return True
+
+    def all(self) -> bool:
         return True
 
     def mine(self, table: sa.Table) -> Any:
@@ -124,6 +131,9 @@ class PostgreSqlLeases:
         self._connection.exec_driver_sql(f"SELECT pg_advisory_lock({_PRESENCE_CLASS}, {self._me})")
         self._connection.exec_driver_sql(f"LISTEN {CHANNEL}")
         return self._connection
+
+    def all(self) -> bool:
+        return len(self._held) == BUCKETS
 
     def mine(self, table: sa.Table) -> Any:
         if len(self._held) == BUCKETS:

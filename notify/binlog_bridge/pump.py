@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
@@ -28,14 +27,13 @@ from notify.binlog_bridge.backfill import backfill
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.position import Position
 from notify.binlog_bridge.reader import Batch, BinlogReader, Purged
-from notify.client.http import HttpClient
+from notify.binlog_bridge.sinks import Sink, open_sink
 from notify.errors import Conflict, InvalidRequest, NotifyError, StorageFailed, Unavailable
-from notify.wire import Bridged, PackedBridgeBatch, encode_msgpack
+from notify.wire import Bridged, PackedBridgeBatch
 
 log = logging.getLogger("notify.bridge")
 
 BATCHES_AHEAD = 4
-POST_SECONDS = 30.0
 IDLE_SECONDS = 1.0
 """How often the position of transactions that are not ours is noted."""
 TRAILER_SECONDS = 10.0
@@ -115,7 +113,7 @@ class Bridge:
         Raises Purged, Unreadable, Superseded or InvalidRequest: what a person has to look at.
         """
         sys.setswitchinterval(SWITCH_SECONDS)
-        http = HttpClient(self._queue_url)
+        sink = open_sink(self._queue_url)
         wait = RETRY_SECONDS
         try:
             while True:
@@ -123,9 +121,9 @@ class Bridge:
                 try:
                     await self._prepare()
                     if fill:
-                        await self._fill(http)
+                        await self._fill(sink)
                         fill = False
-                    await self._session(http, once)
+                    await self._session(sink, once)
                     return self.totals
                 except Purged as error:
                     self._next_candidate_or(error)
@@ -140,7 +138,7 @@ class Bridge:
                 await asyncio.sleep(wait)
                 wait = RETRY_SECONDS if self.totals.batches > moved else min(2 * wait, RETRY_MAX_SECONDS)
         finally:
-            http.close()
+            await sink.close()
             for engine in self._engines:
                 engine.dispose()
 
@@ -173,18 +171,8 @@ class Bridge:
 
     # --- the queue's side -------------------------------------------------------------------------------------
 
-    async def _claim(self, http: HttpClient) -> tuple[int, str]:
-        """Become the bridge that writes; the epoch and the position to go on from."""
-        answer = msgspec.msgpack.decode(await http.call("GET", f"/v1/bridge/{self.name}", b"", POST_SECONDS))
-        epoch, position = answer["epoch"] + 1, answer["position"]
-        await self._post(
-            http, PackedBridgeBatch(epoch=epoch, expected_position=position, position=position, claim=True)
-        )
-        return epoch, position
-
-    async def _post(self, http: HttpClient, batch: PackedBridgeBatch) -> Bridged:
-        answer = await http.call("POST", f"/v1/bridge/{self.name}/batches", encode_msgpack(batch), POST_SECONDS)
-        found = msgspec.msgpack.decode(answer, type=Bridged)
+    async def _post(self, sink: Sink, batch: PackedBridgeBatch) -> Bridged:
+        found = await sink.append(self.name, batch)
         for item in found.refused:
             log.error("no queue takes %s: %s (%s); it stays in the source's table", item.id, item.detail, item.code)
         totals = self.totals
@@ -194,14 +182,14 @@ class Bridge:
         totals.batches += 1
         return found
 
-    async def _fill(self, http: HttpClient) -> None:
-        epoch, position = await self._claim(http)
-        await backfill(self._engine, lambda batch: self._post(http, batch), epoch, position)
+    async def _fill(self, sink: Sink) -> None:
+        epoch, position = await sink.claim(self.name)
+        await backfill(self._engine, lambda batch: self._post(sink, batch), epoch, position)
 
     # --- one connection to the source -------------------------------------------------------------------------
 
-    async def _session(self, http: HttpClient, once: bool) -> None:
-        epoch, text = await self._claim(http)
+    async def _session(self, sink: Sink, once: bool) -> None:
+        epoch, text = await sink.claim(self.name)
         reader = BinlogReader(self._engine.url, self._server_id, Position.of(text), mariadb=self._mariadb)
         batches: queue.Queue[Batch | Exception] = queue.Queue(BATCHES_AHEAD)
         stop = threading.Event()
@@ -228,7 +216,7 @@ class Bridge:
                     continue
                 if idle or batch is None:
                     batch = Batch(position=waiting)
-                text = await self._append(http, batch, epoch, text)
+                text = await self._append(sink, batch, epoch, text)
                 waiting, posted = None, time.monotonic()
                 self._purged_since = 0.0
         finally:
@@ -239,14 +227,14 @@ class Bridge:
                     batches.get_nowait()
             await asyncio.to_thread(thread.join, 15)
 
-    async def _append(self, http: HttpClient, batch: Batch, epoch: int, text: str) -> str:
+    async def _append(self, sink: Sink, batch: Batch, epoch: int, text: str) -> str:
         """Post a batch; the position as the queue knows it from then on."""
         lag = None
         if batch.newest_us:
             lag = max(0.0, (_now_us() + self._clock_offset_us - batch.newest_us) / 1e6)
         position = batch.position.text if batch.position is not None else text
         await self._post(
-            http,
+            sink,
             PackedBridgeBatch(
                 epoch=epoch,
                 expected_position=text,

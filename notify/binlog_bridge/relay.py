@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
@@ -23,9 +24,20 @@ from sqlalchemy.engine import Engine
 
 from notify.binlog_bridge.leases import Leases, leases_of
 from notify.binlog_bridge.outbox import LOCAL, REFUSED, RELAYED, SERVER, Outbox
+from notify.binlog_bridge.sinks import Sink, open_sink
+from notify.binlog_bridge.source import source_name
 from notify.client.http import HttpClient
-from notify.errors import InvalidRequest, Unavailable
-from notify.wire import BridgedTransaction, Item, Items, PackedTransaction, PackedTransactions, encode_msgpack
+from notify.errors import InvalidRequest, NotifyError, Unavailable
+from notify.kafka_records import SCHEME
+from notify.wire import (
+    BridgedTransaction,
+    Item,
+    Items,
+    PackedBridgeBatch,
+    PackedTransaction,
+    PackedTransactions,
+    encode_msgpack,
+)
 
 log = logging.getLogger("notify.relay")
 
@@ -50,6 +62,8 @@ class Relay:
         self._engine = engine
         self._url = url
         self._outboxes: list[Outbox] = []
+        self._epoch = 0
+        self._name = ""
         self._leases: Leases
         self.total = Relayed()
 
@@ -59,13 +73,13 @@ class Relay:
         `interval`: seconds between two looks where nobody says that something came. With `once` raises Unavailable if
         the server is away, or if other relays hold all of the keys. Raises InvalidRequest if there is no table.
         """
-        http = HttpClient(self._url)
+        to: HttpClient | Sink = open_sink(self._url) if self._url.startswith(SCHEME) else HttpClient(self._url)
         wait = RETRY_SECONDS
         self._leases = leases_of(self._engine)
         try:
             while True:
                 try:
-                    moved = await self._round(http)
+                    moved = await self._round(to)
                     wait = RETRY_SECONDS
                 except (Unavailable, sa.exc.OperationalError, sa.exc.InterfaceError) as error:
                     if once:
@@ -79,11 +93,14 @@ class Relay:
                         return self.total
                     await asyncio.to_thread(self._leases.wait, interval)
         finally:
-            http.close()
+            if isinstance(to, HttpClient):
+                to.close()
+            else:
+                await to.close()
             with contextlib.suppress(sa.exc.SQLAlchemyError):
                 await asyncio.to_thread(self._leases.close)
 
-    async def _round(self, http: HttpClient) -> bool:
+    async def _round(self, to: HttpClient | Sink) -> bool:
         """One batch of each table: read, send, mark. False if there was nothing."""
         if not self._outboxes:
             self._outboxes = await asyncio.to_thread(self._find)
@@ -92,14 +109,52 @@ class Relay:
         moved = False
         for outbox in self._outboxes:
             by_group = await asyncio.to_thread(self._read, outbox)
+            if not isinstance(to, HttpClient):
+                moved = await self._publish(to, outbox, by_group) or moved
+                continue
             for group, transactions in by_group.items():
                 sent = [PackedTransaction(id=t.id, messages=t.messages, committed=True) for t in transactions]
                 request = PackedTransactions(producer_group=group, transactions=sent)
-                answer = await http.call("POST", "/v1/transactions", encode_msgpack(request), SEND_SECONDS)
+                answer = await to.call("POST", "/v1/transactions", encode_msgpack(request), SEND_SECONDS)
                 items = msgspec.msgpack.decode(answer, type=Items).items
                 await asyncio.to_thread(self._mark, outbox, items)
                 moved = True
         return moved
+
+    async def _publish(self, sink: Sink, outbox: Outbox, by_group: dict[str, list[BridgedTransaction]]) -> bool:
+        """To Kafka, which knows no ids: the position names the batch, so that one that was published is marked."""
+        if not self._epoch:
+            if not self._leases.all():
+                raise Unavailable("another relay of this database publishes to Kafka; one does at a time")
+            self._name = self._name or "relay-" + await asyncio.to_thread(self._source)
+            self._epoch, position = await sink.claim(self._name)
+            if position:
+                table, names = json.loads(position)
+                last = next(o for o in (LOCAL, SERVER) if o.table.name == table)
+                await asyncio.to_thread(self._mark_all, last, names)
+                return True
+        transactions = [t for found in by_group.values() for t in found]
+        if not transactions:
+            return False
+        names = [t.id for t in transactions]
+        position = json.dumps([outbox.table.name, names])
+        batch = PackedBridgeBatch(epoch=self._epoch, expected_position="", position=position, transactions=transactions)
+        try:
+            await sink.append(self._name, batch)
+        except NotifyError:
+            self._epoch = 0  # claim again, and see what became of it
+            raise
+        await asyncio.to_thread(self._mark_all, outbox, names)
+        self.total.sent += len(names)
+        return True
+
+    def _mark_all(self, outbox: Outbox, names: Sequence[str]) -> None:
+        with self._engine.begin() as connection:
+            outbox.mark(connection, names, RELAYED)
+
+    def _source(self) -> str:
+        with self._engine.connect() as connection:
+            return source_name(connection)
 
     def _find(self) -> list[Outbox]:
         names = set(sa.inspect(self._engine).get_table_names())

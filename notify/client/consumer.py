@@ -24,6 +24,7 @@ from notify.client.loop import LoopThread
 from notify.client.producer import instance_name
 from notify.client.servers import Servers
 from notify.errors import DeadLetter, InvalidRequest, NotifyError
+from notify.kafka_records import SCHEME
 from notify.limits import MODES, check_between, check_name
 from notify.message import ReceivedMessage
 from notify.wire import (
@@ -150,6 +151,14 @@ class _Consumer:
             raise InvalidRequest("subscribe to a topic before running the consumer")
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
+        if self.url.startswith(SCHEME):
+            from notify.client.kafka import KafkaLoop
+
+            handlers = list(self._handlers.values())
+            await KafkaLoop(self.url, self.group, self.instance, handlers, self._call_counted, self._batch).run(
+                self._stopping
+            )
+            return
         servers = Servers(self.url, "queue")
         sessions: dict[str, asyncio.Task[None]] = {}
         working: set[asyncio.Task[None]] = set()
@@ -179,6 +188,14 @@ class _Consumer:
         for session in sessions.values():
             if not session.cancelled():
                 session.result()
+
+    async def _call_counted(self, handler: _Handler, message: ReceivedMessage) -> None:
+        try:
+            await self._call_handler(handler, message)
+        except BaseException:
+            self.failed += 1
+            raise
+        self.handled += 1
 
     async def _consume_from(self, url: str, working: set[asyncio.Task[None]]) -> None:
         """Receive from one queue server until stopped; `working` is shared by all of them."""

@@ -1,0 +1,60 @@
+"""Where a bridge or relay puts transactions: a queue server, or Apache Kafka."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from notify.client.http import HttpClient
+from notify.kafka_records import SCHEME
+from notify.wire import Bridged, PackedBridgeBatch, encode_msgpack
+
+POST_SECONDS = 30.0
+
+
+class Sink(Protocol):
+    """One destination. A source's position is kept there, durable together with the messages before it."""
+
+    async def claim(self, source: str) -> tuple[int, str]:
+        """Become the one that writes for a source; the epoch, and the position to go on from ("": none yet)."""
+        ...
+
+    async def append(self, source: str, batch: PackedBridgeBatch) -> Bridged:
+        """Raises Conflict where another has taken over, Unavailable where it is not known whether it was stored."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class QueueSink:
+    """A queue server."""
+
+    def __init__(self, url: str) -> None:
+        self._http = HttpClient(url)
+
+    async def claim(self, source: str) -> tuple[int, str]:
+        found: dict[str, Any] = msgspec.msgpack.decode(
+            await self._http.call("GET", f"/v1/bridge/{source}", b"", POST_SECONDS)
+        )
+        epoch, position = found["epoch"] + 1, found["position"]
+        claim = PackedBridgeBatch(epoch=epoch, expected_position=position, position=position, claim=True)
+        await self.append(source, claim)
+        return epoch, position
+
+    async def append(self, source: str, batch: PackedBridgeBatch) -> Bridged:
+        body = encode_msgpack(batch)
+        answer = await self._http.call("POST", f"/v1/bridge/{source}/batches", body, POST_SECONDS)
+        return msgspec.msgpack.decode(answer, type=Bridged)
+
+    async def close(self) -> None:
+        self._http.close()
+
+
+def open_sink(url: str) -> Sink:
+    """The destination of a URL: `http://…` of a queue server, `kafka://host:port,…` of brokers."""
+    if url.startswith(SCHEME):
+        from storage.kafka import KafkaSink
+
+        return KafkaSink(url)
+    return QueueSink(url)

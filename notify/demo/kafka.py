@@ -1,0 +1,157 @@
+"""Apache Kafka brokers of our own on loopback (KRaft), for tests and `make cluster-demo KAFKA=1`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from notify.errors import Unavailable
+
+POM = Path(__file__).parents[2] / "tests" / "kafka" / "pom.xml"
+CLUSTER_ID = "5L6g3nShT-eMCtK--X86sw"
+HEAP = "320m"
+
+
+def jars() -> Path:
+    """The directory of Kafka's jars; fetched by Maven once. Raises Unavailable with the reason."""
+    directory = Path(os.environ.get("NOTIFY_KAFKA_LIB") or POM.parents[2] / ".venv" / "kafka")
+    if any(directory.glob("kafka_2.13-*.jar")):
+        return directory
+    if shutil.which("java") is None or shutil.which("mvn") is None:
+        raise Unavailable("no Kafka: Java 17 and Maven are needed to fetch and run it")
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        done = subprocess.run(
+            ["mvn", "-q", "-B", "-f", POM, "dependency:copy-dependencies", f"-DoutputDirectory={directory}"],
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise Unavailable("no Kafka: Maven did not fetch its jars within 300 s") from None
+    if done.returncode:
+        raise Unavailable(f"no Kafka: Maven could not fetch its jars: {done.stdout[-500:]}")
+    return directory
+
+
+def free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+class KafkaCluster:
+    """So many nodes, each broker and controller; one may be killed and started again."""
+
+    def __init__(self, directory: Path, nodes: int = 1) -> None:
+        """Raises Unavailable where Kafka cannot be had."""
+        self._classpath = f"{jars()}/*"
+        self._directory = directory
+        self._ports = free_ports(2 * nodes)
+        self._nodes = nodes
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        for node in range(nodes):
+            self._configure(node)
+
+    @property
+    def brokers(self) -> str:
+        return ",".join(f"127.0.0.1:{port}" for port in self._ports[: self._nodes])
+
+    @property
+    def url(self) -> str:
+        return f"kafka://{self.brokers}"
+
+    def _configure(self, node: int) -> None:
+        broker, controller = self._ports[node], self._ports[self._nodes + node]
+        voters = ",".join(f"{n + 1}@127.0.0.1:{self._ports[self._nodes + n]}" for n in range(self._nodes))
+        copies = min(3, self._nodes)
+        place = self._directory / f"kafka-{node}"
+        place.mkdir(parents=True)
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": node + 1,
+            "controller.quorum.voters": voters,
+            "listeners": f"PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{broker}",
+            "controller.listener.names": "CONTROLLER",
+            "log.dirs": place / "data",
+            "num.partitions": 4,
+            "default.replication.factor": copies,
+            "min.insync.replicas": max(1, copies - 1),
+            "offsets.topic.replication.factor": copies,
+            "offsets.topic.num.partitions": 4,
+            "transaction.state.log.replication.factor": copies,
+            "transaction.state.log.min.isr": max(1, copies - 1),
+            "transaction.state.log.num.partitions": 4,
+            "group.initial.rebalance.delay.ms": 0,
+            "broker.session.timeout.ms": 6000,
+        }
+        file = place / "server.properties"
+        file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        self._java(node, "kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(file)).wait(60)
+
+    def _java(self, node: int, *arguments: str) -> subprocess.Popen[bytes]:
+        place = self._directory / f"kafka-{node}"
+        with (place / "output").open("ab") as output:
+            return subprocess.Popen(
+                [
+                    "java", f"-Xms{HEAP}", f"-Xmx{HEAP}", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+                    "-cp", self._classpath, *arguments,
+                ],
+                stdout=output, stderr=output, start_new_session=True,
+            )  # fmt: skip
+
+    def start_node(self, node: int) -> None:
+        file = self._directory / f"kafka-{node}" / "server.properties"
+        self._processes[node] = self._java(node, "kafka.Kafka", str(file))
+
+    def start(self, seconds: float = 90) -> KafkaCluster:
+        """Start all nodes and wait until they answer. Raises Unavailable with their last words."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+
+        for node in range(self._nodes):
+            self.start_node(node)
+        deadline = time.monotonic() + seconds
+        for port in self._ports[: self._nodes]:
+            self._wait_for_port(port, deadline)
+        admin = AdminClient({"bootstrap.servers": self.brokers, "log_level": 0})
+        while time.monotonic() < deadline:
+            try:
+                if len(admin.list_topics(timeout=5).brokers) == self._nodes:
+                    return self
+            except KafkaException:
+                pass  # not yet
+            time.sleep(0.3)
+        self.stop()
+        raise Unavailable("Kafka did not become ready")
+
+    def _wait_for_port(self, port: int, deadline: float) -> None:
+        while time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    return
+            time.sleep(0.2)
+        self.stop()
+        raise Unavailable(f"Kafka does not listen on port {port}")
+
+    def kill_node(self, node: int) -> None:
+        self._processes[node].kill()
+        self._processes[node].wait(30)
+
+    def stop(self) -> None:
+        for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(15)

@@ -1,0 +1,270 @@
+"""Apache Kafka as the queue: bridge and relay publish exactly once, the SDK's consumer keeps its promises."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from notify.binlog_bridge.pump import Bridge, Superseded
+from notify.binlog_bridge.relay import Relay
+from notify.client import Consumer, DeadLetter, Inbox, Message, TransactionProducer, create_tables
+from notify.demo.kafka import KafkaCluster
+from notify.errors import InvalidRequest, Unavailable
+from notify.kafka_records import brokers_of, dead_letter_topic, header, listed
+from tests.conftest import empty_database, make_engine
+from tests.integration.shop import Base, Order, eventually
+
+confluent_kafka = pytest.importorskip("confluent_kafka")
+
+
+class Killed(Exception):
+    """Stands for the end of a process."""
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[KafkaCluster]:
+    directory = Path(tempfile.mkdtemp(prefix="notify-kafka-"))
+    try:
+        try:
+            cluster = KafkaCluster(directory).start()
+        except Unavailable as reason:
+            pytest.skip(str(reason))
+        yield cluster
+        cluster.stop()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def everything(url: str, topic: str, seconds: float = 20, wanted: int = 0) -> list[Any]:
+    """All committed records of a topic, as any Kafka client reads them."""
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": brokers_of(url),
+            "group.id": f"reader-{time.time_ns()}",
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    consumer.subscribe([topic])
+    found: list[Any] = []
+    ended: set[int] = set()
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        m = consumer.poll(0.5)
+        if m is None:
+            continue
+        if m.error() is None:
+            found.append(m)
+            ended.discard(m.partition())
+        elif m.error().code() == confluent_kafka.KafkaError._PARTITION_EOF:
+            ended.add(m.partition())
+            if len(ended) == 4 and len(found) >= wanted:
+                break
+    consumer.close()
+    return found
+
+
+def orders(engine: sa.Engine, group: str) -> TransactionProducer:
+    Base.metadata.create_all(engine)
+    return TransactionProducer("http://127.0.0.1:9", group=group, engine=engine, mode="outbox")
+
+
+def order(producer: TransactionProducer, engine: sa.Engine, topic: str, n: int, **options: Any) -> None:
+    with Session(engine) as session, session.begin():
+        session.add(Order(item=str(n)))
+        producer.send(session, Message(topic, {"n": n}, key=f"k{n % 5}", tag="t", headers={"h": "v"}, **options))
+
+
+def test_a_bridge_publishes_exactly_once_over_restarts(
+    kafka: KafkaCluster, database_urls: dict[str, str], unique: str, tmp_path: Path
+) -> None:
+    with empty_database("mariadb", database_urls, tmp_path) as url:
+        engine = make_engine(url)
+        create_tables(engine)
+        producer = orders(engine, unique)
+
+        async def run() -> None:
+            for n in range(120):
+                await asyncio.to_thread(order, producer, engine, unique, n)
+                if n % 40 == 39:
+                    # Each time another bridge, as after a crash: it goes on from what Kafka has.
+                    bridge = Bridge([url], kafka.url)
+                    await bridge.run(once=True)
+                    assert bridge.totals.rows == 40
+
+        asyncio.run(run())
+        producer.close()
+        engine.dispose()
+    found = everything(kafka.url, unique, wanted=120)
+    assert sorted(json.loads(m.value())["n"] for m in found) == list(range(120))
+    by_key: dict[bytes, list[int]] = {}
+    for m in found:
+        by_key.setdefault(m.key(), []).append(json.loads(m.value())["n"])
+    assert all(numbers == sorted(numbers) for numbers in by_key.values())
+    headers = listed(found[0])
+    assert header(headers, "notify-tag") == "t" and header(headers, "h") == "v"
+    assert header(headers, "notify-group") == unique and (header(headers, "notify-id") or "").endswith(".0")
+
+
+def test_a_second_bridge_fences_the_first(
+    kafka: KafkaCluster, database_urls: dict[str, str], unique: str, tmp_path: Path
+) -> None:
+    with empty_database("mariadb", database_urls, tmp_path) as url:
+        engine = make_engine(url)
+        create_tables(engine)
+        producer = orders(engine, unique)
+
+        async def run() -> None:
+            first = Bridge([url], kafka.url)
+            task = asyncio.ensure_future(first.run())
+            order(producer, engine, unique, 0)
+            while not first.totals.rows:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            second = Bridge([url], kafka.url)
+            other = asyncio.ensure_future(second.run())
+            while not second.totals.connections:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            order(producer, engine, unique, 1)
+            with pytest.raises(Superseded):
+                await asyncio.wait_for(task, 30)
+            while not second.totals.rows:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            other.cancel()
+            await asyncio.gather(other, return_exceptions=True)
+
+        asyncio.run(run())
+        producer.close()
+        engine.dispose()
+    assert sorted(json.loads(m.value())["n"] for m in everything(kafka.url, unique, wanted=2)) == [0, 1]
+
+
+def test_a_relay_marks_what_was_published_before_it_died(
+    kafka: KafkaCluster,
+    database_urls: dict[str, str],
+    unique: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with empty_database("postgresql", database_urls, tmp_path) as url:
+        engine = make_engine(url)
+        create_tables(engine)
+        producer = orders(engine, unique)
+        for n in range(30):
+            order(producer, engine, unique, n)
+        relay = Relay(engine, kafka.url)
+
+        def dies(*_: object) -> None:
+            raise Killed
+
+        with monkeypatch.context() as planted:
+            planted.setattr(relay, "_mark_all", dies)
+            with pytest.raises(Killed):
+                asyncio.run(relay.run(once=True))
+        again = Relay(engine, kafka.url)
+        asyncio.run(again.run(once=True))
+        assert again.total.sent == 0
+        producer.close()
+        engine.dispose()
+    assert Counter(json.loads(m.value())["n"] for m in everything(kafka.url, unique, wanted=30)) == Counter(range(30))
+
+
+def test_handlers_inbox_retries_and_dead_letters(
+    kafka: KafkaCluster, database_urls: dict[str, str], unique: str, tmp_path: Path
+) -> None:
+    with empty_database("postgresql", database_urls, tmp_path) as url:
+        engine = make_engine(url)
+        create_tables(engine)
+        producer = orders(engine, unique)
+        consumer = Consumer(kafka.url, group=unique, inbox=Inbox(engine))
+        attempts: Counter[int] = Counter()
+
+        @consumer.subscribe(unique, start="earliest", max_attempts=3, tags=["t"])
+        def on_order(message: Any, session: Session) -> None:
+            n = message.json()["n"]
+            attempts[n] += 1
+            session.add(Order(item=f"handled {n}"))
+            if n == 3 and message.attempt < 3:
+                raise RuntimeError("again")
+            if n == 4:
+                raise DeadLetter("never")
+            if n == 5:
+                raise RuntimeError("never works")
+
+        thread = threading.Thread(target=consumer.run, kwargs={"signals": False})
+        thread.start()
+        try:
+            for n in range(10):
+                order(producer, engine, unique, n)
+            asyncio.run(Relay(engine, kafka.url).run(once=True))
+
+            def handled() -> bool:
+                with Session(engine) as session:
+                    items = session.scalars(sa.select(Order.item).where(Order.item.like("handled%"))).all()
+                return sorted(items) == sorted(f"handled {n}" for n in (0, 1, 2, 3, 6, 7, 8, 9))
+
+            eventually(handled, 40)
+            eventually(lambda: attempts[5] == 3, 40)
+        finally:
+            consumer.stop()
+            thread.join(30)
+        producer.close()
+        engine.dispose()
+    assert (attempts[3], attempts[4], attempts[5], attempts[0]) == (3, 1, 3, 1)
+    dead = everything(kafka.url, dead_letter_topic(unique), wanted=2)
+    assert sorted(json.loads(m.value())["n"] for m in dead) == [4, 5]
+    assert "never" in (header(listed(dead[0]), "notify-reason") or "")
+
+
+def test_what_kafka_cannot_do_is_refused(kafka: KafkaCluster, unique: str) -> None:
+    for options in ({"mode": "exclusive"}, {"filter": "key == 'a'"}, {"start": 5}):
+        consumer = Consumer(kafka.url, group=unique)
+        consumer.subscribe(unique, **options)(lambda message: None)
+        with pytest.raises(InvalidRequest):
+            consumer.run(signals=False)
+
+
+def test_delayed_messages_are_held_before_release(
+    kafka: KafkaCluster, database_urls: dict[str, str], unique: str, tmp_path: Path
+) -> None:
+    from storage.kafka import DelayRelease
+
+    with empty_database("postgresql", database_urls, tmp_path) as url:
+        engine = make_engine(url)
+        create_tables(engine)
+        producer = orders(engine, unique)
+        for n, delay in enumerate((4.0, 2.0, None)):
+            order(producer, engine, unique, n, **({} if delay is None else {"delay": delay}))
+        asyncio.run(Relay(engine, kafka.url).run(once=True))
+        sent = time.time()
+        release = DelayRelease(kafka.url)
+        thread = threading.Thread(target=release.run)
+        thread.start()
+        eventually(lambda: release.released == 2, 30)
+        release.stop()
+        thread.join(10)
+        again = DelayRelease(kafka.url)  # after a start nothing is released twice
+        thread = threading.Thread(target=again.run)
+        thread.start()
+        time.sleep(2)
+        again.stop()
+        thread.join(10)
+        assert again.released == 0
+        producer.close()
+        engine.dispose()
+    found = everything(kafka.url, unique, wanted=3)
+    assert sorted(json.loads(m.value())["n"] for m in found) == [0, 1, 2]
+    late = {json.loads(m.value())["n"]: m.timestamp()[1] / 1000 - sent for m in found}
+    assert late[1] > 0.5 and late[0] > 2.5
