@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: install demo test check crash simulate bench bench-queue bench-backlog clean
+.PHONY: install demo cluster-demo test check crash crash-bridge crash-cluster simulate bench bench-queue bench-backlog clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -14,6 +14,10 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: install
 	@$(PY) -m notify.cli.main demo $(if $(DSN),--dsn $(DSN),)
+
+# The same shop on MariaDB, three servers, a bridge and a queue; KAFKA=1: on three Kafka nodes instead of the queue.
+cluster-demo: install
+	@$(PY) -m tests.cluster_demo $(if $(KAFKA),--kafka,) $(if $(DATABASE),--database $(DATABASE),)
 
 test: install check
 	$(PY) -m pytest
@@ -27,6 +31,15 @@ check: install
 # The long campaign; CYCLES=500 is the number of kill -9 cycles.
 crash: install
 	$(PY) -m tests.crash.campaign --cycles $(or $(CYCLES),500)
+
+# A bridge killed 200 times while its source rotates, changes its table, restarts and fails over: 8 minutes.
+crash-bridge: install
+	$(PY) -m tests.crash.bridge
+
+# Three servers over MariaDB, then over PostgreSQL, one killed every few seconds: 5 minutes each.
+crash-cluster: install
+	$(PY) -m tests.crash.cluster --database mariadb
+	$(PY) -m tests.crash.cluster --database postgresql
 
 # SEEDS=20000 races of check, outcome, delivery and restart under a virtual clock.
 simulate: install

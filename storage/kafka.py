@@ -232,7 +232,8 @@ def _read_through(brokers: str, topic: str) -> list[Message]:
 class DelayRelease:
     """Holds delayed messages and releases each when it is due: to its topic, with a tombstone where it waited.
 
-    One runs at a time (a later one fences it). What waits is held in memory, and read again after a start.
+    Any number may run, in every bridge and relay: the one that Kafka gives the topic's partition works, the others
+    stand by. What waits is held in memory, and read again by whoever takes over.
     """
 
     def __init__(self, url: str) -> None:
@@ -240,7 +241,7 @@ class DelayRelease:
         self.waiting: list[tuple[int, bytes]] = []
         self._records: dict[bytes, tuple[bytes, Headers]] = {}
         self.released = 0
-        self._stop = False
+        self.stopped = False
 
     def run(self) -> None:
         """Until `stop`, in the caller's thread. Raises Unavailable or Conflict."""
@@ -250,31 +251,45 @@ class DelayRelease:
             raise _translated(raised.args[0]) from raised
 
     def stop(self) -> None:
-        self._stop = True
+        self.stopped = True
 
     def _run(self) -> None:
         make_topics(self._brokers, [DELAYED], compacted=True)
         producer = Producer(
             {"bootstrap.servers": self._brokers, "transactional.id": "notify-delays", "compression.type": "lz4"}
         )
-        producer.init_transactions(CALL_SECONDS)
         consumer = Consumer(
             {
                 "bootstrap.servers": self._brokers,
                 "group.id": "notify-delays",
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
+                "session.timeout.ms": 10_000,
             }
         )
-        consumer.assign([TopicPartition(DELAYED, 0, OFFSET_BEGINNING)])
+
+        def assigned(mine: Consumer, partitions: list[TopicPartition]) -> None:
+            # Whoever had the partition before is fenced; what waits is read from the beginning.
+            self._forget()
+            if partitions:
+                producer.init_transactions(CALL_SECONDS)
+            for partition in partitions:
+                partition.offset = OFFSET_BEGINNING
+            mine.assign(partitions)
+
+        consumer.subscribe([DELAYED], on_assign=assigned, on_revoke=lambda *_: self._forget())
         try:
-            while not self._stop:
+            while not self.stopped:
                 for message in consumer.consume(RELEASE_AT_ONCE, timeout=self._pause()):
                     if message.error() is None:
                         self._take(message)
                 self._release(producer)
         finally:
             consumer.close()
+
+    def _forget(self) -> None:
+        self.waiting.clear()
+        self._records.clear()
 
     def _pause(self) -> float:
         if not self.waiting:

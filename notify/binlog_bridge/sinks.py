@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import msgspec
 
 from notify.client.http import HttpClient
+from notify.errors import NotifyError
 from notify.kafka_records import SCHEME
 from notify.wire import Bridged, PackedBridgeBatch, encode_msgpack
+
+log = logging.getLogger("notify.bridge")
 
 POST_SECONDS = 30.0
 
@@ -25,6 +33,33 @@ class Sink(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@contextlib.contextmanager
+def delays_released(url: str) -> Iterator[None]:
+    """While a bridge or relay publishes to Kafka, it also stands by to release delayed messages."""
+    if not url.startswith(SCHEME):
+        yield
+        return
+    from storage.kafka import DelayRelease
+
+    release = DelayRelease(url)
+
+    def run() -> None:
+        while not release.stopped:
+            try:
+                release.run()
+            except NotifyError as error:
+                log.warning("releasing delayed messages failed, again in 5 s: %s", error)
+                time.sleep(5)
+
+    thread = threading.Thread(target=run, name="notify-delays", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        release.stop()
+        thread.join(5)
 
 
 class QueueSink:

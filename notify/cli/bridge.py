@@ -35,6 +35,7 @@ def bridge(
 ) -> None:
     """Move what databases commit into a queue server, by their binlogs: exactly once, in commit order."""
     from notify.binlog_bridge.pump import Bridge, describe
+    from notify.binlog_bridge.sinks import delays_released
 
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     sources: dict[str, list[str]] = {}
@@ -61,7 +62,8 @@ def bridge(
             asyncio.get_running_loop().add_signal_handler(number, lambda: [task.cancel() for task in tasks])
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    asyncio.run(run())
+    with delays_released(url):
+        asyncio.run(run())
     done = {"sources": {moving.name: describe(moving.totals) for moving in bridges}, "stopped": bad}
     if as_json:
         typer.echo(json.dumps(done))

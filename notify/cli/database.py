@@ -13,6 +13,7 @@ import sqlalchemy as sa
 import typer
 
 from notify.binlog_bridge.relay import Relay
+from notify.binlog_bridge.sinks import delays_released
 from notify.check.listener import CheckUnavailable
 from notify.check.question import read_source
 from notify.cli.api import AS_JSON, URL, call
@@ -61,7 +62,8 @@ def relay(
         except asyncio.CancelledError:
             return
 
-    asyncio.run(run())
+    with delays_released(url):
+        asyncio.run(run())
     done = dataclasses.asdict(mover.total)
     typer.echo(json.dumps(done) if as_json else f"{done['sent']} transactions sent, {done['refused']} refused")
     raise typer.Exit(1 if done["refused"] else 0)

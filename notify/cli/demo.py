@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
         console = Console()
         with Live(_progress(Proof(), "starting"), console=console, refresh_per_second=8, transient=True) as live:
             proof = Demo(dsn, seconds, seed, lambda p, act: live.update(_progress(p, act))).run()
-        _summary(console, proof)
+        show_summary(console, proof)
         raise typer.Exit(0 if proof.ok else 1)
 
 
@@ -46,7 +46,7 @@ def _progress(proof: Proof, act: str) -> Panel:
     return Panel(table, title="Notify demo: a shop under fire", subtitle=act, expand=False)
 
 
-def _summary(console: Console, proof: Proof) -> None:
+def show_summary(console: Console, proof: Proof) -> None:
     console.print("\n[bold]What happened[/bold]")
     killed = ", ".join(f"{name} {times} times" for name, times in proof.killed.items())
     console.print(f"  Killed with SIGKILL at random moments: {killed}.")

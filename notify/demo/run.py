@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -18,8 +17,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from notify.bench.server import ServerProcess
-from notify.demo.shop import GROUP, Points, ShopOrder, make_tables, open_engine
+from notify.demo.shop import Points, ShopOrder, make_tables, open_engine
+from notify.demo.topology import Embedded, Topology
 from notify.errors import NotifyError
 
 SETTLE_SECONDS = 40.0
@@ -55,15 +54,24 @@ class Proof:
 class Demo:
     """One run. `report` is called a few times a second with what is known so far."""
 
-    def __init__(self, dsn: str | None, seconds: float, seed: int | None, report: Callable[[Proof, str], None]) -> None:
+    def __init__(
+        self,
+        dsn: str | None,
+        seconds: float,
+        seed: int | None,
+        report: Callable[[Proof, str], None],
+        topology: Callable[[Path, ExitStack], Topology] = Embedded,
+    ) -> None:
+        """`dsn`: the shop's database, default SQLite files; `topology` starts what the shop runs on."""
         self._dsn = dsn
+        self._topology = topology
         self._seconds = seconds
         self._random = random.Random(seed)
         self._report = report
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._specs: dict[str, tuple[str, dict[str, Any]]] = {}
         self._doubtful: dict[str, str] = {}
-        self.proof = Proof(killed={"producer": 0, "consumer": 0, "server": 0})
+        self.proof = Proof(killed={"producer": 0, "consumer": 0})
 
     def run(self) -> Proof:
         """Run the shop, kill its parts, wait until it settles, and prove. Raises NotifyError if it cannot start."""
@@ -75,11 +83,11 @@ class Demo:
             for dsn in (shop, effects):
                 make_tables(dsn)
             self._refuse_leftovers(shop)
-            server = ServerProcess(directory / "data", environment={"NOTIFY_CHECK_BACKOFF_SECONDS": "1"}).start()
-            stack.callback(server.stop)
+            server = self._topology(directory, stack)
+            self.proof.killed |= dict.fromkeys(server.parts(), 0)
             stack.callback(self._stop_all)
             spec = {
-                "url": server.url,
+                "url": server.producer_url,
                 "dsn": shop,
                 "attempts": str(directory / "attempts"),
                 "stop": str(directory / "stop"),
@@ -88,7 +96,7 @@ class Demo:
             self._specs = {
                 "producer 1": ("orders", spec),
                 "producer 2": ("orders", spec),
-                "consumer": ("points", {"url": server.url, "dsn": effects}),
+                "consumer": ("points", {"url": server.consumer_url, "dsn": effects}),
             }
             for name in self._specs:
                 self._start(name)
@@ -131,10 +139,14 @@ class Demo:
 
     # --- acts -------------------------------------------------------------------------------------------------
 
-    def _trouble(self, server: ServerProcess, engines: tuple[sa.Engine, sa.Engine]) -> None:
-        """Kill producers again and again, the consumer now and then, the server once."""
+    def _trouble(self, server: Topology, engines: tuple[sa.Engine, sa.Engine]) -> None:
+        """Kill producers again and again, the consumer now and then, each part of what they run on once."""
         until = time.monotonic() + self._seconds
-        server_dies = time.monotonic() + self._seconds * self._random.uniform(0.4, 0.6)
+        parts = server.parts()
+        deaths = {
+            part: time.monotonic() + self._seconds * (self._random.uniform(0.1, 0.7) + n) / len(parts)
+            for n, part in enumerate(parts)
+        }
         next_kill = {name: time.monotonic() + self._random.uniform(1.5, 3.0) for name in self._specs}
         while (now := time.monotonic()) < until:
             for name, at in next_kill.items():
@@ -142,46 +154,45 @@ class Demo:
                     self._kill(name)
                     self._start(name)
                     next_kill[name] = now + self._random.uniform(1.2, 2.6) * (1.5 if name == "consumer" else 1)
-            if server_dies and now >= server_dies:
-                server_dies = 0.0
-                server.kill()
-                self.proof.killed["server"] += 1
-                self._report(self.proof, "the server was killed and is starting again")
-                server.start()
+            for part in [part for part, at in deaths.items() if now >= at]:
+                del deaths[part]
+                self._report(self.proof, f"the {part} is killed, and starts again")
+                server.kill(part)
+                self.proof.killed[part] += 1
             self._observe(server, engines)
             self._report(self.proof, "placing orders while processes are killed")
             time.sleep(0.1)
 
-    def _settle(self, server: ServerProcess, engines: tuple[sa.Engine, sa.Engine]) -> None:
+    def _settle(self, server: Topology, engines: tuple[sa.Engine, sa.Engine]) -> None:
         """No new orders, no more kills: wait until nothing is undecided and every message is settled."""
         until = time.monotonic() + SETTLE_SECONDS
         calm = 0
         while time.monotonic() < until and calm < 5:
             self._observe(server, engines)
             self._report(self.proof, "waiting for check-back and delivery to finish")
-            calm = calm + 1 if self.proof.undecided == 0 and self._lag(server) == 0 else 0
+            calm = (
+                calm + 1
+                if self.proof.undecided == 0 and server.lag(self.proof.committed - self.proof.effects) == 0
+                else 0
+            )
             time.sleep(0.2)
 
-    def _observe(self, server: ServerProcess, engines: tuple[sa.Engine, sa.Engine]) -> None:
+    def _observe(self, server: Topology, engines: tuple[sa.Engine, sa.Engine]) -> None:
         shop, effects = engines
         with shop.connect() as connection:
             self.proof.committed = connection.scalar(sa.select(sa.func.count()).select_from(ShopOrder)) or 0
         with effects.connect() as connection:
             self.proof.effects = connection.scalar(sa.select(sa.func.count()).select_from(Points)) or 0
-        rows = _get(server.url, "/v1/admin/transactions?max=10000")["transactions"]
+        rows = server.undecided()
         self.proof.undecided = len(rows)
         for row in rows:
             # An outcome follows its commit within milliseconds: what is older than this has lost it.
             if row["age"] > 1.0:
                 self._doubtful.setdefault(row["id"], row["instance"])
 
-    def _lag(self, server: ServerProcess) -> int:
-        groups = _get(server.url, "/v1/admin/groups")["groups"]
-        return sum(group["lag"] for group in groups if group["name"] == GROUP)
-
     # --- proof ------------------------------------------------------------------------------------------------
 
-    def _prove(self, server: ServerProcess, engines: tuple[sa.Engine, sa.Engine], attempts: Path) -> None:
+    def _prove(self, server: Topology, engines: tuple[sa.Engine, sa.Engine], attempts: Path) -> None:
         proof = self.proof
         tried = set(attempts.read_text().split())
         with engines[0].connect() as connection:
@@ -198,20 +209,6 @@ class Demo:
         proof.doubled = sum(1 for count in effects.values() if count > 1)
         proof.ghosts = len(effects.keys() - orders)
         for transaction_id in self._doubtful:
-            state = _get(server.url, f"/v1/admin/transactions/{transaction_id}")["state"]
+            state = server.state(transaction_id)
             proof.in_doubt[state] = proof.in_doubt.get(state, 0) + 1
-        proof.redelivered = _metric(server.url, "notify_redelivered_total")
-
-
-def _get(url: str, path: str) -> dict[str, Any]:
-    with urllib.request.urlopen(url + path, timeout=10) as answer:
-        found: dict[str, Any] = json.load(answer)
-        return found
-
-
-def _metric(url: str, name: str) -> int:
-    with urllib.request.urlopen(url + "/metrics", timeout=10) as answer:
-        for line in answer.read().decode().splitlines():
-            if line.startswith(name + " "):
-                return int(float(line.split()[1]))
-    return 0
+        proof.redelivered = server.redelivered()
