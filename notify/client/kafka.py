@@ -27,6 +27,7 @@ log = logging.getLogger("notify.consumer")
 
 POLL_SECONDS = 0.5
 CALL_SECONDS = 20.0
+SESSION_SECONDS = 6
 SERVED_MODES = ("shared", "ordered", "broadcast")
 
 
@@ -77,10 +78,17 @@ class KafkaLoop:
                 "auto.offset.reset": self._start,
                 "partition.assignment.strategy": "cooperative-sticky",
                 "metadata.max.age.ms": 10_000,
+                # Killed, it holds its partitions for so long; Kafka's default of 45 s is for slow machines.
+                "session.timeout.ms": SESSION_SECONDS * 1000,
+                "heartbeat.interval.ms": SESSION_SECONDS * 1000 // 3,
             }
         )
         producer = Producer(
-            {"bootstrap.servers": self._brokers, "transactional.id": f"notify-{self._kafka_group}-{self._instance}"}
+            {
+                "bootstrap.servers": self._brokers,
+                "transactional.id": f"notify-{self._kafka_group}-{self._instance}",
+                "transaction.timeout.ms": round(CALL_SECONDS * 1000),
+            }
         )
         await asyncio.to_thread(producer.init_transactions, CALL_SECONDS)
         consumer.subscribe([*self._handlers, *self._retries])
