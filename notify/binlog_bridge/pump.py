@@ -26,7 +26,7 @@ from notify.binlog_bridge import source
 from notify.binlog_bridge.backfill import backfill
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.position import Position
-from notify.binlog_bridge.reader import Batch, BinlogReader, Purged
+from notify.binlog_bridge.reader import Batch, BinlogReader, Purged, SameServerId
 from notify.binlog_bridge.sinks import Sink, open_sink
 from notify.errors import Conflict, InvalidRequest, NotifyError, StorageFailed, Unavailable
 from notify.wire import Bridged, PackedBridgeBatch
@@ -44,6 +44,8 @@ PURGED_SECONDS = 30.0
 """With several candidates, how long each of them may say that it lacks the position: a replica may be behind."""
 SWITCH_SECONDS = 0.0002
 """How long the reading thread may keep the interpreter while an answer waits: with Python's 5 ms each post is late."""
+SAME_ID_SECONDS, SAME_ID_TIMES = 60.0, 5
+"""A lost connection of our own may linger at the source; more often than that in such a time it is another reader."""
 FIRST_SERVER_ID = 740_000_000
 
 
@@ -97,6 +99,7 @@ class Bridge:
         self.totals = Totals()
         self._at = 0
         self._purged_since = 0.0
+        self._same_id: list[float] = []
         self._stopping = threading.Event()
         self._clock_offset_us = 0
         self._caught_up = 0.0
@@ -129,6 +132,13 @@ class Bridge:
                     self._next_candidate_or(error)
                 except (Unreadable, Superseded, InvalidRequest):
                     raise
+                except SameServerId as error:
+                    now = time.monotonic()
+                    self._same_id = [at for at in self._same_id if now - at < SAME_ID_SECONDS] + [now]
+                    if len(self._same_id) > SAME_ID_TIMES:
+                        raise InvalidRequest(f"{error}: give this one another with --server-id") from error
+                    log.warning("again in 1 s: %s", error)
+                    wait = 0.5
                 except (Unavailable, Conflict, sa.exc.OperationalError, OSError) as error:
                     if isinstance(error, Conflict) and error.code == "stale_epoch":
                         raise Superseded(str(error)) from error
@@ -205,7 +215,7 @@ class Bridge:
                     raise batch
                 if batch is None:
                     self._caught_up = time.time()
-                    if once and reader.last_event_s and waiting is None:
+                    if once and reader.caught_up and waiting is None:
                         return
                 elif not batch.transactions and not batch.commit:
                     waiting = batch.position

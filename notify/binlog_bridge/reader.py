@@ -68,6 +68,12 @@ class Purged(StorageFailed):
     code = "purged_position"
 
 
+class SameServerId(Unavailable):
+    """Somebody reads with this bridge's server id: for a moment that may be its own last connection."""
+
+    code = "same_server_id"
+
+
 @dataclass(slots=True)
 class Batch:
     """Transactions in commit order, and where the source stands behind them."""
@@ -125,8 +131,8 @@ class BinlogReader:
         self._checksum = 0
         self.last_event = time.monotonic()
         """When the source was last heard of."""
-        self.last_event_s = 0
-        """The time of the latest event, seconds since 1970 by the source's clock."""
+        self.caught_up = False
+        """Whether the source waits for something to happen: it says so by heartbeats."""
         settings = {
             "host": url.host or "127.0.0.1",
             "port": url.port or 3306,
@@ -255,7 +261,7 @@ class BinlogReader:
                     pending_bytes = len(packet) if len(pending) else 0
             elif kind == _XID:
                 self._offset = int.from_bytes(packet[14:18], "little")
-                self.last_event_s = int.from_bytes(packet[1:5], "little")
+                self.caught_up = False
                 self._passed(gtid)
                 if pending or prepared:
                     batch.transactions += pending
@@ -306,6 +312,8 @@ class BinlogReader:
                 self._tables.clear()
             elif kind == _FORMAT:
                 self._tables.clear()
+            elif kind == _HEARTBEAT:
+                self.caught_up = True
             elif kind in _COMPRESSED or kind == _PAYLOAD:
                 raise Unreadable(
                     "the binlog is compressed: SET GLOBAL log_bin_compress = OFF (MySQL: "
@@ -416,9 +424,9 @@ def _refusal(packet: bytes) -> Exception:
         return Unavailable("the source ended the stream")
     code = int.from_bytes(packet[1:3], "little")
     text = packet[9:].decode("utf-8", "replace")
+    if "server_uuid/server_id" in text:
+        return SameServerId(f"another bridge or replica reads with this server id ({text})")
     if code == 1236:
-        if "server_uuid/server_id" in text or "slave with the same" in text:
-            return StorageFailed(f"another bridge or replica uses this server id: give this one another ({text})")
         return Purged(
             f"the source does not have what follows this bridge's position ({text}). Nothing was skipped: start with "
             "--backfill, which takes what is missing from the table, and goes on from now"

@@ -1,0 +1,336 @@
+"""The bridge on a real MariaDB: what it takes, what it refuses to start with, and that it never skips silently."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from notify import ids
+from notify.bench.server import ServerProcess
+from notify.binlog_bridge import source
+from notify.binlog_bridge.decoder import Unreadable
+from notify.binlog_bridge.position import Position
+from notify.binlog_bridge.pump import Bridge, Superseded
+from notify.binlog_bridge.reader import BinlogReader, Purged
+from notify.cli.api import call as admin
+from notify.client import Message, TransactionProducer, create_tables
+from notify.client.http import HttpClient
+from notify.errors import Conflict, InvalidRequest, NotifyError
+from notify.wire import (
+    BridgedTransaction,
+    PackedBridgeBatch,
+    PackedMessage,
+    Payload,
+    encode_msgpack,
+)
+from storage.sql import SqlStore, schema
+from storage.store import NewMessage, NewTransaction, State
+from tests.crash.bridge import History, violations
+from tests.integration.databases import MariaDbServer, NotAvailable
+from tests.integration.shop import Base, Order, drain, subscribe
+
+
+@pytest.fixture(scope="module")
+def mariadb() -> Iterator[MariaDbServer]:
+    """A server of its own: its variables are changed, its binlogs purged."""
+    directory = Path(tempfile.mkdtemp(prefix="notify-bridge-"))
+    try:
+        try:
+            server = MariaDbServer(directory).create()
+        except NotAvailable as reason:
+            pytest.skip(str(reason))
+        yield server
+        server.stop()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def url(mariadb: MariaDbServer) -> Iterator[str]:
+    """An empty database behind whatever is in the binlog; the server's variables are put right again afterwards."""
+    name = "d" + uuid.uuid4().hex[:10]
+    mariadb.execute("RESET MASTER", f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+    yield sa.make_url(mariadb.url).set(database=name).render_as_string(hide_password=False)
+    mariadb.execute(
+        "SET GLOBAL binlog_format = 'ROW', GLOBAL binlog_row_image = 'FULL', GLOBAL binlog_row_metadata = 'FULL', "
+        "GLOBAL log_bin_compress = OFF",
+        f"DROP DATABASE {name}",
+    )
+
+
+def outbox(url: str, topic: str, numbers: range, **options: Any) -> None:
+    """Orders with their messages, each a transaction of its own."""
+    engine = sa.create_engine(url)
+    create_tables(engine)
+    Base.metadata.create_all(engine)
+    with TransactionProducer("http://127.0.0.1:9", group=topic, engine=engine, mode="outbox") as producer:
+        for n in numbers:
+            with Session(engine) as session, session.begin():
+                session.add(Order(item=str(n)))
+                producer.send(session, Message(topic, {"n": n}, key="k", **options))
+                if n % 4 == 3:
+                    session.rollback()
+    engine.dispose()
+
+
+def move(url: str, server: ServerProcess, **options: Any) -> Bridge:
+    bridge = Bridge([url], server.url)
+    asyncio.run(bridge.run(once=True, **options))
+    return bridge
+
+
+def numbers(server: ServerProcess, group: str, count: int) -> list[int]:
+    return [json.loads(m["body"])["n"] for m in drain(server.url, group, group, count)]
+
+
+def test_outbox_rows_reach_the_log_once_in_commit_order(url: str, server: ServerProcess, unique: str) -> None:
+    subscribe(server.url, unique, unique)
+    for first in (0, 20, 40):
+        outbox(url, unique, range(first, first + 20))
+        bridge = move(url, server)
+        assert (bridge.totals.rows, bridge.totals.stored) == (15, 15)
+    wanted = [n for n in range(60) if n % 4 != 3]
+    assert numbers(server, unique, 45) == wanted
+    shown = next(b for b in admin(server.url, "GET", "bridges")["bridges"] if b["source"] == bridge.name)
+    assert shown["rows"] == 45 and shown["lag_seconds"] < 60 and shown["silent_seconds"] < 60
+
+
+def test_the_servers_table_is_bridged_when_it_commits(url: str, server: ServerProcess, unique: str) -> None:
+    subscribe(server.url, unique, unique)
+
+    async def run() -> None:
+        store = SqlStore(url)
+        schema.upgrade(store.engine, "main")
+        await store.open(0)
+        now = time.time_ns() // 1000
+        made = []
+        for n in range(40):
+            payload = encode_msgpack(Payload(unique, json.dumps({"n": n}).encode(), "k", "t", {"h": "ü"}))
+            made.append(NewTransaction(ids.new_id(), "g", [NewMessage(unique, payload, "k", "t")] * 2))
+        await store.put(made[:30], now)
+        await store.put([NewTransaction(t.id, "g", t.messages, committed=True) for t in made[30:]], now)
+        for n, t in enumerate(made[:30]):
+            if n % 3 < 2:
+                await store.decide([(t.id, "g", (State.COMMITTED, State.ROLLED_BACK)[n % 3])], now)
+        await store.close()
+
+    asyncio.run(run())
+    assert move(url, server).totals.stored == 20
+    assert sorted(numbers(server, unique, 40)) == sorted([*range(0, 30, 3), *range(30, 40)] * 2)
+
+
+def test_a_second_bridge_takes_over_and_the_first_stops(url: str, server: ServerProcess, unique: str) -> None:
+    outbox(url, unique, range(2))
+
+    async def run() -> None:
+        first = Bridge([url], server.url, server_id=991)
+        task = asyncio.ensure_future(first.run())
+        while not first.totals.rows:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        second = Bridge([url], server.url, server_id=992)
+        other = asyncio.ensure_future(second.run())
+        while not second.totals.connections:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        await asyncio.to_thread(outbox, url, unique, range(4, 6))
+        with pytest.raises(Superseded):
+            await asyncio.wait_for(task, 20)
+        while second.totals.rows < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        other.cancel()
+        await asyncio.gather(other, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_two_readers_with_one_server_id(url: str, mariadb: MariaDbServer, server: ServerProcess, unique: str) -> None:
+    """The source cuts one of them off, again and again: a bridge says why, and stops."""
+    outbox(url, unique, range(2))
+    bridge = Bridge([url], server.url, server_id=4711)
+    stop = threading.Event()
+
+    def interfere() -> None:
+        while not stop.is_set():
+            reader = BinlogReader(sa.make_url(url), 4711, None, mariadb=True)
+            with contextlib.suppress(NotifyError):
+                reader.connect()
+                for _ in reader.batches():
+                    if stop.is_set():
+                        break
+            reader.close()
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=interfere)
+    thread.start()
+    try:
+        with pytest.raises(InvalidRequest, match="--server-id"):
+            asyncio.run(asyncio.wait_for(bridge.run(), 40))
+    finally:
+        stop.set()
+        mariadb.execute("FLUSH BINARY LOGS")  # wakes the one that waits
+        thread.join(20)
+
+
+def test_what_was_purged_stops_it_and_is_backfilled(
+    url: str, mariadb: MariaDbServer, server: ServerProcess, unique: str
+) -> None:
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(8))
+    move(url, server)
+    outbox(url, unique, range(8, 16))
+    mariadb.execute("FLUSH BINARY LOGS", "FLUSH BINARY LOGS")
+    last = str(mariadb.execute("SHOW BINARY LOGS")[-1][0])
+    for _ in range(50):  # a connection that is over may hold a file for a moment
+        mariadb.execute(f"PURGE BINARY LOGS TO '{last}'")
+        if len(mariadb.execute("SHOW BINARY LOGS")) == 1:
+            break
+        time.sleep(0.2)
+    outbox(url, unique, range(16, 24))
+    with pytest.raises(Purged, match="--backfill"):
+        move(url, server)
+    assert numbers(server, unique, 6) == [0, 1, 2, 4, 5, 6]
+    bridge = move(url, server, fill=True)
+    assert bridge.totals.known >= 6
+    outbox(url, unique, range(24, 28))
+    move(url, server)
+    assert sorted(numbers(server, unique, 15)) == [n for n in range(8, 28) if n % 4 != 3]
+    assert drain(server.url, unique, unique, 1, wait=0.5) == []
+
+
+def test_a_foreign_position_stops_it(url: str, server: ServerProcess, unique: str) -> None:
+    outbox(url, unique, range(2))
+    engine = sa.create_engine(url)
+    with engine.connect() as connection:
+        name = source.source_name(connection)
+    engine.dispose()
+
+    async def stand_elsewhere() -> None:
+        http = HttpClient(server.url)
+        batch = PackedBridgeBatch(epoch=1, expected_position="", position=Position("0-77-900000").text, claim=True)
+        await http.call("POST", f"/v1/bridge/{name}/batches", encode_msgpack(batch), 10)
+        http.close()
+
+    asyncio.run(stand_elsewhere())
+    with pytest.raises(Purged):
+        move(url, server)
+
+
+@pytest.mark.parametrize(
+    ("statement", "remedy"),
+    [
+        ("SET GLOBAL binlog_format = 'STATEMENT'", "binlog_format"),
+        ("SET GLOBAL binlog_row_image = 'MINIMAL'", "binlog_row_image"),
+        ("SET GLOBAL binlog_row_metadata = 'MINIMAL'", "binlog_row_metadata"),
+        ("SET GLOBAL log_bin_compress = ON", "log_bin_compress"),
+    ],
+)
+def test_a_source_that_would_leave_gaps_is_refused_at_start(
+    url: str, mariadb: MariaDbServer, server: ServerProcess, unique: str, statement: str, remedy: str
+) -> None:
+    outbox(url, unique, range(2))
+    mariadb.execute(statement)
+    with pytest.raises(InvalidRequest, match=f"SET GLOBAL {remedy}"):
+        move(url, server)
+
+
+def test_a_source_that_turns_bad_stops_it(url: str, mariadb: MariaDbServer, server: ServerProcess, unique: str) -> None:
+    """A session may still write statements after the bridge has looked: it stops, and says what to do."""
+    outbox(url, unique, range(2))
+    move(url, server)
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("SET SESSION binlog_format = 'STATEMENT'")
+        connection.exec_driver_sql("UPDATE half_message SET tag = 'x'")
+    engine.dispose()
+    with pytest.raises(Unreadable, match="STATEMENT format"):
+        move(url, server)
+
+
+def test_missing_grants_and_tables_are_named(url: str, mariadb: MariaDbServer, server: ServerProcess) -> None:
+    name = sa.make_url(url).database
+    mariadb.execute(
+        "CREATE OR REPLACE USER poor@'127.0.0.1' IDENTIFIED BY 'poor'", f"GRANT SELECT ON {name}.* TO poor@'127.0.0.1'"
+    )
+    poor = sa.make_url(url).set(username="poor", password="poor").render_as_string(hide_password=False)
+    bridge = Bridge([poor], server.url, name="poor")
+    with pytest.raises(InvalidRequest, match="GRANT REPLICATION SLAVE") as refused:
+        asyncio.run(bridge.run(once=True))
+    assert "neither half_message nor server_half_message" in str(refused.value)
+    with pytest.raises(InvalidRequest, match="notify relay"):
+        Bridge(["postgresql+psycopg://x@127.0.0.1/y"], server.url)
+
+
+def test_a_table_of_another_schema_is_named(url: str, server: ServerProcess) -> None:
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE half_message (transaction_id CHAR(36) PRIMARY KEY, note TEXT)")
+        connection.exec_driver_sql("INSERT INTO half_message VALUES ('x', 'y')")
+    engine.dispose()
+    with pytest.raises(Unreadable, match=r"has no column .*producer_group"):
+        asyncio.run(Bridge([url], server.url, name="older").run(once=True))
+
+
+def test_a_queue_takes_a_batch_only_at_its_position(server: ServerProcess, unique: str) -> None:
+    """The queue's side alone: positions compare and set, epochs fence, what no queue can take is named."""
+
+    async def post(http: HttpClient, **fields: Any) -> Any:
+        import msgspec
+
+        body = encode_msgpack(PackedBridgeBatch(**fields))
+        return msgspec.msgpack.decode(await http.call("POST", f"/v1/bridge/{unique}/batches", body, 10))
+
+    def sent(n: int, topic: str = unique) -> BridgedTransaction:
+        return BridgedTransaction(
+            id=ids.to_text(ids.new_id()), producer_group="g", messages=[PackedMessage(topic=topic, body=b"%d" % n)]
+        )
+
+    async def run() -> None:
+        http = HttpClient(server.url)
+        with pytest.raises(Conflict, match="never claimed"):
+            await post(http, epoch=1, expected_position="", position="a")
+        await post(http, epoch=1, expected_position="", position="a", claim=True, transactions=[sent(0)])
+        with pytest.raises(Conflict) as wrong:
+            await post(http, epoch=1, expected_position="", position="b", transactions=[sent(9)])
+        assert wrong.value.code == "unexpected_position"
+        bad, good = sent(1, "no such/topic"), sent(1)
+        answer = await post(http, epoch=1, expected_position="a", position="b", transactions=[bad, good])
+        assert [item["id"] for item in answer["refused"]] == [bad.id] and answer["stored"] == 1
+        # A large transaction: nothing of it is visible before its last part.
+        part, last = sent(2), sent(3)
+        await post(http, epoch=1, expected_position="b", position="b", prepare=True, transactions=[part])
+        assert len(await asyncio.to_thread(drain, server.url, unique, unique, 2)) == 2
+        assert await asyncio.to_thread(drain, server.url, unique, unique, 1, 0.3) == []
+        await post(http, epoch=1, expected_position="b", position="c", commit=[part.id], transactions=[last])
+        assert sorted(m["body"] for m in await asyncio.to_thread(drain, server.url, unique, unique, 2)) == ["2", "3"]
+        await post(http, epoch=2, expected_position="c", position="c", claim=True)
+        with pytest.raises(Conflict) as fenced:
+            await post(http, epoch=1, expected_position="c", position="d", transactions=[sent(9)])
+        assert fenced.value.code == "stale_epoch"
+        http.close()
+
+    subscribe(server.url, unique, unique)
+    asyncio.run(run())
+
+
+def test_the_history_catches_what_a_bridge_may_do_wrong() -> None:
+    history = History({"k": [0, 1, 2, 4]}, {"k": 5})
+    assert violations(history, {"k": [0, 1, 2, 3, 4]}) == [] == violations(history, {"k": [0, 1, 2, 4]})
+    for found, what in (
+        ([0, 2, 4], "lost"),
+        ([0, 1, 1, 2, 4], "twice"),
+        ([0, 2, 1, 4], "order"),
+        ([0, 1, 2, 4, 5], "never"),
+    ):
+        assert any(what in bad for bad in violations(history, {"k": found})), what

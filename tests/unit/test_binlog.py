@@ -1,0 +1,270 @@
+"""Reading binlogs: streams of MySQL 8 with UUID GTIDs made by hand (no MySQL 8 runs without Docker), and positions."""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from notify import ids
+from notify.binlog_bridge import decoder
+from notify.binlog_bridge.decoder import Unreadable
+from notify.binlog_bridge.position import MariaDbSet, MySqlSet, Position
+from notify.binlog_bridge.reader import PART_BYTES, Batch, BinlogReader, Purged, SameServerId, _refusal
+from notify.errors import InvalidRequest, Unavailable
+
+SERVER = uuid.UUID("3e11fa47-71ca-11e1-9e33-c80aa9429562")
+_VARCHAR, _LONG, _SHORT, _DOUBLE, _BLOB, _DATETIME2, _STRING = 15, 3, 2, 5, 252, 18, 254
+
+COLUMNS: list[tuple[str, int, bytes]] = [
+    ("transaction_id", _STRING, bytes((0xFE, 36))),
+    ("message_no", _LONG, b""),
+    ("producer_group", _VARCHAR, struct.pack("<H", 127)),
+    ("mode", _VARCHAR, struct.pack("<H", 8)),
+    ("state", _VARCHAR, struct.pack("<H", 16)),
+    ("shards", _VARCHAR, struct.pack("<H", 4096)),
+    ("topic", _VARCHAR, struct.pack("<H", 127)),
+    ("key", _VARCHAR, struct.pack("<H", 4096)),
+    ("tag", _VARCHAR, struct.pack("<H", 127)),
+    ("headers", _BLOB, b"\x03"),
+    ("body", _BLOB, b"\x03"),
+    ("delay", _DOUBLE, b"\x08"),
+    ("deliver_at", _DATETIME2, b"\x06"),
+    ("ttl", _DOUBLE, b"\x08"),
+    ("relayed", _SHORT, b""),
+    ("created_at", _DATETIME2, b"\x06"),
+]
+
+
+def lenenc(n: int) -> bytes:
+    return bytes((n,)) if n < 251 else b"\xfc" + struct.pack("<H", n)
+
+
+def event(kind: int, body: bytes) -> bytes:
+    """A packet: OK, the header, the body; no checksum."""
+    return b"\0" + struct.pack("<IBIIIH", 1_800_000_000, kind, 1, 19 + len(body), 4242, 0) + body
+
+
+def gtid(number: int) -> bytes:
+    return event(33, b"\1" + SERVER.bytes + struct.pack("<q", number) + b"\2" + bytes(16))
+
+
+def query(text: bytes) -> bytes:
+    return event(2, struct.pack("<IIBHH", 1, 0, 4, 0, 0) + b"shop\0" + text)
+
+
+XID = event(16, bytes(8))
+
+
+def mapped(
+    columns: list[tuple[str, int, bytes]] = COLUMNS, *, names: bool = True, table: bytes = b"half_message"
+) -> bytes:
+    meta = b"".join(c[2] for c in columns)
+    body = struct.pack("<IHH", 77, 0, 1) + b"\4shop\0" + bytes((len(table),)) + table + b"\0"
+    body += lenenc(len(columns)) + bytes(c[1] for c in columns) + lenenc(len(meta)) + meta
+    body += bytes((len(columns) + 7) // 8)
+    if names:
+        listed = b"".join(bytes((len(c[0]),)) + c[0].encode() for c in columns)
+        body += b"\4" + lenenc(len(listed)) + listed
+    return event(19, body)
+
+
+def datetime6(at: datetime) -> bytes:
+    packed = (((at.year * 13 + at.month) << 5 | at.day) << 17) | at.hour << 12 | at.minute << 6 | at.second
+    return (packed + 0x8000000000).to_bytes(5, "big") + at.microsecond.to_bytes(3, "big")
+
+
+def row(values: dict[str, Any], columns: list[tuple[str, int, bytes]] = COLUMNS) -> bytes:
+    nulls, data = 0, b""
+    for n, (name, kind, meta) in enumerate(columns):
+        value = values.get(name)
+        if value is None:
+            nulls |= 1 << n
+        elif kind == _STRING:
+            data += bytes((len(value),)) + value
+        elif kind == _VARCHAR:
+            wide = struct.unpack("<H", meta)[0] > 255
+            data += struct.pack("<H" if wide else "<B", len(value)) + value
+        elif kind == _BLOB:
+            data += len(value).to_bytes(meta[0], "little") + value
+        elif kind == _DATETIME2:
+            data += datetime6(value)
+        else:
+            data += struct.pack({_LONG: "<i", _SHORT: "<h", _DOUBLE: "<d"}[kind], value)
+    return nulls.to_bytes((len(columns) + 7) // 8, "little") + data
+
+
+AT = datetime(2026, 2, 3, 4, 5, 6, 789, tzinfo=UTC)
+
+
+def values(name: str, **changed: Any) -> dict[str, Any]:
+    plain = {
+        "transaction_id": name.encode(), "message_no": 0, "producer_group": b"g", "mode": b"outbox",
+        "state": b"COMMITTED", "shards": b"", "topic": b"t", "body": b"body", "relayed": 0, "created_at": AT,
+    }  # fmt: skip
+    return plain | changed
+
+
+def rows(*found: bytes, kind: int = 30, count: int = len(COLUMNS), present: bytes | None = None) -> bytes:
+    bitmap = present or ((1 << count) - 1).to_bytes((count + 7) // 8, "little")
+    images = bitmap * (2 if kind == 31 else 1)
+    return event(kind, struct.pack("<IHHH", 77, 0, 0, 2) + lenenc(count) + images + b"".join(found))
+
+
+def read(packets: list[bytes | None], position: str = f"{SERVER}:1-9") -> list[Batch]:
+    """What a reader makes of packets that a MySQL 8 sent."""
+    reader = BinlogReader(sa.make_url("mysql://u:p@h/shop"), 1, Position(position), mariadb=False)
+
+    def sent() -> Iterator[bytes | None]:
+        yield from packets
+        yield None
+
+    reader._packets = sent  # type: ignore[method-assign]
+    return list(reader.batches())
+
+
+def test_a_transaction_of_mysql_8() -> None:
+    name = ids.to_text(ids.new_id())
+    later = datetime(2027, 1, 1, 12, 30, tzinfo=UTC)
+    first = row(values(name, key="kö".encode(), tag=b"x", headers=b'{"h":"v"}', delay=1.5, deliver_at=later, ttl=60.0))
+    second = row(values(name, message_no=1, body=bytes(range(256)) * 2))
+    (batch,) = read([gtid(10), query(b"BEGIN"), mapped(), rows(first, second), XID])
+    (t,) = batch.transactions
+    assert (t.id, t.producer_group, len(t.messages)) == (name, "g", 2)
+    m = t.messages[0]
+    assert (m.topic, m.body, m.key, m.tag, m.headers) == ("t", b"body", "kö", "x", {"h": "v"})
+    assert (m.delay, m.deliver_at, m.ttl) == (1.5, later, 60.0)
+    assert t.messages[1].body == bytes(range(256)) * 2
+    assert batch.position is not None and batch.position.gtids == f"{SERVER}:1-10"
+    assert batch.newest_us == int(AT.timestamp() * 1e6)
+
+
+def test_nothing_is_taken_that_did_not_commit_or_is_not_ours() -> None:
+    a, b, c, d = (ids.to_text(ids.new_id()) for _ in range(4))
+    batches = read(
+        [
+            gtid(10), query(b"BEGIN"), mapped(), rows(row(values(a))), query(b"ROLLBACK"),
+            gtid(11), query(b"BEGIN"), mapped(table=b"orders"), rows(row(values(b))), XID,
+            gtid(12), query(b"ALTER TABLE half_message ADD x INT"),
+            gtid(13), query(b"BEGIN"), mapped(), rows(row(values(c, relayed=1))), XID,
+            gtid(14), query(b"BEGIN"), mapped(), rows(row(values(d))), XID,
+        ]
+    )  # fmt: skip
+    assert [t.id for batch in batches for t in batch.transactions] == [d]
+    assert batches[-1].position is not None and batches[-1].position.gtids == f"{SERVER}:1-14"
+
+
+def test_the_servers_table_is_taken_when_it_becomes_committed() -> None:
+    columns = [*COLUMNS, ("decided_at", _DATETIME2, b"\x06")]
+    ready = mapped(columns, table=b"server_half_message")
+    name, other, born = (ids.to_text(ids.new_id()) for _ in range(3))
+
+    def image(name: str, state: bytes, decided: datetime | None = None) -> bytes:
+        return row(values(name, state=state, decided_at=decided), columns)
+
+    changed = image(name, b"PREPARED") + image(name, b"COMMITTED", AT)
+    again = image(name, b"COMMITTED", AT) + image(name, b"COMMITTED", AT)
+    rolled = image(other, b"PREPARED") + image(other, b"ROLLED_BACK", AT)
+    (batch,) = read(
+        [
+            gtid(10), query(b"BEGIN"), ready, rows(changed, again, rolled, kind=31, count=17), XID,
+            gtid(11), query(b"BEGIN"), ready,
+            rows(image(born, b"COMMITTED", AT), image(other, b"PREPARED"), count=17), XID,
+        ]
+    )  # fmt: skip
+    assert [t.id for t in batch.transactions] == [name, born]
+
+
+def test_columns_are_found_by_name_wherever_they_are() -> None:
+    name = ids.to_text(ids.new_id())
+    extra = [("new", _VARCHAR, struct.pack("<H", 300)), *reversed(COLUMNS), ("last", _DOUBLE, b"\x08")]
+    packed = row(values(name, new=b"n" * 290, last=1.0), extra)
+    (batch,) = read([gtid(10), query(b"BEGIN"), mapped(extra), rows(packed, count=len(extra)), XID])
+    assert batch.transactions[0].messages[0].body == b"body"
+
+
+def test_a_large_transaction_goes_in_parts_that_the_last_one_commits() -> None:
+    names = [ids.to_text(ids.new_id()) for _ in range(12)]
+    packets: list[bytes | None] = [gtid(10), query(b"BEGIN"), mapped()]
+    packets += [rows(row(values(n, body=bytes(PART_BYTES // 3)))) for n in names]
+    batches = read([*packets, XID])
+    assert [b.prepare for b in batches] == [True] * (len(batches) - 1) + [False] and len(batches) > 3
+    assert all(b.position is None for b in batches[:-1])
+    prepared = [t.id for b in batches[:-1] for t in b.transactions]
+    assert batches[-1].commit == prepared
+    assert prepared + [t.id for t in batches[-1].transactions] == names
+
+
+@pytest.mark.parametrize(
+    ("packets", "match"),
+    [
+        ([gtid(10), query(b"BEGIN"), mapped(names=False)], "binlog_row_metadata"),
+        ([gtid(10), query(b"BEGIN"), mapped(), rows(row(values("x")), present=b"\xff\x7f")], "binlog_row_image"),
+        ([gtid(10), query(b"BEGIN"), mapped(COLUMNS[1:])], "no column transaction_id"),
+        ([gtid(10), query(b"BEGIN"), query(b"INSERT INTO half_message VALUES (1)")], "binlog_format"),
+        ([event(40, b"")], "compressed"),
+        ([event(166, b"")], "compressed"),
+        ([event(34, bytes(40))], "gtid_mode"),
+        ([event(39, bytes(40))], "binlog_row_value_options"),
+    ],
+    ids=[
+        "no names",
+        "minimal image",
+        "older schema",
+        "statement",
+        "payload",
+        "compressed rows",
+        "anonymous",
+        "partial",
+    ],
+)
+def test_what_cannot_be_read_whole_stops_it(packets: list[bytes | None], match: str) -> None:
+    with pytest.raises(Unreadable, match=match):
+        read(packets)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("Could not find first log file name in binary log index file", Purged),
+        ("Cannot replicate because the master purged required binary logs.", Purged),
+        ("Error: connecting slave requested to start from GTID 0-1-5, which is not in the master's binlog", Purged),
+        ("A slave with the same server_uuid/server_id as this slave has connected to the master", SameServerId),
+    ],
+)
+def test_refusals_of_a_source(text: str, kind: type[Exception]) -> None:
+    found = _refusal(b"\xff" + struct.pack("<H", 1236) + b"#HY000" + text.encode())
+    assert type(found) is kind
+    assert isinstance(_refusal(b"\xff" + struct.pack("<H", 1045) + b"#28000no"), Unavailable)
+
+
+def test_gtid_sets() -> None:
+    found = MySqlSet.parse(f"{SERVER}:1-5:8-10,\n{SERVER.hex[:8]}-71ca-11e1-9e33-c80aa9429563:7")
+    found.add(str(SERVER), 6)
+    found.add(str(SERVER), 7)
+    assert str(found).split(",")[0] == f"{SERVER}:1-10"
+    found.add(str(SERVER), 12)
+    assert str(found).split(",")[0] == f"{SERVER}:1-10:12"
+    domains = MariaDbSet.parse("0-1-5, 1-2-7")
+    domains.add(0, 3, 6)
+    assert str(domains) == "0-3-6,1-2-7"
+    for kind, text in ((MySqlSet, "0-1-5"), (MariaDbSet, f"{SERVER}:1")):
+        with pytest.raises(InvalidRequest):
+            kind.parse(text)
+    assert Position.of(Position("0-1-2", "bin.1", 7).text) == Position("0-1-2", "bin.1", 7)
+    with pytest.raises(InvalidRequest, match="another kind"):
+        Position.of('["half_message", []]')
+
+
+def test_sizes_of_every_type() -> None:
+    types = bytes((1, 2, 9, 3, 8, 4, 5, 246, 16, 17, 18, 19, 252, 245, 15, 254, 254, 13))
+    meta = bytes((4, 8, 20, 6, 3, 1, 3, 0, 6, 2, 4)) + struct.pack("<H", 20) + bytes((247, 1, 0xFE, 36))
+    shapes = decoder._shapes(types, meta)
+    assert [s[1] for s in shapes] == [1, 2, 3, 4, 8, 4, 8, 10, 2, 6, 5, 6, -2, -4, -1, 1, -1, 1]
+    with pytest.raises(Unreadable, match="type 140"):
+        decoder._shapes(b"\x8c", b"\1")
