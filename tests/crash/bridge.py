@@ -189,6 +189,12 @@ class Bridge:
         self.process.kill()
         self.process.wait(10)
 
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(10)
+        self.output.close()
+
 
 async def in_log(url: str) -> dict[str, list[int]]:
     """By key the numbers, in the order of the log."""
@@ -245,7 +251,7 @@ def run(
     stack.callback(queue.stop)
     bridge = Bridge(source, queue.url)
     bridge.start()
-    stack.callback(lambda: bridge.process is not None and bridge.process.kill())
+    stack.callback(bridge.close)
     source.begin()
     plan = ["rotate"] * rotations + ["ddl"] * ddls + ["restart"] * restarts + ["fail over"] * failovers
     chance.shuffle(plan)

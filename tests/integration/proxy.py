@@ -73,8 +73,17 @@ class Proxy:
                 s.shutdown(socket.SHUT_RDWR)
             s.close()
 
+    def close(self) -> None:
+        """Nobody listens any more, and what was open is cut."""
+        self._close(self._listening, *list(self._open))
+
+    def reopen(self) -> None:
+        """Listen on the same port again."""
+        self._listening = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self._accept, daemon=True).start()
+
     def __enter__(self) -> Proxy:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._close(self._listening, *list(self._open))
+        self.close()

@@ -1,0 +1,304 @@
+"""A database as the storage: what is cut off, refused, claimed at once, left out, purged."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from notify import ids
+from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailable
+from notify.wire import Payload, encode_msgpack
+from storage.sql import SqlStore, registry, schema
+from storage.sql.dialects import open_engine
+from storage.sql.shards import SqlShards, open_storage
+from storage.sql.tables import server_half_message
+from storage.store import NewMessage, NewTransaction, Put, State
+from tests.conftest import empty_database
+from tests.integration.proxy import Proxy
+
+SECOND = 1_000_000
+
+
+def now() -> int:
+    return time.time_ns() // 1000
+
+
+def half(body: bytes = b"x", *, key: str | None = None, **options: Any) -> NewTransaction:
+    payload = encode_msgpack(Payload("t", body, key))
+    return NewTransaction(ids.new_id(), "g", [NewMessage("t", payload, key)], **options)
+
+
+@pytest.fixture
+def made(engine_url: str) -> str:
+    """A database with the server's tables."""
+    engine = open_engine(engine_url)
+    schema.upgrade(engine, "main")
+    engine.dispose()
+    return engine_url
+
+
+def use(url: str, scenario: Callable[[SqlStore], Coroutine[Any, Any, None]], **options: Any) -> None:
+    async def whole() -> None:
+        store = SqlStore(url, **options)
+        await store.open(now())
+        try:
+            await scenario(store)
+        finally:
+            await store.close()
+
+    asyncio.run(whole())
+
+
+@pytest.fixture
+def proxied(made: str, database: str) -> Iterator[tuple[Proxy, str]]:
+    if database == "sqlite":
+        pytest.skip("SQLite is a file: its COMMIT has no connection that could be cut")
+    url = sa.make_url(made)
+    with Proxy(url.host or "", url.port or 0) as proxy:
+        yield proxy, url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
+
+
+@pytest.mark.parametrize("executed", [False, True], ids=["before it arrives", "before its answer arrives"])
+def test_a_commit_that_is_cut_neither_loses_nor_doubles(proxied: tuple[Proxy, str], made: str, executed: bool) -> None:
+    proxy, url = proxied
+
+    async def scenario(store: SqlStore) -> None:
+        first = half()
+        await store.put([first], now())
+        t, at_once = half(), half(committed=True)
+        proxy.cut_at(rb"COMMIT(\0|$)", answer=executed)
+        results = await store.put([t, at_once], now())
+        assert proxy.cuts == 1
+        assert {r.put for r in results} == {Put.ALREADY if executed else Put.STORED}
+        proxy.cut_at(rb"COMMIT(\0|$)", answer=executed)
+        (decided,) = await store.decide([(t.id, "g", State.COMMITTED)], now())
+        assert proxy.cuts == 2
+        assert (decided.found, decided.state, decided.changed) == (True, State.COMMITTED, not executed)
+        assert await store.states([t.id, at_once.id]) == [State.COMMITTED, State.COMMITTED]
+
+    use(url, scenario, writers=1)
+    engine = sa.create_engine(made)
+    with engine.connect() as connection:
+        assert connection.scalar(sa.select(sa.func.count()).select_from(server_half_message)) == 3
+    engine.dispose()
+
+
+def test_a_database_that_is_away_is_waited_for_and_then_said(proxied: tuple[Proxy, str]) -> None:
+    """Within the callers' patience: then the error says that it is not known."""
+    proxy, url = proxied
+
+    async def scenario(store: SqlStore) -> None:
+        await store.put([half()], now())
+        proxy.close()
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match="does not answer"):
+            await store.put([half()], now())
+        assert time.monotonic() - began < 6
+        assert store.writer.failing_since
+
+    use(url, scenario, writers=1)
+
+
+def test_two_servers_never_ask_the_same_check(made: str) -> None:
+    async def scenario(one: SqlStore) -> None:
+        two = SqlStore(made)
+        await two.open(now())
+        halves = [half(check_after_us=0) for _ in range(200)]
+        await one.put(halves, now())
+        later = now() + SECOND
+        claims = []
+        for step in range(6):
+            at = later + step * SECOND  # beyond the pause between two looks
+            claims += await asyncio.gather(*(s.claim_checks("g", at, 40, 600 * SECOND) for s in (one, two, one, two)))
+        found = [due.id for due in (d for claimed in claims for d in claimed)]
+        assert len(found) == len(set(found)) == 200
+        due = claims[0][0]
+        assert not await two.answer_check(due.id, due.token - 1, later, later, 1, False)
+        assert await two.answer_check(due.id, due.token, later, later, 1, False)
+        assert not await one.answer_check(due.id, due.token, later, later, 1, False)
+        await two.close()
+
+    use(made, scenario)
+
+
+def test_outcomes_of_several_servers_compare_and_set(made: str) -> None:
+    async def scenario(one: SqlStore) -> None:
+        two = SqlStore(made)
+        await two.open(now())
+        halves = [half() for _ in range(100)]
+        await one.put(halves, now())
+        commits = [(t.id, "g", State.COMMITTED) for t in halves]
+        rollbacks = [(t.id, "g", State.ROLLED_BACK) for t in halves]
+        first, second = await asyncio.gather(one.decide(commits, now()), two.decide(rollbacks, now()))
+        assert all(a.changed != b.changed and a.state == b.state for a, b in zip(first, second, strict=True))
+        assert await one.states([t.id for t in halves]) == [a.state for a in first]
+        await two.close()
+
+    use(made, scenario)
+
+
+def test_what_the_database_refuses_fails_alone(made: str, database: str) -> None:
+    async def scenario(store: SqlStore) -> None:
+        good = [half() for _ in range(20)]
+        bad = half(source="x" * 300) if database != "sqlite" else None
+        calls = [store.put([t], now()) for t in good]
+        refused = store.put([bad], now()) if bad is not None else None
+        results = await asyncio.gather(*calls, *([refused] if refused is not None else []), return_exceptions=True)
+        assert all(not isinstance(r, BaseException) for r in results[:20])
+        if bad is not None:
+            assert isinstance(results[20], NotifyError) and not isinstance(results[20], Unavailable)
+
+    use(made, scenario, writers=1)
+
+
+def test_text_of_every_kind_comes_back(made: str) -> None:
+    async def scenario(store: SqlStore) -> None:
+        awkward = ["it's", 'a "quote"', "back\\slash\\n", "tab\tnew\nline\r", "%s {0} $1 :x", "ключ 🗝", "\\N", "NULL"]
+        halves = []
+        for text in awkward:
+            payload = encode_msgpack(Payload("t", text.encode() + bytes(range(256)), text, "tag", {text: text}, 5.5))
+            new = NewMessage("t", payload, text, "tag", delay_us=1_500_000, ttl_us=5_500_000)
+            halves.append(NewTransaction(ids.new_id(), "g", [new], source=text, instance=text, check_after_us=0))
+        await store.put(halves, now())
+        due = {d.id: d for d in await store.claim_checks("g", now() + SECOND, 100, SECOND)}
+        assert [(due[t.id].source, due[t.id].instance) for t in halves] == [(text, text) for text in awkward]
+        payloads = await store.half_payloads([due[t.id] for t in halves])
+        assert payloads == [[t.messages[0].payload] for t in halves]
+        assert {r.put for r in await store.put(halves, now())} == {Put.ALREADY}
+
+    use(made, scenario)
+
+
+def test_what_is_old_and_read_is_purged(made: str, database: str) -> None:
+    async def scenario(store: SqlStore) -> None:
+        old = now() - 100 * SECOND
+        stale = [half() for _ in range(6)]
+        # Ids carry their time: these are as old as they say.
+        for t in stale:
+            t.id = (old // 1000).to_bytes(6) + t.id[6:]
+        await store.put(stale, old)
+        outcomes = [(t.id, "g", State.ROLLED_BACK if n % 2 else State.COMMITTED) for n, t in enumerate(stale[:4])]
+        await store.decide(outcomes, old)
+        assert await store.retain(now()) == 2, "committed ones wait for a bridge or relay"
+        with store.engine.begin() as connection:
+            if database == "mariadb":
+                bridge = registry.Member("bridge-x", "bridge", detail={"read_through_us": now()})
+                registry.heartbeat(connection, bridge)
+            else:
+                connection.execute(server_half_message.update().values(relayed=1))
+        assert await store.retain(now()) == 2
+        assert await store.retain(now()) == 0
+        assert await store.states([t.id for t in stale]) == [None] * 4 + [State.PREPARED] * 2
+
+    use(made, scenario, retention_us=10 * SECOND)
+
+
+# --- shards -----------------------------------------------------------------------------------------------------
+
+
+def test_a_shard_that_fails_is_left_out_and_comes_back(database_urls: dict[str, str], tmp_path: Path) -> None:
+    with (
+        empty_database("postgresql", database_urls, tmp_path) as a,
+        empty_database("mariadb", database_urls, tmp_path) as b,
+    ):
+        for url, name in ((a, "a"), (b, "b")):
+            engine = open_engine(url)
+            schema.upgrade(engine, name)
+            engine.dispose()
+        behind = sa.make_url(b)
+        proxy = Proxy(behind.host or "", behind.port or 0)
+        through = behind.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
+
+        async def run() -> None:
+            store = open_storage(f"a={a} b={through}", "main", retention_us=0, writers=1)
+            assert isinstance(store, SqlShards)
+            await store.open(now())
+            used = {(await store.put([half()], now()))[0].shard for _ in range(40)}
+            assert used == {"a", "b"}
+            t = half()
+            shard = (await store.put([t], now()))[0].shard
+            other = "b" if shard == "a" else "a"
+            wrong = await store.decide([(t.id, "g", State.COMMITTED)], now(), shards={t.id: other})
+            assert not wrong[0].found, "an outcome goes to its shard only"
+            assert (await store.decide([(t.id, "g", State.COMMITTED)], now()))[0].changed, "without one: to all"
+            keyed = half(key="some key")
+            mine = store.shard_of(keyed)
+            assert {(await store.put([half(key="some key")], now()))[0].shard for _ in range(10)} == {mine}
+            # Database b goes away: what has no key goes to a, what has b's key is refused, not sent elsewhere.
+            proxy.close()
+            for _ in range(20):
+                try:
+                    result = (await store.put([half()], now()))[0]
+                except Unavailable:
+                    continue
+                assert result.shard == "a"
+            assert [s.shard for s in store.healthy()] == ["a"]
+            refused = next(half(key=f"k{n}") for n in range(100) if store.shard_of(half(key=f"k{n}")) == "b")
+            with pytest.raises(Unavailable):
+                await store.put([refused], now())
+            with pytest.raises(Unavailable):
+                await store.states([t.id])
+            # And comes back.
+            proxy.reopen()
+            for _ in range(60):
+                store.ripen_checks(now())
+                await asyncio.sleep(0.2)
+                if len(store.healthy()) == 2:
+                    break
+            assert {(await store.put([half()], now()))[0].shard for _ in range(40)} == {"a", "b"}
+            # A new version of the key map moves keys.
+            store.set_key_map(["b", "a"])
+            assert store.shard_of(half(key="some key")) != mine
+            await store.close()
+
+        asyncio.run(run())
+        proxy.close()
+
+
+# --- what is refused at start -----------------------------------------------------------------------------------
+
+
+def refusal(url: str, shard: str = "main") -> str:
+    async def run() -> None:
+        store = SqlStore(url, shard)
+        try:
+            await store.open(now())
+        finally:
+            store.engine.dispose()
+
+    with pytest.raises(StorageFailed) as refused:
+        asyncio.run(run())
+    return str(refused.value)
+
+
+def test_tables_of_another_version_are_named(engine_url: str, database: str) -> None:
+    if database == "sqlite":
+        pytest.skip("a SQLite file is the server's own: it makes its tables itself")
+    assert "notify storage upgrade" in refusal(engine_url)
+    engine = open_engine(engine_url)
+    schema.upgrade(engine, "main")
+    schema.upgrade(engine, "main")  # again: nothing to do
+    assert "shard 'main'" in refusal(engine_url, "other")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE server_half_message DROP COLUMN attempts")
+    assert "lacks attempts" in refusal(engine_url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE server_schema_version SET version_num = '9999'")
+    assert "newer server" in refusal(engine_url)
+    engine.dispose()
+
+
+def test_addresses_that_cannot_be(tmp_path: Path) -> None:
+    assert "refuses" in refusal("postgresql://nobody:x@127.0.0.1:9/none")
+    for url, what in (
+        ("no-url", "not a URL"), ("oracle://x", "oracle"), ("", "empty"),
+        ("sqlite:///a sqlite:///b", "shard's name"), ("a=sqlite:///x a=sqlite:///y", "same shard name"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidRequest, match=what):
+            open_storage(url, "main", retention_us=0, writers=1)
