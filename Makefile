@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: install demo cluster-demo test check crash crash-bridge crash-cluster simulate bench bench-queue bench-backlog clean
+.PHONY: install demo cluster-demo test check crash crash-bridge crash-cluster simulate bench bench-queue bench-backlog bench-sql clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -55,6 +55,10 @@ bench-queue: install
 # MESSAGES=20000000 piled up: producers beside it, memory, start after kill -9, draining it cold.
 bench-backlog: install
 	$(PY) -m bench.backlog --messages $(or $(MESSAGES),20000000)
+
+# SQL storage beside the database's own ceiling, and the bridge: 4 minutes.
+bench-sql: install
+	$(PY) -m bench.sql
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -89,7 +89,7 @@ def postgresql() -> Iterator[str]:
             check=True, cwd=directory, **quiet, **drop,
         )  # fmt: skip
         server = subprocess.Popen(
-            [programs / "postgres", "-D", data, "-p", str(port), "-k", directory, "-h", "127.0.0.1"],
+            [programs / "postgres", "-D", data, "-p", str(port), "-k", directory, "-h", "127.0.0.1", "-c", "max_connections=300"],
             cwd=directory, **quiet, **drop,
         )  # fmt: skip
         try:

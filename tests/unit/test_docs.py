@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+import yaml
 
+from notify.cli import main as cli
 from notify.errors import InvalidRequest
 from notify.server.metrics import HELP, Metrics
 from notify.settings import Settings, environment_name, load
@@ -42,6 +46,26 @@ def test_links_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_compose_file_starts_what_exists() -> None:
+    """No Docker engine runs where this was written: at least each command and flag in it must exist."""
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    services = compose["services"]
+    assert {"mysql", "server-1", "server-2", "server-3", "queue", "bridge", "kafka-3"} <= services.keys()
+    cli._register()
+    command = typer.main.get_command(cli.app)
+    for name, service in services.items():
+        if service.get("image") != "notify:local":
+            continue
+        words = service["command"]
+        found: Any = command
+        while words and not words[0].startswith("--"):
+            found = found.commands[words[0]]
+            words = words[1:]
+        options = {option for parameter in found.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= options, name
+    assert "--binlog-row-metadata=FULL" in services["mysql"]["command"]
 
 
 def test_flag_before_environment_before_file(tmp_path: Path) -> None:

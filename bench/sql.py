@@ -1,0 +1,136 @@
+"""SQL storage beside the database's own ceiling for single-row inserts, and the bridge beside a relay that polls.
+
+Run as `python -m bench.sql`. The ceiling: one row of the same size a transaction, over as many connections as there are
+callers, by pgbench or mysqlslap, in turns with Notify's transactions (two writes each: half and outcome). Databases are
+fully durable (fsync, innodb_flush_log_at_trx_commit = 1, sync_binlog = 1) and started by the bench.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import tempfile
+import uuid
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from notify.bench import bridge as bridge_bench
+from notify.bench import transactions
+from tests.integration import databases
+
+CONNECTIONS = 128
+BODY = 256
+AIM = 1.5
+
+
+def fresh(url: str) -> str:
+    """An empty database of its own."""
+    name = "b" + uuid.uuid4().hex[:10]
+    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    engine.dispose()
+    return sa.make_url(url).set(database=name).render_as_string(hide_password=False)
+
+
+def postgresql_ceiling(url: str, seconds: int) -> float:
+    """Single-row inserts a second by pgbench, prepared."""
+    u = sa.make_url(fresh(url))
+    engine = sa.create_engine(u)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE TABLE one (id char(36) PRIMARY KEY, no int, grp text, state text, topic text, body bytea, at timestamp)"
+        )
+    engine.dispose()
+    with tempfile.NamedTemporaryFile("w", suffix=".sql") as script:
+        script.write(
+            "INSERT INTO one VALUES (gen_random_uuid()::text, 0, 'orders', 'PREPARED', 'order.placed', "
+            f"decode(repeat('ab', {BODY}), 'hex'), clock_timestamp());\n"
+        )
+        script.flush()
+        done = subprocess.run(
+            [
+                "pgbench", "-n", "-h", str(u.host), "-p", str(u.port), "-U", str(u.username), "-c", str(CONNECTIONS),
+                "-j", "2", "-T", str(seconds), "-M", "prepared", "-f", script.name, str(u.database),
+            ],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    found = re.search(r"tps = ([0-9.]+)", done.stdout)
+    assert found is not None, done.stdout
+    return float(found[1])
+
+
+def mariadb_ceiling(url: str, seconds: int) -> float:
+    """Single-row inserts a second by mysqlslap."""
+    u = sa.make_url(fresh(url))
+    engine = sa.create_engine(u)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE TABLE one (id char(36) PRIMARY KEY, no int, grp varchar(127), state varchar(16), topic varchar(127), "
+            "body mediumblob, at datetime(6)) ENGINE = InnoDB"
+        )
+    engine.dispose()
+    queries = 12_000 * seconds
+    done = subprocess.run(
+        [
+            "mysqlslap", f"--host={u.host}", f"--port={u.port}", f"--user={u.username}", f"--password={u.password}",
+            f"--create-schema={u.database}", "--no-drop", f"--concurrency={CONNECTIONS}",
+            f"--number-of-queries={queries}", "--iterations=1",
+            "--query=INSERT INTO one VALUES (uuid(), 0, 'orders', 'PREPARED', 'order.placed', "
+            f"repeat('ab', {BODY // 2}), now(6))",
+        ],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found = re.search(r"Average number of seconds to run all queries: ([0-9.]+)", done.stdout)
+    assert found is not None, done.stdout
+    return queries / float(found[1])
+
+
+def storage(kind: str, rounds: int, seconds: int) -> dict[str, Any]:
+    """Notify's transactions/s and the ceiling, in turns."""
+    ceilings, reached, shares = [], [], []
+    with ExitStack() as stack:
+        url = stack.enter_context(getattr(databases, kind)())
+        ceiling = postgresql_ceiling if kind == "postgresql" else mariadb_ceiling
+        for _ in range(rounds):
+            ceilings.append(ceiling(url, seconds))
+            found = transactions.run(
+                transactions.Plan(clients=CONNECTIONS, body=BODY, seconds=seconds, storage=fresh(url))
+            )
+            assert found["lost"] == 0, found
+            reached.append(found["transactions_per_second"])
+            shares.append(reached[-1] / ceilings[-1])
+    return {
+        "database": kind,
+        "single_row_inserts_per_second": round(statistics.median(ceilings)),
+        "transactions_per_second": round(statistics.median(reached)),
+        "share": round(statistics.median(shares), 2),
+        "shares": [round(s, 2) for s in shares],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=6)
+    a = parser.parse_args()
+    for kind in ("mariadb", "postgresql"):
+        row = storage(kind, a.rounds, a.seconds)
+        print(json.dumps(row), flush=True)
+        print(f"{kind}: {row['share']} of the ceiling, the aim is {AIM}")
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-b-")))
+        server = databases.MariaDbServer(directory).create()
+        stack.callback(server.stop)
+        for _ in range(a.rounds):
+            print(json.dumps({"bridge": bridge_bench.run(bridge_bench.Plan(fresh(server.url)))}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
