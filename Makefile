@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: install demo cluster-demo test check crash crash-bridge crash-cluster simulate bench bench-queue bench-backlog bench-sql clean
+.PHONY: install demo cluster-demo test check crash crash-bridge crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -35,6 +35,10 @@ crash: install
 # A bridge killed 200 times while its source rotates, changes its table, restarts and fails over: 8 minutes.
 crash-bridge: install
 	$(PY) -m tests.crash.bridge
+
+# A bridge to three Kafka nodes, one killed every 10 s.
+crash-kafka: install
+	$(PY) -m tests.crash.kafka
 
 # Three servers over MariaDB, then over PostgreSQL, one killed every few seconds: 5 minutes each.
 crash-cluster: install

@@ -45,7 +45,8 @@ def postgresql_ceiling(url: str, seconds: int) -> float:
     engine = sa.create_engine(u)
     with engine.begin() as connection:
         connection.exec_driver_sql(
-            "CREATE TABLE one (id char(36) PRIMARY KEY, no int, grp text, state text, topic text, body bytea, at timestamp)"
+            "CREATE TABLE one (id char(36) PRIMARY KEY, no int, grp text, state text, topic text, body bytea, "
+            "at timestamp)"
         )
     engine.dispose()
     with tempfile.NamedTemporaryFile("w", suffix=".sql") as script:
@@ -72,8 +73,8 @@ def mariadb_ceiling(url: str, seconds: int) -> float:
     engine = sa.create_engine(u)
     with engine.begin() as connection:
         connection.exec_driver_sql(
-            "CREATE TABLE one (id char(36) PRIMARY KEY, no int, grp varchar(127), state varchar(16), topic varchar(127), "
-            "body mediumblob, at datetime(6)) ENGINE = InnoDB"
+            "CREATE TABLE one (id char(36) PRIMARY KEY, no int, grp varchar(127), state varchar(16), "
+            "topic varchar(127), body mediumblob, at datetime(6)) ENGINE = InnoDB"
         )
     engine.dispose()
     queries = 12_000 * seconds

@@ -30,6 +30,8 @@ from notify.binlog_bridge.reader import Batch, BinlogReader, Purged, SameServerI
 from notify.binlog_bridge.sinks import Sink, open_sink
 from notify.errors import Conflict, InvalidRequest, NotifyError, StorageFailed, Unavailable
 from notify.wire import Bridged, PackedBridgeBatch
+from storage.sql import registry
+from storage.sql.tables import server_member
 
 log = logging.getLogger("notify.bridge")
 
@@ -46,6 +48,9 @@ SWITCH_SECONDS = 0.0002
 """How long the reading thread may keep the interpreter while an answer waits: with Python's 5 ms each post is late."""
 SAME_ID_SECONDS, SAME_ID_TIMES = 60.0, 5
 """A lost connection of our own may linger at the source; more often than that in such a time it is another reader."""
+ANNOUNCE_SECONDS = 5.0
+CAUGHT_UP_US = 10_000_000
+"""A source that sends heartbeats only had nothing new so long ago, at the latest."""
 FIRST_SERVER_ID = 740_000_000
 
 
@@ -102,7 +107,7 @@ class Bridge:
         self._same_id: list[float] = []
         self._stopping = threading.Event()
         self._clock_offset_us = 0
-        self._caught_up = 0.0
+        self._read_through_us = 0
 
     @property
     def _engine(self) -> Engine:
@@ -208,13 +213,17 @@ class Bridge:
         self.totals.connections += 1
         waiting: Position | None = None
         posted = time.monotonic()
+        announcing = asyncio.get_running_loop().create_task(self._announce_for_ever())
         try:
             while True:
                 batch = await asyncio.to_thread(_next, batches)
                 if isinstance(batch, Exception):
                     raise batch
                 if batch is None:
-                    self._caught_up = time.time()
+                    if reader.caught_up:
+                        self._read_through_us = max(
+                            self._read_through_us, _now_us() + self._clock_offset_us - CAUGHT_UP_US
+                        )
                     if once and reader.caught_up and waiting is None:
                         return
                 elif not batch.transactions and not batch.commit:
@@ -230,12 +239,27 @@ class Bridge:
                 waiting, posted = None, time.monotonic()
                 self._purged_since = 0.0
         finally:
+            announcing.cancel()
             stop.set()
             reader.close()
             with contextlib.suppress(queue.Empty):
                 while True:
                     batches.get_nowait()
             await asyncio.to_thread(thread.join, 15)
+
+    async def _announce_for_ever(self) -> None:
+        """Say in the source's registry, if it has one, how far this bridge has read: retention waits for it."""
+        while True:
+            await asyncio.sleep(ANNOUNCE_SECONDS)
+            with contextlib.suppress(sa.exc.SQLAlchemyError, OSError):
+                await asyncio.to_thread(self._announce)
+
+    def _announce(self) -> None:
+        with self._engine.begin() as connection:
+            if not sa.inspect(connection).has_table(server_member.name):
+                return
+            detail = {"read_through_us": self._read_through_us, "lag": round(self.totals.lag, 3)}
+            registry.heartbeat(connection, registry.Member(f"bridge-{self.name}", "bridge", detail=detail))
 
     async def _append(self, sink: Sink, batch: Batch, epoch: int, text: str) -> str:
         """Post a batch; the position as the queue knows it from then on."""
@@ -252,10 +276,12 @@ class Bridge:
                 prepare=batch.prepare,
                 commit=batch.commit,
                 transactions=batch.transactions,
-                lag=lag if lag is not None else (0.0 if self._caught_up else None),
+                lag=lag if lag is not None else 0.0,
             ),
         )
         self.totals.rows += batch.rows
+        # What the newest row says; where nothing waits, the time of the last heartbeat before this one.
+        self._read_through_us = max(self._read_through_us, batch.newest_us)
         if batch.newest_us:
             self.totals.lag = (_now_us() + self._clock_offset_us - batch.newest_us) / 1e6
             if self._keep_lags:

@@ -59,6 +59,9 @@ class App:
             await self.membership.start()
         clock = wall_clock if self.membership is None else self.membership.clock
         self.core = Core(store, self.settings, clock)
+        if self.membership is not None:
+            metrics = self.core.metrics
+            self.membership.count = lambda: metrics.halves + metrics.published
         limits = self.database.load(RATE_LIMITS)
         if limits is not None:
             self.core.flow.set_limits(RateLimits(**limits))

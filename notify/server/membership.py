@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +33,9 @@ class Membership:
         self.clock_offset_us = 0
         """What to add to this machine's clock to get the database's."""
         self._warned = False
+        self.count: Callable[[], int] = lambda: 0
+        """How many transactions this server has stored so far: its load is what they grow by."""
+        self._counted = (0.0, 0)
         self.on_key_map: Callable[[Sequence[str]], None] | None = None
         """Called with the shards of the newest key map; from a thread."""
         self._task: asyncio.Task[None] | None = None
@@ -53,6 +57,9 @@ class Membership:
                 log.warning("heartbeat_failed", reason=str(error)[:300])
 
     def _beat(self) -> None:
+        counted = (time.monotonic(), self.count())
+        self.me.load = (counted[1] - self._counted[1]) / max(0.001, counted[0] - self._counted[0])
+        self._counted = counted
         with self._engine.begin() as connection:
             asked_us = wall_clock()
             at = registry.now(connection)

@@ -36,6 +36,7 @@ from tests.integration import databases
 
 TOPIC = "cluster"
 SERVERS = 3
+RECONNECT_SECONDS = 3.0
 LATE_SECONDS = 1.0
 """What a busy machine of two cores may add to a deadline."""
 
@@ -49,6 +50,9 @@ class Seen:
     uncertain: set[str] = field(default_factory=set)
     rolled_back: set[str] = field(default_factory=set)
     failed: int = 0
+    failed_while_down: int = 0
+    down: list[list[float]] = field(default_factory=list)
+    """When the database was killed, and when it answered again."""
     slowest: float = 0.0
     errors: Counter[str] = field(default_factory=Counter)
 
@@ -116,8 +120,11 @@ async def caller(client: TransactionClient, seen: Seen, until: float, chance: ra
             item = accepted(await client.half_soon(name, [pack(Message(TOPIC, name.encode()))]))
         except NotifyError as error:
             # A half that nobody may have heard of: its local transaction does not commit.
-            seen.failed += 1
-            seen.errors[f"{type(error).__name__}: {error}"[:120]] += 1
+            if any(began < end and time.monotonic() > start for start, end in seen.down):
+                seen.failed_while_down += 1
+            else:
+                seen.failed += 1
+                seen.errors[f"{type(error).__name__}: {error}"[:120]] += 1
             seen.rolled_back.add(name)
             seen.slowest = max(seen.slowest, time.monotonic() - began)
             await asyncio.sleep(0.05)
@@ -146,6 +153,19 @@ async def trouble(cluster: Cluster, until: float, every: float, chance: random.R
         await asyncio.to_thread(server.start)
 
 
+async def database_trouble(database: Any, seen: Seen, until: float, report: dict[str, int]) -> None:
+    """Kill the database now and then, and start it again."""
+    while time.monotonic() + 20 < until:
+        await asyncio.sleep(12)
+        outage = [time.monotonic(), float("inf")]
+        seen.down.append(outage)
+        await asyncio.to_thread(database.kill)
+        await asyncio.sleep(1)
+        await asyncio.to_thread(database.start)
+        outage[1] = time.monotonic() + RECONNECT_SECONDS
+        report["database_kills"] = report.get("database_kills", 0) + 1
+
+
 async def in_queue(url: str) -> Counter[str]:
     """How often each transaction is in the queue."""
     http = HttpClient(url)
@@ -166,13 +186,18 @@ async def in_queue(url: str) -> Counter[str]:
         http.close()
 
 
-async def run(cluster: Cluster, seconds: float, every: float, callers: int, seed: int) -> dict[str, Any]:
+async def run(
+    cluster: Cluster, seconds: float, every: float, callers: int, seed: int, database: Any = None
+) -> dict[str, Any]:
+    """The campaign; with `database` (something with kill and start) that is killed, too."""
     chance = random.Random(seed)
     seen = Seen()
     report: dict[str, int] = {}
     clients = [TransactionClient(cluster.url, "orders", instance=f"i{n}") for n in range(2)]
     until = time.monotonic() + seconds
     loads = [caller(clients[n % 2], seen, until, random.Random(seed + n)) for n in range(callers)]
+    if database is not None:
+        loads.append(database_trouble(database, seen, until, report))
     await asyncio.gather(trouble(cluster, until, every, chance, report), *loads)
     for client in clients:
         await client.close()
@@ -189,12 +214,14 @@ async def run(cluster: Cluster, seconds: float, every: float, callers: int, seed
         "transactions": seen.tried,
         "acknowledged": len(seen.acknowledged),
         "failed": seen.failed,
-        "success": round(1 - seen.failed / max(1, seen.tried), 6),
+        "success": round(1 - seen.failed / max(1, seen.tried - seen.failed_while_down), 6),
         "slowest_seconds": round(seen.slowest, 3),
         "lost": len(wanted - found.keys()),
         "doubled": sum(1 for n in found.values() if n > 1),
         "ghosts": len(ghosts),
         "kills": report.get("kills", 0),
+        "database_kills": report.get("database_kills", 0),
+        "failed_while_down": seen.failed_while_down,
         "errors": dict(seen.errors.most_common(5)),
     }
 
@@ -216,12 +243,17 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=4.0, help="seconds between kills")
     parser.add_argument("--callers", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kill-database", action="store_true")
     a = parser.parse_args()
     with ExitStack() as stack:
-        dsn = stack.enter_context(getattr(databases, a.database)())
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-d-")))
+        kind = databases.PostgreSqlServer if a.database == "postgresql" else databases.MariaDbServer
+        database = kind(place).create()
+        stack.callback(database.stop)
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-cluster-")))
-        cluster = Cluster(dsn, directory, stack)
-        result = asyncio.run(run(cluster, a.seconds, a.every, a.callers, a.seed))
+        cluster = Cluster(database.url, directory, stack)
+        killed = database if a.kill_database else None
+        result = asyncio.run(run(cluster, a.seconds, a.every, a.callers, a.seed, killed))
     print(json.dumps(result))
     bad = verdict(result)
     print(f"VERDICT: {'FAIL ' + '; '.join(bad) if bad else 'PASS'}")

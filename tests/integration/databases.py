@@ -71,36 +71,89 @@ def postgresql() -> Iterator[str]:
         with PostgresContainer("postgres:15", driver="psycopg") as container:
             yield container.get_connection_url()
         return
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if not found:
-        raise NotAvailable("no PostgreSQL: neither NOTIFY_TEST_POSTGRESQL, nor Docker, nor Debian's postgresql")
-    programs = found[-1].parent
     directory = Path(tempfile.mkdtemp(prefix="notify-pg-"))
-    user = "postgres" if os.getuid() == 0 else pwd.getpwuid(os.getuid()).pw_name
-    if os.getuid() == 0:
-        shutil.chown(directory, user)
-    drop = {"user": user, "group": user} if os.getuid() == 0 else {}
-    data = directory / "data"
-    port = free_port()
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
     try:
-        subprocess.run(
-            [programs / "initdb", "-D", data, "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C"],
-            check=True, cwd=directory, **quiet, **drop,
-        )  # fmt: skip
-        server = subprocess.Popen(
-            [programs / "postgres", "-D", data, "-p", str(port), "-k", directory, "-h", "127.0.0.1", "-c", "max_connections=300"],
-            cwd=directory, **quiet, **drop,
-        )  # fmt: skip
+        server = PostgreSqlServer(directory).create()
         try:
-            url = f"postgresql+psycopg://postgres@127.0.0.1:{port}/postgres"
-            wait_for(url)
-            yield url
+            yield server.url
         finally:
-            server.send_signal(2)
-            server.wait(30)
+            server.stop()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+class PostgreSqlServer:
+    """A PostgreSQL of our own in a directory, fully durable; may be killed and started again."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises NotAvailable where PostgreSQL is not installed."""
+        found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+        if not found:
+            raise NotAvailable("no PostgreSQL: neither NOTIFY_TEST_POSTGRESQL, nor Docker, nor Debian's postgresql")
+        self._programs = found[-1].parent
+        self.directory = directory
+        self.port = free_port()
+        # PostgreSQL refuses to run as root.
+        root = os.getuid() == 0
+        user = "postgres" if root else pwd.getpwuid(os.getuid()).pw_name
+        if root:
+            shutil.chown(directory, user)
+        self._drop = {"user": user, "group": user} if root else {}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/postgres"
+
+    def create(self) -> PostgreSqlServer:
+        """Make the data directory and start."""
+        subprocess.run(
+            [
+                self._programs / "initdb", "-D", self.directory / "data", "-A", "trust", "-U", "postgres", "-E", "UTF8",
+                "--locale=C",
+            ],
+            check=True, cwd=self.directory, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, **self._drop,
+        )  # fmt: skip
+        self.start()
+        return self
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [
+                self._programs / "postgres", "-D", self.directory / "data", "-p", str(self.port), "-k", self.directory,
+                "-h", "127.0.0.1", "-c", "max_connections=300",
+            ],
+            cwd=self.directory, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, **self._drop,
+        )  # fmt: skip
+        wait_for(self.url)
+
+    def kill(self) -> None:
+        """The whole server, as when its machine goes: its children notice that it is gone."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(30)
+        # Its children end by themselves; until then a new one is refused.
+        deadline = time.monotonic() + 10
+        pid = self.directory / "data" / "postmaster.pid"
+        while time.monotonic() < deadline and self._children():
+            time.sleep(0.1)
+        pid.unlink(missing_ok=True)
+
+    def _children(self) -> bool:
+        """Whether a process of this server is still there (Linux)."""
+        data = str(self.directory / "data")
+        for place in Path("/proc").glob("[0-9]*/cwd"):
+            try:
+                if os.readlink(place) == data:
+                    return True
+            except OSError:
+                continue
+        return False
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(2)
+            self.process.wait(30)
 
 
 class MariaDbServer:
