@@ -8,11 +8,16 @@ fully durable (fsync, innodb_flush_log_at_trx_commit = 1, sync_binlog = 1) and s
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import os
 import re
+import resource
 import statistics
 import subprocess
+import sys
 import tempfile
+import time
 import uuid
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,11 +27,17 @@ import sqlalchemy as sa
 
 from notify.bench import bridge as bridge_bench
 from notify.bench import transactions
+from notify.bench.server import ServerProcess
+from notify.binlog_bridge import source
+from notify.binlog_bridge.sinks import QueueSink
+from notify.client.table import create_tables
+from notify.wire import PackedBridgeBatch
 from tests.integration import databases
 
 CONNECTIONS = 128
 BODY = 256
 AIM = 1.5
+SOURCE = "bench"
 
 
 def fresh(url: str) -> str:
@@ -116,6 +127,61 @@ def storage(kind: str, rounds: int, seconds: int) -> dict[str, Any]:
     }
 
 
+def load_of(what: str, server: databases.MariaDbServer, rows: int) -> dict[str, Any]:
+    """What moving rows by the bridge, or by a relay that polls the table, costs database, queue server and mover."""
+    url = fresh(server.url)
+    engine = sa.create_engine(url)
+    create_tables(engine)
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-b-")))
+        queue = ServerProcess(directory / "queue").start()
+        stack.callback(queue.stop)
+        stack.callback(engine.dispose)
+        with engine.connect() as connection:
+            position = source.current_position(connection).text
+        asyncio.run(_stand_at(queue.url, position))
+        bridge_bench.write(sa.make_url(url), rows, BODY)
+        before = (_cpu(server.process.pid), queue.cpu_seconds(), _status(server))  # type: ignore[union-attr]
+        command = [sys.executable, "-m", "notify.cli.main", what, "--url", queue.url, "--once", "--dsn"]
+        command.append(f"{SOURCE}={url}" if what == "bridge" else url)
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        started = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        seconds = time.perf_counter() - started
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        after = (_cpu(server.process.pid), queue.cpu_seconds(), _status(server))  # type: ignore[union-attr]
+        mover = used.ru_utime + used.ru_stime - children.ru_utime - children.ru_stime
+    return {
+        "mover": what,
+        "rows_per_second": round(rows / seconds),
+        "database_cpu_us_a_row": round((after[0] - before[0]) / rows * 1e6, 1),
+        "queue_cpu_us_a_row": round((after[1] - before[1]) / rows * 1e6, 1),
+        "mover_cpu_us_a_row": round(mover / rows * 1e6, 1),
+        "statements": after[2]["Questions"] - before[2]["Questions"],
+        "rows_read": sum(after[2][name] - before[2][name] for name in after[2] if name.startswith("Handler_read")),
+        "rows_updated": after[2]["Handler_update"] - before[2]["Handler_update"],
+    }
+
+
+async def _stand_at(url: str, position: str) -> None:
+    sink = QueueSink(url)
+    await sink.append(SOURCE, PackedBridgeBatch(epoch=1, expected_position="", position=position, claim=True))
+    await sink.close()
+
+
+def _cpu(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _status(server: databases.MariaDbServer) -> dict[str, int]:
+    rows = server.execute(
+        "SHOW GLOBAL STATUS WHERE Variable_name IN ('Questions', 'Handler_update') "
+        "OR Variable_name LIKE 'Handler_read%%'"
+    )
+    return {str(name): int(str(value)) for name, value in rows}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
@@ -129,6 +195,8 @@ def main() -> None:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-b-")))
         server = databases.MariaDbServer(directory).create()
         stack.callback(server.stop)
+        for what in ("bridge", "relay"):
+            print(json.dumps(load_of(what, server, 30_000)), flush=True)
         for _ in range(a.rounds):
             print(json.dumps({"bridge": bridge_bench.run(bridge_bench.Plan(fresh(server.url)))}), flush=True)
 
