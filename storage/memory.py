@@ -302,8 +302,9 @@ class MemoryStore:
     async def append_from_bridge(self, batch: BridgeBatch, now_us: int) -> list[PutResult]:
         known = self._bridges.get(batch.source) or BridgeState(batch.source)
         check_bridge(known, batch)
+        halves = [t.id for t in batch.transactions if t.committed and self._open(t.id) is not None]
+        await self.decide([(i, None, State.COMMITTED) for i in (*batch.commit, *halves)], now_us)
         results = await self.put(batch.transactions, now_us) if batch.transactions else []
-        await self.decide([(i, None, State.COMMITTED) for i in batch.commit], now_us)
         rows = known.rows + sum(r.put is Put.STORED for r in results)
         self._bridges[batch.source] = BridgeState(batch.source, batch.epoch, batch.position, rows, now_us)
         return results

@@ -17,6 +17,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from notify.errors import NotifyError, Unavailable
+
 DEAD_LETTER_PREFIX = "dead-letter."
 
 
@@ -82,6 +84,14 @@ class PutResult(msgspec.Struct, gc=False):
     state: State
     flush: Flush = Flush.SYNC
     shard: str = ""  # that has it, where a storage consists of several
+
+
+class PartlyStored(Unavailable):
+    """Some transactions of a `put` were refused for a while, the others have their results."""
+
+    def __init__(self, results: Sequence[PutResult | NotifyError]) -> None:
+        super().__init__("a part of this could not be stored")
+        self.results = results
 
 
 class Decided(msgspec.Struct, gc=False):
@@ -292,7 +302,7 @@ class TransactionStore(Protocol):
 
         Returns when the strictest `flush` of the topics named is reached, for all of them.
 
-        Raises DiskFull before anything changed.
+        Raises DiskFull before anything changed; PartlyStored with the results where one of several shards is away.
         """
         ...
 

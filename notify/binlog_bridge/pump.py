@@ -48,6 +48,8 @@ SWITCH_SECONDS = 0.0002
 """How long the reading thread may keep the interpreter while an answer waits: with Python's 5 ms each post is late."""
 SAME_ID_SECONDS, SAME_ID_TIMES = 60.0, 5
 """A lost connection of our own may linger at the source; more often than that in such a time it is another reader."""
+WRONG_ADDRESS = (1044, 1045, 1049)
+"""Access denied, no such user, no such database: waiting would mend nothing."""
 ANNOUNCE_SECONDS = 5.0
 CAUGHT_UP_US = 10_000_000
 """A source that sends heartbeats only had nothing new so long ago, at the latest."""
@@ -182,7 +184,13 @@ class Bridge:
                 self._mariadb = source.is_mariadb(connection)
                 self._clock_offset_us = source.clock_offset_us(connection, _now_us)
 
-        await asyncio.to_thread(look)
+        try:
+            await asyncio.to_thread(look)
+        except sa.exc.OperationalError as error:
+            code = error.orig.args[0] if error.orig is not None and error.orig.args else None
+            if code in WRONG_ADDRESS:
+                raise InvalidRequest(f"--dsn {self._engine.url.render_as_string()}: {error.orig}") from None
+            raise
 
     # --- the queue's side -------------------------------------------------------------------------------------
 
@@ -280,8 +288,8 @@ class Bridge:
             ),
         )
         self.totals.rows += batch.rows
-        # What the newest row says; where nothing waits, the time of the last heartbeat before this one.
-        self._read_through_us = max(self._read_through_us, batch.newest_us)
+        # Rows are written a moment before they commit.
+        self._read_through_us = max(self._read_through_us, batch.newest_us - CAUGHT_UP_US)
         if batch.newest_us:
             self.totals.lag = (_now_us() + self._clock_offset_us - batch.newest_us) / 1e6
             if self._keep_lags:

@@ -7,6 +7,7 @@ every column of every table. See docs/adr/0009 for the measurements.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import time
@@ -177,6 +178,9 @@ class BinlogReader:
         self.last_event = time.monotonic()
 
     def close(self) -> None:
+        """From any thread: whoever waits for packets is woken."""
+        with contextlib.suppress(OSError, AttributeError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._frame.close()
 
     # --- packets ----------------------------------------------------------------------------------------------

@@ -78,7 +78,8 @@ class Servers:
         deadline = loop.time() + seconds
         tried: set[str] = set()
         while True:
-            url, others = self._pick(shard, tried)
+            url = self._pick(shard, tried)
+            others = len(set(self.urls(shard)) - tried) > 1
             left = deadline - loop.time()
             attempt = left
             if others and seconds <= LONG_POLL_SECONDS:
@@ -99,18 +100,18 @@ class Servers:
             client = self._clients[url] = HttpClient(url)
         return client
 
-    def _pick(self, shard: str | None, tried: set[str]) -> tuple[str, bool]:
-        """A server that has not been tried yet, and whether there is another one then."""
+    def _pick(self, shard: str | None, tried: set[str]) -> str:
+        """A server that has not been tried yet, if there is one."""
         urls = [url for url in self.urls(shard) if url not in tried] or self.urls(shard)
         now = asyncio.get_running_loop().time()
         alive = [url for url in urls if self._down.get(url, 0.0) <= now] or urls
         if shard is None and self._current in alive:
-            return self._current, len(urls) > 1
+            return self._current
         near = [url for url in alive if self._room and self._room_of(url) == self._room] or alive
         chosen = random.choice(near)
         if shard is None:
             self._current = chosen
-        return chosen, len(urls) > 1
+        return chosen
 
     def _failed(self, url: str) -> None:
         self._down[url] = asyncio.get_running_loop().time() + DOWN_SECONDS

@@ -22,7 +22,17 @@ from notify.wire import (
     PackedMessages,
     PackedTransactions,
 )
-from storage.store import Flush, NewMessage, NewTransaction, Put, PutResult, State, Topic, TransactionStore
+from storage.store import (
+    Flush,
+    NewMessage,
+    NewTransaction,
+    PartlyStored,
+    Put,
+    PutResult,
+    State,
+    Topic,
+    TransactionStore,
+)
 
 _OUTCOMES = {"COMMIT": State.COMMITTED, "ROLLBACK": State.ROLLED_BACK, "UNKNOWN": None}
 HOLD_US = round(HOLD_SECONDS * 1_000_000)
@@ -137,6 +147,8 @@ class Transactions:
         """Results of the storage; where it refuses for a while (full disk), that refusal for each."""
         try:
             return await self.store.put(accepted, now_us)
+        except PartlyStored as partly:
+            return partly.results
         except NotifyError as error:
             if not error.retryable:
                 raise

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from storage import crash_point
 from storage.bridged import check_bridge
 from storage.hashing import key_hash, tag_hash
@@ -64,11 +66,9 @@ class LogTransactions:
         await self.journal.sync(flush)
         return results
 
-    def _put(
-        self, transactions: Sequence[NewTransaction], now_us: int, room: int = 4096
-    ) -> tuple[list[PutResult], Flush]:
-        """Everything of `put` but the wait; `room` is reserved besides."""
-        size = room
+    def _put(self, transactions: Sequence[NewTransaction], now_us: int) -> tuple[list[PutResult], Flush]:
+        """Everything of `put` but the wait."""
+        size = 4096
         flush = Flush.MEMORY
         topics = self.state.topics
         for t in transactions:
@@ -265,11 +265,21 @@ class LogTransactions:
     async def append_from_bridge(self, batch: BridgeBatch, now_us: int) -> list[PutResult]:
         known = self.state.bridges.get(batch.source) or BridgeState(batch.source)
         check_bridge(known, batch)
+        # A part that an earlier try prepared may be in the last part of this one: then it is a half to commit.
+        by_id = self.state.pending.by_id
+        halves = [t for t in batch.transactions if t.committed and t.id in by_id]
+        prepared = dict.fromkeys(t.id for t in halves if self._is_same_half(t))  # in the source's order
+        commit = [*batch.commit, *prepared]
+        fresh = [t for t in batch.transactions if t.id not in prepared] if prepared else batch.transactions
         # Nothing is waited for until all of it is in the open frame: one frame is written whole or not at all.
-        room = 4096 + 2 * ENTRY_SIZE * 100 * len(batch.commit) + 2 * len(batch.position)
-        results, _ = self._put(batch.transactions, now_us, room)
-        if batch.commit:
-            self._decide([(i, None, State.COMMITTED) for i in batch.commit], now_us)
+        size = sum([len(m.payload) + 2 * ENTRY_SIZE + 128 for t in fresh for m in t.messages])
+        self.journal.reserve(16384 + 2 * ENTRY_SIZE * 100 * len(commit) + 2 * len(batch.position) + size)
+        if commit:  # before what follows them in the source
+            self._decide([(i, None, State.COMMITTED) for i in commit], now_us)
+        stored = iter(self._put(fresh, now_us)[0])
+        results = [
+            PutResult(Put.ALREADY, State.COMMITTED) if t.id in prepared else next(stored) for t in batch.transactions
+        ]
         rows = known.rows + sum([r.put is Put.STORED for r in results])
         self.state.bridges[batch.source] = bridge = BridgeState(batch.source, batch.epoch, batch.position, rows, now_us)
         self.journal.append(RecordType.META, 0, [], encode(("bridge", bridge)))
@@ -277,6 +287,9 @@ class LogTransactions:
         await self.journal.sync()
         crash_point.reached("bridge.after_append")
         return results
+
+    def _is_same_half(self, t: NewTransaction) -> bool:
+        return self._compare(msgspec.structs.replace(t, committed=False)).put is Put.ALREADY
 
     # --- outcomes ---------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ import structlog
 
 from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailable
 from storage.hashing import key_hash
-from storage.sql.store import SqlStore
+from storage.sql.store import DatabaseAway, SqlStore
 from storage.store import (
     NO_SHARDS,
     NO_TOKENS,
@@ -20,6 +21,7 @@ from storage.store import (
     Decided,
     Due,
     NewTransaction,
+    PartlyStored,
     PutResult,
     State,
     Store,
@@ -57,15 +59,13 @@ class SqlShards:
         return self.by_name[min(self.by_name)]
 
     async def open(self, now_us: int) -> None:
-        """Open what can be opened. Raises StorageFailed where a database is not what it should be, or none answers."""
+        """Open what answers. Raises StorageFailed where a database is not what it should be, or none answers."""
         failures = []
         for store in self.by_name.values():
             try:
                 await store.open(now_us)
                 self._opened.add(store.shard)
-            except StorageFailed as error:
-                if "refuses" not in str(error):
-                    raise  # it answers, and is the wrong one: nothing that waiting would mend
+            except DatabaseAway as error:
                 failures.append(str(error))
                 log.error("shard_left_out", shard=store.shard, reason=str(error))
         if not self._opened:
@@ -130,10 +130,18 @@ class SqlShards:
         for i, t in enumerate(transactions):
             by_shard.setdefault(self.shard_of(t) or anywhere, []).append(i)
         results: dict[int, PutResult] = {}
+        failed: dict[int, Unavailable] = {}
         for shard, numbers in by_shard.items():
-            store = self._at(shard)
-            for i, result in zip(numbers, await store.put([transactions[i] for i in numbers], now_us), strict=True):
-                results[i] = result
+            try:
+                stored = await self._at(shard).put([transactions[i] for i in numbers], now_us)
+            except Unavailable as error:
+                failed |= dict.fromkeys(numbers, error)
+            else:
+                results |= dict(zip(numbers, stored, strict=True))
+        if failed and results:
+            raise PartlyStored([results.get(i) or failed[i] for i in range(len(transactions))])
+        if failed:
+            raise failed[min(failed)]
         return [results[i] for i in range(len(transactions))]
 
     async def decide(
@@ -181,7 +189,9 @@ class SqlShards:
     async def claim_checks(self, producer_group: str, now_us: int, limit: int, answer_within_us: int) -> list[Due]:
         claimed: list[Due] = []
         for store in self.healthy():
-            claimed += await store.claim_checks(producer_group, now_us, limit - len(claimed), answer_within_us)
+            # What one that is away holds is asked when it is back.
+            with contextlib.suppress(Unavailable):
+                claimed += await store.claim_checks(producer_group, now_us, limit - len(claimed), answer_within_us)
         return claimed
 
     async def release_checks(self, claimed: Sequence[Due], due_us: int) -> None:

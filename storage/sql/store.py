@@ -51,6 +51,10 @@ T = TypeVar("T")
 _t = server_half_message.c
 
 
+class DatabaseAway(StorageFailed):
+    """A database cannot be opened: it does not answer, or not to this address."""
+
+
 class SqlStore:
     """Halves, outcomes and checks in one database (PostgreSQL, MySQL, MariaDB, SQLite).
 
@@ -83,7 +87,7 @@ class SqlStore:
                 schema.upgrade(self.engine, self.shard)  # a file of this server's own
             schema.check(self.engine, self.shard)
         except sa.exc.DBAPIError as error:
-            raise StorageFailed(
+            raise DatabaseAway(
                 f"shard {self.shard!r}: the database {self.engine.url.render_as_string()} refuses: {error.orig}"
             ) from None
 
@@ -106,9 +110,8 @@ class SqlStore:
                     return function(connection)
             except sa.exc.DBAPIError as error:
                 cause = self._dialect.error(error.orig)
-                if not isinstance(cause, Again | Gone | Duplicate):
-                    raise StorageFailed(f"shard {self.shard!r}: the database refuses this: {error.orig}") from None
-                if attempt + 1 == ATTEMPTS or (isinstance(cause, Gone) and attempt):
+                again = isinstance(cause, Again | Duplicate) or (isinstance(cause, Gone) and not attempt)
+                if attempt + 1 == ATTEMPTS or not again:
                     raise Unavailable(f"shard {self.shard!r}: the database does not answer ({error.orig})") from None
         raise AssertionError("the loop returns or raises")
 
@@ -137,8 +140,9 @@ class SqlStore:
 
     def create_topic_soon(self, topic: Topic) -> None:
         check_name("topic", topic.name)
-        if len(self._topics) < TOPICS_KEPT:
-            self._topics[topic.name] = topic
+        if len(self._topics) >= TOPICS_KEPT:
+            self._topics.clear()
+        self._topics[topic.name] = topic
 
     # --- halves and outcomes ----------------------------------------------------------------------------------
 

@@ -321,19 +321,18 @@ class Writer:
             rows[outcome] += known[1]
             names[outcome].append(name)
             at = max(at, now_us)
-        if not names[State.COMMITTED] or not names[State.ROLLED_BACK]:
-            outcome = State.COMMITTED if names[State.COMMITTED] else State.ROLLED_BACK
-            if self._dialect.decide(connection, names[outcome], outcome.name, text_of(at)) == rows[outcome]:
-                with self._known_lock:
-                    for name in wanted:
-                        self._known.pop(name, None)
-                return True
+        changed = all(
+            self._dialect.decide(connection, names[outcome], outcome.name, text_of(at)) == rows[outcome]
+            for outcome in rows
+            if names[outcome]
+        )
+        with self._known_lock:
+            for name in wanted:
+                self._known.pop(name, None)
+        if not changed:
             # The transaction is begun anew, and looks before it decides.
-            with self._known_lock:
-                for name in wanted:
-                    self._known.pop(name, None)
             raise _LookFirst("an outcome of these is recorded already")
-        return False
+        return True
 
 
 class _LookFirst(Again):

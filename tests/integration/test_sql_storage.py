@@ -18,7 +18,7 @@ from storage.sql import SqlStore, registry, schema
 from storage.sql.dialects import open_engine
 from storage.sql.shards import SqlShards, open_storage
 from storage.sql.tables import server_half_message
-from storage.store import NewMessage, NewTransaction, Put, State
+from storage.store import NewMessage, NewTransaction, PartlyStored, Put, State
 from tests.conftest import empty_database
 from tests.integration.proxy import Proxy
 
@@ -230,6 +230,10 @@ def test_a_shard_that_fails_is_left_out_and_comes_back(database_urls: dict[str, 
             keyed = half(key="some key")
             mine = store.shard_of(keyed)
             assert {(await store.put([half(key="some key")], now()))[0].shard for _ in range(10)} == {mine}
+
+            def place(key: str) -> str | None:
+                return store.shard_of(half(key=key))
+
             # Database b goes away: what has no key goes to a, what has b's key is refused, not sent elsewhere.
             proxy.close()
             for _ in range(20):
@@ -242,6 +246,11 @@ def test_a_shard_that_fails_is_left_out_and_comes_back(database_urls: dict[str, 
             refused = next(half(key=f"k{n}") for n in range(100) if store.shard_of(half(key=f"k{n}")) == "b")
             with pytest.raises(Unavailable):
                 await store.put([refused], now())
+            with pytest.raises(PartlyStored) as partly:
+                await store.put(
+                    [refused, half(), half(key=next(k for k in map(str, range(99)) if place(k) == "a"))], now()
+                )
+            assert [isinstance(r, Unavailable) for r in partly.value.results] == [True, False, False]
             with pytest.raises(Unavailable):
                 await store.states([t.id])
             # And comes back.
