@@ -11,7 +11,16 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-INSTANT = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
+_ASCII = {"charset": "ascii", "collation": "ascii_bin"}
+_MYSQL = ("mysql", "mariadb")
+
+# Columns of half_message and of the server's own table: ids and names are compared byte by byte everywhere.
+ID = sa.String(36).with_variant(mysql.CHAR(36, **_ASCII), *_MYSQL)
+NAME = sa.String(127).with_variant(mysql.VARCHAR(127, **_ASCII), *_MYSQL)
+TEXT = sa.Text().with_variant(mysql.MEDIUMTEXT(charset="utf8mb4"), *_MYSQL)
+BODY = sa.LargeBinary().with_variant(mysql.MEDIUMBLOB(), *_MYSQL)
+KEY = sa.String(1024).with_variant(mysql.VARCHAR(1024, charset="utf8mb4", collation="utf8mb4_bin"), *_MYSQL)
+INSTANT = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), *_MYSQL)
 """UTC, with microseconds."""
 
 

@@ -17,6 +17,7 @@ from storage.store import (
     NO_TOKENS,
     BridgeBatch,
     BridgeState,
+    CheckAnswer,
     Checking,
     Decided,
     Due,
@@ -218,21 +219,12 @@ class MemoryStore:
             if record is not None and record.token == due.token:
                 record.token, record.next_check_us = 0, due_us
 
-    async def answer_check(
-        self,
-        transaction_id: bytes,
-        token: int,
-        now_us: int,
-        next_check_us: int,
-        attempts: int,
-        park: bool,
-        shard: str | None = None,
-    ) -> bool:
-        record = self._open(transaction_id)
-        if record is None or not token or record.token != token:
+    async def answer_check(self, answer: CheckAnswer) -> bool:
+        record = self._open(answer.id)
+        if record is None or not answer.token or record.token != answer.token:
             return False
-        record.token, record.attempts, record.next_check_us = 0, attempts, next_check_us
-        record.state = State.PARKED if park else State.PREPARED
+        record.token, record.attempts, record.next_check_us = 0, answer.attempts, answer.next_check_us
+        record.state = State.PARKED if answer.park else State.PREPARED
         return True
 
     async def resume_checks(self, transaction_id: bytes, now_us: int, *, anew: bool) -> bool:

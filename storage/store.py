@@ -160,6 +160,17 @@ class Checking(NamedTuple):
     parked: bool
 
 
+class CheckAnswer(NamedTuple):
+    """An answer to a check that does not resolve it: when to ask again, and how often it has been answered by now."""
+
+    id: bytes
+    token: int
+    next_check_us: int
+    attempts: int
+    park: bool = False
+    shard: str | None = None
+
+
 class Backlog(enum.IntEnum):
     """What becomes of a message to a topic whose slowest group is as far behind as the topic allows."""
 
@@ -333,16 +344,7 @@ class TransactionStore(Protocol):
         """Give claimed checks back unasked: no poller fits them. They are due again at `due_us`."""
         ...
 
-    async def answer_check(
-        self,
-        transaction_id: bytes,
-        token: int,
-        now_us: int,
-        next_check_us: int,
-        attempts: int,
-        park: bool,
-        shard: str | None = None,
-    ) -> bool:
+    async def answer_check(self, answer: CheckAnswer) -> bool:
         """Record an answer that does not resolve. False if the token is no longer the current one."""
         ...
 

@@ -21,11 +21,12 @@ from sqlalchemy.engine.url import URL
 
 from notify import ids
 from notify.bench.server import ServerProcess
+from notify.bench.verify import pulled
 from notify.binlog_bridge import source
 from notify.binlog_bridge.pump import Bridge
 from notify.client.http import HttpClient
 from notify.client.table import create_tables
-from notify.wire import MSGPACK, PackedBridgeBatch, Pulled, encode_msgpack
+from notify.wire import PackedBridgeBatch, encode_msgpack
 
 WRITERS = 16
 TOPIC = "bench-bridge"
@@ -161,19 +162,13 @@ class _Found:
 async def _pull(url: str) -> _Found:
     http = HttpClient(url)
     found = _Found({}, 0)
-    offset = 0
     try:
-        while True:
-            path = f"/v1/topics/{TOPIC}/queues/0/messages?offset={offset}&max=5000"
-            pulled = msgspec.msgpack.decode(await http.call("GET", path, b"", 60, MSGPACK), type=Pulled)
-            if not pulled.messages:
-                return found
-            for m in pulled.messages:
-                name = m.id.partition(".")[0]
-                found.duplicated += name in found.times
-                at = msgspec.convert(m.committed_at, type=datetime).timestamp()
-                found.times[name] = (at, int.from_bytes(m.body[:8]) / 1e9)
-            offset = pulled.next_offset
+        async for m in pulled(http, TOPIC):
+            name = m.id.partition(".")[0]
+            found.duplicated += name in found.times
+            at = msgspec.convert(m.committed_at, type=datetime).timestamp()
+            found.times[name] = (at, int.from_bytes(m.body[:8]) / 1e9)
+        return found
     finally:
         http.close()
 

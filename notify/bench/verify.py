@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
 
 import msgspec
 import sqlalchemy as sa
 
 from notify.client.http import HttpClient
-from notify.wire import Items, Pulled, States, encode_msgpack
+from notify.wire import Delivered, Items, Pulled, States, encode_msgpack
 
 
 class _Topic(msgspec.Struct):
@@ -20,6 +21,18 @@ class _Topic(msgspec.Struct):
 
 class _Topics(msgspec.Struct):
     topics: list[_Topic]
+
+
+async def pulled(http: HttpClient, topic: str, queue: int = 0, offset: int = 0) -> AsyncIterator[Delivered]:
+    """Every message of a queue from an offset on, in order. Raises what a pull raises."""
+    while True:
+        path = f"/v1/topics/{topic}/queues/{queue}/messages?offset={offset}&max=5000"
+        found = msgspec.msgpack.decode(await http.call("GET", path, b"", 60), type=Pulled)
+        if not found.messages:
+            return
+        for message in found.messages:
+            yield message
+        offset = found.next_offset
 
 
 def count_in_queues(url: str, prefix: str) -> dict[str, int]:
@@ -38,14 +51,10 @@ async def _count(url: str, prefix: str) -> dict[str, int]:
             if not topic.name.startswith(prefix):
                 continue
             for queue in topic.queues:
-                offset = queue["start"]
-                while time.monotonic() < deadline:
-                    path = f"/v1/topics/{topic.name}/queues/{queue['queue']}/messages?offset={offset}&max=5000"
-                    found = msgspec.msgpack.decode(await http.call("GET", path, b"", 60), type=Pulled)
-                    if not found.messages:
+                async for message in pulled(http, topic.name, queue["queue"], queue["start"]):
+                    counts[message.id.partition(".")[0]] += 1
+                    if time.monotonic() > deadline:
                         break
-                    counts.update(m.id.partition(".")[0] for m in found.messages)
-                    offset = found.next_offset
     finally:
         http.close()
     return dict(counts)

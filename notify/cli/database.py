@@ -144,6 +144,33 @@ def _server_findings(url: str) -> list[str]:
             f"{len(old) - len(parked)} transactions are undecided for over 10 minutes: is their producer group online? "
             "`notify check --dsn … --group …` answers from the database"
         )
+    return found + _bridges_and_members(url)
+
+
+SILENT_SECONDS, LAG_SECONDS, CLOCK_SECONDS = 30.0, 60.0, 1.0
+
+
+def _bridges_and_members(url: str) -> list[str]:
+    """Bridges that stand still, lag or were refused something, and servers whose clock is off."""
+    found = []
+    try:
+        bridges = call(url, "GET", "bridges")["bridges"]
+    except NotifyError:
+        bridges = []  # nobody here has queues
+    for b in bridges:
+        name = f"the bridge of source {b['source']}"
+        if b["silent_seconds"] > SILENT_SECONDS:
+            found.append(
+                f"{name} has been silent for {b['silent_seconds']:.0f} s: start it, its output says what stops it"
+            )
+        elif b["lag_seconds"] > LAG_SECONDS:
+            found.append(f"{name} is {b['lag_seconds']:.0f} s behind: is the queue server or the bridge short of CPU?")
+        if b["refused"]:
+            found.append(f"{name} brought {b['refused']} transactions that no queue could take: its output names them")
+    for m in call(url, "GET", "nodes")["members"]:
+        offset = m["detail"].get("clock_offset_seconds", 0.0)
+        if abs(offset) > CLOCK_SECONDS:
+            found.append(f"the clock of server {m['url']} is {offset:+.1f} s from its database's: run NTP on both")
     return found
 
 

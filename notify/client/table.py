@@ -7,34 +7,28 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection, Engine
 
 from notify import ids
-from notify.databases import INSTANT, database_now
+from notify.databases import BODY, ID, INSTANT, KEY, NAME, TEXT, database_now
 
 metadata = sa.MetaData()
 
-_ID = sa.String(36).with_variant(mysql.CHAR(36, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
-_NAME = sa.String(127).with_variant(mysql.VARCHAR(127, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
-_TEXT = sa.Text().with_variant(mysql.MEDIUMTEXT(charset="utf8mb4"), "mysql", "mariadb")
-_BODY = sa.LargeBinary().with_variant(mysql.MEDIUMBLOB(), "mysql", "mariadb")
-_KEY = sa.String(1024).with_variant(mysql.VARCHAR(1024, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
 
 half_message = sa.Table(
     "half_message",
     metadata,
-    sa.Column("transaction_id", _ID, primary_key=True),
+    sa.Column("transaction_id", ID, primary_key=True),
     sa.Column("message_no", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("producer_group", _NAME, nullable=False),
+    sa.Column("producer_group", NAME, nullable=False),
     sa.Column("mode", sa.String(8), nullable=False),
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("shards", sa.String(1024), nullable=False),
-    sa.Column("topic", _NAME, nullable=False),
-    sa.Column("key", _KEY),
-    sa.Column("tag", _NAME),
-    sa.Column("headers", _TEXT),
-    sa.Column("body", _BODY),
+    sa.Column("topic", NAME, nullable=False),
+    sa.Column("key", KEY),
+    sa.Column("tag", NAME),
+    sa.Column("headers", TEXT),
+    sa.Column("body", BODY),
     sa.Column("delay", sa.Float),
     sa.Column("deliver_at", INSTANT),
     sa.Column("ttl", sa.Float),
@@ -58,7 +52,7 @@ relay has sent it. A tombstone is message 0 with state ROLLED_BACK. Times are UT
 notify_source = sa.Table(
     "notify_source",
     metadata,
-    sa.Column("id", _ID, primary_key=True),
+    sa.Column("id", ID, primary_key=True),
     sa.Column("purged_before", sa.BigInteger, nullable=False),  # milliseconds since 1970
     mysql_engine="InnoDB",
 )
@@ -66,7 +60,7 @@ notify_source = sa.Table(
 notify_inbox = sa.Table(
     "notify_inbox",
     metadata,
-    sa.Column("consumer_group", _NAME, primary_key=True),
+    sa.Column("consumer_group", NAME, primary_key=True),
     sa.Column("message_id", sa.String(64), primary_key=True),
     sa.Column("created_at", INSTANT, nullable=False),
     sa.Index("notify_inbox_created_at", "created_at"),

@@ -45,6 +45,9 @@ class App:
         """The address to announce."""
         self.database: AdminDatabase | None = None
         self.jobs: Jobs
+        self.failed: NotifyError | None = None
+        """Why it could not start."""
+        self.stop_serving: Callable[[], None] = lambda: None
         self._data: DataRoutes | None = None
         self._run: asyncio.Task[None] | None = None
         self.fastapi = _fastapi(self)
@@ -145,7 +148,14 @@ def roles_of(settings: Settings) -> tuple[str, ...]:
 def _fastapi(app: App) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await app.start()
+        try:
+            await app.start()
+        except NotifyError as error:
+            # Said in one line by whoever runs the server, instead of a traceback.
+            app.failed = error
+            app.stop_serving()
+            yield
+            return
         yield
         await app.stop()
 

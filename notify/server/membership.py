@@ -78,6 +78,7 @@ class Membership:
         # Followed slowly but for the first time: a single slow answer must not make time jump.
         first = not self.members
         self.clock_offset_us = offset if first else round(self.clock_offset_us * 0.9 + offset * 0.1)
+        self.me.detail["clock_offset_seconds"] = round(-self.clock_offset_us / 1e6, 3)
         if abs(offset) > CLOCK_WARNING_US and not self._warned:
             self._warned = True
             log.warning(

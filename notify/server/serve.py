@@ -39,7 +39,10 @@ def check_host(host: str) -> None:
 
 
 def serve(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code. Raises InvalidRequest for settings that cannot be."""
+    """Serve until SIGTERM or SIGINT; the exit code.
+
+    Raises InvalidRequest for settings that cannot be, StorageFailed where the storage cannot be opened.
+    """
     check_host(settings.host)
     failed: list[StorageFailed] = []
 
@@ -94,7 +97,10 @@ def serve(settings: Settings) -> int:
         app.url = app.url or f"http://[{host}]:{port}" if ":" in host else app.url or f"http://{host}:{port}"
         log.info("listening", url=f"http://{host}:{port}", data_dir=settings.data_dir, shard=settings.shard)
         server = uvicorn.Server(config)
+        app.stop_serving = lambda: setattr(server, "should_exit", True)
         server.run(sockets=[listening])
+        if app.failed is not None:
+            raise app.failed
         return 0 if server.started and not failed else 1
 
 

@@ -23,6 +23,7 @@ from notify.wire import (
     PackedTransactions,
 )
 from storage.store import (
+    CheckAnswer,
     Flush,
     NewMessage,
     NewTransaction,
@@ -306,7 +307,7 @@ class Transactions:
         now_us = self.clock()
         next_us = now_us + self.schedule.delay_us(attempts, park, self._jitter)
         try:
-            if not await self.store.answer_check(transaction_id, token, now_us, next_us, attempts, park, o.shard):
+            if not await self.store.answer_check(CheckAnswer(transaction_id, token, next_us, attempts, park, o.shard)):
                 return _stale_check(o, state)
         except NotifyError as error:
             if not error.retryable:

@@ -30,6 +30,7 @@ from storage.store import (
     NO_TOKENS,
     BridgeBatch,
     BridgeState,
+    CheckAnswer,
     Checking,
     Decided,
     Due,
@@ -389,27 +390,18 @@ class LogTransactions:
                 pending.token = 0
                 self.state.pending.reschedule(pending, due_us)
 
-    async def answer_check(
-        self,
-        transaction_id: bytes,
-        token: int,
-        now_us: int,
-        next_check_us: int,
-        attempts: int,
-        park: bool,
-        shard: str | None = None,
-    ) -> bool:
-        pending = self.state.pending.by_id.get(transaction_id)
-        if pending is None or pending.token != token or not token:
+    async def answer_check(self, answer: CheckAnswer) -> bool:
+        pending = self.state.pending.by_id.get(answer.id)
+        if pending is None or pending.token != answer.token or not answer.token:
             return False
         self.journal.reserve(256)
-        changed = attempts != pending.attempts or park != pending.parked
+        changed = answer.attempts != pending.attempts or answer.park != pending.parked
         pending.token = 0
-        pending.attempts = attempts
-        pending.parked = park
-        self.state.pending.reschedule(pending, next_check_us)
+        pending.attempts = answer.attempts
+        pending.parked = answer.park
+        self.state.pending.reschedule(pending, answer.next_check_us)
         if changed:
-            record = encode((transaction_id, attempts, park, next_check_us))
+            record = encode((answer.id, answer.attempts, answer.park, answer.next_check_us))
             self.journal.append(RecordType.CHECK, 0, [], record)
             await self.journal.sync()
         return True

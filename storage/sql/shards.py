@@ -17,6 +17,7 @@ from storage.sql.store import DatabaseAway, SqlStore
 from storage.store import (
     NO_SHARDS,
     NO_TOKENS,
+    CheckAnswer,
     Checking,
     Decided,
     Due,
@@ -198,19 +199,9 @@ class SqlShards:
         for name, mine in _by_shard(claimed).items():
             await self._at(name).release_checks(mine, due_us)
 
-    async def answer_check(
-        self,
-        transaction_id: bytes,
-        token: int,
-        now_us: int,
-        next_check_us: int,
-        attempts: int,
-        park: bool,
-        shard: str | None = None,
-    ) -> bool:
-        for name in (shard,) if shard is not None else self.by_name:
-            store = self._at(name)
-            if await store.answer_check(transaction_id, token, now_us, next_check_us, attempts, park):
+    async def answer_check(self, answer: CheckAnswer) -> bool:
+        for name in (answer.shard,) if answer.shard is not None else self.by_name:
+            if await self._at(name).answer_check(answer):
                 return True
         return False
 

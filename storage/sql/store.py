@@ -24,6 +24,7 @@ from storage.sql.writer import WRITERS, Writer
 from storage.store import (
     NO_SHARDS,
     NO_TOKENS,
+    CheckAnswer,
     Checking,
     Decided,
     Due,
@@ -242,29 +243,24 @@ class SqlStore:
 
         await self._read(release)
 
-    async def answer_check(
-        self,
-        transaction_id: bytes,
-        token: int,
-        now_us: int,
-        next_check_us: int,
-        attempts: int,
-        park: bool,
-        shard: str | None = None,
-    ) -> bool:
-        state = (State.PARKED if park else State.PREPARED).name
+    async def answer_check(self, answer: CheckAnswer) -> bool:
+        state = (State.PARKED if answer.park else State.PREPARED).name
 
-        def answer(connection: Connection) -> bool:
+        def record(connection: Connection) -> bool:
             fenced = server_half_message.update().where(
-                _message_0(transaction_id), _t.token == token, _t.state.in_(UNDECIDED)
+                _message_0(answer.id), _t.token == answer.token, _t.state.in_(UNDECIDED)
             )
-            values = {"token": -token, "next_check_us": next_check_us, "attempts": attempts}
+            values = {
+                "token": -answer.token,
+                "next_check_us": answer.next_check_us,
+                "attempts": answer.attempts,
+            }
             if connection.execute(fenced.values(values)).rowcount != 1:
                 return False
-            _set_state(connection, transaction_id, state)
+            _set_state(connection, answer.id, state)
             return True
 
-        return token > 0 and await self._read(answer)
+        return answer.token > 0 and await self._read(record)
 
     async def checking(self, transaction_id: bytes, shard: str | None = None) -> Checking | None:
         def read(connection: Connection) -> Checking | None:

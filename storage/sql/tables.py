@@ -12,34 +12,29 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
-from notify.databases import INSTANT
+from notify.databases import BODY, ID, INSTANT, KEY, NAME, TEXT
 
 metadata = sa.MetaData()
 
 _ASCII = {"charset": "ascii", "collation": "ascii_bin"}
-_ID = sa.String(36).with_variant(mysql.CHAR(36, **_ASCII), "mysql", "mariadb")
-_NAME = sa.String(127).with_variant(mysql.VARCHAR(127, **_ASCII), "mysql", "mariadb")
 _WORD = sa.String(16).with_variant(mysql.VARCHAR(16, **_ASCII), "mysql", "mariadb")
-_TEXT = sa.Text().with_variant(mysql.MEDIUMTEXT(charset="utf8mb4"), "mysql", "mariadb")
-_BODY = sa.LargeBinary().with_variant(mysql.MEDIUMBLOB(), "mysql", "mariadb")
-_KEY = sa.String(1024).with_variant(mysql.VARCHAR(1024, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
 _LABEL = sa.String(255).with_variant(mysql.VARCHAR(255, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
 _INNODB: dict[str, Any] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
 
 server_half_message = sa.Table(
     "server_half_message",
     metadata,
-    sa.Column("transaction_id", _ID, primary_key=True),
+    sa.Column("transaction_id", ID, primary_key=True),
     sa.Column("message_no", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("producer_group", _NAME, nullable=False),
+    sa.Column("producer_group", NAME, nullable=False),
     sa.Column("mode", _WORD, nullable=False),
     sa.Column("state", _WORD, nullable=False),
     sa.Column("shards", sa.String(1024), nullable=False),
-    sa.Column("topic", _NAME, nullable=False),
-    sa.Column("key", _KEY),
-    sa.Column("tag", _NAME),
-    sa.Column("headers", _TEXT),
-    sa.Column("body", _BODY),
+    sa.Column("topic", NAME, nullable=False),
+    sa.Column("key", KEY),
+    sa.Column("tag", NAME),
+    sa.Column("headers", TEXT),
+    sa.Column("body", BODY),
     sa.Column("delay", sa.Float(53)),
     sa.Column("deliver_at", INSTANT),
     sa.Column("ttl", sa.Float(53)),
@@ -85,8 +80,8 @@ server_shard = sa.Table(
     "server_shard",
     metadata,
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),  # 1: one row
-    sa.Column("name", _NAME, nullable=False),
-    sa.Column("source", _ID, nullable=False),
+    sa.Column("name", NAME, nullable=False),
+    sa.Column("source", ID, nullable=False),
     **_INNODB,
 )
 """Which shard this database is; a server that calls it otherwise is refused."""
@@ -99,9 +94,9 @@ server_member = sa.Table(
     sa.Column("url", sa.String(255), nullable=False),
     sa.Column("roles", sa.String(64), nullable=False),
     sa.Column("shards", sa.String(1024), nullable=False),
-    sa.Column("room", _NAME, nullable=False),
+    sa.Column("room", NAME, nullable=False),
     sa.Column("load", sa.Float(53), nullable=False),
-    sa.Column("detail", _TEXT, nullable=False),
+    sa.Column("detail", TEXT, nullable=False),
     sa.Column("started_at", INSTANT, nullable=False),
     sa.Column("seen_at", INSTANT, nullable=False),
     **_INNODB,
@@ -112,7 +107,7 @@ server_key_map = sa.Table(
     "server_key_map",
     metadata,
     sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("shards", _TEXT, nullable=False),  # JSON: names in order; a key's is the one its hash picks
+    sa.Column("shards", TEXT, nullable=False),  # JSON: names in order; a key's is the one its hash picks
     sa.Column("made_at", INSTANT, nullable=False),
     **_INNODB,
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 from notify import ids
 from storage.store import (
+    CheckAnswer,
     NewTransaction,
     Put,
     State,
@@ -131,9 +132,9 @@ def test_checks_are_claimed_once_and_fenced_by_their_token(transactions: Any) ->
         again = (await b.store.claim_checks("g", T0 + 15 * SECOND, 10, 10 * SECOND))[0]
         assert again.token > due[0].token
         now = T0 + 16 * SECOND
-        assert not await b.store.answer_check(t.id, due[0].token, now, now, 1, False)
-        assert await b.store.answer_check(t.id, again.token, now, now + 5 * SECOND, 1, False)
-        assert not await b.store.answer_check(t.id, again.token, now, now, 2, False)
+        assert not await b.store.answer_check(CheckAnswer(t.id, due[0].token, now, 1, False))
+        assert await b.store.answer_check(CheckAnswer(t.id, again.token, now + 5 * SECOND, 1, False))
+        assert not await b.store.answer_check(CheckAnswer(t.id, again.token, now, 2, False))
         await b.restart(now)
         assert (await b.store.checking(t.id))[1:] == (1, False)
         third = (await b.store.claim_checks("g", now + 5 * SECOND, 10, 10 * SECOND))[0]
@@ -148,7 +149,7 @@ def test_parked_transactions_stay_until_they_are_resolved(transactions: Any) -> 
         t = sent()
         await b.store.put([t], T0)
         due = (await b.store.claim_checks("g", T0 + 5 * SECOND, 1, SECOND))[0]
-        await b.store.answer_check(t.id, due.token, T0, T0 + 600 * SECOND, 15, True)
+        await b.store.answer_check(CheckAnswer(t.id, due.token, T0 + 600 * SECOND, 15, True))
         await b.restart()
         assert await b.store.states([t.id]) == [State.PARKED]
         assert [x.id for x in await b.store.undecided(State.PARKED, "g", None, 10)] == [t.id]
@@ -165,7 +166,7 @@ def test_resume_begins_the_checks_anew(transactions: Any) -> None:
         t = sent()
         await b.store.put([t], T0)
         due = (await b.store.claim_checks("g", T0 + 5 * SECOND, 1, SECOND))[0]
-        await b.store.answer_check(t.id, due.token, T0, T0 + 600 * SECOND, 15, True)
+        await b.store.answer_check(CheckAnswer(t.id, due.token, T0 + 600 * SECOND, 15, True))
         assert await b.store.resume_checks(t.id, T0 + 6 * SECOND, anew=False)
         assert (await b.store.checking(t.id))[1:] == (15, True)
         assert len(await b.store.claim_checks("g", T0 + 6 * SECOND, 1, SECOND)) == 1

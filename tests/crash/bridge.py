@@ -23,15 +23,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pymysql
 import sqlalchemy as sa
 
 from notify import ids
 from notify.bench.server import ServerProcess
+from notify.bench.verify import pulled
 from notify.client.http import HttpClient
 from notify.client.table import create_tables
-from notify.wire import MSGPACK, Pulled
 from tests.integration.databases import MariaDbServer
 
 TOPIC = "bridged"
@@ -200,18 +199,12 @@ async def in_log(url: str) -> dict[str, list[int]]:
     """By key the numbers, in the order of the log."""
     http = HttpClient(url)
     found: dict[str, list[int]] = {}
-    offset = 0
     try:
-        while True:
-            path = f"/v1/topics/{TOPIC}/queues/0/messages?offset={offset}&max=5000"
-            pulled = msgspec.msgpack.decode(await http.call("GET", path, b"", 30, MSGPACK), type=Pulled)
-            if not pulled.messages:
-                return found
-            for m in pulled.messages:
-                body = json.loads(m.body)
-                assert m.key == body["key"]
-                found.setdefault(body["key"], []).append(body["n"])
-            offset = pulled.next_offset
+        async for m in pulled(http, TOPIC):
+            body = json.loads(m.body)
+            assert m.key == body["key"]
+            found.setdefault(body["key"], []).append(body["n"])
+        return found
     finally:
         http.close()
 

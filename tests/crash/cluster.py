@@ -21,15 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from notify import ids
 from notify.bench.server import ServerProcess
+from notify.bench.verify import pulled
 from notify.client.http import HttpClient
 from notify.client.transactions import HALF_SECONDS, TransactionClient, accepted, pack
 from notify.errors import NotifyError
 from notify.message import Message
-from notify.wire import MSGPACK, Pulled
 from storage.sql import schema
 from storage.sql.dialects import open_engine
 from tests.integration import databases
@@ -170,18 +168,12 @@ async def in_queue(url: str) -> Counter[str]:
     """How often each transaction is in the queue."""
     http = HttpClient(url)
     found: Counter[str] = Counter()
-    offset = 0
     try:
-        while True:
-            path = f"/v1/topics/{TOPIC}/queues/0/messages?offset={offset}&max=5000"
-            pulled = msgspec.msgpack.decode(await http.call("GET", path, b"", 30, MSGPACK), type=Pulled)
-            if not pulled.messages:
-                return found
-            for m in pulled.messages:
-                found[m.id.partition(".")[0]] += 1
-                if m.body.decode() != m.id.partition(".")[0]:
-                    found["other bytes"] += 1
-            offset = pulled.next_offset
+        async for m in pulled(http, TOPIC):
+            found[m.id.partition(".")[0]] += 1
+            if m.body.decode() != m.id.partition(".")[0]:
+                found["other bytes"] += 1
+        return found
     finally:
         http.close()
 

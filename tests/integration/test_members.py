@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -29,7 +31,7 @@ from notify.wire import (
     Poll,
     encode_msgpack,
 )
-from storage.sql import schema
+from storage.sql import registry, schema
 from storage.sql.dialects import open_engine
 from tests.conftest import empty_database
 from tests.integration.shop import eventually
@@ -179,6 +181,25 @@ def halves(url: str) -> int:
             if line.startswith("notify_halves_total "):
                 return int(float(line.split()[1]))
     return 0
+
+
+def test_a_clock_that_is_off_is_said(started: Started, storage: str) -> None:
+    """Its own does not count: the database's is used, and doctor names the server."""
+    server = started.add()
+    engine = open_engine(storage)
+    with engine.begin() as connection:
+        off = registry.Member("elsewhere", "server", "http://127.0.0.1:9", detail={"clock_offset_seconds": 42.0})
+        registry.heartbeat(connection, off)
+    engine.dispose()
+
+    def named() -> bool:
+        done = subprocess.run(
+            [sys.executable, "-m", "notify.cli.main", "doctor", "--url", server.url, "--json"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return done.returncode == 1 and "+42.0 s" in done.stdout and "NTP" in done.stdout
+
+    eventually(named, 4)
 
 
 def test_the_same_room_comes_first(started: Started) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -18,7 +20,7 @@ from storage.sql import SqlStore, registry, schema
 from storage.sql.dialects import open_engine
 from storage.sql.shards import SqlShards, open_storage
 from storage.sql.tables import server_half_message
-from storage.store import NewMessage, NewTransaction, PartlyStored, Put, State
+from storage.store import CheckAnswer, NewMessage, NewTransaction, PartlyStored, Put, State
 from tests.conftest import empty_database
 from tests.integration.proxy import Proxy
 
@@ -119,9 +121,9 @@ def test_two_servers_never_ask_the_same_check(made: str) -> None:
         found = [due.id for due in (d for claimed in claims for d in claimed)]
         assert len(found) == len(set(found)) == 200
         due = claims[0][0]
-        assert not await two.answer_check(due.id, due.token - 1, later, later, 1, False)
-        assert await two.answer_check(due.id, due.token, later, later, 1, False)
-        assert not await one.answer_check(due.id, due.token, later, later, 1, False)
+        assert not await two.answer_check(CheckAnswer(due.id, due.token - 1, later, 1, False))
+        assert await two.answer_check(CheckAnswer(due.id, due.token, later, 1, False))
+        assert not await one.answer_check(CheckAnswer(due.id, due.token, later, 1, False))
         await two.close()
 
     use(made, scenario)
@@ -301,6 +303,17 @@ def test_tables_of_another_version_are_named(engine_url: str, database: str) -> 
         connection.exec_driver_sql("UPDATE server_schema_version SET version_num = '9999'")
     assert "newer server" in refusal(engine_url)
     engine.dispose()
+
+
+def test_a_server_says_in_one_line_why_it_does_not_start(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "notify.cli.main", "serve", "--port", "0", "--data-dir", str(tmp_path)]
+    for flags, what in (
+        (["--storage", "postgresql://nobody@127.0.0.1:9/none"], "refuses"),
+        (["--storage", "no-url"], "not a URL"),
+        (["--roles", "conductor", "--registry", f"sqlite:///{tmp_path}/r.db"], "no tables"),
+    ):
+        done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 2 and what in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
 def test_addresses_that_cannot_be(tmp_path: Path) -> None:
