@@ -78,7 +78,8 @@ class KafkaSink:
                 "batch.size": 1 << 20,
                 "queue.buffering.max.messages": 1_000_000,
                 "queue.buffering.max.kbytes": 256 << 10,
-            }
+            },
+            logger=log,
         )
         self._open = False
         self._producer.init_transactions(CALL_SECONDS)
@@ -171,7 +172,7 @@ def make_topics(brokers: str, names: list[str], *, compacted: bool = False) -> N
 
     Raises Unavailable where the brokers do not answer, InvalidRequest where they refuse.
     """
-    admin = AdminClient({"bootstrap.servers": brokers})
+    admin = AdminClient({"bootstrap.servers": brokers}, logger=log)
     try:
         known = admin.list_topics(timeout=CALL_SECONDS).topics
     except KafkaException as raised:
@@ -207,7 +208,8 @@ def _read_through(brokers: str, topic: str) -> list[Message]:
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
-        }
+        },
+        logger=log,
     )
     found: list[Message] = []
     try:
@@ -256,7 +258,8 @@ class DelayRelease:
     def _run(self) -> None:
         make_topics(self._brokers, [DELAYED], compacted=True)
         producer = Producer(
-            {"bootstrap.servers": self._brokers, "transactional.id": "notify-delays", "compression.type": "lz4"}
+            {"bootstrap.servers": self._brokers, "transactional.id": "notify-delays", "compression.type": "lz4"},
+            logger=log,
         )
         consumer = Consumer(
             {
@@ -265,7 +268,8 @@ class DelayRelease:
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
                 "session.timeout.ms": 10_000,
-            }
+            },
+            logger=log,
         )
 
         def assigned(mine: Consumer, partitions: list[TopicPartition]) -> None:

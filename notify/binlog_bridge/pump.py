@@ -46,11 +46,12 @@ PURGED_SECONDS = 30.0
 """With several candidates, how long each of them may say that it lacks the position: a replica may be behind."""
 SWITCH_SECONDS = 0.0002
 """How long the reading thread may keep the interpreter while an answer waits: with Python's 5 ms each post is late."""
-SAME_ID_SECONDS, SAME_ID_TIMES = 60.0, 5
-"""A lost connection of our own may linger at the source; more often than that in such a time it is another reader."""
+SAME_ID_SECONDS, SAME_ID_TIMES, SAME_ID_WAIT_SECONDS = 60.0, 10, 1.5
+"""A lost connection of our own may linger at the source, and a bridge that was superseded learns it with its next
+batch, after 10 s at most. More often than that in such a time it is another reader."""
 WRONG_ADDRESS = (1044, 1045, 1049)
 """Access denied, no such user, no such database: waiting would mend nothing."""
-ANNOUNCE_SECONDS = 5.0
+ANNOUNCE_SECONDS = 2.0
 CAUGHT_UP_US = 10_000_000
 """A source that sends heartbeats only had nothing new so long ago, at the latest."""
 FIRST_SERVER_ID = 740_000_000
@@ -144,8 +145,8 @@ class Bridge:
                     self._same_id = [at for at in self._same_id if now - at < SAME_ID_SECONDS] + [now]
                     if len(self._same_id) > SAME_ID_TIMES:
                         raise InvalidRequest(f"{error}: give this one another with --server-id") from error
-                    log.warning("again in 1 s: %s", error)
-                    wait = 0.5
+                    log.warning("again in %g s: %s", SAME_ID_WAIT_SECONDS, error)
+                    wait = SAME_ID_WAIT_SECONDS
                 except (Unavailable, Conflict, sa.exc.OperationalError, OSError) as error:
                     if isinstance(error, Conflict) and error.code == "stale_epoch":
                         raise Superseded(str(error)) from error

@@ -14,6 +14,8 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,6 +40,7 @@ from notify.wire import (
     PackedTransactions,
     encode_msgpack,
 )
+from storage.sql import registry
 
 log = logging.getLogger("notify.relay")
 
@@ -45,6 +48,7 @@ BATCH = 500
 SEND_SECONDS = 10.0
 RETRY_SECONDS = 0.2
 RETRY_MAX_SECONDS = 5.0
+ANNOUNCE_SECONDS = 2.0
 
 
 @dataclass(slots=True)
@@ -64,6 +68,8 @@ class Relay:
         self._outboxes: list[Outbox] = []
         self._epoch = 0
         self._name = ""
+        self._me = f"relay-{os.urandom(4).hex()}"
+        self._announced = 0.0
         self._leases: Leases
         self.total = Relayed()
 
@@ -104,6 +110,7 @@ class Relay:
         """One batch of each table: read, send, mark. False if there was nothing."""
         if not self._outboxes:
             self._outboxes = await asyncio.to_thread(self._find)
+        await asyncio.to_thread(self._announce)
         if not await asyncio.to_thread(self._leases.renew):
             return False
         moved = False
@@ -155,6 +162,16 @@ class Relay:
     def _source(self) -> str:
         with self._engine.connect() as connection:
             return source_name(connection)
+
+    def _announce(self) -> None:
+        """Say in the server's registry that this relay is there, where the database has one."""
+        now = time.monotonic()
+        if SERVER not in self._outboxes or now - self._announced < ANNOUNCE_SECONDS:
+            return
+        self._announced = now
+        with self._engine.begin() as connection:
+            detail = {"sent": self.total.sent, "refused": self.total.refused}
+            registry.heartbeat(connection, registry.Member(self._me, "relay", detail=detail))
 
     def _find(self) -> list[Outbox]:
         names = set(sa.inspect(self._engine).get_table_names())

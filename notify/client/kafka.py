@@ -81,14 +81,16 @@ class KafkaLoop:
                 # Killed, it holds its partitions for so long; Kafka's default of 45 s is for slow machines.
                 "session.timeout.ms": SESSION_SECONDS * 1000,
                 "heartbeat.interval.ms": SESSION_SECONDS * 1000 // 3,
-            }
+            },
+            logger=log,
         )
         producer = Producer(
             {
                 "bootstrap.servers": self._brokers,
                 "transactional.id": f"notify-{self._kafka_group}-{self._instance}",
                 "transaction.timeout.ms": round(CALL_SECONDS * 1000),
-            }
+            },
+            logger=log,
         )
         await asyncio.to_thread(producer.init_transactions, CALL_SECONDS)
         consumer.subscribe([*self._handlers, *self._retries])
@@ -106,7 +108,7 @@ class KafkaLoop:
             await asyncio.to_thread(consumer.close)
 
     def _make_topics(self) -> None:
-        admin = AdminClient({"bootstrap.servers": self._brokers})
+        admin = AdminClient({"bootstrap.servers": self._brokers}, logger=log)
         try:
             known = admin.list_topics(timeout=CALL_SECONDS).topics
         except KafkaException as raised:

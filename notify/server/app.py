@@ -22,6 +22,7 @@ from notify.server.admin.jobs import Jobs
 from notify.server.admin.limits import NAME as RATE_LIMITS
 from notify.server.clock import wall_clock
 from notify.server.core import Core
+from notify.server.delivery.instances import states
 from notify.server.flow import RateLimits, retry_after
 from notify.server.http import Answer, DataRoutes, problem
 from notify.server.http import Request as DataRequest
@@ -31,6 +32,8 @@ from notify.settings import Settings
 from notify.wire import PROBLEM
 from storage.sql.registry import Member
 from storage.store import TransactionStore
+
+CONSUMERS_SHOWN = 200
 
 
 class App:
@@ -65,6 +68,7 @@ class App:
         if self.membership is not None:
             metrics = self.core.metrics
             self.membership.count = lambda: metrics.halves + metrics.published
+            self.membership.consumers = self._consumers
         limits = self.database.load(RATE_LIMITS)
         if limits is not None:
             self.core.flow.set_limits(RateLimits(**limits))
@@ -100,6 +104,22 @@ class App:
         if isinstance(store, SqlShards):
             membership.on_key_map = store.set_key_map
         return membership
+
+    def _consumers(self) -> list[Member]:
+        """The instances of groups that asked this server for messages lately, the first few hundred."""
+        core = self.core
+        if core is None or not core.has_queues:
+            return []
+        found: list[Member] = []
+        for group in list(core.delivery.groups.values()):
+            for name, state in states(group.instances, core.clock()).items():
+                if state == "gone" or len(found) >= CONSUMERS_SHOWN:
+                    continue
+                instance = group.instances[name]
+                detail = {"group": group.name, "state": state, "in_flight": instance.in_flight}
+                load = instance.per_second or 0.0
+                found.append(Member(f"{group.name}/{name}"[:255], "consumer", load=load, detail=detail))
+        return found
 
     def members(self) -> dict[str, Any]:
         """Who is there, as `GET /v1/members` says; without a registry this server alone."""

@@ -19,6 +19,8 @@ from storage.sql.rows import microseconds_of
 log = structlog.get_logger("notify.server")
 
 CLOCK_WARNING_US = 1_000_000
+CONSUMERS_EVERY, FORGET_EVERY = 2, 600
+"""Heartbeats of its own, a second each, between two of its consumers, and between two looks for what is long gone."""
 
 
 class Membership:
@@ -36,6 +38,9 @@ class Membership:
         self.count: Callable[[], int] = lambda: 0
         """How many transactions this server has stored so far: its load is what they grow by."""
         self._counted = (0.0, 0)
+        self.consumers: Callable[[], Sequence[Member]] = lambda: ()
+        """The consumers that ask this server for messages."""
+        self._beats = 0
         self.on_key_map: Callable[[Sequence[str]], None] | None = None
         """Called with the shards of the newest key map; from a thread."""
         self._task: asyncio.Task[None] | None = None
@@ -51,12 +56,15 @@ class Membership:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(registry.HEARTBEAT_SECONDS)
+            self._beats += 1
+            # Gathered here: a thread must not walk what the loop changes.
+            consumers = self.consumers() if self._beats % CONSUMERS_EVERY == 0 else ()
             try:
-                await asyncio.to_thread(self._beat)
+                await asyncio.to_thread(self._beat, consumers)
             except Exception as error:
                 log.warning("heartbeat_failed", reason=str(error)[:300])
 
-    def _beat(self) -> None:
+    def _beat(self, consumers: Sequence[Member] = ()) -> None:
         counted = (time.monotonic(), self.count())
         self.me.load = (counted[1] - self._counted[1]) / max(0.001, counted[0] - self._counted[0])
         self._counted = counted
@@ -65,11 +73,15 @@ class Membership:
             at = registry.now(connection)
             self._compare_clocks(microseconds_of(at), (asked_us + wall_clock()) // 2)
             registry.heartbeat(connection, self.me)
+            for consumer in consumers:
+                registry.heartbeat(connection, consumer)
+            if self._beats % FORGET_EVERY == 0:
+                registry.forget_the_long_gone(connection)
             found = registry.members(connection)
             version, shards = registry.key_map(connection)
         if version and self.on_key_map is not None:
             self.on_key_map(shards)
-        if [_identity(m) for m in found] != [_identity(m) for m in self.members]:
+        if _servers(found) != _servers(self.members):
             self.version += 1
         self.members = found
 
@@ -121,5 +133,6 @@ class Membership:
             registry.leave(connection, self.me.name)
 
 
-def _identity(member: Member) -> tuple[Any, ...]:
-    return (member.name, member.kind, member.url, member.roles, member.shards, member.room)
+def _servers(members: Sequence[Member]) -> list[tuple[Any, ...]]:
+    """What clients have to follow."""
+    return [(m.name, m.url, m.roles, m.shards, m.room) for m in members if m.kind == "server"]

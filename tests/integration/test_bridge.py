@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -353,3 +355,29 @@ def test_the_history_catches_what_a_bridge_may_do_wrong() -> None:
         ([0, 1, 2, 4, 5], "never"),
     ):
         assert any(what in bad for bad in violations(history, {"k": found})), what
+
+
+def test_several_sources_in_one_process(url: str, mariadb: MariaDbServer, server: ServerProcess, unique: str) -> None:
+    """`notify bridge` with two databases; one whose table is no good stops alone, and the exit code says so."""
+    other, bad = (sa.make_url(url).set(database=f"{unique[:20]}_{n}") for n in ("other", "bad"))
+    for database in (other, bad):
+        mariadb.execute(f"CREATE DATABASE {database.database} CHARACTER SET utf8mb4")
+    addresses = [u.render_as_string(hide_password=False) for u in (other, bad)]
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(4))
+    outbox(addresses[0], unique, range(4, 8))
+    engine = sa.create_engine(addresses[1])
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE half_message (id INT PRIMARY KEY)")
+        connection.exec_driver_sql("INSERT INTO half_message VALUES (1)")
+    engine.dispose()
+    command = [sys.executable, "-m", "notify.cli.main", "bridge", "--url", server.url, "--once", "--json"]
+    for name, address in zip(("first", "second", "third"), (url, *addresses), strict=True):
+        command += ["--dsn", f"{name}-{unique}={address}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    result = json.loads(done.stdout)
+    assert done.returncode == 1 and len(result["stopped"]) == 1 and "no column" in result["stopped"][0]
+    assert [s["rows"] for s in result["sources"].values()] == [3, 3, 0]
+    assert sorted(numbers(server, unique, 6)) == [0, 1, 2, 4, 5, 6]
+    for database in (other, bad):
+        mariadb.execute(f"DROP DATABASE {database.database}")
