@@ -47,6 +47,8 @@ log = logging.getLogger("notify.kafka")
 CALL_SECONDS = 20.0
 TRANSACTION_SECONDS = 60.0
 IDLE_SECONDS = 0.5
+LOG_LEVEL = 2
+"""The client prints to stderr what it also raises; only what is critical, then."""
 RELEASE_AT_ONCE = 1000
 T = TypeVar("T")
 
@@ -71,6 +73,7 @@ class KafkaSink:
         self._producer = Producer(
             {
                 "bootstrap.servers": self._brokers,
+                "log_level": LOG_LEVEL,
                 "transactional.id": f"notify-bridge-{source}",
                 "transaction.timeout.ms": round(TRANSACTION_SECONDS * 1000),
                 "linger.ms": 5,
@@ -78,8 +81,7 @@ class KafkaSink:
                 "batch.size": 1 << 20,
                 "queue.buffering.max.messages": 1_000_000,
                 "queue.buffering.max.kbytes": 256 << 10,
-            },
-            logger=log,
+            }
         )
         self._open = False
         self._producer.init_transactions(CALL_SECONDS)
@@ -147,9 +149,9 @@ class KafkaSink:
         except (KafkaException, SystemError) as raised:
             # A fatal error that comes up within a callback reaches Python as the cause of a SystemError.
             found = raised if isinstance(raised, KafkaException) else raised.__cause__
-            if not isinstance(found, KafkaException):
-                raise
             self._producer = None
+            if not isinstance(found, KafkaException):
+                raise Unavailable(f"Kafka's client failed: {raised}") from raised
             raise _translated(found.args[0]) from raised
 
     async def close(self) -> None:
@@ -172,7 +174,7 @@ def make_topics(brokers: str, names: list[str], *, compacted: bool = False) -> N
 
     Raises Unavailable where the brokers do not answer, InvalidRequest where they refuse.
     """
-    admin = AdminClient({"bootstrap.servers": brokers}, logger=log)
+    admin = AdminClient({"bootstrap.servers": brokers, "log_level": LOG_LEVEL})
     try:
         known = admin.list_topics(timeout=CALL_SECONDS).topics
     except KafkaException as raised:
@@ -204,12 +206,12 @@ def _read_through(brokers: str, topic: str) -> list[Message]:
     consumer = Consumer(
         {
             "bootstrap.servers": brokers,
+            "log_level": LOG_LEVEL,
             "group.id": "notify-positions",
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
-        },
-        logger=log,
+        }
     )
     found: list[Message] = []
     try:
@@ -258,18 +260,22 @@ class DelayRelease:
     def _run(self) -> None:
         make_topics(self._brokers, [DELAYED], compacted=True)
         producer = Producer(
-            {"bootstrap.servers": self._brokers, "transactional.id": "notify-delays", "compression.type": "lz4"},
-            logger=log,
+            {
+                "bootstrap.servers": self._brokers,
+                "log_level": LOG_LEVEL,
+                "transactional.id": "notify-delays",
+                "compression.type": "lz4",
+            }
         )
         consumer = Consumer(
             {
                 "bootstrap.servers": self._brokers,
+                "log_level": LOG_LEVEL,
                 "group.id": "notify-delays",
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
                 "session.timeout.ms": 10_000,
-            },
-            logger=log,
+            }
         )
 
         def assigned(mine: Consumer, partitions: list[TopicPartition]) -> None:

@@ -35,7 +35,7 @@ def call(url: str, method: str, *parts: str, query: str = "", body: dict[str, An
             data = msgspec.json.encode(body) if body is not None else b""
             return await http.call(method, path, data, 60, JSON)
         finally:
-            http.close()
+            await http.aclose()
 
     found: dict[str, Any] = msgspec.json.decode(asyncio.run(ask()))
     return found

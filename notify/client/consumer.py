@@ -184,7 +184,7 @@ class _Consumer:
             stopped.cancel()
             for task in [*working, *sessions.values()]:
                 task.cancel()
-            servers.close()
+            await servers.aclose()
         for session in sessions.values():
             if not session.cancelled():
                 session.result()

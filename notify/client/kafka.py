@@ -28,6 +28,8 @@ log = logging.getLogger("notify.consumer")
 POLL_SECONDS = 0.5
 CALL_SECONDS = 20.0
 SESSION_SECONDS = 6
+LOG_LEVEL = 2
+"""The client prints to stderr what it also raises; only what is critical, then."""
 SERVED_MODES = ("shared", "ordered", "broadcast")
 
 
@@ -72,6 +74,7 @@ class KafkaLoop:
         consumer = Consumer(
             {
                 "bootstrap.servers": self._brokers,
+                "log_level": LOG_LEVEL,
                 "group.id": self._kafka_group,
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
@@ -81,16 +84,15 @@ class KafkaLoop:
                 # Killed, it holds its partitions for so long; Kafka's default of 45 s is for slow machines.
                 "session.timeout.ms": SESSION_SECONDS * 1000,
                 "heartbeat.interval.ms": SESSION_SECONDS * 1000 // 3,
-            },
-            logger=log,
+            }
         )
         producer = Producer(
             {
                 "bootstrap.servers": self._brokers,
+                "log_level": LOG_LEVEL,
                 "transactional.id": f"notify-{self._kafka_group}-{self._instance}",
                 "transaction.timeout.ms": round(CALL_SECONDS * 1000),
-            },
-            logger=log,
+            }
         )
         await asyncio.to_thread(producer.init_transactions, CALL_SECONDS)
         consumer.subscribe([*self._handlers, *self._retries])
@@ -108,7 +110,7 @@ class KafkaLoop:
             await asyncio.to_thread(consumer.close)
 
     def _make_topics(self) -> None:
-        admin = AdminClient({"bootstrap.servers": self._brokers}, logger=log)
+        admin = AdminClient({"bootstrap.servers": self._brokers, "log_level": LOG_LEVEL})
         try:
             known = admin.list_topics(timeout=CALL_SECONDS).topics
         except KafkaException as raised:

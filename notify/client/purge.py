@@ -61,7 +61,7 @@ async def purge(
                 break
             after = rows[-1][1]
     finally:
-        http.close()
+        await http.aclose()
     return result
 
 

@@ -86,7 +86,7 @@ class AsyncReader:
         return 0  # the read says what is wrong with it
 
     async def close(self) -> None:
-        self._http.close()
+        await self._http.aclose()
 
     async def __aenter__(self) -> AsyncReader:
         return self

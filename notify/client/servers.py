@@ -77,12 +77,12 @@ class Servers:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         tried: set[str] = set()
+        urls = self._untried(shard, tried)
         while True:
-            url = self._pick(shard, tried)
-            others = len(set(self.urls(shard)) - tried) > 1
+            url = self._pick(shard, urls)
             left = deadline - loop.time()
             attempt = left
-            if others and seconds <= LONG_POLL_SECONDS:
+            if len(urls) > 1 and seconds <= LONG_POLL_SECONDS:
                 attempt = max(left / 2, min(left, SHORTEST_ATTEMPT_SECONDS))
             try:
                 return await self._client(url).call(method, path, body, max(attempt, 0.001), kind)
@@ -91,7 +91,8 @@ class Servers:
                     raise
                 tried.add(url)
                 self._failed(url)
-                if not others or deadline - loop.time() <= 0:
+                urls = self._untried(shard, tried)
+                if not urls or deadline - loop.time() <= 0:
                     raise
 
     def _client(self, url: str) -> HttpClient:
@@ -100,9 +101,15 @@ class Servers:
             client = self._clients[url] = HttpClient(url)
         return client
 
-    def _pick(self, shard: str | None, tried: set[str]) -> str:
-        """A server that has not been tried yet, if there is one."""
-        urls = [url for url in self.urls(shard) if url not in tried] or self.urls(shard)
+    def _untried(self, shard: str | None, tried: set[str]) -> list[str]:
+        """Where a request may go. When no member answers: the addresses that were given, as members may have others."""
+        urls = [url for url in self.urls(shard) if url not in tried]
+        if not urls and shard is None:
+            urls = [url for url in self._seeds if url not in tried]
+        return urls
+
+    def _pick(self, shard: str | None, urls: Sequence[str]) -> str:
+        """One of them: the current one, else one of the same room, else any that has not failed just now."""
         now = asyncio.get_running_loop().time()
         alive = [url for url in urls if self._down.get(url, 0.0) <= now] or urls
         if shard is None and self._current in alive:
@@ -164,8 +171,16 @@ class Servers:
         for url in [url for url in self._clients if url not in wanted]:
             self._clients.pop(url).close_when_idle()
 
+    async def aclose(self) -> None:
+        """Cut every connection, and wait until the loop has let go of them."""
+        self.close()
+        if self._refreshing is not None:
+            await asyncio.gather(self._refreshing, return_exceptions=True)
+        for _ in range(2):  # a transport closes its socket in the loop's next round
+            await asyncio.sleep(0)
+
     def close(self) -> None:
-        """Cut every connection."""
+        """Cut every connection, without waiting."""
         self._closed = True
         if self._refreshing is not None:
             self._refreshing.cancel()

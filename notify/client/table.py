@@ -94,9 +94,12 @@ BEGIN
 END $$
 """
 _WAKE_TRIGGER = """
-CREATE OR REPLACE TRIGGER half_message_wake AFTER INSERT ON half_message
+CREATE TRIGGER half_message_wake AFTER INSERT ON half_message
 FOR EACH ROW WHEN (NEW.relayed = 0) EXECUTE FUNCTION half_message_wake()
 """
+_HAS_WAKE_TRIGGER = (
+    "SELECT count(*) FROM pg_trigger WHERE tgname = 'half_message_wake' AND tgrelid = 'half_message'::regclass"
+)
 
 
 def _wake_relays(connection: Connection) -> None:
@@ -104,9 +107,19 @@ def _wake_relays(connection: Connection) -> None:
 
     PostgreSQL commits transactions that notify one after the other, so of those under way at once only one does: the
     lock says whether another will. A relay that it woke too early for the others finds them at its next look.
+
+    Only where it is missing: making it waits for every transaction that has inserted, and holds up those that would.
     """
-    connection.exec_driver_sql(_WAKE_FUNCTION)
-    connection.exec_driver_sql(_WAKE_TRIGGER)
+    if connection.exec_driver_sql(_HAS_WAKE_TRIGGER).scalar():
+        return
+    try:
+        with connection.begin_nested():
+            connection.exec_driver_sql(_WAKE_FUNCTION)
+            connection.exec_driver_sql(_WAKE_TRIGGER)
+    except sa.exc.ProgrammingError:
+        # Another process has made it meanwhile; anything else is an error still.
+        if not connection.exec_driver_sql(_HAS_WAKE_TRIGGER).scalar():
+            raise
 
 
 def drop_tables(connection: Connection) -> None:

@@ -192,7 +192,7 @@ class TransactionClient:
                 await self._halves.drain()
                 await self._messages.drain()
                 await self._outcomes.drain()
-        self.http.close()
+        await self.http.aclose()
 
 
 def _size_of_message(message: PackedMessage) -> int:

@@ -119,6 +119,23 @@ def test_a_commit_wakes_the_relay(
         engine.dispose()
 
 
+def test_making_the_tables_again_waits_for_nobody(database_urls: dict[str, str], tmp_path: object) -> None:
+    """A service that starts must not hold up those that run: the trigger is not made anew."""
+    with empty_database("postgresql", database_urls, tmp_path) as url:  # type: ignore[arg-type]
+        engine = make_engine(url)
+        create_tables(engine)
+        with engine.connect() as running:
+            running.exec_driver_sql(
+                "INSERT INTO half_message (transaction_id, message_no, producer_group, mode, state, shards, topic,"
+                " relayed, created_at) VALUES ('x', 0, 'g', 'half', 'COMMITTED', '', 't', 1, now())"
+            )
+            with engine.begin() as connection:
+                connection.exec_driver_sql("SET LOCAL lock_timeout = '2s'")
+                create_tables(connection)
+            running.rollback()
+        engine.dispose()
+
+
 def test_the_servers_table_is_relayed(
     database: str, database_urls: dict[str, str], server: ServerProcess, unique: str, tmp_path: object
 ) -> None:
