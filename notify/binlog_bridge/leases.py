@@ -9,11 +9,14 @@ second relay does no harm, since the queue knows ids, but the order per key is t
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import Any, Protocol
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
+
+from notify.errors import Unavailable
 
 BUCKETS = 32
 CHANNEL = "notify_outbox"
@@ -100,8 +103,14 @@ class PostgreSqlLeases:
         self._connection: Connection | None = None
         self._me = int.from_bytes(os.urandom(3))
         self._held: set[int] = set()
+        self._lock = threading.Lock()
+        self._closed = False
 
     def renew(self) -> bool:
+        with self._lock:
+            return self._renew()
+
+    def _renew(self) -> bool:
         connection = self._connected()
         relays = connection.exec_driver_sql(
             "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted "
@@ -124,6 +133,9 @@ class PostgreSqlLeases:
 
     def _connected(self) -> Connection:
         """The session that holds the locks; with a new one they have to be taken anew. Raises what connecting does."""
+        if self._closed:
+            # A relay that is stopped leaves a thread behind for a moment: it must not begin a session anew.
+            raise Unavailable("this relay has stopped")
         if self._connection is not None and not self._connection.closed and not self._connection.invalidated:
             return self._connection
         self._held.clear()
@@ -142,12 +154,15 @@ class PostgreSqlLeases:
         return hashed.op("&")(BUCKETS - 1).in_(sorted(self._held))
 
     def wait(self, seconds: float) -> None:
-        connection = self._connected()
+        with self._lock:
+            connection = self._connected()
         driver: Any = connection.connection.driver_connection
         for _ in driver.notifies(timeout=seconds, stop_after=1):
             return
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.invalidate()  # the session ends, and its locks with it
-            self._connection.close()
+        with self._lock:
+            self._closed = True
+            if self._connection is not None:
+                self._connection.invalidate()  # the session ends, and its locks with it
+                self._connection.close()
