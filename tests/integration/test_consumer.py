@@ -284,8 +284,8 @@ def test_a_producer_survives_a_fork(engine: sa.Engine, server: ServerProcess, un
     with TransactionProducer(server.url, group=unique, engine=engine) as producer:
         with Session(engine) as session, session.begin():
             producer.send(session, Message(unique, "parent"))
-        # A database's library must not be in use by another thread while the process forks: SQLite's mutexes stay locked
-        # in the child. So wait until the checker has read the source.
+        # A database's library must not be in use by another thread while the process forks: SQLite's mutexes stay
+        # locked in the child. So wait until the checker has read the source.
         answering = producer._running[1] if producer._running is not None else None
         eventually(lambda: answering is not None and answering._checker.source)
         engine.dispose()
