@@ -23,12 +23,12 @@ from sqlalchemy.engine.url import URL
 
 from notify.binlog_bridge import decoder
 from notify.binlog_bridge.decoder import TableMap, Unreadable
+from notify.binlog_bridge.outbox import LOCAL, SERVER
 from notify.binlog_bridge.position import GtidSet, MariaDbSet, MySqlSet, Position
 from notify.errors import StorageFailed, Unavailable
 from notify.wire import BridgedTransaction, PackedMessage
 
-LOCAL_TABLE, SERVER_TABLE = "half_message", "server_half_message"
-
+OURS = (LOCAL.table.name, SERVER.table.name)
 BATCH_TRANSACTIONS = 2000
 BATCH_BYTES = 2 << 20
 PART_BYTES = 4 << 20
@@ -44,7 +44,6 @@ _HEARTBEAT, _XA_PREPARE, _PARTIAL_UPDATE, _PAYLOAD = 27, 38, 39, 40
 _MYSQL_GTID, _ANONYMOUS_GTID = 33, 34
 _MARIADB_GTID, _COMPRESSED = 162, range(165, 172)
 _STANDALONE, _PREPARED_XA = 1, 64
-_HEADER = struct.Struct("<IBIIIH")
 _COLUMNS = (
     "transaction_id",
     "message_no",
@@ -104,7 +103,7 @@ class _Table:
     """How rows of one table map are read."""
 
     def __init__(self, table: TableMap) -> None:
-        self.is_server = table.table == SERVER_TABLE
+        self.is_server = table.table == SERVER.table.name
         self.count = len(table.columns)
         self.bitmap = (self.count + 7) // 8
         wanted = (*_COLUMNS, "decided_at") if self.is_server else _COLUMNS
@@ -347,7 +346,7 @@ class BinlogReader:
         found = self._made.get(key)
         if found is None:
             schema, name = decoder.names_of(body)
-            if schema != self._schema or name not in (LOCAL_TABLE, SERVER_TABLE):
+            if schema != self._schema or name not in OURS:
                 self._tables[number] = None
                 return
             if len(self._made) > 64:

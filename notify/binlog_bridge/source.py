@@ -8,10 +8,10 @@ from datetime import UTC
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.engine import Connection
 
+from notify.binlog_bridge.outbox import LOCAL, SERVER
 from notify.binlog_bridge.position import Position
-from notify.binlog_bridge.reader import LOCAL_TABLE, SERVER_TABLE
 from notify.errors import InvalidRequest
 
 _NEEDED_GRANTS = ("REPLICATION SLAVE", "REPLICATION REPLICA", "ALL PRIVILEGES")
@@ -146,12 +146,12 @@ def findings(connection: Connection, server_id: int) -> list[Finding]:
 def _table_findings(connection: Connection) -> list[Finding]:
     rows = connection.exec_driver_sql(
         "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() "
-        f"AND table_name IN ('{LOCAL_TABLE}', '{SERVER_TABLE}')"
+        f"AND table_name IN ('{LOCAL.table.name}', '{SERVER.table.name}')"
     ).all()
     if not rows:
         return [
             Finding(
-                f"there is neither {LOCAL_TABLE} nor {SERVER_TABLE} in this database",
+                f"there is neither {LOCAL.table.name} nor {SERVER.table.name} in this database",
                 "run create_tables in the service (outbox), or `notify storage upgrade` (server)",
             )
         ]
@@ -188,9 +188,3 @@ def clock_offset_us(connection: Connection, now_us: Callable[[], int]) -> int:
     at: Any = connection.exec_driver_sql("SELECT UTC_TIMESTAMP(6)").scalar()
     source_us: int = round(at.replace(tzinfo=UTC).timestamp() * 1_000_000)
     return source_us - (before + now_us()) // 2
-
-
-def stoppers(engine: Engine, server_id: int) -> list[Finding]:
-    """What forbids a bridge to start."""
-    with engine.connect() as connection:
-        return [finding for finding in findings(connection, server_id) if finding.stops]

@@ -1,5 +1,4 @@
-"""Transactions in a database: any number of stateless servers share it."""
+"""Transactions in a database: any number of stateless servers share it.
 
-from storage.sql.store import SqlStore
-
-__all__ = ["SqlStore"]
+Nothing is imported here: the registry and the tables need SQLAlchemy only, the store Alembic as well.
+"""

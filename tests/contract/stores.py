@@ -13,8 +13,9 @@ from notify import ids
 from notify.wire import Payload, decode_payload, encode_msgpack
 from storage.log import LogStore
 from storage.memory import MemoryStore
-from storage.sql import SqlStore, schema
+from storage.sql import schema
 from storage.sql.rows import payload_of
+from storage.sql.store import SqlStore
 from storage.sql.tables import server_half_message
 from storage.store import (
     NewMessage,

@@ -38,8 +38,9 @@ from notify.wire import (
     Payload,
     encode_msgpack,
 )
-from storage.sql import SqlStore, registry, schema
+from storage.sql import registry, schema
 from storage.sql.dialects import open_engine
+from storage.sql.store import SqlStore
 from storage.store import NewMessage, NewTransaction, State
 from tests.crash.bridge import History, violations
 from tests.integration.databases import MariaDbServer, NotAvailable

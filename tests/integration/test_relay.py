@@ -16,7 +16,8 @@ from notify.binlog_bridge.leases import BUCKETS, PostgreSqlLeases
 from notify.binlog_bridge.relay import Relay
 from notify.client import Message, TransactionProducer, create_tables
 from notify.wire import Payload, encode_msgpack
-from storage.sql import SqlStore, schema
+from storage.sql import schema
+from storage.sql.store import SqlStore
 from storage.store import NewMessage, NewTransaction, State
 from tests.conftest import empty_database, make_engine
 from tests.integration.shop import Base, Order, drain, eventually, subscribe

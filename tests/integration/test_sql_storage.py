@@ -16,9 +16,10 @@ import sqlalchemy as sa
 from notify import ids
 from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailable
 from notify.wire import Payload, encode_msgpack
-from storage.sql import SqlStore, registry, schema
+from storage.sql import registry, schema
 from storage.sql.dialects import open_engine
 from storage.sql.shards import SqlShards, open_storage
+from storage.sql.store import SqlStore
 from storage.sql.tables import server_half_message
 from storage.store import CheckAnswer, NewMessage, NewTransaction, PartlyStored, Put, State
 from tests.conftest import empty_database
