@@ -24,6 +24,10 @@ INSTANT = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), *_MYSQL)
 """UTC, with microseconds."""
 
 
+WAKE_CHANNEL = "notify_outbox"
+"""On PostgreSQL: whoever commits what a relay is to move notifies it here."""
+
+
 def use_explicit_begin(engine: Any) -> None:
     """Make SQLite begin transactions where SQLAlchemy does, with BEGIN IMMEDIATE. For sync and async engines.
 

@@ -378,20 +378,10 @@ class TransactionStore(Protocol):
 
 
 class QueueStore(Protocol):
-    """Topics, queues, groups and their progress."""
-
-    def topics(self) -> list[Topic]: ...
-
-    def topic(self, name: str) -> Topic | None: ...
-
-    def has_topic(self, name: str) -> bool: ...
+    """Queues, groups and their progress; what topics there are, the transactions' role says as well."""
 
     async def create_topic(self, topic: Topic) -> Topic:
-        """Make or change a topic; the number of queues may only grow."""
-        ...
-
-    def create_topic_soon(self, topic: Topic) -> None:
-        """Like `create_topic`, without waiting; whatever is durable later comes after it."""
+        """Like `create_topic_soon`, and durable when it returns; the number of queues may only grow."""
         ...
 
     async def delete_topic(self, name: str) -> None: ...

@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
 
-import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from notify.binlog_bridge import source
-from notify.binlog_bridge.outbox import LOCAL, Outbox
+from notify.binlog_bridge.outbox import present
 from notify.wire import Bridged, PackedBridgeBatch
 
 log = logging.getLogger("notify.bridge")
@@ -29,7 +27,7 @@ async def backfill(
     """Send every committed transaction of the tables, then set the position to where the source was; how many."""
     behind = await asyncio.to_thread(_position, engine)
     sent = 0
-    for outbox in await asyncio.to_thread(_outboxes, engine):
+    for outbox in await asyncio.to_thread(present, engine):
         after = ""
         while True:
             found = await asyncio.to_thread(outbox.after, engine, after, TRANSACTIONS)
@@ -48,11 +46,3 @@ async def backfill(
 def _position(engine: Engine) -> str:
     with engine.connect() as connection:
         return source.current_position(connection).text
-
-
-def _outboxes(engine: Engine) -> list[Any]:
-    from notify.binlog_bridge.outbox import SERVER
-
-    names = set(sa.inspect(engine).get_table_names())
-    found: list[Outbox] = [outbox for outbox in (LOCAL, SERVER) if outbox.table.name in names]
-    return found

@@ -191,11 +191,6 @@ def column(table: TableMap, name: str) -> Column:
     return next(c for c in table.columns if c.name == name)
 
 
-def integer(value: bytes) -> int:
-    """A signed integer."""
-    return int.from_bytes(value, "little", signed=True)
-
-
 def double(value: bytes | None) -> float | None:
     """A DOUBLE or FLOAT."""
     if value is None:

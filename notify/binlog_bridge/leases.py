@@ -16,10 +16,10 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
+from notify.databases import WAKE_CHANNEL
 from notify.errors import Unavailable
 
 BUCKETS = 32
-CHANNEL = "notify_outbox"
 _BUCKET_CLASS, _PRESENCE_CLASS = 74_001, 74_002
 
 
@@ -141,7 +141,7 @@ class PostgreSqlLeases:
         self._held.clear()
         self._connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         self._connection.exec_driver_sql(f"SELECT pg_advisory_lock({_PRESENCE_CLASS}, {self._me})")
-        self._connection.exec_driver_sql(f"LISTEN {CHANNEL}")
+        self._connection.exec_driver_sql(f"LISTEN {WAKE_CHANNEL}")
         return self._connection
 
     def all(self) -> bool:

@@ -78,6 +78,12 @@ SERVER = Outbox(
 )
 
 
+def present(engine: Engine) -> list[Outbox]:
+    """Those that a database has."""
+    names = set(sa.inspect(engine).get_table_names())
+    return [outbox for outbox in (LOCAL, SERVER) if outbox.table.name in names]
+
+
 def message_of(row: Any) -> PackedMessage:
     """A row as a message."""
     deliver_at = row["deliver_at"]

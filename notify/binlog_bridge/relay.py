@@ -25,7 +25,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from notify.binlog_bridge.leases import Leases, leases_of
-from notify.binlog_bridge.outbox import LOCAL, REFUSED, RELAYED, SERVER, Outbox
+from notify.binlog_bridge.outbox import LOCAL, REFUSED, RELAYED, SERVER, Outbox, present
 from notify.binlog_bridge.sinks import Sink, open_sink
 from notify.binlog_bridge.source import source_name
 from notify.client.http import HttpClient
@@ -174,8 +174,7 @@ class Relay:
             registry.heartbeat(connection, registry.Member(self._me, "relay", detail=detail))
 
     def _find(self) -> list[Outbox]:
-        names = set(sa.inspect(self._engine).get_table_names())
-        found = [outbox for outbox in (LOCAL, SERVER) if outbox.table.name in names]
+        found = present(self._engine)
         if not found:
             raise InvalidRequest(
                 f"the database has neither {LOCAL.table.name} nor {SERVER.table.name}: run create_tables in the "

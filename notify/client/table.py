@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify import ids
-from notify.databases import BODY, ID, INSTANT, KEY, NAME, TEXT, database_now
+from notify.databases import BODY, ID, INSTANT, KEY, NAME, TEXT, WAKE_CHANNEL, database_now
 
 metadata = sa.MetaData()
 
@@ -86,10 +86,10 @@ def _create(connection: Connection) -> str:
     return ensure_source(connection)
 
 
-_WAKE_FUNCTION = """
+_WAKE_FUNCTION = f"""
 CREATE OR REPLACE FUNCTION half_message_wake() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF pg_try_advisory_xact_lock(74003, 0) THEN PERFORM pg_notify('notify_outbox', ''); END IF;
+    IF pg_try_advisory_xact_lock(74003, 0) THEN PERFORM pg_notify('{WAKE_CHANNEL}', ''); END IF;
     RETURN NULL;
 END $$
 """

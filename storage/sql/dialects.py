@@ -6,7 +6,9 @@ Measured, 256 B, one connection, 256 rows a statement, rows/s: see docs/performa
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -15,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 from sqlalchemy.engine.url import URL
 
-from notify.databases import use_explicit_begin
+from notify.databases import WAKE_CHANNEL, use_explicit_begin
 from notify.errors import InvalidRequest
 from storage.sql.rows import COLUMNS, FIXED, Row
 
@@ -102,6 +104,9 @@ class _Statements:
 
     for_update = " FOR UPDATE"
 
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
     def decide(self, connection: Any, names: Sequence[str], state: str, at: str) -> int:
         changed = 0
         with connection.cursor() as cursor:
@@ -127,9 +132,6 @@ class _Statements:
 
 class MySql(_Statements):
     """MySQL and MariaDB through PyMySQL."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
 
     def connect(self) -> Any:
         connection = _detached(self._engine)
@@ -183,7 +185,7 @@ class PostgreSql(_Statements):
     """PostgreSQL through psycopg: rows by COPY."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._woke = 0.0
 
     def connect(self) -> Any:
@@ -194,7 +196,7 @@ class PostgreSql(_Statements):
         if time.monotonic() - self._woke > WAKE_SECONDS:
             # Behind the commit, not within: transactions that notify commit one after the other.
             self._woke = time.monotonic()
-            connection.execute("NOTIFY notify_outbox")
+            connection.execute(f"NOTIFY {WAKE_CHANNEL}")
             connection.commit()
 
     def insert(self, connection: Any, rows: Sequence[Row]) -> None:
@@ -266,9 +268,6 @@ class Sqlite(_Statements):
 
     for_update = ""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
     def connect(self) -> Any:
         return _SqliteConnection(_detached(self._engine))
 
@@ -286,8 +285,6 @@ class Sqlite(_Statements):
         return super().lock(connection, names)
 
     def error(self, error: Exception) -> Exception:
-        import sqlite3
-
         if isinstance(error, sqlite3.IntegrityError):
             return Duplicate()
         if isinstance(error, sqlite3.OperationalError) and ("locked" in str(error) or "busy" in str(error)):
@@ -311,8 +308,6 @@ class _SqliteConnection:
             self._began = True
 
     def cursor(self) -> Any:
-        import contextlib
-
         return contextlib.closing(self._real.cursor())
 
     def commit(self) -> None:
@@ -332,8 +327,7 @@ class _SqliteConnection:
 def open_engine(url: str) -> Engine:
     """An engine for a database of the server. Raises InvalidRequest with what is wrong with the URL."""
     try:
-        parsed = sa.make_url(url)
-        parsed = _with_driver(parsed)
+        parsed = with_driver(sa.make_url(url))
         engine = sa.create_engine(parsed, connect_args=_arguments(parsed), pool_size=8, max_overflow=8)
     except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
         raise InvalidRequest(f"--storage {_shown(url)}: {error}") from None
@@ -354,7 +348,7 @@ def _detached(engine: Engine) -> Any:
     return connection
 
 
-def _with_driver(url: URL) -> URL:
+def with_driver(url: URL) -> URL:
     """`mysql://` and `postgresql://` with the drivers that are installed with this package."""
     drivers = {"mysql": "mysql+pymysql", "mariadb": "mariadb+pymysql", "postgresql": "postgresql+psycopg"}
     drivers["postgres"] = drivers["postgresql"]

@@ -11,7 +11,7 @@ import msgspec
 
 from notify import ids
 from notify.wire import Payload, decode_payload, encode_msgpack
-from storage.store import NewTransaction, State
+from storage.store import NewTransaction
 
 _encode_headers = msgspec.json.Encoder().encode
 
@@ -134,7 +134,3 @@ def is_same(t: NewTransaction, stored: Sequence[Any]) -> bool:
         if payload_of(row) != m.payload:
             return False
     return True
-
-
-def state_of(row: Any) -> State:
-    return State[row["state"]]

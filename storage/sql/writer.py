@@ -246,7 +246,7 @@ class Writer:
                 stored = there.get(ids.to_text(t.id))
                 if stored is not None:
                     put = Put.ALREADY if is_same(t, stored) else Put.IN_USE
-                    results.append(PutResult(put, State[stored[0]["state"]], shard=self._name))
+                    results.append(PutResult(put, State[stored[0]["state"]]))
                 elif t.id in fresh:
                     same = fresh[t.id].messages == t.messages and fresh[t.id].producer_group == t.producer_group
                     put = Put.ALREADY if same else Put.IN_USE
@@ -309,7 +309,7 @@ class Writer:
     def _decide_known(self, connection: Any, wanted: Mapping[str, tuple[str | None, State, int | None, int]]) -> bool:
         """All at once where this process stored every half and no check is answered: the number of rows tells.
 
-        False with nothing changed where one of them turns out to be decided already.
+        False with nothing done where that is not so. Raises _LookFirst where one turns out to be decided already.
         """
         rows = {State.COMMITTED: 0, State.ROLLED_BACK: 0}
         names: dict[State, list[str]] = {State.COMMITTED: [], State.ROLLED_BACK: []}
