@@ -27,7 +27,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from notify.errors import Conflict, InvalidRequest, NotifyError, Unavailable
+from notify.errors import InvalidRequest, NotifyError, Unavailable
 from notify.kafka_records import (
     DELAYED,
     DUE,
@@ -41,6 +41,7 @@ from notify.kafka_records import (
     listed,
 )
 from notify.wire import Bridged, PackedBridgeBatch
+from storage.bridged import stale_epoch
 
 log = logging.getLogger("notify.kafka")
 
@@ -64,12 +65,17 @@ class KafkaSink:
         self._failed: list[KafkaError] = []
         self._epoch = 0
 
-    async def claim(self, source: str) -> tuple[int, str]:
-        """Fence every earlier publisher of the source; the position behind what was committed last."""
-        return await self._call(lambda: self._claim(source))
+    async def claim(self, source: str, *, take_back: bool = True) -> tuple[int, str]:
+        """Fence every earlier publisher of the source; the position behind what was committed last.
 
-    def _claim(self, source: str) -> tuple[int, str]:
+        Without `take_back`, raises Conflict (`stale_epoch`) where another has claimed it since this sink did.
+        """
+        return await self._call(lambda: self._claim(source, take_back))
+
+    def _claim(self, source: str, take_back: bool) -> tuple[int, str]:
         make_topics(self._brokers, [POSITIONS, DELAYED], compacted=True)
+        if not take_back and 0 < self._epoch < self._known(source)[0]:
+            raise stale_epoch(f"another bridge publishes what source {source!r} has; stop one of the two")
         self._producer = Producer(
             {
                 "bootstrap.servers": self._brokers,
@@ -85,10 +91,22 @@ class KafkaSink:
         )
         self._open = False
         self._producer.init_transactions(CALL_SECONDS)
+        epoch, position = self._known(source)
+        self._epoch = epoch + 1
+        # Written at once: whoever was fenced learns from it that it was no failure of the brokers.
+        self._producer.begin_transaction()
+        self._place(source, self._epoch, position)
+        self._producer.commit_transaction(CALL_SECONDS)
+        return self._epoch, position
+
+    def _known(self, source: str) -> tuple[int, str]:
+        """The epoch that was claimed last, and the position; 0 and "" before the first."""
         found = latest(self._brokers, POSITIONS, source.encode())
         known: dict[str, Any] = json.loads(found) if found else {"epoch": 0, "position": ""}
-        self._epoch = known["epoch"] + 1
-        return self._epoch, str(known["position"])
+        return known["epoch"], known["position"]
+
+    def _place(self, source: str, epoch: int, position: str) -> None:
+        self._produce(POSITIONS, source.encode(), json.dumps({"epoch": epoch, "position": position}).encode(), [])
 
     async def append(self, source: str, batch: PackedBridgeBatch) -> Bridged:
         """Publish a batch and its position in one transaction. Part of a large one stays open until the last part."""
@@ -116,8 +134,7 @@ class KafkaSink:
                     self._produce(m.topic, key, m.body or b"", headers)
         if batch.prepare:
             return Bridged(batch.position, batch.epoch, stored=len(batch.transactions))
-        position = json.dumps({"epoch": batch.epoch, "position": batch.position}).encode()
-        self._produce(POSITIONS, source.encode(), position, [])
+        self._place(source, batch.epoch, batch.position)
         producer.flush(CALL_SECONDS)
         if self._failed:
             failed = self._failed[0]
@@ -162,9 +179,7 @@ class KafkaSink:
 def _translated(error: Any) -> NotifyError:
     if isinstance(error, KafkaError):
         if error.code() in (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH):
-            refused = Conflict("another bridge of this source publishes now; stop one of the two")
-            refused.code = "stale_epoch"
-            return refused
+            return stale_epoch("another bridge of this source publishes now; stop one of the two")
         return Unavailable(f"Kafka: {error.str()}")
     return Unavailable(f"Kafka: {error}")
 

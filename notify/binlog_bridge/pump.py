@@ -16,7 +16,7 @@ import threading
 import time
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -31,6 +31,7 @@ from notify.binlog_bridge.sinks import Sink, open_sink
 from notify.errors import Conflict, InvalidRequest, NotifyError, StorageFailed, Unavailable
 from notify.wire import Bridged, PackedBridgeBatch
 from storage.sql import registry
+from storage.sql.dialects import with_driver
 from storage.sql.tables import server_member
 
 log = logging.getLogger("notify.bridge")
@@ -68,8 +69,6 @@ class Totals:
     batches: int = 0
     connections: int = 0
     lag: float = 0.0
-    lags: list[float] = field(default_factory=list)
-    """Seconds from a row's time to its append, of each batch's newest; only where they are kept."""
 
 
 class Superseded(StorageFailed):
@@ -93,7 +92,6 @@ class Bridge:
         *,
         name: str = "",
         server_id: int = 0,
-        keep_lags: bool = False,
     ) -> None:
         """`urls`: the database, and replicas of it to go on with when it fails. `name`: default its source id.
 
@@ -103,12 +101,10 @@ class Bridge:
         self._queue_url = queue_url
         self.name = name
         self._server_id = server_id
-        self._keep_lags = keep_lags
         self.totals = Totals()
         self._at = 0
         self._purged_since = 0.0
         self._same_id: list[float] = []
-        self._stopping = threading.Event()
         self._clock_offset_us = 0
         self._read_through_us = 0
 
@@ -207,13 +203,14 @@ class Bridge:
         return found
 
     async def _fill(self, sink: Sink) -> None:
-        epoch, position = await sink.claim(self.name)
+        epoch, position = await sink.claim(self.name, take_back=False)
         await backfill(self._engine, lambda batch: self._post(sink, batch), epoch, position)
 
     # --- one connection to the source -------------------------------------------------------------------------
 
     async def _session(self, sink: Sink, once: bool) -> None:
-        epoch, text = await sink.claim(self.name)
+        # A bridge that lost its connection because another one reads now must not take the source back from it.
+        epoch, text = await sink.claim(self.name, take_back=False)
         reader = BinlogReader(self._engine.url, self._server_id, Position.of(text), mariadb=self._mariadb)
         batches: queue.Queue[Batch | Exception] = queue.Queue(BATCHES_AHEAD)
         stop = threading.Event()
@@ -293,8 +290,6 @@ class Bridge:
         self._read_through_us = max(self._read_through_us, batch.newest_us - CAUGHT_UP_US)
         if batch.newest_us:
             self.totals.lag = (_now_us() + self._clock_offset_us - batch.newest_us) / 1e6
-            if self._keep_lags:
-                self.totals.lags.append(self.totals.lag)
         return position
 
 
@@ -339,9 +334,9 @@ def _engine(url: str) -> Engine:
                 "a bridge reads the binlog of MySQL or MariaDB; "
                 f"for {parsed.get_backend_name()} there is `notify relay`"
             )
-        if parsed.drivername in ("mysql", "mariadb"):
-            parsed = parsed.set(drivername=f"{parsed.drivername}+pymysql")
-        return sa.create_engine(parsed, pool_pre_ping=True, connect_args={"connect_timeout": 5, "read_timeout": 30})
+        return sa.create_engine(
+            with_driver(parsed), pool_pre_ping=True, connect_args={"connect_timeout": 5, "read_timeout": 30}
+        )
     except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError) as error:
         raise InvalidRequest(f"--dsn: {error}") from None
 

@@ -15,6 +15,7 @@ from notify.client.http import HttpClient
 from notify.errors import NotifyError
 from notify.kafka_records import SCHEME
 from notify.wire import Bridged, PackedBridgeBatch, encode_msgpack
+from storage.bridged import stale_epoch
 
 log = logging.getLogger("notify.bridge")
 
@@ -24,8 +25,11 @@ POST_SECONDS = 30.0
 class Sink(Protocol):
     """One destination. A source's position is kept there, durable together with the messages before it."""
 
-    async def claim(self, source: str) -> tuple[int, str]:
-        """Become the one that writes for a source; the epoch, and the position to go on from ("": none yet)."""
+    async def claim(self, source: str, *, take_back: bool = True) -> tuple[int, str]:
+        """Become the one that writes for a source; the epoch, and the position to go on from ("": none yet).
+
+        Without `take_back`, raises Conflict (`stale_epoch`) where another has claimed it since this sink did.
+        """
         ...
 
     async def append(self, source: str, batch: PackedBridgeBatch) -> Bridged:
@@ -67,12 +71,17 @@ class QueueSink:
 
     def __init__(self, url: str) -> None:
         self._http = HttpClient(url)
+        self._epoch = 0
+        """The last that this sink asked for, whether or not it learned that it got it."""
 
-    async def claim(self, source: str) -> tuple[int, str]:
+    async def claim(self, source: str, *, take_back: bool = True) -> tuple[int, str]:
         found: dict[str, Any] = msgspec.msgpack.decode(
             await self._http.call("GET", f"/v1/bridge/{source}", b"", POST_SECONDS)
         )
         epoch, position = found["epoch"] + 1, found["position"]
+        if not take_back and 0 < self._epoch < found["epoch"]:
+            raise stale_epoch(f"another bridge has taken source {source!r} over; stop one of the two")
+        self._epoch = epoch
         claim = PackedBridgeBatch(epoch=epoch, expected_position=position, position=position, claim=True)
         await self.append(source, claim)
         return epoch, position

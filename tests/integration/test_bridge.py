@@ -144,7 +144,10 @@ def test_the_servers_table_is_bridged_when_it_commits(url: str, server: ServerPr
     assert sorted(numbers(server, unique, 40)) == sorted([*range(0, 30, 3), *range(30, 40)] * 2)
 
 
-def test_a_second_bridge_takes_over_and_the_first_stops(url: str, server: ServerProcess, unique: str) -> None:
+@pytest.mark.parametrize("second_id", [991, 992], ids=["same server id", "another server id"])
+def test_a_second_bridge_takes_over_and_the_first_stops(
+    url: str, server: ServerProcess, unique: str, second_id: int
+) -> None:
     outbox(url, unique, range(2))
 
     async def run() -> None:
@@ -152,7 +155,7 @@ def test_a_second_bridge_takes_over_and_the_first_stops(url: str, server: Server
         task = asyncio.ensure_future(first.run())
         while not first.totals.rows:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-        second = Bridge([url], server.url, server_id=992)
+        second = Bridge([url], server.url, server_id=second_id)
         other = asyncio.ensure_future(second.run())
         while not second.totals.connections:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
