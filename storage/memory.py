@@ -298,7 +298,9 @@ class MemoryStore:
         await self.decide([(i, None, State.COMMITTED) for i in (*batch.commit, *halves)], now_us)
         results = await self.put(batch.transactions, now_us) if batch.transactions else []
         rows = known.rows + sum(r.put is Put.STORED for r in results)
-        self._bridges[batch.source] = BridgeState(batch.source, batch.epoch, batch.position, rows, now_us)
+        self._bridges[batch.source] = BridgeState(
+            batch.source, batch.epoch, batch.position, rows, now_us, known.position
+        )
         return results
 
     # --- queues -----------------------------------------------------------------------------------------------

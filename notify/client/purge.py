@@ -12,7 +12,7 @@ from sqlalchemy.engine import Engine
 
 from notify import ids
 from notify.client.servers import Servers
-from notify.client.table import delete_transactions, notify_source, oldest_transactions
+from notify.client.table import delete_transactions, note_purged, notify_source, oldest_transactions
 from notify.wire import Items, States, encode_msgpack
 
 BATCH = 1000
@@ -54,6 +54,8 @@ async def purge(
                     if item.state in FINAL or (item.status == 404 and _age(item.id) > ids_retention):
                         final.append(item.id)
             with engine.begin() as connection:
+                if final:
+                    note_purged(connection, notify_source.c.rows_from, older_than)
                 result.rows += delete_transactions(connection, final)
             result.looked_at += len(rows)
             result.kept += len(rows) - len(final)
@@ -81,6 +83,7 @@ def purge_by_force(engine: Engine, *, older_than: float) -> Purged:
         connection.execute(
             notify_source.update().where(notify_source.c.purged_before < before_ms).values(purged_before=before_ms)
         )
+        note_purged(connection, notify_source.c.rows_from, older_than)
         while rows := oldest_transactions(connection, older_than, BATCH):
             result.rows += delete_transactions(connection, [name for _, name in rows])
             result.looked_at += len(rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
@@ -53,9 +54,14 @@ notify_source = sa.Table(
     "notify_source",
     metadata,
     sa.Column("id", ID, primary_key=True),
-    sa.Column("purged_before", sa.BigInteger, nullable=False),  # milliseconds since 1970
+    sa.Column("purged_before", sa.BigInteger, nullable=False),  # milliseconds since 1970, as are the next two
+    sa.Column("rows_from", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("inbox_from", sa.BigInteger, nullable=False, server_default="0"),
     mysql_engine="InnoDB",
 )
+
+"""`purged_before`: a check for an older half can no longer be answered. `rows_from` and `inbox_from`: older rows of
+half_message and notify_inbox may have been purged, so an audit can say nothing of what lies before."""
 
 notify_inbox = sa.Table(
     "notify_inbox",
@@ -81,9 +87,19 @@ def create_tables(engine: Engine | Connection) -> str:
 
 def _create(connection: Connection) -> str:
     metadata.create_all(connection)
+    _add_columns(connection)
     if connection.dialect.name == "postgresql":
         _wake_relays(connection)
     return ensure_source(connection)
+
+
+def _add_columns(connection: Connection) -> None:
+    """What notify_source has that an older version did not make."""
+    there = {column["name"] for column in sa.inspect(connection).get_columns(notify_source.name)}
+    for column in notify_source.columns:
+        if column.name not in there:
+            ddl = sa.schema.CreateColumn(column).compile(dialect=connection.dialect)
+            connection.exec_driver_sql(f"ALTER TABLE {notify_source.name} ADD COLUMN {ddl}")
 
 
 _WAKE_FUNCTION = f"""
@@ -170,6 +186,15 @@ def oldest_transactions(
         .limit(limit)
     )
     return [(str(row[0]), str(row[1])) for row in rows]
+
+
+def note_purged(connection: Connection, column: sa.Column[Any], before_seconds: float) -> None:
+    """Say that rows older than so many seconds may be gone; in the transaction that deletes them."""
+    now = connection.execute(sa.select(database_now())).scalar_one()
+    if isinstance(now, str):
+        now = datetime.fromisoformat(now[:26])
+    before_ms = round((now - timedelta(seconds=before_seconds)).replace(tzinfo=UTC).timestamp() * 1000)
+    connection.execute(notify_source.update().where(column < before_ms).values({column: before_ms}))
 
 
 def delete_transactions(connection: Connection, transaction_ids: Sequence[str]) -> int:

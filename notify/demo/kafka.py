@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import time
 from pathlib import Path
 
 from notify.errors import Unavailable
+from notify.maven import fetched
 
 POM = Path(__file__).parents[2] / "tests" / "kafka" / "pom.xml"
 CLUSTER_ID = "5L6g3nShT-eMCtK--X86sw"
@@ -19,21 +19,7 @@ HEAP = "320m"
 def jars() -> Path:
     """The directory of Kafka's jars; fetched by Maven once. Raises Unavailable with the reason."""
     directory = Path(os.environ.get("NOTIFY_KAFKA_LIB") or POM.parents[2] / ".venv" / "kafka")
-    if any(directory.glob("kafka_2.13-*.jar")):
-        return directory
-    if shutil.which("java") is None or shutil.which("mvn") is None:
-        raise Unavailable("no Kafka: Java 17 and Maven are needed to fetch and run it")
-    directory.mkdir(parents=True, exist_ok=True)
-    try:
-        done = subprocess.run(
-            ["mvn", "-q", "-B", "-f", POM, "dependency:copy-dependencies", f"-DoutputDirectory={directory}"],
-            capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise Unavailable("no Kafka: Maven did not fetch its jars within 300 s") from None
-    if done.returncode:
-        raise Unavailable(f"no Kafka: Maven could not fetch its jars: {done.stdout[-500:]}")
-    return directory
+    return fetched(POM, directory, "kafka_2.13-*.jar", "Kafka")
 
 
 def free_ports(count: int) -> list[int]:

@@ -282,7 +282,9 @@ class LogTransactions:
             PutResult(Put.ALREADY, State.COMMITTED) if t.id in prepared else next(stored) for t in batch.transactions
         ]
         rows = known.rows + sum([r.put is Put.STORED for r in results])
-        self.state.bridges[batch.source] = bridge = BridgeState(batch.source, batch.epoch, batch.position, rows, now_us)
+        self.state.bridges[batch.source] = bridge = BridgeState(
+            batch.source, batch.epoch, batch.position, rows, now_us, known.position
+        )
         self.journal.append(RecordType.META, 0, [], encode(("bridge", bridge)))
         self.journal.open.points.add("bridge")
         await self.journal.sync()

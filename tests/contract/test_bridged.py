@@ -27,7 +27,7 @@ def test_the_position_is_durable_with_what_is_before_it(run: Any) -> None:
         again = await b.store.append_from_bridge(batch("1", "2", a, c), T0 + 1)
         assert [r.put for r in again] == [Put.ALREADY, Put.STORED]
         await b.restart()
-        assert b.store.bridges() == [BridgeState("s", 1, "2", 2, T0 + 1)]
+        assert b.store.bridges() == [BridgeState("s", 1, "2", 2, T0 + 1, "1")]
         assert bodies(b.store) == [b"a", b"c"]
 
     run(scenario)

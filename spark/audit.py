@@ -1,0 +1,696 @@
+"""One audit: reads every input, brings each message's life together, names what is wrong, and says how sure it is.
+
+Inputs are read in the order in which things happen downstream first: the log before the databases. So what a log shows
+as done, a database shows too, and what a database shows beyond the log's watermark is PENDING, not LOST.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.window import Window
+
+from notify import ids
+from notify.errors import InvalidRequest
+from spark import findings, life
+from spark.databases import Database, Span
+from spark.findings import BAD, BY_NAME, Terms
+from spark.kafka_input import KafkaInput
+from spark.life import Groups
+from spark.log_input import LogInput
+from storage.store import SettleKind
+
+SKEW_US = 600_000_000
+"""How far a producer's clock may be off: ids say when they were made by it."""
+MOST_FINDINGS = 100_000
+"""Rows of evidence that are kept of a class; its count is exact."""
+_BYPASS = "spark.sql.execution.bypassPartialAggregation"
+LATENCIES = ("commit_to_queue", "queue_to_ack", "queue_to_effect")
+_BINS = 4
+"""Steps of a latency's histogram within a doubling."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to audit. Times in microseconds since 1970; 0: from what is retained, up to now."""
+
+    from_us: int = 0
+    to_us: int = 0
+    max_transaction_seconds: float = 600.0
+    deliver_seconds: float = 600.0
+    """Within what time a message that is in its queue should be settled."""
+    bucket_seconds: float = 60.0
+    effects: tuple[tuple[str, str], ...] = ()
+    """(database, query) that names business effects, see Database.doubled."""
+    closes_by_clock: bool = False
+    """Close by this machine's clock alone, as `watch` does: an input that stalls must not hide what is lost."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where everything comes from."""
+
+    databases: Sequence[Database] = ()
+    logs: Sequence[LogInput] = ()
+    kafka: Sequence[KafkaInput] = ()
+    storages: Sequence[Database] = ()
+
+
+@dataclass
+class Found:
+    """One finding, with its evidence."""
+
+    finding: str
+    transaction_id: str = ""
+    message_no: int = 0
+    detail: str = ""
+    topic: str = ""
+    queue: int | None = None
+    offset: int | None = None
+    producer_group: str = ""
+    groups: list[str] = field(default_factory=list)
+    at_us: int = 0
+    database: str = ""
+    log: str = ""
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def message_id(self) -> str:
+        return f"{self.transaction_id}.{self.message_no}" if self.transaction_id else ""
+
+    @property
+    def key(self) -> str:
+        """What makes it the same finding in another audit."""
+        where = self.message_id or f"{self.log}:{self.evidence.get('position', '')}:{self.detail}"
+        return f"{self.finding}:{where}:{','.join(self.groups)}"
+
+
+@dataclass
+class Result:
+    """What an audit says."""
+
+    verdict: str = "INCONCLUSIVE"
+    """PASS, FINDINGS or INCONCLUSIVE."""
+    reasons: list[str] = field(default_factory=list)
+    """Why it is inconclusive."""
+    notes: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    not_checked: dict[str, str] = field(default_factory=dict)
+    totals: dict[str, int] = field(default_factory=dict)
+    found: list[Found] = field(default_factory=list)
+    inputs: list[dict[str, Any]] = field(default_factory=list)
+    buckets: list[dict[str, Any]] = field(default_factory=list)
+    latencies: dict[str, list[tuple[int, str, int, int]]] = field(default_factory=dict)
+    """Of each kind (bucket, topic, bin, messages)."""
+    from_us: int = 0
+    to_us: int = 0
+    closed_us: int = 0
+    seconds: float = 0.0
+    steps: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """0 PASS, 1 findings, 2 inconclusive; 1 goes before 2."""
+        if any(self.counts.get(name) for name in BAD):
+            return 1
+        return 2 if self.reasons else 0
+
+
+class Audit:
+    """Runs a plan. `progress` is told what is being done."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        plan: Plan,
+        inputs: Inputs,
+        scratch: Path,
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        if plan.to_us and plan.from_us >= plan.to_us:
+            raise InvalidRequest("--from lies behind --to")
+        if not inputs.databases:
+            raise InvalidRequest("an audit needs a --database: what it committed is the truth that all else is held to")
+        if not (inputs.logs or inputs.kafka):
+            raise InvalidRequest("an audit needs a --log or a --kafka: where the messages went")
+        names = [d.name for d in inputs.databases]
+        if len(set(names)) < len(names):
+            raise InvalidRequest("two databases have one name: give them as --database NAME=URL")
+        self._spark = spark
+        self._plan = plan
+        self._inputs = inputs
+        self._scratch = scratch
+        self._progress = progress
+        self.result = Result()
+        self._mark = time.monotonic()
+
+    def _step(self, name: str) -> None:
+        now = time.monotonic()
+        self.result.steps[name] = round(now - self._mark, 2)
+        self._mark = now
+
+    def run(self) -> Result:
+        """Raises InvalidRequest, Unavailable or Corrupt where an input cannot be read at all."""
+        started = self._mark = time.monotonic()
+        result = self.result
+        self._prepare()
+        self._step("copy the log")
+        self._bounds()
+        self._progress("reading the databases")
+        # Hardly any message has two rows in one part: gathering them before they are exchanged would only cost.
+        self._spark.conf.set(_BYPASS, "true")
+        rows = self._life().persist(StorageLevel.MEMORY_AND_DISK)
+        self._spark.conf.set(_BYPASS, "false")
+        try:
+            self._measure(rows)
+            self._step("bring together")
+            self._progress("looking at findings")
+            self._collect(rows)
+            self._step("findings")
+            for kind in LATENCIES:
+                result.latencies[kind] = self._latency(rows, kind)
+            self._step("latencies")
+        finally:
+            rows.unpersist()
+        self._special()
+        self._step("order, damage, gaps, effects")
+        self._judge()
+        result.seconds = round(time.monotonic() - started, 2)
+        return result
+
+    # --- inputs -----------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        for log in self._inputs.logs:
+            self._progress(f"reading log {log.name}: {len(log.segments)} segments")
+            log.prepare(self._spark, self._scratch)
+            self.result.reasons += [f"log {log.name}: {problem}" for problem in log.problems]
+        for kafka in self._inputs.kafka:
+            self._progress(f"asking Kafka at {kafka.brokers}")
+            kafka.prepare()
+        names: list[str] = []
+        for source in (*self._inputs.logs, *self._inputs.kafka):
+            names += source.groups()
+        for database in self._inputs.databases:
+            names += database.inbox_groups()
+        self._groups = Groups([n for n in names if "@" not in n])
+
+    def _bounds(self) -> None:
+        """From when to when, and up to when everything is through."""
+        plan, result = self._plan, self.result
+        now_us = time.time_ns() // 1000
+        longest_us = round(plan.max_transaction_seconds * 1e6)
+        watermarks: list[int] = []
+        rows_from = inbox_from = log_from = 0
+        for database in self._inputs.databases:
+            rows, inbox = database.purged()
+            rows_from, inbox_from = max(rows_from, rows), max(inbox_from, inbox)
+            watermarks.append(database.now_us)
+            result.inputs.append(
+                {"input": f"database {database.name}", "kind": database.kind, "watermark_us": database.now_us,
+                 "from_us": rows, "detail": f"clock {database.clock_offset_us / 1e6:+.3f} s"}
+            )  # fmt: skip
+        for log in self._inputs.logs:
+            log_from = max(log_from, log.first_us)
+            watermarks.append(log.watermark_us)
+            state = "a server has it open" if log.is_served else "no server has it open"
+            detail = f"{len(log.facts)} segments, {sum(f.messages for f in log.facts)} messages; {state}"
+            result.inputs.append(
+                {"input": f"log {log.name}", "kind": "log", "watermark_us": log.watermark_us, "from_us": log.first_us,
+                 "detail": detail}
+            )  # fmt: skip
+        for kafka in self._inputs.kafka:
+            log_from = max(log_from, kafka.first_us)
+            watermarks.append(kafka.watermark_us)
+            result.inputs.append(
+                {"input": f"kafka {kafka.brokers}", "kind": "kafka", "watermark_us": kafka.watermark_us,
+                 "from_us": kafka.first_us, "detail": f"{len(kafka.topics)} topics"}
+            )  # fmt: skip
+        for storage in self._inputs.storages:
+            watermarks.append(storage.now_us)
+            result.inputs.append(
+                {"input": f"storage {storage.name}", "kind": storage.kind, "watermark_us": storage.now_us,
+                 "from_us": 0, "detail": "halves and outcomes"}
+            )  # fmt: skip
+        whole_from = max(rows_from, log_from)
+        if plan.from_us and plan.from_us < whole_from:
+            result.reasons.append(
+                f"--from lies before {_text(whole_from)}: up to then local rows were purged, or the log was dropped"
+            )
+        result.from_us = max(plan.from_us, whole_from)
+        result.to_us = plan.to_us or now_us
+        self._watermark_us = now_us if plan.closes_by_clock else min(watermarks)
+        skew = max((abs(d.clock_offset_us) for d in self._inputs.databases), default=0)
+        result.closed_us = min(result.to_us, self._watermark_us - longest_us - skew)
+        self._terms = Terms(
+            closed_before_us=self._watermark_us - longest_us - skew,
+            settled_before_us=self._watermark_us - round(plan.deliver_seconds * 1e6),
+            covered_groups=frozenset(),
+            inbox_groups=frozenset(self._inbox_groups()),
+            rows_from_us=rows_from,
+            inbox_from_us=inbox_from,
+            log_from_us=log_from,
+        )
+
+    def _inbox_groups(self) -> list[str]:
+        return [g for d in self._inputs.databases for g in d.inbox_groups()]
+
+    def _span(self) -> Span | None:
+        """The ids that can belong to the time that is looked at; None for all there are."""
+        if not self._plan.from_us and not self._plan.to_us:
+            return None
+        slack = SKEW_US + round(self._plan.max_transaction_seconds * 1e6)
+        end = self.result.to_us + slack if self._plan.to_us else 1 << 52
+        return Span(max(0, self.result.from_us - slack), end)
+
+    # --- one row a message ------------------------------------------------------------------------------------
+
+    def _life(self) -> DataFrame:
+        groups, span = self._groups, self._span()
+        parts: list[DataFrame] = []
+        for number, log in enumerate(self._inputs.logs):
+            parts += self._of_log(log, number, span)
+        for number, kafka in enumerate(self._inputs.kafka, len(self._inputs.logs)):
+            parts.append(_within(kafka.messages(self._spark, groups, number), span))
+        for storage in self._inputs.storages:
+            halves = storage.halves(self._spark, span)
+            if halves is None:
+                raise InvalidRequest(f"--storage {storage.name}: it has no table server_half_message")
+            parts.append(life.of_halves(halves, groups))
+        bits = F.broadcast(groups.table(self._spark))
+        for number, database in enumerate(self._inputs.databases):
+            rows = database.local_rows(self._spark, span)
+            if rows is not None:
+                parts.append(life.of_local_rows(rows, number, groups))
+            effects = database.effects(self._spark, span)
+            if effects is not None:
+                named = effects.withColumnRenamed("consumer_group", "group").join(bits, "group", "left")
+                parts.append(life.of_effects(_within(named, span), groups))
+        together = life.together(parts, groups)
+        # Rows that only acks speak of belong to messages outside of the time that is looked at.
+        event = findings.event_us()
+        together = together.where(event.isNotNull() & (event >= self.result.from_us) & (event < self.result.to_us))
+        expected = F.broadcast(self._expected())
+        joined = together.join(expected, "place", "left")
+        subscribed = F.col("subscribed")
+        for b in range(groups.blocks):
+            due = F.filter(subscribed, lambda s: F.col("offset") >= s["start"])
+            joined = joined.withColumn(f"expected{b}", _mask(due, b))
+            if self._inputs.kafka:
+                done = F.filter(subscribed, lambda s: F.col("offset") < s["committed"])
+                zero = F.lit(0).cast("bigint")
+                settled = F.coalesce(f"settled{b}", zero).bitwiseOR(F.coalesce(_mask(done, b), zero))
+                joined = joined.withColumn(f"settled{b}", settled)
+        joined = joined.drop("subscribed")
+        self._cover()
+        return findings.with_facts(joined, self._terms, groups).withColumn("classes", findings.classes()).select(
+            "id", "no", "event_us", "t_us", "t_state", "topic", "producer_group", "half_us", "outcomes", "due_us",
+            "queued_us", "place", "offset", "places", "acked_us", "last_acked_us", "effect_us", "is_closed", "classes",
+            *[f"{m}{b}" for m in (*life.MASKS, "expected") for b in range(groups.blocks)],
+        )  # fmt: skip
+
+    def _of_log(self, log: LogInput, number: int, span: Span | None) -> list[DataFrame]:
+        spark, groups = self._spark, self._groups
+        from_us = span.start_us if span else 0
+        messages = log.messages(spark, groups, from_us)
+        parts = []
+        if messages is not None:
+            topics = spark.createDataFrame(
+                [(n, name, log.catalog.kind_of(name)) for n, name in log.catalog.topics.items()],
+                "topic bigint, name string, kind string",
+            ).select("topic", "kind", F.xxhash64("name").alias("topic_hash"))
+            producers = spark.createDataFrame(
+                [(n, name) for n, name in log.catalog.producer_groups.items() if name],
+                "producer_group int, name string",
+            ).select("producer_group", F.xxhash64("name").alias("group_hash"))
+            named = (
+                messages.join(F.broadcast(topics), "topic", "left")
+                .where("kind IS NULL OR kind != 'dead_letter'")
+                .join(F.broadcast(producers), "producer_group", "left")
+            )
+            parts.append(life.of_messages(_within(named, span), groups, number))
+        acks = log.acks(spark, from_us, loose_only=True)
+        if acks is not None:
+            bits = F.broadcast(groups.table(spark))
+            # An instance's own progress in a broadcast says nothing of its group.
+            parts.append(life.of_acks(_within(acks.join(bits, "group"), span), groups))
+        return parts
+
+    def _expected(self) -> DataFrame:
+        """(place, subscribed): who is to get what is in a queue, from which offset on."""
+        groups = self._groups
+        rows: list[tuple[int, list[tuple[int, ...]]]] = []
+        for number, log in enumerate(self._inputs.logs):
+            rows += [
+                (life.place_of(number, topic, queue), [(start, 0, *self._bits(group)) for group, start in wanted])
+                for (topic, queue), wanted in log.wanted().items()
+            ]
+        for number, kafka in enumerate(self._inputs.kafka, len(self._inputs.logs)):
+            rows += [
+                (
+                    life.place_of(number, topic, queue),
+                    [(0, committed, *self._bits(group)) for group, committed in wanted],
+                )
+                for (topic, queue), wanted in kafka.wanted().items()
+            ]
+        bits = ", ".join(f"bit{b}: bigint" for b in range(groups.blocks))
+        return self._spark.createDataFrame(
+            rows, f"place bigint, subscribed array<struct<start: bigint, committed: bigint, {bits}>>"
+        )
+
+    def _bits(self, group: str) -> list[int]:
+        return [self._groups.bit(group, b) for b in range(self._groups.blocks)]
+
+    def _cover(self) -> None:
+        """Which producer groups' local rows were read: those of a group without any are in a database not given."""
+        names: set[str] = set()
+        for database in self._inputs.databases:
+            names |= database.producer_groups()
+        known: set[str] = set()
+        for log in self._inputs.logs:
+            known |= {n for n in log.catalog.producer_groups.values() if n}
+        hashes = self._hashes(sorted(names | known))
+        self._names = {value: name for name, value in hashes.items()}
+        self._terms = Terms(
+            **{
+                **self._terms.__dict__,
+                "covered_groups": frozenset(hashes[n] for n in names),
+            }
+        )
+        if known - names:
+            listed = ", ".join(sorted(known - names)[:20])
+            self.result.notes.append(
+                f"not audited for ghosts, since no database given has rows of theirs: producer groups {listed}"
+            )
+
+    def _hashes(self, names: Sequence[str]) -> dict[str, int]:
+        if not names:
+            return {}
+        rows = self._spark.createDataFrame([(n,) for n in names], "name string").select("name", F.xxhash64("name"))
+        return {row[0]: row[1] for row in rows.collect()}
+
+    # --- what comes out ---------------------------------------------------------------------------------------
+
+    def _measure(self, rows: DataFrame) -> None:
+        """Counts by bucket, topic and class."""
+        bucket_us = round(self._plan.bucket_seconds * 1e6)
+        names = [f.name for f in findings.FINDINGS if f.when is not None]
+        committed = F.col("t_state").bitwiseAND(3) == life.COMMITTED
+        queued = F.col("place").isNotNull()
+        counted = rows.groupBy((F.col("event_us") / bucket_us).cast("bigint").alias("bucket"), "topic").agg(
+            F.count("id").alias("messages"),
+            F.count_if(committed).alias("committed"),
+            F.count_if(committed & queued).alias("queued"),
+            F.count_if(queued).alias("in_queues"),
+            F.count_if(queued & F.col("acked_us").isNotNull()).alias("acknowledged"),
+            F.count_if(F.col("effect_us").isNotNull()).alias("effects"),
+            F.count_if(F.col("t_state").isNotNull()).alias("rows"),
+            F.count_if(F.col("half_us").isNotNull()).alias("halves"),
+            F.count_if(F.col("is_closed")).alias("closed"),
+            F.max("t_us").alias("newest_row_us"),
+            *[F.count_if(findings.has(n)).alias(n) for n in names],
+        )
+        found = [row.asDict() for row in counted.collect()]
+        topics = {h: n for n, h in self._hashes(sorted(self._topic_names())).items()}
+        self._topics = topics
+        result = self.result
+        for row in found:
+            row["topic"] = topics.get(row["topic"], "")
+            row["at_us"] = row.pop("bucket") * bucket_us
+        result.buckets = sorted(found, key=lambda r: (r["at_us"], r["topic"]))
+        for name in (
+            "messages",
+            "committed",
+            "queued",
+            "in_queues",
+            "acknowledged",
+            "effects",
+            "rows",
+            "halves",
+            "closed",
+        ):
+            result.totals[name] = sum(row[name] for row in found)
+        self._newest_row_us = max((row["newest_row_us"] or 0 for row in found), default=0)
+        result.counts = {f.name: sum(row.get(f.name, 0) for row in found) for f in findings.FINDINGS}
+
+    def _topic_names(self) -> set[str]:
+        names = {n for log in self._inputs.logs for n in log.catalog.topics.values()}
+        return names | {n for kafka in self._inputs.kafka for n in kafka.topics}
+
+    def _collect(self, rows: DataFrame) -> None:
+        """The evidence of what was found."""
+        for name in [n for n, count in self.result.counts.items() if count and n != "PENDING"]:
+            most = MOST_FINDINGS if BY_NAME[name].is_bad else 1000
+            for row in rows.where(findings.has(name)).limit(most).toLocalIterator():
+                self.result.found.append(self._found(name, row.asDict()))
+
+    def _found(self, name: str, row: dict[str, Any]) -> Found:
+        groups = self._groups
+
+        def masks(kind: str) -> list[int]:
+            return [row[f"{kind}{b}"] or 0 for b in range(groups.blocks)]
+
+        found = Found(name, ids.to_text(bytes(row["id"])), row["no"], at_us=row["event_us"])
+        found.topic = self._topics.get(row["topic"], "")
+        found.producer_group = self._names.get(row["producer_group"], "")
+        state = row["t_state"]
+        row["local"] = (state or 0) & 3
+        if state is not None:
+            found.database = self._inputs.databases[state // life.DATABASE].name
+        if row["place"] is not None:
+            number, _, found.queue = life.parts_of_place(row["place"])
+            found.offset = row["offset"]
+            if number < len(self._inputs.logs):
+                found.log = self._inputs.logs[number].name
+        expected, settled = masks("expected"), masks("settled")
+        if name == "UNDELIVERED":
+            found.groups = groups.of([e & ~s for e, s in zip(expected, settled, strict=True)])
+        elif name == "ACKED_NO_EFFECT":
+            inboxes = [groups.mask(sorted(self._terms.inbox_groups), b) for b in range(groups.blocks)]
+            found.groups = groups.of(
+                [a & i & ~e for a, i, e in zip(masks("acked"), inboxes, masks("effects"), strict=True)]
+            )
+        elif name == "REDELIVERED":
+            found.groups = groups.of(masks("attempted"))
+        found.detail = _detail(name, row, found)
+        times = ("t_us", "half_us", "due_us", "queued_us", "acked_us", "effect_us")
+        found.evidence = {key: row[key] for key in times if row[key] is not None}
+        found.evidence |= {
+            "local": _STATES.get(row["local"], "no row"),
+            "server": _STATES.get(row["outcomes"], "PREPARED" if row["half_us"] else "unknown"),
+            "mode": "" if state is None else "outbox" if state & life.OUTBOX else "half",
+        }
+        return found
+
+    def _latency(self, rows: DataFrame, kind: str) -> list[tuple[int, str, int, int]]:
+        start, end = {
+            "commit_to_queue": ("t_us", "queued_us"),
+            "queue_to_ack": ("queued_us", "last_acked_us"),
+            "queue_to_effect": ("queued_us", "effect_us"),
+        }[kind]
+        bucket_us = round(self._plan.bucket_seconds * 1e6)
+        took = F.greatest(F.col(end) - F.col(start), F.lit(1))
+        counted = (
+            rows.where(F.col(start).isNotNull() & F.col(end).isNotNull() & F.col("due_us").isNull())
+            .groupBy(
+                (F.col("event_us") / bucket_us).cast("bigint").alias("bucket"),
+                "topic",
+                F.floor(F.log2(took.cast("double")) * _BINS).cast("int").alias("bin"),
+            )
+            .count()
+        )
+        return sorted(
+            (row["bucket"] * bucket_us, self._topics.get(row["topic"], ""), row["bin"], row["count"])
+            for row in counted.collect()
+        )
+
+    # --- what needs more than a message's row -----------------------------------------------------------------
+
+    def _special(self) -> None:
+        result = self.result
+        for log in self._inputs.logs:
+            self._add("CORRUPT", [_corrupt(log, broken) for broken in log.broken() if self._in_time(broken["time_us"])])
+            self._add("BRIDGE_GAP", [g for g in _gaps(log) if self._in_time(g.at_us)])
+            self._progress("looking at order")
+            self._add("DISORDER", self._disorder(log))
+        if not self._plan.effects:
+            result.not_checked["DUP_EFFECT"] = "name the business effects with --effects"
+        for name, query in self._plan.effects:
+            database = next((d for d in self._inputs.databases if d.name == name or not name), None)
+            if database is None:
+                raise InvalidRequest(f"--effects names database {name!r}, which is none of those given")
+            self._add("DUP_EFFECT", self._doubled(database, query))
+        if self._inputs.kafka and not self._inputs.logs:
+            result.not_checked["BRIDGE_GAP"] = "Kafka keeps only the last position of a bridge"
+            result.not_checked["DISORDER"] = result.not_checked["REDELIVERED"] = "Kafka keeps no record of each ack"
+            result.not_checked["CORRUPT"] = "Kafka checks its records when it reads them"
+        if not self._terms.inbox_groups:
+            result.not_checked["ACKED_NO_EFFECT"] = "no database given has inbox rows"
+
+    def _in_time(self, at_us: int) -> bool:
+        return not at_us or self.result.from_us <= at_us < self.result.to_us or not self._plan.from_us
+
+    def _add(self, name: str, found: list[Found]) -> None:
+        self.result.counts[name] = self.result.counts.get(name, 0) + len(found)
+        self.result.found += found
+
+    def _disorder(self, log: LogInput) -> list[Found]:
+        """Settled messages of ordered groups behind later ones of their key."""
+        ordered = [s for s in log.catalog.subscriptions.values() if s.mode == "ordered"]
+        numbers = {name: n for n, name in log.catalog.topics.items()}
+        wanted = [(s.group, numbers[s.topic], list(s.moved)) for s in ordered if s.topic in numbers]
+        span = self._span()
+        acks = log.acks(self._spark, span.start_us if span else 0)
+        if not wanted or acks is None:
+            return []
+        which = F.broadcast(self._spark.createDataFrame(wanted, "group string, topic bigint, moved array<bigint>"))
+        chosen = acks.where(
+            F.col("kind").isin(int(SettleKind.ACK), int(SettleKind.DEAD_LETTER)) & (F.col("key_hash") != 0)
+        ).join(which, ["group", "topic"])
+        chosen = chosen.withColumn("epoch", F.size(F.filter("moved", lambda at: at <= F.col("seq"))))
+        before = (
+            Window.partitionBy("group", "topic", "queue", "key_hash", "epoch")
+            .orderBy("seq", "offset")
+            .rowsBetween(Window.unboundedPreceding, -1)
+        )
+        late = chosen.withColumn("highest", F.max("offset").over(before)).where("highest > offset")
+        found = []
+        for row in _within(late, span).limit(MOST_FINDINGS).toLocalIterator():
+            topic = log.catalog.topics.get(row["topic"], "")
+            found.append(
+                Found(
+                    "DISORDER", ids.to_text(bytes(row["id"])), row["no"],
+                    f"group {row['group']} settled offset {row['offset']} after offset {row['highest']} of the same key",
+                    topic, row["queue"], row["offset"], "", [row["group"]], row["at_us"], "", log.name,
+                    {"settled_us": row["at_us"], "after_offset": row["highest"]},
+                )
+            )  # fmt: skip
+        return found
+
+    def _doubled(self, database: Database, query: str) -> list[Found]:
+        span = self._span()
+        found = []
+        for row in database.doubled(self._spark, query).limit(MOST_FINDINGS).toLocalIterator():
+            try:
+                transaction, number = ids.parse_message_id(row["message_id"])
+            except ValueError as error:
+                raise InvalidRequest(f"--effects on database {database.name}: {error}") from None
+            made_us = ids.milliseconds(transaction) * 1000
+            if span is not None and not self.result.from_us <= made_us < self.result.to_us:
+                continue
+            found.append(
+                Found(
+                    "DUP_EFFECT", ids.to_text(transaction), number, f"the effect is there {row['times']} times",
+                    groups=[row["consumer_group"]] if row["consumer_group"] else [], at_us=made_us,
+                    database=database.name, evidence={"times": row["times"]},
+                )
+            )  # fmt: skip
+        return found
+
+    # --- the verdict ------------------------------------------------------------------------------------------
+
+    def _judge(self) -> None:
+        result, plan = self.result, self._plan
+        now_us = time.time_ns() // 1000
+        longest_us = round(plan.max_transaction_seconds * 1e6)
+        totals = result.totals
+        if not totals["rows"]:
+            result.reasons.append("no local row lies in this time: there is nothing to hold the messages to")
+        if not totals["in_queues"]:
+            result.reasons.append("no message lies in this time in any queue that was read")
+        if not plan.closes_by_clock:
+            for entry in result.inputs:
+                behind_us = min(self._newest_row_us, now_us) - entry["watermark_us"]
+                if behind_us > longest_us and result.counts.get("PENDING"):
+                    result.reasons.append(
+                        f"{entry['input']} ends at {_text(entry['watermark_us'])}, and the databases have transactions "
+                        f"until {_text(self._newest_row_us)}: it is stale, what lies in between cannot be judged"
+                    )
+        if plan.to_us and result.closed_us < min(plan.to_us, now_us - longest_us - 60_000_000):
+            result.reasons.append(f"what came after {_text(result.closed_us)} is not through, and --to lies behind it")
+        if totals["rows"] and not totals["closed"] and result.counts.get("PENDING"):
+            result.reasons.append("everything in this time is still PENDING")
+        bad = any(result.counts.get(name) for name in BAD)
+        result.verdict = "FINDINGS" if bad else "INCONCLUSIVE" if result.reasons else "PASS"
+
+
+_STATES = {1: "COMMITTED", 2: "ROLLED_BACK", 3: "COMMITTED and ROLLED_BACK"}
+
+
+def _mask(subscribed: Column, block: int) -> Column:
+    """The groups' bits of some subscriptions, in one number."""
+    return F.aggregate(subscribed, F.lit(0).cast("bigint"), lambda mask, s: mask.bitwiseOR(s[f"bit{block}"]))
+
+
+def _within(rows: DataFrame, span: Span | None) -> DataFrame:
+    """Rows whose ids were made in a span."""
+    if span is None:
+        return rows
+    first = F.lit(bytes(max(0, span.start_us // 1000).to_bytes(6)))
+    last = F.lit(bytes(min(span.end_us // 1000, (1 << 48) - 1).to_bytes(6)))
+    return rows.where((F.col("id") >= first) & (F.col("id") < last))
+
+
+def _detail(name: str, row: dict[str, Any], found: Found) -> str:
+    local = _STATES.get(row["local"], "nothing")
+    if name == "CONFLICT":
+        return f"the database says {local}, the server {_STATES[row['outcomes']]}"
+    if name == "IN_DOUBT":
+        return f"a half without an outcome; the database says {local}"
+    if name == "LOST":
+        if row["outcomes"] == 1:
+            return "committed in the database and on the server, and in no queue"
+        return "committed in the database; the server has " + ("the half only" if row["half_us"] else "nothing of it")
+    if name == "GHOST":
+        return "in a queue; the database " + ("rolled it back" if row["local"] == 2 else "has no row of it")
+    if name == "DUP_ENQUEUE":
+        return f"in {row['places']} places, the first at offset {row['offset']}"
+    if name == "UNDELIVERED":
+        return f"not settled by {', '.join(found.groups)}"
+    if name == "ACKED_NO_EFFECT":
+        return f"acknowledged by {', '.join(found.groups)}, whose inbox has no row"
+    if name == "REDELIVERED":
+        return f"delivered again to {', '.join(found.groups)}"
+    if name == "ORPHAN_ROW":
+        return "a tombstone without a half" if row["local"] == 2 else "an inbox row of a message that nobody has"
+    return ""
+
+
+def _corrupt(log: LogInput, broken: dict[str, Any]) -> Found:
+    return Found(
+        "CORRUPT", broken["id"] or "", broken["no"] or 0, broken["detail"], at_us=broken["time_us"], log=log.name,
+        evidence={"position": broken["position"], "end": broken["end"], "is_read": broken["read"]},
+    )  # fmt: skip
+
+
+def _gaps(log: LogInput) -> Iterable[Found]:
+    last: dict[str, Any] = {}
+    for b in log.catalog.bridges:
+        before = last.get(b.source)
+        last[b.source] = b
+        if before is None:
+            continue
+        if b.since is not None and b.since != before.position:
+            detail = f"source {b.source} went on from {b.since or 'its beginning'}, and stood at {before.position}"
+        elif b.epoch < before.epoch:
+            detail = f"source {b.source}: epoch {b.epoch} wrote after epoch {before.epoch}"
+        else:
+            continue
+        yield Found(
+            "BRIDGE_GAP", detail=detail, at_us=b.time_us, log=log.name,
+            evidence={"position": b.at, "from": before.position, "to": b.since, "source": b.source},
+        )  # fmt: skip
+
+
+def _text(us: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(us / 1e6))
+
+
+__all__ = ["Audit", "Column", "Found", "Inputs", "Plan", "Result"]

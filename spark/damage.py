@@ -1,0 +1,155 @@
+"""What a damaged frame held. One wrong byte is found by the checksum's own arithmetic, and read as it was.
+
+CRC32C is linear: the difference between the checksum that stands there and the one of what stands there depends only
+on which bits are wrong and how far they are from the end. Undoing the checksum byte by byte finds the one place where
+the difference is that of a single byte. More damage than that is reported, and not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from notify import ids
+from storage.log.format import (
+    ENTRY_SIZE,
+    FRAME_HEADER,
+    FRAME_HEADER_SIZE,
+    FRAME_MAGIC,
+    RECORD_HEADER,
+    RECORD_HEADER_SIZE,
+    crc32c,
+    frame_is_sound,
+)
+from storage.log.sealed import ENTRY_TYPE
+
+_CHECKED_FROM = 12
+"""The checksum covers the length (bytes 4 to 8) and everything from here on."""
+_SEARCHED_BYTES = 16 << 20
+
+
+@dataclass
+class Broken:
+    """Bytes [position, end) of the log that are not what was written; `body`: what was, where that is known."""
+
+    position: int
+    end: int
+    detail: str
+    body: bytes | None = None
+    time_us: int = 0
+    message: tuple[str, int] | None = None
+    """Transaction id and number of the message whose payload is damaged."""
+
+    def plain(self) -> dict[str, Any]:
+        return {
+            "position": self.position,
+            "end": self.end,
+            "detail": self.detail,
+            "id": self.message[0] if self.message else None,
+            "no": self.message[1] if self.message else None,
+            "read": self.body is not None,
+            "time_us": self.time_us,
+        }
+
+
+def examine(data: bytes, position: int) -> Iterator[Broken]:
+    """What damaged bytes of the log, up to the next sound frame, are."""
+    header = data[:FRAME_HEADER_SIZE]
+    end = position + len(data)
+    if len(header) < FRAME_HEADER_SIZE:
+        yield Broken(position, end, f"{len(data)} bytes that are no frame")
+        return
+    magic, length, crc, records, base, durable, time_us = FRAME_HEADER.unpack(header)
+    body = data[FRAME_HEADER_SIZE:]
+    following = FRAME_HEADER_SIZE + length
+    if magic == FRAME_MAGIC and base == position and data[following : following + 4] == FRAME_MAGIC:
+        yield from examine(data[:following], position)
+        yield from examine(data[following:], position + following)
+        return
+    # What these say is known from elsewhere: where the frame is, and where the next one begins.
+    known = (FRAME_MAGIC, len(body), crc, records, position, durable, time_us)
+    if frame_is_sound(known, body):
+        wrong = [
+            name
+            for name, is_right in (("magic", magic == FRAME_MAGIC), ("length", length == len(body)))
+            if not is_right
+        ]
+        yield Broken(position, end, f"the frame's {' and '.join(wrong) or 'position'} is wrong", body, time_us)
+        return
+    fixed = _one_byte(FRAME_HEADER.pack(*known), body)
+    if fixed is None:
+        yield Broken(position, end, f"{len(data)} bytes with more than one of them wrong", None, time_us)
+        return
+    at, was, header, body = fixed
+    place = position + at
+    now = data[at]
+    found = _message_at(body, position + FRAME_HEADER_SIZE, place)
+    detail = f"byte {place} is {now:#04x}, and was {was:#04x} when it was written"
+    yield Broken(position, end, detail, body, FRAME_HEADER.unpack(header)[6], found)
+
+
+def _one_byte(header: bytes, body: bytes) -> tuple[int, int, bytes, bytes] | None:
+    """(place, what it was, header, body) of the one wrong byte; None if it is not one, or too far to look for."""
+    frame = bytearray(header + body)
+    stated = int.from_bytes(frame[8:12], "little")
+    difference = stated ^ crc32c(bytes(frame[4:8]) + bytes(frame[_CHECKED_FROM:]))
+    place = None
+    for byte in range(4):
+        if difference == difference & 0xFF << 8 * byte:
+            place, change = 8 + byte, difference >> 8 * byte  # the checksum itself
+    if place is None:
+        if len(frame) > _SEARCHED_BYTES:
+            return None
+        table, by_top, single = _tables()
+        for at in range(len(frame) - 1, _CHECKED_FROM - 1, -1):
+            found = single.get(difference)
+            if found is not None:
+                place, change = at, found
+                break
+            index = by_top[difference >> 24]
+            difference = ((difference ^ table[index]) << 8 | index) & 0xFFFFFFFF
+        if place is None:
+            return None
+    frame[place] ^= change
+    fixed_header, fixed_body = bytes(frame[:FRAME_HEADER_SIZE]), bytes(frame[FRAME_HEADER_SIZE:])
+    if not frame_is_sound(FRAME_HEADER.unpack(fixed_header), fixed_body):
+        return None
+    return place, frame[place], fixed_header, fixed_body
+
+
+@cache
+def _tables() -> tuple[list[int], list[int], dict[int, int]]:
+    """CRC32C's table, its rows by their highest byte, and the difference that each change of the last byte makes."""
+    table = []
+    for byte in range(256):
+        value = byte
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+        table.append(value)
+    by_top = [0] * 256
+    for byte, value in enumerate(table):
+        by_top[value >> 24] = byte
+    return table, by_top, {value: byte for byte, value in enumerate(table) if byte}
+
+
+def _message_at(body: bytes, body_at: int, place: int) -> tuple[str, int] | None:
+    """The message whose payload lies over a place."""
+    at = 0
+    while at < len(body):
+        length, _, _, count = RECORD_HEADER.unpack_from(body, at)
+        if body_at + at <= place < body_at + at + length:
+            entries = np.frombuffer(body, ENTRY_TYPE, count, at + RECORD_HEADER_SIZE)
+            if place < body_at + at + RECORD_HEADER_SIZE + count * ENTRY_SIZE:
+                return None
+            for entry in entries:
+                start = int(entry["position"])
+                if start <= place < start + int(entry["size"]):
+                    high, low = int(entry["id_high"]), int(entry["id_low"])
+                    return ids.to_text(high.to_bytes(8) + low.to_bytes(8)), int(entry["message_no"])
+            return None
+        at += length
+    return None

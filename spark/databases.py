@@ -1,0 +1,313 @@
+"""Databases as tables, read by JDBC in parts: local rows, inbox effects, and the halves of SQL storage.
+
+Ids come as 16 bytes and times as microseconds since 1970, converted by the database: what Spark makes of a driver's
+timestamps depends on time zones. MariaDB is read under `jdbc:mysql:` (with its own driver), since Spark has no dialect
+for `jdbc:mariadb:` and then quotes identifiers in a way that compares constants.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from pyspark.sql import DataFrame, SparkSession
+from sqlalchemy.engine.url import URL
+
+from notify import ids
+from notify.client.table import half_message, notify_inbox, notify_source
+from notify.databases import database_now
+from notify.errors import InvalidRequest, Unavailable
+from storage.sql.dialects import open_engine
+from storage.sql.rows import microseconds_of, text_of
+from storage.sql.tables import server_half_message
+
+ROWS_A_PART = 250_000
+MOST_PARTS = 64
+FETCH_ROWS = 20_000
+_DRIVERS = {
+    "postgresql": "org.postgresql.Driver",
+    "mysql": "org.mariadb.jdbc.Driver",
+    "mariadb": "org.mariadb.jdbc.Driver",
+    "sqlite": "org.sqlite.JDBC",
+}
+
+
+@dataclass(frozen=True)
+class Span:
+    """Microseconds since 1970, [start, end)."""
+
+    start_us: int
+    end_us: int
+
+
+class Database:
+    """One database, by its SQLAlchemy URL. Raises InvalidRequest for a URL that cannot be read."""
+
+    def __init__(self, url: str, name: str = "") -> None:
+        self._engine = open_engine(url)
+        self.url: URL = self._engine.url
+        self.kind = "mysql" if self.url.get_backend_name() == "mariadb" else self.url.get_backend_name()
+        if self.kind not in _DRIVERS:
+            raise InvalidRequest(f"--database: {self.kind} is not read; PostgreSQL, MySQL, MariaDB and SQLite are")
+        self.name = name or self.url.database or self.kind
+        try:
+            with self._engine.connect() as connection:
+                self.tables = set(sa.inspect(connection).get_table_names())
+                now = connection.execute(sa.select(database_now())).scalar_one()
+                self.clock_offset_us = microseconds_of(str(now)[:26]) - time.time_ns() // 1000
+                self._check(connection)
+        except sa.exc.SQLAlchemyError as error:
+            raise Unavailable(f"database {self.name}: {_short(error)}") from None
+
+    def _check(self, connection: sa.Connection) -> None:
+        """Raises InvalidRequest for tables of another schema than this one knows."""
+        for table in (half_message, notify_inbox, notify_source, server_half_message):
+            if table.name not in self.tables:
+                continue
+            there = {c["name"] for c in sa.inspect(connection).get_columns(table.name)}
+            missing = {c.name for c in table.columns} - there
+            if missing:
+                raise InvalidRequest(
+                    f"database {self.name}: {table.name} lacks {', '.join(sorted(missing))}: it is of an older "
+                    "schema; run create_tables, or the migration that docs/reference.md names"
+                )
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    @property
+    def now_us(self) -> int:
+        """By the database's clock."""
+        return time.time_ns() // 1000 + self.clock_offset_us
+
+    def source_id(self) -> str:
+        """The id that halves of this database carry, "" where it has none."""
+        if notify_source.name not in self.tables:
+            return ""
+        with self._engine.connect() as connection:
+            return str(connection.execute(sa.select(notify_source.c.id)).scalar() or "")
+
+    def purged(self) -> tuple[int, int]:
+        """Instants before which local rows, and inbox rows, may be gone; 0 where none is."""
+        if notify_source.name not in self.tables:
+            return 0, 0
+        t = notify_source.c
+        with self._engine.connect() as connection:
+            row = connection.execute(sa.select(t.purged_before, t.rows_from, t.inbox_from)).first()
+        return (0, 0) if row is None else (max(row[0], row[1]) * 1000, row[2] * 1000)
+
+    def producer_groups(self) -> set[str]:
+        """Whose local rows are here."""
+        return self._distinct(half_message.c.producer_group)
+
+    def inbox_groups(self) -> set[str]:
+        """Whose effects are here."""
+        return self._distinct(notify_inbox.c.consumer_group)
+
+    def _distinct(self, column: sa.Column[Any]) -> set[str]:
+        """The few values of a column. Where it leads an index, one search for each of them."""
+        table, name = column.table.name, column.name
+        if table not in self.tables:
+            return set()
+        if column.primary_key:
+            query = (
+                f"WITH RECURSIVE found(name) AS (SELECT min({name}) FROM {table} UNION ALL SELECT "
+                f"(SELECT min({name}) FROM {table} WHERE {name} > found.name) FROM found WHERE found.name IS NOT NULL) "
+                "SELECT name FROM found WHERE name IS NOT NULL"
+            )
+        else:
+            query = f"SELECT DISTINCT {name} FROM {table}"
+        with self._engine.connect() as connection:
+            return {str(row[0]) for row in connection.exec_driver_sql(query)}
+
+    # --- tables -----------------------------------------------------------------------------------------------
+
+    def local_rows(self, spark: SparkSession, span: Span | None) -> DataFrame | None:
+        """Rows of half_message as (id, no, producer_group, mode, state, topic, relayed, at_us), those with ids made in
+        `span`; None without the table."""
+        if half_message.name not in self.tables:
+            return None
+        columns = (
+            f"{self._id('transaction_id')} AS id, message_no AS no, producer_group, mode, state, topic, relayed, "
+            f"{self._us('created_at')} AS at_us"
+        )
+        return self._read(spark, half_message.name, columns, self._by_ids(half_message.c.transaction_id, span))
+
+    def effects(self, spark: SparkSession, span: Span | None) -> DataFrame | None:
+        """Rows of notify_inbox as (id, no, consumer_group, at_us), those made from the start of `span` on."""
+        if notify_inbox.name not in self.tables:
+            return None
+        number = {
+            "postgresql": "CAST(substr(message_id, 38) AS integer)",
+            "mysql": "CAST(SUBSTR(message_id, 38) AS SIGNED)",
+            "sqlite": "CAST(substr(message_id, 38) AS INTEGER)",
+        }[self.kind]
+        columns = (
+            f"{self._id('substr(message_id, 1, 36)')} AS id, {number} AS no, consumer_group, "
+            f"{self._us('created_at')} AS at_us"
+        )
+        return self._read(spark, notify_inbox.name, columns, self._by_time(notify_inbox.c.created_at, span))
+
+    def doubled(self, spark: SparkSession, query: str) -> DataFrame:
+        """(message_id, consumer_group, times) of effects that a query names more than once.
+
+        `query` gives `message_id`, and `consumer_group` where one database has several groups' effects.
+        """
+        try:
+            with self._engine.connect() as connection:
+                there = list(connection.exec_driver_sql(f"SELECT * FROM ({query}) q WHERE 1 = 0").keys())
+        except sa.exc.SQLAlchemyError as error:
+            raise InvalidRequest(f"--effects on database {self.name}: {_short(error)}") from None
+        if "message_id" not in there:
+            raise InvalidRequest(f"--effects must give a column message_id; it gives {', '.join(there)}")
+        group = "consumer_group" if "consumer_group" in there else "''"
+        by = "message_id, consumer_group" if "consumer_group" in there else "message_id"
+        return self._jdbc(
+            spark,
+            f"(SELECT message_id, {group} AS consumer_group, COUNT(*) AS times FROM ({query}) q GROUP BY {by} "
+            "HAVING COUNT(*) > 1) counted",
+            None,
+        )
+
+    def halves(self, spark: SparkSession, span: Span | None) -> DataFrame | None:
+        """Rows of server_half_message as (id, no, producer_group, state, topic, source, half_us, decided_us)."""
+        if server_half_message.name not in self.tables:
+            return None
+        columns = (
+            f"{self._id('transaction_id')} AS id, message_no AS no, producer_group, state, topic, source, "
+            f"{self._us('created_at')} AS half_us, {self._us('decided_at')} AS decided_us"
+        )
+        where = self._by_ids(server_half_message.c.transaction_id, span)
+        return self._read(spark, server_half_message.name, columns, where)
+
+    def rows_of(self, transaction_ids: Sequence[str]) -> list[dict[str, Any]]:
+        """The local rows of some transactions, bodies included: evidence, and what a repair sends."""
+        if half_message.name not in self.tables or not transaction_ids:
+            return []
+        with self._engine.connect() as connection:
+            found = connection.execute(
+                sa.select(half_message).where(half_message.c.transaction_id.in_(transaction_ids))
+            ).mappings()
+            return [dict(row) for row in found]
+
+    def inbox_of(self, message_ids: Sequence[str]) -> list[dict[str, Any]]:
+        """The inbox rows of some messages."""
+        if notify_inbox.name not in self.tables or not message_ids:
+            return []
+        with self._engine.connect() as connection:
+            found = connection.execute(
+                sa.select(notify_inbox).where(notify_inbox.c.message_id.in_(message_ids))
+            ).mappings()
+            return [dict(row) for row in found]
+
+    # --- how it is read ---------------------------------------------------------------------------------------
+
+    def _id(self, expression: str) -> str:
+        if self.kind == "postgresql":
+            return f"decode(replace({expression}, '-', ''), 'hex')"
+        return f"unhex(replace({expression}, '-', ''))"
+
+    def _us(self, column: str) -> str:
+        return {
+            "postgresql": f"CAST(EXTRACT(EPOCH FROM {column}) * 1000000 AS bigint)",
+            "mysql": f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {column})",
+            "sqlite": f"(CAST(strftime('%s', {column}) AS INTEGER) * 1000000 + CAST(substr({column}, 21, 6) AS INTEGER))",
+        }[self.kind]
+
+    def _by_ids(self, column: sa.Column[Any], span: Span | None) -> list[str]:
+        """Conditions that part a table by ranges of its ids, which are made in time order."""
+        name = column.name
+        try:
+            with self._engine.connect() as connection:
+                query = sa.select(sa.func.min(column), sa.func.max(column))
+                if span is not None:
+                    query = query.where(column >= _id_at(span.start_us), column < _id_at(span.end_us))
+                first, last = connection.execute(query).one()
+                if first is None:
+                    return ["1 = 0"]
+                count = self._about(connection, column.table)
+        except sa.exc.SQLAlchemyError as error:
+            raise Unavailable(f"database {self.name}: {_short(error)}") from None
+        low = ids.milliseconds(ids.from_text(first)) * 1000
+        high = ids.milliseconds(ids.from_text(last)) * 1000 + 1000
+        edges = [_id_at(edge) for edge in _edges(low, high, count)]
+        return [f"{name} >= '{a}' AND {name} < '{b}'" for a, b in zip(edges, edges[1:], strict=False)]
+
+    def _by_time(self, column: sa.Column[Any], span: Span | None) -> list[str]:
+        name = column.name
+        try:
+            with self._engine.connect() as connection:
+                query = sa.select(sa.func.min(column), sa.func.max(column))
+                if span is not None:
+                    query = query.where(column >= sa.literal_column(f"'{text_of(span.start_us)}'"))
+                first, last = connection.execute(query).one()
+                if first is None:
+                    return ["1 = 0"]
+                count = self._about(connection, column.table)
+        except sa.exc.SQLAlchemyError as error:
+            raise Unavailable(f"database {self.name}: {_short(error)}") from None
+        edges = _edges(microseconds_of(first), microseconds_of(last) + 1, count)
+        texts = [text_of(edge) for edge in edges]
+        return [f"{name} >= '{a}' AND {name} < '{b}'" for a, b in zip(texts, texts[1:], strict=False)]
+
+    def _about(self, connection: sa.Connection, table: Any) -> int:
+        """About how many rows a table has, without counting them."""
+        if self.kind == "postgresql":
+            query = f"SELECT reltuples::bigint FROM pg_class WHERE oid = '{table.name}'::regclass"
+        elif self.kind == "mysql":
+            query = (
+                "SELECT table_rows FROM information_schema.tables "
+                f"WHERE table_schema = database() AND table_name = '{table.name}'"
+            )
+        else:
+            query = f"SELECT count(*) FROM {table.name}"
+        return max(0, int(connection.exec_driver_sql(query).scalar() or 0))
+
+    def _read(self, spark: SparkSession, table: str, columns: str, conditions: list[str]) -> DataFrame:
+        return self._jdbc(spark, f"(SELECT {columns} FROM {table} WHERE %s) part", conditions)
+
+    def _jdbc(self, spark: SparkSession, table: str, conditions: list[str] | None) -> DataFrame:
+        """One JDBC read for each condition, in parallel: each is a statement of its own."""
+        url, properties = self._jdbc_url()
+        if conditions is None:
+            return spark.read.jdbc(url, table, properties=properties)
+        whole: DataFrame | None = None
+        # A subquery for each part: the conditions are about columns that the outer statement no longer has.
+        for condition in conditions:
+            part = spark.read.jdbc(url, table % condition, properties=properties)
+            whole = part if whole is None else whole.unionAll(part)
+        assert whole is not None
+        return whole
+
+    def _jdbc_url(self) -> tuple[str, dict[str, str]]:
+        u = self.url
+        properties = {"driver": _DRIVERS[self.kind], "fetchsize": str(FETCH_ROWS)}
+        if self.kind == "sqlite":
+            return f"jdbc:sqlite:{u.database}", properties
+        if u.username:
+            properties["user"] = u.username
+        if u.password:
+            properties["password"] = str(u.password)
+        place = f"{u.host or '127.0.0.1'}:{u.port or (5432 if self.kind == 'postgresql' else 3306)}/{u.database}"
+        if self.kind == "postgresql":
+            return f"jdbc:postgresql://{place}", properties
+        # Without this the driver refuses the scheme that Spark knows.
+        return f"jdbc:mysql://{place}?permitMysqlScheme&allowPublicKeyRetrieval=true", properties
+
+
+def _edges(low: int, high: int, rows: int) -> list[int]:
+    """Borders of parts of a range."""
+    parts = min(MOST_PARTS, max(1, rows // ROWS_A_PART))
+    return [low + (high - low) * i // parts for i in range(parts)] + [high]
+
+
+def _id_at(us: int) -> str:
+    """The lowest id of an instant."""
+    return ids.to_text(max(0, us // 1000).to_bytes(6) + bytes(10))
+
+
+def _short(error: Exception) -> str:
+    return str(getattr(error, "orig", None) or error).strip().splitlines()[0]

@@ -1,0 +1,248 @@
+"""What an audit finds: thirteen classes, each defined once, as a condition on one message's row.
+
+A row is what `spark.life` brings together; `facts` adds the few conditions that the classes share. Exclusive classes
+say what became of a transaction, and a message has at most one of them; the others are about its delivery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from spark.life import COMMITTED, ROLLED_BACK, Groups
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the conditions are measured by. All instants in microseconds since 1970."""
+
+    closed_before_us: int
+    """Transactions before this are through, whatever happens now: the slowest input's watermark less the longest
+    transaction."""
+    settled_before_us: int
+    """Messages queued before this should have been settled."""
+    covered_groups: frozenset[int]
+    """Hashes of the producer groups whose local rows were read."""
+    inbox_groups: frozenset[str]
+    """Consumer groups whose inbox was read."""
+    rows_from_us: int = 0
+    """Local rows before this may have been purged."""
+    inbox_from_us: int = 0
+    log_from_us: int = 0
+    """What the log held before this may have been dropped."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One class. `is_bad`: it makes the verdict FINDINGS. `when`: the condition, None where it needs more than a row."""
+
+    name: str
+    meaning: str
+    action: str
+    repair: str = ""
+    is_bad: bool = True
+    when: Callable[[], Column] | None = None
+
+
+def _c(name: str) -> Column:
+    return F.col(name)
+
+
+FINDINGS: tuple[Finding, ...] = (
+    Finding(
+        "CONFLICT",
+        "The database and the server recorded opposite outcomes, or the server recorded both. Either a business change "
+        "was not announced, or one that never happened was.",
+        "Find out who forced the outcome (notify audit explain). Where the database committed, send the message again.",
+        "republish",
+        when=lambda: _c("is_conflict") & _c("is_closed"),
+    ),
+    Finding(
+        "IN_DOUBT",
+        "A half message without an outcome, longer than a transaction may last: nobody gets it, nobody knows why.",
+        "Bring a producer of the group online, or run notify check, so that the check is answered.",
+        "decide",
+        when=lambda: _c("is_in_doubt") & _c("is_closed"),
+    ),
+    Finding(
+        "LOST",
+        "The database committed the transaction and its message is in no queue: nobody downstream will ever hear of it.",
+        "Send it again: from the local row (outbox) or from the half in the log; else from the business data.",
+        "republish",
+        when=lambda: _c("is_lost") & _c("is_closed"),
+    ),
+    Finding(
+        "GHOST",
+        "A message was delivered for a transaction that no database committed: an effect without its cause.",
+        "Undo the effects in the consumers; find out who sent it (producer group and source are in the evidence).",
+        when=lambda: _c("is_ghost") & _c("is_closed"),
+    ),
+    Finding(
+        "DUP_ENQUEUE",
+        "One message stands in queues more than once. Consumers with an inbox take it once, others do it twice.",
+        "Check the consumers without an inbox for doubled effects.",
+        when=lambda: _c("places") > 1,
+    ),
+    Finding(
+        "UNDELIVERED",
+        "A group that subscribes has not settled the message within the time that it was given.",
+        "Look whether the group's consumers run, and what its lag is: notify group show.",
+        when=lambda: _c("is_queued") & ~_c("is_suspect") & _c("is_late") & (_c("missing_groups") > 0),
+    ),
+    Finding(
+        "ACKED_NO_EFFECT",
+        "A group acknowledged the message, and its inbox has no row of it: acknowledged, and not done.",
+        "Send it to this group again; look for handlers that return before their transaction commits.",
+        "redeliver",
+        when=lambda: _c("is_queued") & (_c("effectless_groups") > 0),
+    ),
+    Finding(
+        "DUP_EFFECT",
+        "The business effect of a message is there more than once (only checked with --effects).",
+        "Undo the surplus effect; put the handler's effect into the inbox's transaction.",
+        when=None,
+    ),
+    Finding(
+        "REDELIVERED",
+        "The message was delivered more than once, as at-least-once delivery may. No harm where effects are in an inbox.",
+        "Nothing, unless there are many: then handlers fail, or take longer than their lease.",
+        is_bad=False,
+        when=lambda: _c("is_queued") & (_c("attempted_groups") > 0),
+    ),
+    Finding(
+        "CORRUPT",
+        "Bytes of the log are not what was written.",
+        "Replace the disk; restore the log from a backup, or serve the message from the business data.",
+        when=None,
+    ),
+    Finding(
+        "DISORDER",
+        "An ordered group settled a later message of a key before an earlier one, or a queue's offsets run against time.",
+        "Look for two consumers outside the SDK with one instance name, and for clocks that were set back.",
+        when=None,
+    ),
+    Finding(
+        "BRIDGE_GAP",
+        "A bridge's positions do not follow each other: what the source committed in between may be missing.",
+        "Run notify bridge --backfill, which takes what is missing from the source's table.",
+        when=None,
+    ),
+    Finding(
+        "ORPHAN_ROW",
+        "A row that belongs to nothing: an inbox row of a message that no queue has, or a tombstone without a half.",
+        "Harmless by itself; it shows that a log was lost or exchanged, or that ids were made up.",
+        when=lambda: _c("is_orphan") & _c("is_closed"),
+    ),
+    Finding(
+        "PENDING",
+        "Not through yet: committed or prepared a moment ago, or behind the slowest input. The next audit tells.",
+        "Nothing.",
+        is_bad=False,
+        when=lambda: (
+            (_c("is_lost") | _c("is_ghost") | _c("is_in_doubt") | _c("is_orphan") | _c("is_conflict"))
+            & ~_c("is_closed")
+        ),
+    ),
+)
+BY_NAME = {f.name: f for f in FINDINGS}
+BAD = [f.name for f in FINDINGS if f.is_bad]
+
+
+def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
+    """The conditions that the classes share, as columns. `life` has `expected…` masks besides its own."""
+    has_row = _c("t_state").isNotNull()
+    state = F.coalesce(_c("t_state"), F.lit(0)).bitwiseAND(3)
+    committed_here = state == COMMITTED
+    tombstone = state == ROLLED_BACK
+    queued = _c("place").isNotNull()
+    half = _c("half_us").isNotNull()
+    outcomes = F.coalesce(_c("outcomes"), F.lit(0))
+    decided = outcomes != 0
+    committed_there = outcomes.bitwiseAND(COMMITTED) != 0
+    rolled_back_there = outcomes.bitwiseAND(ROLLED_BACK) != 0
+    sent = queued | committed_there
+    event = event_us()
+    # A delayed message that is not due yet is where it should be.
+    waits = committed_there & ~queued & (_c("due_us") >= terms.closed_before_us)
+    in_doubt = half & ~decided & ~queued
+    conflict = (
+        (committed_here & rolled_back_there)
+        | (tombstone & committed_there & half)
+        | (committed_there & rolled_back_there)
+    )
+    is_transaction = _c("producer_group").isNotNull()
+    covered = _any(_c("producer_group"), terms.covered_groups)
+    no_row = ~has_row & (event >= terms.rows_from_us)
+    ghost = sent & is_transaction & (no_row & covered | (tombstone & ~half))
+    lost = committed_here & ~queued & ~conflict & ~in_doubt & ~waits & (event >= terms.log_from_us)
+    nothing_there = ~sent & ~half & ~decided
+    orphan = nothing_there & (tombstone | (~has_row & _c("effect_us").isNotNull()))
+    late = F.coalesce("due_us", "queued_us") < terms.settled_before_us
+    inbox = sorted(terms.inbox_groups)
+
+    def groups_in(mask: Callable[[int], Column]) -> Column:
+        return reduce(lambda a, b: a + b, [F.bit_count(mask(b)) for b in range(groups.blocks)])
+
+    def or_zero(name: str) -> Column:
+        return F.coalesce(_c(name), F.lit(0).cast("bigint"))
+
+    missing = groups_in(lambda b: or_zero(f"expected{b}").bitwiseAND(F.bitwise_not(or_zero(f"settled{b}"))))
+    # What was acknowledged before inbox rows are kept from on says nothing.
+    acked_in_time = _c("acked_us") >= terms.inbox_from_us
+    effectless = groups_in(
+        lambda b: (
+            or_zero(f"acked{b}")
+            .bitwiseAND(F.lit(groups.mask(inbox, b)).cast("bigint"))
+            .bitwiseAND(F.bitwise_not(or_zero(f"effects{b}")))
+        )
+    )
+    return (
+        life.withColumn("event_us", event)
+        .withColumns(
+            {
+                "is_queued": queued,
+                "is_conflict": conflict,
+                "is_in_doubt": in_doubt,
+                "is_ghost": F.coalesce(ghost, F.lit(False)),
+                "is_lost": F.coalesce(lost, F.lit(False)),
+                "is_orphan": orphan & (event >= terms.log_from_us),
+                "is_closed": event < terms.closed_before_us,
+                "is_late": F.coalesce(late, F.lit(False)),
+                "missing_groups": missing,
+                "effectless_groups": F.when(acked_in_time, effectless).otherwise(0),
+                "attempted_groups": groups_in(lambda b: or_zero(f"attempted{b}")),
+            }
+        )
+        .withColumn("is_ghost", _c("is_ghost") & ~_c("is_conflict"))
+        .withColumn("is_suspect", _c("is_ghost") | _c("is_conflict"))
+    )
+
+
+def _any(column: Column, values: frozenset[int]) -> Column:
+    if not values:
+        return F.lit(False)
+    return F.coalesce(column.isin(sorted(values)), F.lit(False))
+
+
+def event_us() -> Column:
+    """When a message came about, by whoever knew of it first: its local row, its half, its place, its effect."""
+    return F.coalesce("t_us", "half_us", "queued_us", "effect_us")
+
+
+def classes() -> Column:
+    """What is found in a row: a number with a bit for each of FINDINGS, in their order."""
+    bits = [F.when(f.when(), F.lit(bit_of(f.name))).otherwise(0) for f in FINDINGS if f.when is not None]
+    return reduce(lambda a, b: a + b, bits).cast("int")
+
+
+def bit_of(name: str) -> int:
+    return 1 << FINDINGS.index(BY_NAME[name])
+
+
+def has(name: str) -> Column:
+    """Whether a row is of this class."""
+    return _c("classes").bitwiseAND(bit_of(name)) != 0

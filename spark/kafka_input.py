@@ -1,0 +1,94 @@
+"""Apache Kafka as an audit's input: which topics there are, what is in them, and how far the groups have come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+from confluent_kafka.admin import AdminClient  # type: ignore[attr-defined]
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from notify.errors import InvalidRequest, Unavailable
+from notify.kafka_records import DELAYED, POSITIONS, brokers_of
+from spark import life
+from spark.kafka_source import NotifyKafkaSource, Part, parts_of
+from spark.life import Groups
+
+OWN_GROUPS = ("notify-audit", "notify-delays", "notify-positions")
+_NOT_MESSAGES = (POSITIONS, DELAYED)
+_NOT_FIRST = ("retry.", "dead-letter.", "__")
+CALL_SECONDS = 30.0
+
+
+class KafkaInput:
+    """The topics of one Kafka cluster. `prepare` first."""
+
+    def __init__(self, url: str, topics: Sequence[str] = ()) -> None:
+        """`topics`: those to audit; default all but Kafka's, and the bridge's own."""
+        self.brokers = brokers_of(url)
+        self.topics = list(topics)
+        self._parts: list[Part] = []
+        self._committed: dict[str, dict[tuple[int, int], int]] = {}
+        self.watermark_us = 0
+        self.first_us = 0
+
+    def prepare(self) -> None:
+        """Look what is there. Raises Unavailable where no broker answers, InvalidRequest for a missing topic."""
+        admin = AdminClient({"bootstrap.servers": self.brokers, "log_level": 2})
+        self.watermark_us = time.time_ns() // 1000
+        try:
+            there = set(admin.list_topics(timeout=CALL_SECONDS).topics)
+            missing = set(self.topics) - there
+            if missing:
+                raise InvalidRequest(f"--kafka: there is no topic {', '.join(sorted(missing))}")
+            if not self.topics:
+                self.topics = sorted(t for t in there if t not in _NOT_MESSAGES and not t.startswith(_NOT_FIRST))
+            if not self.topics:
+                raise InvalidRequest(f"--kafka {self.brokers}: there is no topic of messages")
+            numbers = {name: n for n, name in enumerate(self.topics)}
+            names = [g.group_id for g in admin.list_consumer_groups().result(CALL_SECONDS).valid]
+            for name in sorted(set(names) - set(OWN_GROUPS)):
+                request = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(name)])
+                found = request[name].result(CALL_SECONDS).topic_partitions or []
+                self._committed[name] = {
+                    (numbers[p.topic], p.partition): p.offset for p in found if p.topic in numbers and p.offset >= 0
+                }
+        except KafkaException as error:
+            raise Unavailable(f"Kafka at {self.brokers}: {error.args[0].str()}") from error
+        self._committed = {name: offsets for name, offsets in self._committed.items() if offsets}
+        self._parts = parts_of(self.brokers, self.topics)
+
+    def groups(self) -> Sequence[str]:
+        return sorted(self._committed)
+
+    def wanted(self) -> dict[tuple[int, int], list[tuple[str, int]]]:
+        """By (topic, partition) the groups that read it, and the offset that each has come to."""
+        found: dict[tuple[int, int], list[tuple[str, int]]] = {}
+        for group, offsets in self._committed.items():
+            for place, offset in offsets.items():
+                found.setdefault(place, []).append((group, offset))
+        return found
+
+    def messages(self, spark: SparkSession, groups: Groups, number: int) -> DataFrame:
+        """Q in the common shape."""
+        spark.dataSource.register(NotifyKafkaSource)
+        rows = (
+            spark.read.format("notify_kafka")
+            .option("brokers", self.brokers)
+            .option("topics", ",".join(self.topics))
+            .load()
+        )
+        topics = spark.createDataFrame(list(enumerate(self.topics)), "topic bigint, name string").select(
+            "topic", F.xxhash64("name").alias("topic_hash")
+        )
+        named = rows.join(F.broadcast(topics), "topic")
+        named = named.withColumn(
+            "group_hash", F.when(F.col("producer_group").isNotNull(), F.xxhash64("producer_group"))
+        )
+        nothing = F.lit(None).cast("bigint")
+        for missing in ("half_us", "due_us", "acked_us", "last_acked_us"):
+            named = named.withColumn(missing, nothing)
+        named = named.withColumn("outcome", F.lit(1))
+        return life.of_messages(named, groups, number)

@@ -1,0 +1,179 @@
+"""One row a message: what each input knows of it, brought together in one aggregation.
+
+Every table becomes rows of one shape, most columns of them null; the union is grouped by message once. Five full outer
+joins would sort everything four times more. What differs by consumer group is a bit of a mask: bit n stands for the
+nth group, so that "subscribed and not settled" is arithmetic, for any number of groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from spark.scan import ATTEMPTED
+
+BITS = 62
+COMMITTED, ROLLED_BACK = 1, 2
+OUTBOX, DATABASE = 4, 16
+"""In `t_state`, beside these two."""
+_PLACE_TOPIC, _PLACE_LOG = 16, 48
+
+# Column: (type, how rows of one message become one).
+_SHAPE: dict[str, tuple[str, str]] = {
+    "t_us": ("bigint", "min"),  # when the local row was written
+    "t_state": ("int", "min"),  # 1 COMMITTED, 2 ROLLED_BACK (a tombstone); 4 with mode outbox; times 16 the database
+    "topic": ("bigint", "max"),  # hash of its name
+    "producer_group": ("bigint", "max"),  # hash of its name; null: sent without a transaction
+    "half_us": ("bigint", "min"),
+    "outcomes": ("int", "or"),  # 1 COMMITTED, 2 ROLLED_BACK, 3 both
+    "due_us": ("bigint", "max"),
+    "queued_us": ("bigint", "min"),
+    "place": ("bigint", "min"),  # log, topic and queue
+    "offset": ("bigint", "min"),
+    "places": ("bigint", "count"),
+    "acked_us": ("bigint", "min"),
+    "last_acked_us": ("bigint", "max"),
+    "effect_us": ("bigint", "min"),
+}
+MASKS = ("acked", "settled", "attempted", "effects")
+
+
+class Groups:
+    """Consumer groups by the bit that stands for them."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = list(dict.fromkeys(names))
+        self.blocks = max(1, -(-len(self.names) // BITS))
+        self._number = {name: n for n, name in enumerate(self.names)}
+
+    def bit(self, name: str, block: int) -> int:
+        """The group's bit within a block of the mask, 0 in the others."""
+        number = self._number[name]
+        return 1 << number % BITS if number // BITS == block else 0
+
+    def mask(self, names: Sequence[str], block: int) -> int:
+        return reduce(lambda mask, name: mask | self.bit(name, block), names, 0)
+
+    def of(self, masks: Sequence[int | None]) -> list[str]:
+        """The names that masks of all blocks say."""
+        return [n for n in self.names if any((masks[b] or 0) & self.bit(n, b) for b in range(self.blocks))]
+
+    def table(self, spark: SparkSession) -> DataFrame:
+        """(group, bit0, bit1, …)."""
+        fields = [T.StructField("group", T.StringType())]
+        fields += [T.StructField(f"bit{b}", T.LongType()) for b in range(self.blocks)]
+        rows = [(name, *[self.bit(name, b) for b in range(self.blocks)]) for name in self.names]
+        return spark.createDataFrame(rows, T.StructType(fields))
+
+
+def columns(groups: Groups) -> list[str]:
+    return [*_SHAPE, *[f"{mask}{b}" for mask in MASKS for b in range(groups.blocks)]]
+
+
+def shaped(rows: DataFrame, groups: Groups, **known: Column | str) -> DataFrame:
+    """Rows of one input in the common shape; what it does not know is null."""
+    chosen: list[Column] = [F.col("id"), F.col("no")]
+    for name in columns(groups):
+        kind = _SHAPE[name][0] if name in _SHAPE else "bigint"
+        value = known.get(name)
+        column = F.lit(None) if value is None else F.col(value) if isinstance(value, str) else value
+        chosen.append(column.cast(kind).alias(name))
+    return rows.select(*chosen)
+
+
+def of_local_rows(rows: DataFrame, number: int, groups: Groups) -> DataFrame:
+    """T: spark.databases.Database.local_rows."""
+    return shaped(
+        rows,
+        groups,
+        t_us="at_us",
+        t_state=F.when(F.col("state") == "ROLLED_BACK", ROLLED_BACK).otherwise(COMMITTED)
+        + F.when(F.col("mode") == "outbox", OUTBOX).otherwise(0)
+        + F.lit(number * DATABASE),
+        topic=F.when(F.col("state") != "ROLLED_BACK", F.xxhash64("topic")),
+        producer_group=F.xxhash64("producer_group"),
+    )
+
+
+def of_halves(rows: DataFrame, groups: Groups) -> DataFrame:
+    """H of SQL storage: spark.databases.Database.halves."""
+    outcomes = F.when(F.col("state") == "COMMITTED", COMMITTED).when(F.col("state") == "ROLLED_BACK", ROLLED_BACK)
+    return shaped(
+        rows,
+        groups,
+        topic=F.xxhash64("topic"),
+        producer_group=F.xxhash64("producer_group"),
+        half_us="half_us",
+        outcomes=outcomes,
+    )
+
+
+def of_messages(rows: DataFrame, groups: Groups, log: int) -> DataFrame:
+    """H, Q and what of A lies beside them: spark.scan.MESSAGES with `topic_hash`, `group_hash` and masks."""
+    place = F.when(F.col("offset").isNotNull(), _place(log))
+    masks: dict[str, Column | str] = {
+        f"{m}{b}": f"{m}{b}" for m in MASKS for b in range(groups.blocks) if f"{m}{b}" in rows.columns
+    }
+    return shaped(
+        rows,
+        groups,
+        topic="topic_hash",
+        producer_group="group_hash",
+        half_us="half_us",
+        outcomes=F.when(F.col("outcome") > 0, F.col("outcome")),
+        due_us="due_us",
+        queued_us="queued_us",
+        place=place,
+        offset="offset",
+        places=place,
+        acked_us="acked_us",
+        last_acked_us="last_acked_us",
+        **masks,
+    )
+
+
+def _place(log: int) -> Column:
+    topic = F.shiftleft(F.col("topic").cast("bigint"), _PLACE_TOPIC)
+    return F.lit(log << _PLACE_LOG).bitwiseOR(topic).bitwiseOR(F.col("queue").cast("bigint"))
+
+
+def place_of(log: int, topic: int, queue: int) -> int:
+    return log << _PLACE_LOG | topic << _PLACE_TOPIC | queue
+
+
+def parts_of_place(place: int) -> tuple[int, int, int]:
+    """(log, topic number, queue)."""
+    return place >> _PLACE_LOG, place >> _PLACE_TOPIC & 0xFFFFFFFF, place & 0xFFFF
+
+
+def of_acks(rows: DataFrame, groups: Groups) -> DataFrame:
+    """A of a log: spark.scan.ACKS with `bit…` of the group."""
+    settled = F.col("kind") != ATTEMPTED
+    acked = F.col("kind") == 0
+    masks: dict[str, Column | str] = {}
+    for b in range(groups.blocks):
+        masks[f"acked{b}"] = F.when(acked, F.col(f"bit{b}"))
+        masks[f"settled{b}"] = F.when(settled, F.col(f"bit{b}"))
+        masks[f"attempted{b}"] = F.when(~settled, F.col(f"bit{b}"))
+    at = F.when(acked, F.col("at_us"))
+    return shaped(rows, groups, acked_us=at, last_acked_us=at, **masks)
+
+
+def of_effects(rows: DataFrame, groups: Groups) -> DataFrame:
+    """E: spark.databases.Database.effects with `bit…` of the group."""
+    masks: dict[str, Column | str] = {f"effects{b}": f"bit{b}" for b in range(groups.blocks)}
+    return shaped(rows, groups, effect_us="at_us", **masks)
+
+
+def together(parts: Sequence[DataFrame], groups: Groups) -> DataFrame:
+    """One row a message: (id, no) and the columns of the common shape."""
+    whole = reduce(DataFrame.unionAll, parts)
+    how: dict[str, Any] = {"min": F.min, "max": F.max, "or": F.bit_or, "count": F.count}
+    gathered = [how[_SHAPE[name][1]](name).alias(name) for name in _SHAPE]
+    gathered += [F.bit_or(f"{m}{b}").alias(f"{m}{b}") for m in MASKS for b in range(groups.blocks)]
+    return whole.groupBy("id", "no").agg(*gathered)

@@ -1,0 +1,397 @@
+"""A server's log as tables: which segments there are, a Parquet copy of each, and what its records say of topics.
+
+A sealed segment never changes, so its copy serves the next audit too; it is made anew when the file's size or time
+say that something touched it. Segments that are still written to are copied each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.parquet as pq
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from notify.errors import Corrupt, InvalidRequest
+from spark.life import Groups
+from spark.scan import MASK_GROUPS, Facts, ReadOnlyDisk, SegmentScan
+from storage.log import checkpoint
+from storage.log.format import read_segment_header
+from storage.store import DEAD_LETTER_PREFIX, Subscription
+
+RETRY_PREFIX = "retry/"
+"""Topics of dead letters that were sent again to one group: `retry/{group}/{topic}`."""
+_COPY_VERSION = 2
+
+
+@dataclass(frozen=True)
+class SegmentFile:
+    """A segment's file, and where the next one begins (0: it is the last)."""
+
+    name: str
+    base: int
+    sealed_end: int
+    size: int
+    changed_ns: int
+
+    @property
+    def copy_name(self) -> str:
+        return f"{self.base:020d}-{self.sealed_end}-{self.size}-{self.changed_ns}-v{_COPY_VERSION}"
+
+
+@dataclass
+class Subscribed:
+    """A group's subscription to a topic as the log tells it."""
+
+    group: str
+    topic: str
+    mode: str
+    starts: list[int]
+    """First offset that the group is to get, of each queue; shorter: 0."""
+    since_us: int
+    moved: list[int] = field(default_factory=list)
+    """Positions in the log where an operator moved it: what was settled before says nothing of what comes after."""
+
+
+@dataclass
+class Bridged:
+    """A bridge's record: where a source stood behind a batch."""
+
+    at: int
+    time_us: int
+    source: str
+    epoch: int
+    position: str
+    since: str | None
+    rows: int
+
+
+@dataclass
+class Catalog:
+    """What the log's records say besides messages."""
+
+    topics: dict[int, str] = field(default_factory=dict)
+    queues: dict[int, int] = field(default_factory=dict)
+    """Number of queues, by topic number."""
+    producer_groups: dict[int, str] = field(default_factory=dict)
+    subscriptions: dict[tuple[str, str], Subscribed] = field(default_factory=dict)
+    bridges: list[Bridged] = field(default_factory=list)
+    paused: set[str] = field(default_factory=set)
+    trimmed: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Offset below which a queue's messages were dropped on purpose, by (topic number, queue)."""
+
+    def kind_of(self, name: str) -> str:
+        if name.startswith(DEAD_LETTER_PREFIX):
+            return "dead_letter"
+        return "retry" if name.startswith(RETRY_PREFIX) else "topic"
+
+
+class LogInput:
+    """One data directory. `prepare` first, then the tables."""
+
+    def __init__(self, directory: Path | str, name: str = "") -> None:
+        """Raises InvalidRequest for a directory that has no log, Corrupt for one whose checkpoints are all damaged."""
+        self.directory = Path(directory)
+        self.name = name or self.directory.name
+        self.problems: list[str] = []
+        """Why this log cannot prove anything; with one of these an audit is inconclusive."""
+        self.facts: list[Facts] = []
+        self.catalog = Catalog()
+        if not self.directory.is_dir():
+            raise InvalidRequest(f"--log {directory}: there is no such directory")
+        self.segments = self._segments()
+        if not self.segments:
+            raise InvalidRequest(f"--log {directory}: no log is there (no *.log files); name a server's --data-dir")
+        self.is_served = _is_locked(self.directory / "lock")
+        self.read_us = time.time_ns() // 1000
+        """When what is in the tables was read: by this machine's clock, which is the server's own here."""
+        self._copies: list[Path] = []
+
+    def _segments(self) -> list[SegmentFile]:
+        found: list[tuple[int, str]] = []
+        for path in sorted(self.directory.glob("*.log")):
+            with path.open("rb") as file:
+                try:
+                    base, _ = read_segment_header(file.read(64))
+                except ValueError as error:
+                    self.problems.append(f"{path.name}: {error}")
+                    continue
+            found.append((base, path.name))
+        files = []
+        for i, (base, name) in enumerate(found):
+            state = (self.directory / name).stat()
+            following = found[i + 1][0] if i + 1 < len(found) else 0
+            files.append(SegmentFile(name, base, following, state.st_size, state.st_mtime_ns))
+        return files
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    def prepare(self, spark: SparkSession, scratch: Path) -> None:
+        """Copy every segment that has no copy yet, as tasks of Spark; then read what they say.
+
+        `scratch` must be the same directory for every executor, as must the log.
+        """
+        place = scratch / hashlib.sha256(str(self.directory.resolve()).encode()).hexdigest()[:16]
+        place.mkdir(parents=True, exist_ok=True)
+        wanted = {s.copy_name for s in self.segments}
+        missing = [s for s in self.segments if not (place / s.copy_name / "facts.json").exists() or not s.sealed_end]
+        if missing:
+            directory = str(self.directory)
+            tasks = spark.sparkContext.parallelize(missing, len(missing))
+            failed = [e for e in tasks.map(lambda s: _copy(directory, s, str(place))).collect() if e]
+            self.problems += failed
+        _forget(place, wanted)
+        self._copies = [place / s.copy_name for s in self.segments if (place / s.copy_name / "facts.json").exists()]
+        self.facts = [msgspec.json.decode((c / "facts.json").read_bytes(), type=Facts) for c in self._copies]
+        self._look()
+        self._catalogue()
+
+    def _look(self) -> None:
+        """Whether the log is whole: segments follow each other, and reach as far as the checkpoint says."""
+        for facts, segment in zip(self.facts, self.segments, strict=False):
+            if segment.sealed_end and facts.end < segment.sealed_end and not facts.broken:
+                self.problems.append(
+                    f"{segment.name}: bytes {facts.end} to {segment.sealed_end} of the log are missing"
+                )
+        disk = ReadOnlyDisk(self.directory)
+        for name in disk.names():
+            if name.endswith(".ckpt") and self.facts and int(name[:20]) > self.facts[-1].end:
+                self.problems.append(
+                    f"the log ends at {self.facts[-1].end}, before its checkpoint {name}: it was cut, or is being copied"
+                )
+
+    def _catalogue(self) -> None:
+        catalog = self.catalog
+        try:
+            saved = checkpoint.load(ReadOnlyDisk(self.directory))
+        except Corrupt as error:
+            self.problems.append(str(error))
+            saved = None
+        if saved is not None:
+            state = saved[1]
+            catalog.topics |= {row[0]: row[1] for row in state["topics"]}
+            catalog.queues |= {row[0]: row[2] for row in state["topics"]}
+            catalog.producer_groups |= dict(enumerate(state["producer_groups"]))
+            catalog.paused |= set(state["paused"])
+            for row in state["subscriptions"]:
+                found = msgspec.convert(row, Subscription)
+                catalog.subscriptions[(found.group, found.topic)] = Subscribed(
+                    found.group, found.topic, found.mode, [], 0
+                )
+        known = set(catalog.subscriptions)
+        seen: set[tuple[str, str]] = set()
+        for facts in self.facts:
+            for position, time_us, record in facts.meta:
+                _learn(catalog, position, time_us, record, seen)
+        self._before = known - seen
+
+    # --- what is there ----------------------------------------------------------------------------------------
+
+    @property
+    def first_us(self) -> int:
+        """When what is retained begins; 0 where nothing was ever dropped."""
+        if not self.segments or self.segments[0].base == 0:
+            return 0
+        return self.facts[0].first_us if self.facts else 0
+
+    @property
+    def watermark_us(self) -> int:
+        """Up to when the log tells everything: now while a server has it, else when its last frame was written."""
+        if self.is_served:
+            return self.read_us
+        return max((f.last_us for f in self.facts), default=0)
+
+    def broken(self) -> Iterator[dict[str, Any]]:
+        for facts in self.facts:
+            yield from facts.broken
+
+    def _written(self, from_us: int, to_us: int) -> list[tuple[Path, Facts]]:
+        """The copies of segments that were written between."""
+        return [
+            (copy, facts)
+            for copy, facts in zip(self._copies, self.facts, strict=True)
+            if facts.last_us >= from_us and (not to_us or facts.first_us <= to_us)
+        ]
+
+    def messages(self, spark: SparkSession, groups: Groups, from_us: int = 0, to_us: int = 0) -> DataFrame | None:
+        """Rows of spark.scan.MESSAGES of the segments written between, with the masks `acked0`, … of `groups`; a
+        rollback of another segment's half is spread over its messages. None where there is no such segment."""
+        by_groups: dict[tuple[str, ...], list[str]] = {}
+        for copy, facts in self._written(from_us, to_us):
+            by_groups.setdefault(tuple(facts.consumer_groups), []).append(str(copy / "messages.parquet"))
+        found: DataFrame | None = None
+        for names, paths in by_groups.items():
+            part = spark.read.parquet(*paths)
+            for mask in ("acked", "settled", "attempted"):
+                for b in range(groups.blocks):
+                    part = part.withColumn(f"{mask}{b}", _renumbered(mask, names, groups, b))
+            part = part.drop("acked", "settled", "attempted")
+            found = part if found is None else found.unionAll(part)
+        if found is None or not any(f.strays for f in self.facts):
+            return found
+        stray = found.where("outcome = 2 AND half_us IS NULL").select("id", "decided_us").distinct()
+        alone = stray.join(
+            found.where("half_us IS NOT NULL AND no > 0").select("id", "no", "producer_group", "topic", "queue"), "id"
+        )
+        spread = alone.select(
+            *[
+                F.col(c) if c in ("id", "no", "producer_group", "topic", "queue", "decided_us")
+                else F.lit(2).cast("tinyint").alias("outcome") if c == "outcome"
+                else F.lit(None).cast(found.schema[c].dataType).alias(c)
+                for c in found.columns
+            ]
+        )  # fmt: skip
+        return found.unionAll(spread)
+
+    def acks(
+        self, spark: SparkSession, from_us: int = 0, to_us: int = 0, *, loose_only: bool = False
+    ) -> DataFrame | None:
+        """Rows of spark.scan.ACKS with `group` for the group's number; ids found in other segments too."""
+        by_groups: dict[tuple[str, ...], list[str]] = {}
+        for copy, facts in self._written(from_us, to_us):
+            if facts.acks and (facts.loose or not loose_only):
+                by_groups.setdefault(tuple(facts.consumer_groups), []).append(str(copy / "acks.parquet"))
+        if not by_groups:
+            return None
+        whole: DataFrame | None = None
+        for groups, paths in by_groups.items():
+            names = F.array(*[F.lit(g) for g in groups])
+            one = spark.read.parquet(*paths).withColumn("group", names[F.col("consumer_group")]).drop("consumer_group")
+            whole = one if whole is None else whole.unionAll(one)
+        assert whole is not None
+        if loose_only:
+            whole = whole.where("is_loose")
+        return self._found(spark, whole) if any(f.loose for f in self.facts) else whole
+
+    def _found(self, spark: SparkSession, acks: DataFrame) -> DataFrame:
+        """Acks of messages in other segments, with their ids."""
+        places = spark.read.parquet(*[str(copy / "messages.parquet") for copy in self._copies])
+        places = places.where("offset IS NOT NULL").select(
+            "topic", "queue", "offset", F.col("id").alias("its_id"), F.col("no").alias("its_no"),
+            F.col("queued_us").alias("its_us"), F.col("key_hash").alias("its_key"),
+        )  # fmt: skip
+        loose = acks.where("id IS NULL").join(places, ["topic", "queue", "offset"], "left")
+        named = loose.select(
+            *[
+                F.col({"id": "its_id", "no": "its_no", "queued_us": "its_us", "key_hash": "its_key"}.get(c, c)).alias(c)
+                for c in acks.columns
+            ]
+        )
+        return acks.where("id IS NOT NULL").unionAll(named.where("id IS NOT NULL"))
+
+    def wanted(self) -> dict[tuple[int, int], list[tuple[str, int]]]:
+        """By (topic number, queue) the groups that are to get what is in it, and from which offset on each."""
+        numbers: dict[str, list[int]] = {}
+        for number, name in self.catalog.topics.items():
+            numbers.setdefault(name, []).append(number)  # a topic that was made again has another number
+        found: dict[tuple[int, int], list[tuple[str, int]]] = {}
+        for s in self.catalog.subscriptions.values():
+            if s.mode == "broadcast" or "@" in s.group:
+                continue  # each instance for itself: nobody says which there ought to be
+            for number in numbers.get(s.topic, ())[-1:]:
+                for queue in range(self.catalog.queues.get(number, 1)):
+                    start = s.starts[queue] if queue < len(s.starts) else 0
+                    start = max(start, self.catalog.trimmed.get((number, queue), 0))
+                    found.setdefault((number, queue), []).append((s.group, start))
+        return found
+
+    def groups(self) -> Sequence[str]:
+        """Every group that subscribes or has settled something, in order."""
+        found = {s.group for s in self.catalog.subscriptions.values()}
+        for facts in self.facts:
+            found |= set(facts.consumer_groups)
+        return sorted(found)
+
+
+def _renumbered(mask: str, names: Sequence[str], groups: Groups, block: int) -> Column:
+    """A segment's mask as one over all groups."""
+    known = [(n, groups.bit(name, block)) for n, name in enumerate(names[:MASK_GROUPS]) if name in groups.names]
+    if all(bit in (0, 1 << n) for n, bit in known):
+        kept = sum(bit for _, bit in known)
+        return F.col(mask) if kept == (1 << len(names)) - 1 else F.col(mask).bitwiseAND(F.lit(kept).cast("bigint"))
+    parts = [F.when(F.col(mask).bitwiseAND(F.lit(1 << n)) != 0, F.lit(bit)).otherwise(0) for n, bit in known if bit]
+    return reduce(lambda a, b: a + b, parts, F.lit(0)).cast("bigint")
+
+
+def _learn(catalog: Catalog, position: int, time_us: int, record: list[Any], seen: set[tuple[str, str]]) -> None:
+    what = record[0]
+    if what == "topic":
+        catalog.topics[record[1]] = record[2]
+        catalog.queues[record[1]] = max(record[3], catalog.queues.get(record[1], 0))
+    elif what == "producer_group":
+        catalog.producer_groups[record[1]] = record[2]
+    elif what == "pause":
+        (catalog.paused.add if record[2] else catalog.paused.discard)(record[1])
+    elif what == "subscribe":
+        found = msgspec.convert(record[1], Subscription)
+        key = (found.group, found.topic)
+        before = catalog.subscriptions.get(key)
+        moved = list(before.moved) if before else []
+        if record[2] is None:  # its terms changed, not its place
+            starts = before.starts if before else []
+        else:
+            starts = list(record[2])
+            if before is not None and key in seen:
+                moved.append(position)
+        since = before.since_us if before and key in seen else time_us
+        catalog.subscriptions[key] = Subscribed(found.group, found.topic, found.mode, starts, since, moved)
+        seen.add(key)
+    elif what == "start":
+        catalog.trimmed[(record[1], record[2])] = record[3]
+    elif what == "unsubscribe":
+        catalog.subscriptions.pop((record[1], record[2]), None)
+    elif what == "delete_topic":
+        for key in [k for k in catalog.subscriptions if k[1] == record[1]]:
+            del catalog.subscriptions[key]
+    elif what == "bridge":
+        b = record[1]
+        catalog.bridges.append(
+            Bridged(position, time_us, b["source"], b["epoch"], b["position"], b.get("since"), b["rows"])
+        )
+
+
+def _copy(directory: str, segment: SegmentFile, place: str) -> str:
+    """In a task: scan a segment and write its copy; what is wrong with it, "" for nothing."""
+    try:
+        scan = SegmentScan(Path(directory), segment.name, segment.sealed_end)
+    except (OSError, ValueError) as error:
+        return f"{segment.name}: {error}"
+    copy = Path(place) / segment.copy_name
+    copy.mkdir(parents=True, exist_ok=True)
+    for name, table in (("messages", scan.messages), ("acks", scan.acks)):
+        temporary = copy / f"{name}.{os.getpid()}.tmp"
+        # Ids and positions hardly repeat: dictionaries would only cost.
+        pq.write_table(table, temporary, compression="lz4", use_dictionary=False, row_group_size=1 << 17)
+        temporary.rename(copy / f"{name}.parquet")
+    temporary = copy / f"facts.{os.getpid()}.tmp"
+    temporary.write_bytes(msgspec.json.encode(scan.facts))
+    temporary.rename(copy / "facts.json")
+    return ""
+
+
+def _forget(place: Path, wanted: set[str]) -> None:
+    """Copies of segments as they are no more."""
+    for copy in place.iterdir():
+        if copy.name not in wanted:
+            for file in copy.iterdir():
+                file.unlink()
+            copy.rmdir()
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a server has this log open."""
+    # Asking for the lock would, for a moment, keep a server from starting.
+    try:
+        inode = path.stat().st_ino
+        locks = Path("/proc/locks").read_text()
+    except OSError:
+        return False
+    return any(f":{inode} " in line and " FLOCK " in line for line in locks.splitlines())

@@ -1,0 +1,396 @@
+"""Reading a segment of the log whole: its messages, what was done with them, and what is damaged, in columns.
+
+Frames are verified and hopped over in Python, one for each group commit; what is in them is gathered by numpy. A half
+and its outcome in one segment become one row, and settled offsets get the ids of their messages: what is left to join
+is what lies in different segments.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from spark.damage import Broken, examine
+from storage.log.disk import Disk
+from storage.log.format import (
+    ENTRY_SIZE,
+    FRAME_HEADER_SIZE,
+    RECORD_HEADER,
+    RECORD_HEADER_SIZE,
+    EntryKind,
+    RecordType,
+    read_segment_header,
+)
+from storage.log.recovery import Damage, walk
+from storage.log.sealed import ENTRY_TYPE, due_times
+from storage.log.segments import Segment
+from storage.log.state import decode
+
+ATTEMPTED = 100
+"""In the column `kind` of acks: not settled, but to be delivered again. Other values are SettleKind's."""
+COMMITTED, ROLLED_BACK = 1, 2
+
+MESSAGES = pa.schema(
+    [
+        ("id", pa.binary()),
+        ("no", pa.int32()),
+        ("producer_group", pa.int32()),  # its number; 0: sent without a transaction
+        ("source", pa.int32()),  # number of the half's database in the segment's list; -1: unknown
+        ("half_us", pa.int64()),  # when the half was stored
+        ("outcome", pa.int8()),  # 1 COMMITTED, 2 ROLLED_BACK, 0 none in this segment
+        ("decided_us", pa.int64()),
+        ("due_us", pa.int64()),  # of a delayed message
+        ("queued_us", pa.int64()),
+        ("topic", pa.int64()),  # its number; of the half where it is in no queue
+        ("queue", pa.int32()),
+        ("offset", pa.int64()),
+        ("key_hash", pa.int64()),
+        ("size", pa.int32()),
+        ("position", pa.int64()),  # of the payload
+        # Who did what with it in this segment: bit n stands for the nth of the segment's consumer groups.
+        ("acked", pa.int64()),
+        ("settled", pa.int64()),
+        ("attempted", pa.int64()),
+        ("acked_us", pa.int64()),
+        ("last_acked_us", pa.int64()),
+    ]
+)
+ACKS = pa.schema(
+    [
+        ("id", pa.binary()),  # null where the message lies in another segment
+        ("no", pa.int32()),
+        ("consumer_group", pa.int32()),  # number in the segment's list
+        ("kind", pa.int16()),
+        ("at_us", pa.int64()),
+        ("queued_us", pa.int64()),
+        ("topic", pa.int64()),
+        ("queue", pa.int32()),
+        ("offset", pa.int64()),
+        ("key_hash", pa.int64()),
+        ("attempts", pa.int32()),
+        ("seq", pa.int64()),  # position of the record: the order in which it was done
+        ("is_loose", pa.bool_()),  # whether the columns acked, settled, … of messages do not tell it
+    ]
+)
+MASK_GROUPS = 62
+_FRAME_TO_RECORD = FRAME_HEADER_SIZE
+
+
+@dataclass
+class Facts:
+    """What a segment says besides its messages: plain values, for JSON."""
+
+    base: int
+    end: int
+    first_us: int = 0
+    last_us: int = 0
+    messages: int = 0
+    acks: int = 0
+    consumer_groups: list[str] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    meta: list[list[Any]] = field(default_factory=list)
+    """[position, time, record] of META records."""
+    strays: int = 0
+    """Rollbacks whose halves lie in other segments."""
+    loose: int = 0
+    """Acks of messages in other segments."""
+    broken: list[dict[str, Any]] = field(default_factory=list)
+    """Damage: see spark.damage."""
+    is_sealed: bool = False
+
+
+class ReadOnlyDisk(Disk):
+    """A log that somebody else may be writing."""
+
+    def open(self, name: str, create: bool = False) -> int:
+        return os.open(self.directory / name, os.O_RDONLY | os.O_CLOEXEC)
+
+
+class SegmentScan:
+    """One segment, read once. Raises ValueError for a file that is no segment, OSError as the file system does."""
+
+    def __init__(self, directory: Path, name: str, sealed_end: int = 0) -> None:
+        """`sealed_end`: where the next segment begins; 0 for the last one."""
+        disk = ReadOnlyDisk(directory)
+        fd = disk.open(name)
+        try:
+            base, created = read_segment_header(disk.read(fd, 64, 0))
+            segment = Segment(base, name, fd, created)
+            segment.sealed_end = sealed_end
+            self.facts = Facts(base, base, is_sealed=bool(sealed_end))
+            self._entries: list[bytes] = []
+            self._counts: list[int] = []
+            self._sources: list[int] = []
+            self._source_numbers: dict[bytes, int] = {}
+            self._group_numbers: dict[str, int] = {}
+            self._settled: list[tuple[int, int, int, int, int, int, int, int, int]] = []
+            damages: list[Damage] = []
+            for frame in walk(disk, segment, base, not sealed_end, damages):
+                self.facts.first_us = self.facts.first_us or frame.time_us
+                self.facts.last_us, self.facts.end = frame.time_us, frame.end
+                self._take(frame.body, frame.base + _FRAME_TO_RECORD, frame.time_us)
+            for damage in damages:
+                self._examine(disk, segment, damage)
+        finally:
+            disk.close(fd)
+        self.facts.end = max(self.facts.end, sealed_end)
+        table = np.frombuffer(b"".join(self._entries), ENTRY_TYPE)
+        sources = np.repeat(np.array(self._sources, np.int32), np.array(self._counts, np.int64))
+        self._gather(table, sources)
+        self.facts.messages, self.facts.acks = self.messages.num_rows, self.acks.num_rows
+        self.facts.strays = (
+            pc.sum(pc.and_(pc.equal(self.messages["outcome"], ROLLED_BACK), self.messages["half_us"].is_null())).as_py()
+            or 0
+        )
+        self.facts.loose = pc.sum(self.acks["is_loose"]).as_py() or 0
+        self.facts.consumer_groups = list(self._group_numbers)
+        self.facts.sources = self._source_names()
+
+    def _examine(self, disk: Disk, segment: Segment, damage: Damage) -> None:
+        if damage.torn:
+            return  # being written, or a torn tail: nobody was told that it is durable
+        data = disk.read(segment.fd, damage.end - damage.start, damage.start - segment.base)
+        for broken in examine(data, damage.start):
+            if broken.body is not None:
+                self._take(memoryview(broken.body), broken.position + _FRAME_TO_RECORD, broken.time_us)
+            self.facts.broken.append(broken.plain())
+
+    def _take(self, body: memoryview, position: int, time_us: int) -> None:
+        """Gather a frame's records. Ends at one that makes no sense, which a frame read in spite of damage may have."""
+        at, end = 0, len(body)
+        unpack = RECORD_HEADER.unpack_from
+        while at < end:
+            length, kind, _, count = unpack(body, at)
+            data_at = at + RECORD_HEADER_SIZE + count * ENTRY_SIZE
+            stop = at + length
+            if stop > end or data_at > stop:
+                return
+            if count:
+                self._entries.append(bytes(body[at + RECORD_HEADER_SIZE : data_at]))
+                self._counts.append(count)
+                self._sources.append(self._source_of(body, data_at) if kind in _WITH_PRODUCER else -1)
+            if kind == RecordType.PROGRESS:
+                self._progress(decode(bytes(body[data_at:stop])), time_us, position + at)
+            elif kind == RecordType.DEAD_LETTER:
+                size = int.from_bytes(body[data_at : data_at + 4], "little")
+                for record in decode(bytes(body[data_at + 4 : data_at + 4 + size])):
+                    self._progress(record, time_us, position + at)
+            elif kind == RecordType.META:
+                self.facts.meta.append([position + at, time_us, decode(bytes(body[data_at:stop]))])
+            at = stop
+
+    def _source_of(self, body: memoryview, at: int) -> int:
+        """The number of the producer (group, source, instance) that a record begins with."""
+        size = int.from_bytes(body[at : at + 2], "little")
+        key = bytes(body[at + 2 : at + 2 + size])
+        return self._source_numbers.setdefault(key, len(self._source_numbers))
+
+    def _source_names(self) -> list[str]:
+        names = []
+        for key in self._source_numbers:
+            try:
+                names.append(str(decode(key)[1]))
+            except Exception:  # of a frame that was read in spite of damage
+                names.append("")
+        return names
+
+    def _progress(self, record: list[Any], time_us: int, position: int) -> None:
+        what, group, topic, queue, runs = record
+        number = self._group_numbers.setdefault(group, len(self._group_numbers))
+        if what == "attempts":
+            for offset, attempts, *_ in runs:
+                self._settled.append((ATTEMPTED, number, topic, queue, offset, 1, attempts, time_us, position))
+        else:
+            for first, count in runs:
+                self._settled.append((what, number, topic, queue, first, count, 0, time_us, position))
+
+    def _gather(self, table: NDArray[np.void], sources: NDArray[np.int32]) -> None:
+        """Make both tables of the segment's entries, in log order."""
+        self.messages, row_of = _messages(table, sources)
+        self.acks, entry, rows = self._acks(table)
+        count = self.messages.num_rows
+        masks = {name: np.zeros(count, np.int64) for name in ("acked", "settled", "attempted")}
+        first, last = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        here = (entry >= 0) & (rows[:, 1] < MASK_GROUPS)
+        at, kinds, groups, times = row_of[entry[here]], rows[here, 0], rows[here, 1], rows[here, 7]
+        for group in range(min(len(self._group_numbers), MASK_GROUPS)):
+            its = groups == group
+            bit = np.int64(1 << group)
+            masks["acked"][at[its & (kinds == 0)]] |= bit
+            masks["settled"][at[its & (kinds != ATTEMPTED)]] |= bit
+            masks["attempted"][at[its & (kinds == ATTEMPTED)]] |= bit
+        acks = kinds == 0
+        # Records stand in the order of their times: what is written last, counts.
+        first[at[acks][::-1]] = times[acks][::-1]
+        last[at[acks]] = times[acks]
+        for name, values in (*masks.items(), ("acked_us", first), ("last_acked_us", last)):
+            place = MESSAGES.get_field_index(name)
+            self.messages = self.messages.set_column(place, MESSAGES.field(place), pa.array(values, mask=values == 0))
+        place = ACKS.get_field_index("is_loose")
+        self.acks = self.acks.set_column(place, ACKS.field(place), pa.array(~here))
+
+    def _acks(self, table: NDArray[np.void]) -> tuple[pa.Table, NDArray[np.int64], NDArray[np.int64]]:
+        """A row for each offset that was settled or tried, with its message where it lies in this segment; the number
+        of each one's entry (-1: in another segment); and the rows as numbers (kind, group, …)."""
+        runs = np.array(self._settled, np.int64).reshape(-1, 9)
+        counts = runs[:, 5]
+        rows = np.repeat(runs, counts, axis=0)
+        within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        offset = rows[:, 4] + within
+        numbers = np.flatnonzero(table["kind"] == EntryKind.QUEUE)
+        queued = table[numbers]
+        found = _places(queued, rows[:, 2] << 16 | rows[:, 3], offset)
+        missing = found < 0
+        hits = queued[np.where(missing, 0, found)] if len(queued) else np.zeros(len(rows), ENTRY_TYPE)
+        entry = np.where(missing, -1, numbers[np.where(missing, 0, found)]) if len(numbers) else found
+        acks = pa.table(
+            [
+                _ids(hits, missing),
+                pa.array(hits["message_no"].astype(np.int32), mask=missing),
+                pa.array(rows[:, 1].astype(np.int32)),
+                pa.array(rows[:, 0].astype(np.int16)),
+                pa.array(rows[:, 7]),
+                pa.array(hits["time_us"].astype(np.int64), mask=missing),
+                pa.array(rows[:, 2]),
+                pa.array(rows[:, 3].astype(np.int32)),
+                pa.array(offset),
+                pa.array(hits["key_hash"].view(np.int64), mask=missing),
+                pa.array(rows[:, 6].astype(np.int32)),
+                pa.array(rows[:, 8]),
+                pa.nulls(len(rows), pa.bool_()),
+            ],
+            schema=ACKS,
+        )
+        return acks, entry, rows
+
+
+_WITH_PRODUCER = (RecordType.HALF, RecordType.MESSAGE)
+
+
+def _places(queued: NDArray[np.void], keys: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The row of each (topic << 16 | queue, offset) in `queued`, -1 where it is not there."""
+    if not len(queued) or not len(keys):
+        return np.full(len(keys), -1, np.int64)
+    own = queued["topic"].astype(np.int64) << 16 | queued["queue"]
+    order = np.lexsort((queued["offset"], own))
+    own, at = own[order], queued["offset"][order].astype(np.int64)
+    starts = np.flatnonzero(np.r_[True, own[1:] != own[:-1]])
+    counts = np.diff(np.r_[starts, len(own)])
+    run = np.minimum(np.searchsorted(own[starts], keys), len(starts) - 1)
+    # A queue's offsets follow each other, but for holes: then the row lies before the place counted to.
+    guess = starts[run] + np.clip(offsets - at[starts[run]], 0, counts[run] - 1)
+    found = (own[guess] == keys) & (at[guess] == offsets)
+    for row in np.flatnonzero(~found & (own[starts[run]] == keys)).tolist():
+        first = int(starts[run[row]])
+        place = first + int(np.searchsorted(at[first : first + int(counts[run[row]])], offsets[row]))
+        if place < len(at) and own[place] == keys[row] and at[place] == offsets[row]:
+            guess[row], found[row] = place, True
+    return np.where(found, order[guess], -1)
+
+
+def _messages(table: NDArray[np.void], sources: NDArray[np.int32]) -> tuple[pa.Table, NDArray[np.int64]]:
+    """One row a message: its half, its outcome and its place, as far as they are in these entries.
+
+    A message that stands in several queues, or twice in one, has a row for each place. Where a transaction was rolled
+    back and its half lies in another segment there is one row, number 0, without `half_us`. Also the row of each entry.
+    """
+    chosen = np.flatnonzero(np.isin(table["kind"], _OF_MESSAGES))
+    row_of = np.full(len(table), -1, np.int64)
+    table, sources = table[chosen], sources[chosen]
+    rank = _RANK[table["kind"]]
+    order = np.lexsort((rank, table["message_no"], table["id_low"], table["id_high"]))
+    table, sources = table[order], sources[order]
+    new_id = np.ones(len(table), bool)
+    new_id[1:] = (table["id_high"][1:] != table["id_high"][:-1]) | (table["id_low"][1:] != table["id_low"][:-1])
+    new = new_id.copy()
+    new[1:] |= table["message_no"][1:] != table["message_no"][:-1]
+    kind = table["kind"]
+    queued = kind == EntryKind.QUEUE
+    # A second place of a message begins a row of its own.
+    new[1:] |= queued[1:] & queued[:-1]
+    row = np.cumsum(new) - 1
+    row_of[chosen[order]] = row
+    rows = int(row[-1]) + 1 if len(row) else 0
+    first = np.flatnonzero(new)
+    base = table[first]
+    half = kind == EntryKind.HALF
+    delayed = kind == EntryKind.DELAYED
+    rolled = kind == EntryKind.ROLLBACK
+    transaction = np.cumsum(new_id) - 1
+    is_rolled = np.zeros(int(transaction[-1]) + 1 if len(row) else 0, bool)
+    is_rolled[transaction[rolled]] = True
+    rolled_us = np.zeros(len(is_rolled), np.int64)
+    rolled_us[transaction[rolled]] = table["time_us"][rolled]
+
+    def column(mask: NDArray[np.bool_], values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        found = np.zeros(rows, np.int64)
+        missing = np.ones(rows, bool)
+        found[row[mask]] = values[mask]
+        missing[row[mask]] = False
+        return found, missing
+
+    half_us, no_half = column(half, table["time_us"])
+    queued_us, no_queue = column(queued, table["time_us"])
+    offset, _ = column(queued, table["offset"])
+    due_us, not_delayed = column(delayed, due_times(table))
+    committed_us, not_committed = column(delayed | queued, table["time_us"])
+    delayed_us, _ = column(delayed, table["time_us"])
+    committed_us = np.where(not_delayed, committed_us, delayed_us)
+    its_rollback = is_rolled[transaction[first]] & not_committed
+    decided_us = np.where(its_rollback, rolled_us[transaction[first]], committed_us)
+    outcome = np.where(its_rollback, ROLLED_BACK, np.where(not_committed, 0, COMMITTED)).astype(np.int8)
+    source = sources[first]
+    messages = pa.table(
+        [
+            _ids(base, None),
+            pa.array(base["message_no"].astype(np.int32)),
+            pa.array(base["producer_group"].astype(np.int32)),
+            pa.array(source),
+            pa.array(half_us, mask=no_half),
+            pa.array(outcome),
+            pa.array(decided_us, mask=outcome == 0),
+            pa.array(due_us, mask=not_delayed),
+            pa.array(queued_us, mask=no_queue),
+            pa.array(base["topic"].astype(np.int64)),
+            pa.array(base["queue"].astype(np.int32)),
+            pa.array(offset, mask=no_queue),
+            pa.array(base["key_hash"].view(np.int64)),
+            pa.array(base["size"].astype(np.int32)),
+            pa.array(base["position"].astype(np.int64)),
+            *[pa.nulls(rows, pa.int64()) for _ in range(5)],
+        ],
+        schema=MESSAGES,
+    )
+    return messages, row_of
+
+
+_OF_MESSAGES = [int(k) for k in (EntryKind.HALF, EntryKind.QUEUE, EntryKind.ROLLBACK, EntryKind.DELAYED)]
+_RANK = np.zeros(256, np.uint8)
+_RANK[[EntryKind.DELAYED, EntryKind.ROLLBACK, EntryKind.QUEUE]] = [1, 2, 3]
+
+
+def _ids(rows: NDArray[np.void], missing: NDArray[np.bool_] | None) -> pa.Array:
+    """Transaction ids as binary values of 16 bytes, without a Python object for each."""
+    data = np.empty((len(rows), 2), ">u8")
+    data[:, 0], data[:, 1] = rows["id_high"], rows["id_low"]
+    ends = pa.py_buffer(np.arange(0, 16 * len(rows) + 1, 16, dtype=np.int32))
+    valid = None
+    if missing is not None:
+        valid = pa.py_buffer(np.packbits(~missing, bitorder="little"))
+    return pa.Array.from_buffers(pa.binary(), len(rows), [valid, ends, pa.py_buffer(data)])
+
+
+def chosen(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
+    """The columns asked for, all of them with None. Raises KeyError for one that there is not."""
+    return table if columns is None else table.select(list(columns))
+
+
+__all__ = ["ACKS", "ATTEMPTED", "COMMITTED", "MESSAGES", "ROLLED_BACK", "Broken", "Facts", "SegmentScan", "chosen"]

@@ -1,0 +1,151 @@
+"""A log and a database as a long run leaves them, made fast: for measuring, and for planting faults in copies.
+
+The log is written by the real storage, transaction by transaction with the times they are said to have happened at;
+the local rows and the inbox are loaded into a real database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from notify import ids
+from notify.client.table import create_tables
+from notify.wire import Payload, encode_msgpack
+from storage.log.store import LogStore
+from storage.sql.rows import text_of
+from storage.store import NewMessage, NewTransaction, SettleKind, State, Subscription, Topic
+
+PRODUCERS, CONSUMERS, TOPICS = "orders", "points", 4
+AT_ONCE = 500
+STEP_US = 100
+"""Between two transactions: 10,000 a second."""
+KEYS = 1000
+
+
+def transaction_id(number: int, at_us: int) -> bytes:
+    """A UUID of version 7 that says when, and which."""
+    random = (number * 0x9E3779B97F4A7C15) & ((1 << 62) - 1)
+    tail = (0x7 << 76) | ((number & 0xFFF) << 64) | (0x2 << 62) | random
+    return (at_us // 1000).to_bytes(6) + tail.to_bytes(10)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was made: `count` transactions from `first_us` on; every tenth was rolled back where asked for."""
+
+    log: Path
+    count: int
+    first_us: int
+
+    def at(self, number: int) -> int:
+        return self.first_us + number * STEP_US
+
+    def id(self, number: int) -> bytes:
+        return transaction_id(number, self.at(number))
+
+
+def topic_of(number: int) -> str:
+    return f"order.{number % TOPICS}"
+
+
+def payload_of(number: int, size: int = 200) -> bytes:
+    return encode_msgpack(Payload(topic_of(number), bytes(size), f"k{number % KEYS}"))
+
+
+async def write_log(made: Made, *, segment_bytes: int = 256 << 20, size: int = 200) -> LogStore:
+    """Halves, outcomes and acks of all of them; the store is left open, for more to be done to it."""
+    store = LogStore(made.log, segment_bytes=segment_bytes)
+    await store.open(made.first_us)
+    for n in range(TOPICS):
+        await store.create_topic(Topic(topic_of(n)))
+        mode = "ordered" if n == 0 else "shared"
+        await store.subscribe(Subscription(CONSUMERS, topic_of(n), mode=mode), [0])
+    done = 0
+    for first in range(0, made.count, AT_ONCE):
+        numbers = range(first, min(made.count, first + AT_ONCE))
+        now = made.at(first)
+        halves = [
+            NewTransaction(
+                made.id(n), PRODUCERS, [NewMessage(topic_of(n), payload_of(n, size), f"k{n % KEYS}")], "source-1"
+            )
+            for n in numbers
+        ]
+        await store.put(halves, now)
+        await store.decide([(t.id, PRODUCERS, State.COMMITTED) for t in halves], now + 50 * STEP_US)
+        for t in range(TOPICS):
+            count = len(range(first + (t - first) % TOPICS, numbers.stop, TOPICS))
+            store.settle_soon(CONSUMERS, topic_of(t), 0, [(done // TOPICS, count)], SettleKind.ACK)
+        done += len(numbers)
+    await store.sync()
+    return store
+
+
+def local_rows(made: Made) -> Iterator[list[str | int | None]]:
+    """Rows of half_message, as COPY and LOAD DATA take them."""
+    for n in range(made.count):
+        yield local_row(ids.to_text(made.id(n)), topic_of(n), made.at(n) + 20)
+
+
+def local_row(name: str, topic: str, at_us: int, state: str = "COMMITTED") -> list[str | int | None]:
+    return [name, 0, PRODUCERS, "half", state, "", topic, None, 1, text_of(at_us)]
+
+
+LOCAL_COLUMNS = "transaction_id, message_no, producer_group, mode, state, shards, topic, key, relayed, created_at"
+
+
+def load(engine: sa.Engine, made: Made, scratch: Path) -> None:
+    """Local rows and inbox rows of all of them into PostgreSQL or MariaDB."""
+    create_tables(engine)
+    local, inbox = scratch / "local.csv", scratch / "inbox.csv"
+    with local.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(
+            [["\\N" if value is None else value for value in row] for row in local_rows(made)]
+        )
+    with inbox.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(
+            [CONSUMERS, f"{ids.to_text(made.id(n))}.0", text_of(made.at(n) + 100 * STEP_US)] for n in range(made.count)
+        )
+    load_csv(engine, "half_message", LOCAL_COLUMNS, local)
+    load_csv(engine, "notify_inbox", "consumer_group, message_id, created_at", inbox)
+    local.unlink()
+    inbox.unlink()
+
+
+def load_csv(engine: sa.Engine, table: str, columns: str, file: Path) -> None:
+    """A CSV file into a table, the database's fast way."""
+    raw = engine.raw_connection()
+    try:
+        if engine.dialect.name == "postgresql":
+            with raw.cursor() as cursor:
+                statement = f"COPY {table} ({columns}) FROM STDIN WITH (FORMAT csv, NULL '\\N')"
+                with cursor.copy(statement) as copy, file.open("rb") as source:  # type: ignore[attr-defined]
+                    while data := source.read(1 << 20):
+                        copy.write(data)
+        else:
+            names = ", ".join(f"`{name.strip()}`" for name in columns.split(","))
+            with raw.cursor() as cursor:
+                cursor.execute(
+                    f"LOAD DATA LOCAL INFILE '{file}' INTO TABLE {table} CHARACTER SET utf8mb4 "
+                    f"FIELDS TERMINATED BY ',' OPTIONALLY ENCLOSED BY '\"' ({names})"
+                )
+        raw.commit()
+    finally:
+        raw.close()
+    with engine.connect() as connection:
+        connection.exec_driver_sql("ANALYZE " + ("" if engine.dialect.name == "postgresql" else "TABLE ") + table)
+
+
+def make_log(made: Made, segment_bytes: int = 256 << 20) -> None:
+    """The log alone, closed."""
+
+    async def run() -> None:
+        store = await write_log(made, segment_bytes=segment_bytes)
+        await store.close()
+
+    asyncio.run(run())
