@@ -12,12 +12,14 @@ $(STAMP): pyproject.toml constraints.txt
 	.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+# AUDIT=1: at the end Spark reconciles the databases with what was delivered; see notify-audit/report.html.
 demo: install
-	@$(PY) -m notify.cli.main demo $(if $(DSN),--dsn $(DSN),)
+	@$(PY) -m notify.cli.main demo $(if $(DSN),--dsn $(DSN),) $(if $(AUDIT),--audit notify-audit,)
 
 # The same shop on MariaDB, three servers, a bridge and a queue; KAFKA=1: on three Kafka nodes instead of the queue.
 cluster-demo: install
-	@$(PY) -m tests.cluster_demo $(if $(KAFKA),--kafka,) $(if $(DATABASE),--database $(DATABASE),)
+	@$(PY) -m tests.cluster_demo $(if $(KAFKA),--kafka,) $(if $(DATABASE),--database $(DATABASE),) \
+		$(if $(AUDIT),--audit notify-audit,)
 
 test: install check
 	$(PY) -m pytest

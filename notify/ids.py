@@ -11,6 +11,7 @@ import re
 import threading
 import time
 from functools import lru_cache
+from hashlib import blake2b
 
 _TEXT = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\Z")
 
@@ -56,6 +57,28 @@ os.register_at_fork(after_in_child=_renew_after_fork)
 def new_id() -> bytes:
     """A new transaction id, 16 bytes."""
     return _generator.next()
+
+
+def derived(transaction_id: bytes, salt: bytes) -> bytes:
+    """An id that follows from another: for a message that is sent again, so that a repetition is known as one.
+
+    It says the same time as the one it comes from.
+    """
+    digest = bytearray(blake2b(transaction_id + salt, digest_size=16).digest())
+    digest[:6] = transaction_id[:6]
+    digest[6] = 0x70 | digest[6] & 0x0F
+    digest[8] = 0x80 | digest[8] & 0x3F
+    return bytes(digest)
+
+
+def republished(message_no: int) -> bytes:
+    """The salt of a message that is published again since no queue had it."""
+    return b"republish" + message_no.to_bytes(2)
+
+
+def redelivered(group: str, message_no: int) -> bytes:
+    """The salt of a message that a group gets again since it had no effect there."""
+    return b"redeliver" + message_no.to_bytes(2) + group.encode()
 
 
 def to_text(transaction_id: bytes) -> str:

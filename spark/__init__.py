@@ -1,1 +1,1 @@
-"""The audit: what the databases committed, against what was delivered and took effect. Nothing here runs in a server."""
+"""The audit: what the databases committed, against what was delivered and took effect. It runs in no server."""

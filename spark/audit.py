@@ -173,6 +173,7 @@ class Audit:
             self._step("bring together")
             self._progress("looking at findings")
             self._collect(rows)
+            self._look_for_repairs()
             self._step("findings")
             for kind in LATENCIES:
                 result.latencies[kind] = self._latency(rows, kind)
@@ -196,8 +197,10 @@ class Audit:
             self._progress(f"asking Kafka at {kafka.brokers}")
             kafka.prepare()
         names: list[str] = []
-        for source in (*self._inputs.logs, *self._inputs.kafka):
-            names += source.groups()
+        for log in self._inputs.logs:
+            names += log.groups()
+        for kafka in self._inputs.kafka:
+            names += kafka.groups()
         for database in self._inputs.databases:
             names += database.inbox_groups()
         self._groups = Groups([n for n in names if "@" not in n])
@@ -451,6 +454,40 @@ class Audit:
             for row in rows.where(findings.has(name)).limit(most).toLocalIterator():
                 self.result.found.append(self._found(name, row.asDict()))
 
+    def _look_for_repairs(self) -> None:
+        """Leave out what was mended: what is sent again has an id that follows from the message's own."""
+        by_id: dict[bytes, list[Found]] = {}
+        for found in self.result.found:
+            if not found.transaction_id:
+                continue
+            transaction = ids.from_text(found.transaction_id)
+            salts: list[bytes] = []
+            if found.finding in ("LOST", "CONFLICT") and found.evidence["local"] == "COMMITTED":
+                salts = [ids.republished(found.message_no)]
+            elif found.finding == "ACKED_NO_EFFECT":
+                salts = [ids.redelivered(group, found.message_no) for group in found.groups]
+            for salt in salts:
+                by_id.setdefault(ids.derived(transaction, salt), []).append(found)
+        if not by_id:
+            return
+        wanted = F.broadcast(self._spark.createDataFrame([(bytearray(i),) for i in by_id], "id binary"))
+        tables = [log.messages(self._spark, self._groups) for log in self._inputs.logs]
+        tables += [kafka.messages(self._spark, self._groups, 0) for kafka in self._inputs.kafka]
+        there: set[bytes] = set()
+        for table in tables:
+            if table is not None:
+                queued = table.where(F.col("offset").isNotNull()).select("id")
+                there |= {bytes(row["id"]) for row in queued.join(wanted, "id").distinct().collect()}
+        for again, several in by_id.items():
+            for found in several:
+                found.evidence["repairs"] = found.evidence.get("repairs", 0) + (again in there)
+        for found in self.result.found:
+            wanted_repairs = len(found.groups) if found.finding == "ACKED_NO_EFFECT" else 1
+            if found.evidence.pop("repairs", 0) == wanted_repairs:
+                found.evidence["repaired"] = True
+                self.result.counts[found.finding] -= 1
+                self.result.totals["repaired"] = self.result.totals.get("repaired", 0) + 1
+
     def _found(self, name: str, row: dict[str, Any]) -> Found:
         groups = self._groups
 
@@ -567,7 +604,7 @@ class Audit:
             found.append(
                 Found(
                     "DISORDER", ids.to_text(bytes(row["id"])), row["no"],
-                    f"group {row['group']} settled offset {row['offset']} after offset {row['highest']} of the same key",
+                    f"group {row['group']} settled offset {row['offset']} after {row['highest']} of the same key",
                     topic, row["queue"], row["offset"], "", [row["group"]], row["at_us"], "", log.name,
                     {"settled_us": row["at_us"], "after_offset": row["highest"]},
                 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import sqlalchemy as sa
@@ -78,6 +79,10 @@ class Database:
     def close(self) -> None:
         self._engine.dispose()
 
+    def connect(self) -> sa.Connection:
+        """A connection to its primary, to be closed."""
+        return self._engine.connect()
+
     @property
     def now_us(self) -> int:
         """By the database's clock."""
@@ -134,7 +139,12 @@ class Database:
             f"{self._id('transaction_id')} AS id, message_no AS no, producer_group, mode, state, topic, relayed, "
             f"{self._us('created_at')} AS at_us"
         )
-        return self._read(spark, half_message.name, columns, self._by_ids(half_message.c.transaction_id, span))
+        schema = (
+            "id binary, no int, producer_group string, mode string, state string, topic string, relayed int, "
+            "at_us bigint"
+        )
+        conditions = self._by_ids(half_message.c.transaction_id, span)
+        return self._read(spark, half_message.name, columns, conditions, schema)
 
     def effects(self, spark: SparkSession, span: Span | None) -> DataFrame | None:
         """Rows of notify_inbox as (id, no, consumer_group, at_us), those made from the start of `span` on."""
@@ -149,7 +159,8 @@ class Database:
             f"{self._id('substr(message_id, 1, 36)')} AS id, {number} AS no, consumer_group, "
             f"{self._us('created_at')} AS at_us"
         )
-        return self._read(spark, notify_inbox.name, columns, self._by_time(notify_inbox.c.created_at, span))
+        schema = "id binary, no int, consumer_group string, at_us bigint"
+        return self._read(spark, notify_inbox.name, columns, self._by_time(notify_inbox.c.created_at, span), schema)
 
     def doubled(self, spark: SparkSession, query: str) -> DataFrame:
         """(message_id, consumer_group, times) of effects that a query names more than once.
@@ -169,7 +180,7 @@ class Database:
             spark,
             f"(SELECT message_id, {group} AS consumer_group, COUNT(*) AS times FROM ({query}) q GROUP BY {by} "
             "HAVING COUNT(*) > 1) counted",
-            None,
+            "message_id string, consumer_group string, times bigint",
         )
 
     def halves(self, spark: SparkSession, span: Span | None) -> DataFrame | None:
@@ -181,7 +192,11 @@ class Database:
             f"{self._us('created_at')} AS half_us, {self._us('decided_at')} AS decided_us"
         )
         where = self._by_ids(server_half_message.c.transaction_id, span)
-        return self._read(spark, server_half_message.name, columns, where)
+        schema = (
+            "id binary, no int, producer_group string, state string, topic string, source string, half_us bigint, "
+            "decided_us bigint"
+        )
+        return self._read(spark, server_half_message.name, columns, where, schema)
 
     def rows_of(self, transaction_ids: Sequence[str]) -> list[dict[str, Any]]:
         """The local rows of some transactions, bodies included: evidence, and what a repair sends."""
@@ -214,7 +229,8 @@ class Database:
         return {
             "postgresql": f"CAST(EXTRACT(EPOCH FROM {column}) * 1000000 AS bigint)",
             "mysql": f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {column})",
-            "sqlite": f"(CAST(strftime('%s', {column}) AS INTEGER) * 1000000 + CAST(substr({column}, 21, 6) AS INTEGER))",
+            "sqlite": f"(CAST(strftime('%s', {column}) AS INTEGER) * 1000000 "
+            f"+ CAST(substr({column}, 21, 6) AS INTEGER))",
         }[self.kind]
 
     def _by_ids(self, column: sa.Column[Any], span: Span | None) -> list[str]:
@@ -266,21 +282,19 @@ class Database:
             query = f"SELECT count(*) FROM {table.name}"
         return max(0, int(connection.exec_driver_sql(query).scalar() or 0))
 
-    def _read(self, spark: SparkSession, table: str, columns: str, conditions: list[str]) -> DataFrame:
-        return self._jdbc(spark, f"(SELECT {columns} FROM {table} WHERE %s) part", conditions)
+    def _read(self, spark: SparkSession, table: str, columns: str, conditions: list[str], schema: str) -> DataFrame:
+        """One JDBC read for each condition, in parallel. Each is a subquery: the conditions are about columns that the
+        outer statement no longer has."""
+        parts = [
+            self._jdbc(spark, f"(SELECT {columns} FROM {table} WHERE {condition}) part", schema)
+            for condition in conditions
+        ]
+        return reduce(DataFrame.unionAll, parts)
 
-    def _jdbc(self, spark: SparkSession, table: str, conditions: list[str] | None) -> DataFrame:
-        """One JDBC read for each condition, in parallel: each is a statement of its own."""
+    def _jdbc(self, spark: SparkSession, table: str, schema: str) -> DataFrame:
         url, properties = self._jdbc_url()
-        if conditions is None:
-            return spark.read.jdbc(url, table, properties=properties)
-        whole: DataFrame | None = None
-        # A subquery for each part: the conditions are about columns that the outer statement no longer has.
-        for condition in conditions:
-            part = spark.read.jdbc(url, table % condition, properties=properties)
-            whole = part if whole is None else whole.unionAll(part)
-        assert whole is not None
-        return whole
+        # Types are told: SQLite has none for what is computed, and others have wider ones.
+        return spark.read.jdbc(url, table, properties=properties | {"customSchema": schema})
 
     def _jdbc_url(self) -> tuple[str, dict[str, str]]:
         u = self.url

@@ -38,7 +38,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Finding:
-    """One class. `is_bad`: it makes the verdict FINDINGS. `when`: the condition, None where it needs more than a row."""
+    """One class. `is_bad`: it makes the verdict FINDINGS. `when`: its condition, None if it takes more than a row."""
 
     name: str
     meaning: str
@@ -70,7 +70,7 @@ FINDINGS: tuple[Finding, ...] = (
     ),
     Finding(
         "LOST",
-        "The database committed the transaction and its message is in no queue: nobody downstream will ever hear of it.",
+        "The database committed the transaction and its message is in no queue: nobody downstream hears of it.",
         "Send it again: from the local row (outbox) or from the half in the log; else from the business data.",
         "republish",
         when=lambda: _c("is_lost") & _c("is_closed"),
@@ -108,7 +108,7 @@ FINDINGS: tuple[Finding, ...] = (
     ),
     Finding(
         "REDELIVERED",
-        "The message was delivered more than once, as at-least-once delivery may. No harm where effects are in an inbox.",
+        "The message was delivered more than once, as at-least-once delivery may. No harm where there is an inbox.",
         "Nothing, unless there are many: then handlers fail, or take longer than their lease.",
         is_bad=False,
         when=lambda: _c("is_queued") & (_c("attempted_groups") > 0),
@@ -121,8 +121,8 @@ FINDINGS: tuple[Finding, ...] = (
     ),
     Finding(
         "DISORDER",
-        "An ordered group settled a later message of a key before an earlier one, or a queue's offsets run against time.",
-        "Look for two consumers outside the SDK with one instance name, and for clocks that were set back.",
+        "An ordered group settled a later message of a key before an earlier one.",
+        "Look for consumers outside the SDK, and for two with one instance name.",
         when=None,
     ),
     Finding(

@@ -132,7 +132,7 @@ def _batches(consumer: Consumer, part: Part) -> Iterator[pa.RecordBatch]:
                 elif not error.retriable():
                     raise KafkaException(error)
                 continue
-            if record.offset() >= part.end:
+            if (record.offset() or 0) >= part.end:
                 ended = True
                 break
             row = _row(record, part)

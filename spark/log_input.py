@@ -99,8 +99,9 @@ class LogInput:
 
     def __init__(self, directory: Path | str, name: str = "") -> None:
         """Raises InvalidRequest for a directory that has no log, Corrupt for one whose checkpoints are all damaged."""
-        self.directory = Path(directory)
-        self.name = name or self.directory.name
+        given = Path(directory)
+        self.directory = given / "log" if (given / "log").is_dir() else given
+        self.name = name or given.name
         self.problems: list[str] = []
         """Why this log cannot prove anything; with one of these an audit is inconclusive."""
         self.facts: list[Facts] = []
@@ -164,9 +165,7 @@ class LogInput:
         disk = ReadOnlyDisk(self.directory)
         for name in disk.names():
             if name.endswith(".ckpt") and self.facts and int(name[:20]) > self.facts[-1].end:
-                self.problems.append(
-                    f"the log ends at {self.facts[-1].end}, before its checkpoint {name}: it was cut, or is being copied"
-                )
+                self.problems.append(f"the log ends at {self.facts[-1].end}, before its checkpoint {name}: it was cut")
 
     def _catalogue(self) -> None:
         catalog = self.catalog

@@ -137,6 +137,7 @@ class Transaction:
     attempts: int = 0
     next_check_us: int = 0
     messages: list[StoredMessage] = field(default_factory=list)
+    shard: str = ""  # that has it, where a storage consists of several
 
 
 @dataclass(slots=True)

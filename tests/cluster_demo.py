@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument("--database", choices=("mariadb", "postgresql"), default="mariadb")
     parser.add_argument("--seconds", type=float, default=25)
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--audit", type=Path, help="audit it at the end; the report's directory")
     parser.add_argument("--json", action="store_true")
     a = parser.parse_args()
     console = Console(stderr=a.json)
@@ -67,11 +68,11 @@ def main() -> int:
                 acts.append(act)
                 console.print(act)
 
-        proof = Demo(shop, a.seconds, a.seed, report, topology).run()
+        proof = Demo(shop, a.seconds, a.seed, report, topology, a.audit).run()
     if a.json:
         print(json.dumps(dataclasses.asdict(proof) | {"ok": proof.ok}))
     else:
-        show_summary(console, proof)
+        show_summary(console, proof, a.audit)
     return 0 if proof.ok else 1
 
 

@@ -26,13 +26,14 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 
 def _register() -> None:
-    from notify.cli import admin, bench, bridge, database, demo, serve, storage
+    from notify.cli import admin, audit, bench, bridge, database, demo, serve, storage
 
     serve.register(app)
     storage.register(app)
     bridge.register(app)
     admin.register(app)
     database.register(app)
+    audit.register(app)
     bench.register(app)
     demo.register(app)
 

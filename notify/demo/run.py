@@ -17,7 +17,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from notify.demo.shop import Points, ShopOrder, make_tables, open_engine
+from notify.demo.shop import GROUP, Points, ShopOrder, make_tables, open_engine
 from notify.demo.topology import Embedded, Topology
 from notify.errors import NotifyError
 
@@ -41,6 +41,8 @@ class Proof:
     in_doubt: dict[str, int] = field(default_factory=dict)
     redelivered: int = 0
     seconds: float = 0.0
+    audit: dict[str, Any] | None = None
+    """What `notify audit` said of it, where it was asked."""
 
     @property
     def ok(self) -> bool:
@@ -48,6 +50,7 @@ class Proof:
             self.committed > 0
             and self.effects == self.committed == self.exactly_once
             and not (self.missing or self.doubled or self.ghosts or self.undecided)
+            and (self.audit is None or self.audit.get("verdict") == "PASS")
         )
 
 
@@ -61,10 +64,13 @@ class Demo:
         seed: int | None,
         report: Callable[[Proof, str], None],
         topology: Callable[[Path, ExitStack], Topology] = Embedded,
+        audit: Path | None = None,
     ) -> None:
-        """`dsn`: the shop's database, default SQLite files; `topology` starts what the shop runs on."""
+        """`dsn`: the shop's database, default SQLite files; `topology` starts what the shop runs on; `audit`: where
+        the report of an audit goes, None for no audit."""
         self._dsn = dsn
         self._topology = topology
+        self._audit_to = audit
         self._seconds = seconds
         self._random = random.Random(seed)
         self._report = report
@@ -107,6 +113,9 @@ class Demo:
             (directory / "stop").touch()
             self._settle(server, engines)
             self._prove(server, engines, directory / "attempts")
+            if self._audit_to is not None:
+                self._report(self.proof, "Spark reconciles both databases with what was delivered")
+                self.proof.audit = _audited(server, shop, effects, self._audit_to)
         self.proof.seconds = time.monotonic() - began
         return self.proof
 
@@ -212,3 +221,21 @@ class Demo:
             state = server.state(transaction_id)
             proof.in_doubt[state] = proof.in_doubt.get(state, 0) + 1
         proof.redelivered = server.redelivered()
+
+
+def _audited(server: Topology, shop: str, effects: str, to: Path) -> dict[str, Any]:
+    """`notify audit run --json` on what the demo did. Raises NotifyError where it could not run."""
+    databases = {"shop": shop} | ({"points": effects} if effects != shop else {})
+    where = "points" if "points" in databases else "shop"
+    command = [sys.executable, "-m", "notify.cli.main", "audit", "run", "--json", *server.audit_flags()]
+    command += [flag for name, url in databases.items() for flag in ("--database", f"{name}={url}")]
+    command += ["--effects", f"{where}:SELECT message_id, '{GROUP}' AS consumer_group FROM points"]
+    # The shop has been quiet for a while: nothing of it is on its way any more.
+    command += ["--max-transaction-seconds", "2", "--deliver-seconds", "2", "--bucket-seconds", "1"]
+    command += ["--report", str(to)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        found: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        raise NotifyError(f"the audit could not run: {done.stderr.strip().splitlines()[-1:]}") from None
+    return found

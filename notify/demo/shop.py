@@ -56,6 +56,7 @@ class Points(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     order_number: Mapped[str] = mapped_column(sa.String(36), index=True)
     amount: Mapped[int]
+    message_id: Mapped[str] = mapped_column(sa.String(64))
 
 
 def open_engine(dsn: str) -> sa.Engine:
@@ -131,7 +132,7 @@ def give_points(spec: dict[str, Any]) -> None:
     @consumer.subscribe(TOPIC, start="earliest")
     def on_placed(message: ReceivedMessage, session: Session) -> None:
         order = message.json()
-        session.add(Points(order_number=order["number"], amount=order["points"]))
+        session.add(Points(order_number=order["number"], amount=order["points"], message_id=message.id))
 
     consumer.run()
     engine.dispose()

@@ -43,6 +43,10 @@ class Topology(Protocol):
 
     def redelivered(self) -> int: ...
 
+    def audit_flags(self) -> list[str]:
+        """What `notify audit` is to read of it."""
+        ...
+
 
 class Embedded:
     """One server: transactions and queues in one log."""
@@ -71,6 +75,9 @@ class Embedded:
     def redelivered(self) -> int:
         return metric(self._server.url, "notify_redelivered_total")
 
+    def audit_flags(self) -> list[str]:
+        return ["--log", str(self._server.data_dir)]
+
 
 class Cluster:
     """Three stateless servers over a database, and a bridge (or relay) to a queue server or to Kafka."""
@@ -89,6 +96,7 @@ class Cluster:
             server = ServerProcess(directory / f"server-{number}", environment=QUICK_CHECKS, flags=flags).start()
             stack.callback(server.stop)
             self._servers.append(server)
+        self._storage = storage
         self._queue: ServerProcess | None = None
         if kafka_url is None:
             flags = ["--registry", storage, "--roles", "queue"]
@@ -145,6 +153,10 @@ class Cluster:
 
     def redelivered(self) -> int:
         return 0 if self._queue is None else metric(self._queue.url, "notify_redelivered_total")
+
+    def audit_flags(self) -> list[str]:
+        queue = ["--kafka", self.consumer_url] if self._queue is None else ["--log", str(self._queue.data_dir)]
+        return ["--storage", self._storage, *queue]
 
 
 def undecided(urls: list[str]) -> list[dict[str, Any]]:

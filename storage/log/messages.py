@@ -284,7 +284,8 @@ class LogMessages:
         entries = self.entries_of(transaction_id)
         stored = [e for e in entries if e[0] == EntryKind.HALF]
         ended = [e for e in entries if e[0] not in (EntryKind.HALF, EntryKind.CARRY)]
-        shown = [self._one(e) for e in (ended or stored)]
+        rolled_back = bool(ended) and ended[0][0] == EntryKind.ROLLBACK  # which has one entry, for its first message
+        shown = [self._one(e) for e in (stored if rolled_back and stored else ended or stored)]
         if pending is not None:
             return Transaction(
                 transaction_id,

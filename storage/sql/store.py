@@ -304,7 +304,7 @@ class SqlStore:
     async def transaction(self, transaction_id: bytes) -> Transaction | None:
         name = ids.to_text(transaction_id)
         rows = (await self._read(lambda connection: _rows(connection, [name]))).get(name)
-        return _transaction(rows) if rows else None
+        return _transaction(rows, self.shard) if rows else None
 
     async def undecided(
         self, state: State | None, producer_group: str | None, older_than_us: int | None, limit: int
@@ -321,7 +321,7 @@ class SqlStore:
         def read(connection: Connection) -> list[Transaction]:
             names = [str(name) for name in connection.scalars(wanted)]
             found = _rows(connection, names)
-            return [_transaction(found[name]) for name in names if name in found]
+            return [_transaction(found[name], self.shard) for name in names if name in found]
 
         return await self._read(read)
 
@@ -394,7 +394,7 @@ def _delete(connection: Connection, names: Sequence[str]) -> int:
     return int(connection.execute(server_half_message.delete().where(_t.transaction_id.in_(names))).rowcount)
 
 
-def _transaction(rows: Sequence[Any]) -> Transaction:
+def _transaction(rows: Sequence[Any], shard: str) -> Transaction:
     first = rows[0]
     transaction_id = ids.from_text(first["transaction_id"])
     decided_us = microseconds_of(first["decided_at"])
@@ -414,4 +414,5 @@ def _transaction(rows: Sequence[Any]) -> Transaction:
             )
             for row in rows
         ],
+        shard,
     )

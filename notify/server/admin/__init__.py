@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter
 
 from notify.limits import check_between
-from notify.server.admin import bridges, dead_letters, groups, jobs, limits, messages, topics, transactions
+from notify.server.admin import bridges, dead_letters, groups, jobs, limits, messages, repairs, topics, transactions
 from notify.server.admin.jobs import Jobs
 from notify.server.admin.writes import Desk
 from notify.wire import instant
@@ -26,6 +26,7 @@ def router(app: App) -> APIRouter:
     dead_letters.add_routes(routes, desk, app.jobs)
     groups.add_routes(routes, desk)
     transactions.add_routes(routes, desk)
+    repairs.add_routes(routes, desk)
     messages.add_routes(routes, desk)
     limits.add_routes(routes, desk)
     jobs.add_routes(routes, desk)

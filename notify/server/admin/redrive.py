@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from hashlib import blake2b
 from typing import Any
 
 from notify import ids
@@ -112,44 +111,55 @@ class DeadLetters:
 
     async def send_again(self, letters: Sequence[StoredMessage]) -> list[dict[str, Any]]:
         """What became of each, in order. The new id follows from the letter's place: a repetition changes nothing."""
-        items: list[dict[str, Any]] = []
-        new: list[NewTransaction] = []
-        for m in letters:
-            p = decode_payload(m.payload)
-            again = redriven_id(m.transaction_id, m.offset)
-            item = {"id": ids.message_id(m.transaction_id, m.message_no), "status": 201, "as": ids.message_id(again, 0)}
-            items.append(item)
-            try:
-                topic = await self._retry_topic(p)
-            except NotifyError as error:
-                item |= {"status": error.status, "code": error.code, "detail": str(error)}
-                continue
-            message = NewMessage(topic, m.payload, p.key, p.tag)
-            new.append(NewTransaction(again, "", [message], committed=True))
-        results = iter(await self._core.queues.put(new, self._core.clock()) if new else [])
-        for item in items:
-            if item["status"] == 201 and next(results).put is not Put.STORED:
-                item["status"] = 200
-        return items
+        again = [(m, redriven_id(m.transaction_id, m.offset)) for m in letters]
+        items = await send_to_group(self._core, self.group, again)
+        names = [
+            {"id": ids.message_id(m.transaction_id, m.message_no), "as": ids.message_id(new, 0)} for m, new in again
+        ]
+        return [name | item for name, item in zip(names, items, strict=True)]
 
-    async def _retry_topic(self, p: Payload) -> str:
-        """The topic through which the group gets messages of a topic again; made and subscribed when first needed."""
-        store = self._core.queues
-        of = store.subscription(self.group, p.topic)
-        if of is None:
-            refused = NotifyError(f"group {self.group!r} does not subscribe to {p.topic!r} any more")
-            refused.status, refused.code = 404, "not_found"
-            raise refused
-        if of.mode == "broadcast":
-            refused = NotifyError(f"topic {p.topic!r} is broadcast: send the message again with publish")
-            refused.status, refused.code = 422, "broadcast"
-            raise refused
-        name = retry_topic(self.group, p.topic)
-        if store.subscription(self.group, name) is None:
-            await store.create_topic(Topic(name))
-            wanted: Subscription = dataclasses.replace(of, topic=name, of_topic=p.topic, tags=(), filter="", epoch=0)
-            await self._core.delivery.follow_retries(wanted)
-        return name
+
+async def send_to_group(
+    core: Core, group: str, messages: Sequence[tuple[StoredMessage, bytes]]
+) -> list[dict[str, Any]]:
+    """Send messages, each under another transaction id, to one group alone; what became of each, in order."""
+    items: list[dict[str, Any]] = []
+    new: list[NewTransaction] = []
+    for m, again in messages:
+        p = decode_payload(m.payload)
+        item: dict[str, Any] = {"status": 201}
+        items.append(item)
+        try:
+            topic = await _retry_topic(core, group, p)
+        except NotifyError as error:
+            item |= {"status": error.status, "code": error.code, "detail": str(error)}
+            continue
+        new.append(NewTransaction(again, "", [NewMessage(topic, m.payload, p.key, p.tag)], committed=True))
+    results = iter(await core.queues.put(new, core.clock()) if new else [])
+    for item in items:
+        if item["status"] == 201 and next(results).put is not Put.STORED:
+            item["status"] = 200
+    return items
+
+
+async def _retry_topic(core: Core, group: str, p: Payload) -> str:
+    """The topic through which the group gets messages of a topic again; made and subscribed when first needed."""
+    store = core.queues
+    of = store.subscription(group, p.topic)
+    if of is None:
+        refused = NotifyError(f"group {group!r} does not subscribe to {p.topic!r} any more")
+        refused.status, refused.code = 404, "not_found"
+        raise refused
+    if of.mode == "broadcast":
+        refused = NotifyError(f"topic {p.topic!r} is broadcast: send the message again with publish")
+        refused.status, refused.code = 422, "broadcast"
+        raise refused
+    name = retry_topic(group, p.topic)
+    if store.subscription(group, name) is None:
+        await store.create_topic(Topic(name))
+        wanted: Subscription = dataclasses.replace(of, topic=name, of_topic=p.topic, tags=(), filter="", epoch=0)
+        await core.delivery.follow_retries(wanted)
+    return name
 
 
 def retry_topic(group: str, topic: str) -> str:
@@ -159,8 +169,4 @@ def retry_topic(group: str, topic: str) -> str:
 
 def redriven_id(transaction_id: bytes, offset: int) -> bytes:
     """The transaction id under which a dead letter is sent again: a UUID of version 7, fixed by its place."""
-    digest = bytearray(blake2b(transaction_id + offset.to_bytes(8, "big"), digest_size=16).digest())
-    digest[:6] = transaction_id[:6]
-    digest[6] = 0x70 | digest[6] & 0x0F
-    digest[8] = 0x80 | digest[8] & 0x3F
-    return bytes(digest)
+    return ids.derived(transaction_id, offset.to_bytes(8))

@@ -15,14 +15,15 @@ from notify.wire import instant
 from storage.store import State, Transaction
 
 
-def transaction_row(t: Transaction, now_us: int) -> dict[str, Any]:
-    """A transaction as it is shown."""
+def transaction_row(t: Transaction, now_us: int, shard: str = "") -> dict[str, Any]:
+    """A transaction as it is shown; `shard`: the server's only one, where its storage does not consist of several."""
     return {
         "id": ids.to_text(t.id),
         "producer_group": t.producer_group,
         "state": t.state.name,
         "source": t.source,
         "instance": t.instance,
+        "shard": t.shard or shard,
         "stored_at": instant(t.stored_us),
         "age": round((now_us - t.stored_us) / 1e6, 3),
         "decided_at": instant(t.decided_us) if t.decided_us else None,
@@ -53,7 +54,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             older_us = now_us - round(older_than * 1e6)
         wanted = State[state] if state is not None else None
         found = await desk.core.store.undecided(wanted, producer_group, older_us, max)
-        return {"transactions": [transaction_row(t, now_us) for t in found]}
+        return {"transactions": [transaction_row(t, now_us, desk.core.transactions.shard) for t in found]}
 
     async def one(transaction_id: str) -> Transaction:
         try:
@@ -66,7 +67,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/transactions/{transaction_id}")
     async def transaction(transaction_id: str) -> dict[str, Any]:
-        return transaction_row(await one(transaction_id), desk.core.clock())
+        return transaction_row(await one(transaction_id), desk.core.clock(), desk.core.transactions.shard)
 
     @routes.post("/transactions/{transaction_id}/{action}")
     async def act(transaction_id: str, action: str, write: Write, who: Who = "") -> dict[str, Any]:

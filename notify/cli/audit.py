@@ -1,0 +1,231 @@
+"""`notify audit`: what databases committed against what was delivered and took effect, on Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from notify.cli.api import AS_JSON, DRY_RUN, URL
+from notify.errors import InvalidRequest, NotifyError, Unavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from spark.audit import Inputs, Result
+
+DATABASE = typer.Option(
+    [], "--database", envvar="NOTIFY_AUDIT_DATABASE", help="A business database as `NAME=URL` or URL, given again for "
+    "more: its half_message says what was committed, its notify_inbox what took effect.",
+)  # fmt: skip
+LOG = typer.Option(
+    [], "--log", envvar="NOTIFY_AUDIT_LOG", help="A server's data directory, running or not, or a copy; again for more."
+)
+KAFKA = typer.Option([], "--kafka", envvar="NOTIFY_AUDIT_KAFKA", help="kafka://host:port,… where the queue is Kafka.")
+STORAGE = typer.Option(
+    [], "--storage", envvar="NOTIFY_AUDIT_STORAGE", help="A server's SQL storage: its halves and outcomes."
+)
+MASTER = typer.Option("", "--master", help="Spark's master; default: this machine.")
+MEMORY = typer.Option("3g", "--memory", help="Of Spark's driver and of each executor.")
+LONGEST = typer.Option(
+    600.0, "--max-transaction-seconds", min=0, help="A transaction younger than this may still be on its way: PENDING."
+)
+DELIVER = typer.Option(600.0, "--deliver-seconds", min=0, help="Within this a message in a queue is to be settled.")
+BUCKET = typer.Option(60.0, "--bucket-seconds", min=0.1, help="Step of the report's plots and counts.")
+EFFECTS = typer.Option(
+    [], "--effects", help="SQL that gives the message_id (and consumer_group) of business effects, as `NAME:SQL` with "
+    "a database's name: without it a doubled effect is not seen.",
+)  # fmt: skip
+REPORT = typer.Option(
+    Path("notify-audit"), "--report", help="Directory for the report, and for copies of the log's segments."
+)
+
+audits = typer.Typer(no_args_is_help=True, help="What was committed against what was delivered and took effect.")
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(audits, name="audit")
+
+
+def instant_us(option: str, text: str) -> int:
+    """An instant as microseconds since 1970: RFC 3339, or so long ago as `2h`, `30m`, `7d`."""
+    if not text:
+        return 0
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+    if text[-1] in units and text[:-1].replace(".", "", 1).isdigit():
+        return int((datetime.now(UTC).timestamp() - float(text[:-1]) * units[text[-1]]) * 1e6)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidRequest(
+            f"{option} {text!r} is no instant: write 2026-11-21T08:00:00Z, or 2h for so long ago"
+        ) from None
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1e6)
+
+
+def effect_queries(given: list[str], names: list[str]) -> tuple[tuple[str, str], ...]:
+    """`NAME:SQL` as pairs; without a name the first database's."""
+    pairs = []
+    for text in given:
+        name, found, query = text.partition(":")
+        pairs.append((name, query.strip()) if found and name in names else ("", text.strip()))
+    return tuple((name, query.rstrip(";")) for name, query in pairs)
+
+
+@contextmanager
+def opened(database: list[str], log: list[str], kafka: list[str], storage: list[str]) -> Iterator[Inputs]:
+    """The inputs that flags name. Raises what opening them raises."""
+    from spark.audit import Inputs
+    from spark.databases import Database
+    from spark.log_input import LogInput
+
+    databases: list[Database] = []
+    try:
+        for text in (*database, *storage):
+            name, found, url = text.partition("=")
+            named = found and "://" not in name
+            databases.append(Database(url if named else text, name if named else ""))
+        readers: list[Any] = []
+        if kafka:
+            from spark.kafka_input import KafkaInput
+
+            readers = [KafkaInput(url) for url in kafka]
+        yield Inputs(databases[: len(database)], [LogInput(d) for d in log], readers, databases[len(database) :])
+    finally:
+        for one in databases:
+            one.close()
+
+
+def session(master: str, memory: str) -> SparkSession:
+    """Raises Unavailable where Spark is not installed or cannot start."""
+    try:
+        from spark.session import open_session
+    except ModuleNotFoundError as error:
+        raise Unavailable(f"the audit needs `pip install 'notify-tx[audit]'` ({error.name} is missing)") from None
+    return open_session(master, memory)
+
+
+@contextmanager
+def spark_errors() -> Iterator[None]:
+    """What Spark raises, as one line with its cause."""
+    try:
+        yield
+    except NotifyError:
+        raise
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
+            raise
+        raise Unavailable(f"the audit could not be finished: {cause_of(error)}") from error
+
+
+def cause_of(error: Exception) -> str:
+    """The innermost cause that Spark names."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    causes = [line for line in lines if line.startswith("Caused by:")]
+    return (causes[-1] if causes else lines[0] if lines else repr(error))[:500]
+
+
+def told(quiet: bool) -> Any:
+    return (lambda text: None) if quiet else (lambda text: typer.echo(f"… {text}", err=True))
+
+
+@audits.command("run")
+def run(
+    database: list[str] = DATABASE,
+    log: list[str] = LOG,
+    kafka: list[str] = KAFKA,
+    storage: list[str] = STORAGE,
+    since: str = typer.Option(
+        "", "--from", help="From when: an instant, or `2h` for so long ago; default: all there is."
+    ),
+    to: str = typer.Option("", "--to", help="Up to when; default: now."),
+    max_transaction_seconds: float = LONGEST,
+    deliver_seconds: float = DELIVER,
+    bucket_seconds: float = BUCKET,
+    effects: list[str] = EFFECTS,
+    report: Path = REPORT,
+    master: str = MASTER,
+    memory: str = MEMORY,
+    repair: bool = typer.Option(
+        False, "--repair", help="Mend what can be mended through the server, then say what was done."
+    ),
+    dry_run: bool = DRY_RUN,
+    reason: str = typer.Option("repair after an audit", "--reason", help="Why; it is recorded with each repair."),
+    url: str = URL,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Audit once. Exit code 0: nothing is wrong; 1: something is; 2: it could not be told."""
+    from_us, to_us = instant_us("--from", since), instant_us("--to", to)
+    with spark_errors(), opened_here(database, log, kafka, storage) as inputs:
+        from spark.audit import Audit, Plan
+        from spark.report.files import plain, write
+
+        names = [d.name for d in inputs.databases]
+        plan = Plan(
+            from_us, to_us, max_transaction_seconds, deliver_seconds, bucket_seconds, effect_queries(effects, names)
+        )
+        say = told(as_json)
+        say("starting Spark")
+        spark = session(master, memory)
+        try:
+            result = Audit(spark, plan, inputs, report / "segments", say).run()
+            done = None
+            if repair:
+                from spark.repair import Repair
+
+                done = asyncio.run(Repair(inputs, url, reason, dry_run=dry_run).run(result.found))
+            page = write(result, report)
+        finally:
+            spark.stop()
+    if as_json:
+        typer.echo(json.dumps(plain(result) | ({"repairs": done} if done is not None else {})))
+    else:
+        show(result, page, done)
+    raise typer.Exit(result.exit_code)
+
+
+def opened_here(database: list[str], log: list[str], kafka: list[str], storage: list[str]) -> Any:
+    """`opened`, once it is sure that what it needs is installed."""
+    if not database:
+        raise InvalidRequest("name the business databases with --database URL, as often as there are")
+    if not (log or kafka):
+        raise InvalidRequest("name where the messages went: --log DIRECTORY (a server's --data-dir), or --kafka URL")
+    try:
+        import pyarrow  # noqa: F401
+        import pyspark  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise Unavailable(f"the audit needs `pip install 'notify-tx[audit]'` ({error.name} is missing)") from None
+    return opened(database, log, kafka, storage)
+
+
+def show(result: Result, page: Path, done: list[dict[str, Any]] | None) -> None:
+    """The verdict for people."""
+    from spark.findings import FINDINGS
+
+    for f in FINDINGS:
+        count = result.counts.get(f.name, 0)
+        if f.name in result.not_checked:
+            typer.echo(f"  {f.name:<16} not checked: {result.not_checked[f.name]}")
+        elif count:
+            typer.echo(f"  {f.name:<16} {count:,}")
+    for found in result.found[:10]:
+        typer.echo(f"    {found.finding} {found.message_id or found.log}: {found.detail}")
+    if len(result.found) > 10:
+        typer.echo(f"    … and {len(result.found) - 10:,} more, in {page.parent}/findings.parquet")
+    for note in result.notes:
+        typer.echo(f"note: {note}")
+    for reason in result.reasons:
+        typer.echo(f"not judged: {reason}")
+    for item in done or ():
+        typer.echo(f"repair: {item['finding']} {item['message_id']}: {item['what']}: {item['status']}")
+    totals = result.totals
+    typer.echo(
+        f"{result.verdict}: {totals['committed']:,} committed messages, {totals['in_queues']:,} in queues, "
+        f"{totals['effects']:,} with effects; {result.seconds:.1f} s; report: {page}"
+    )

@@ -1,0 +1,138 @@
+"""Admin routes that mend what an audit found: messages that never got into a queue, effects that never happened.
+
+What is sent again has an id that follows from the message's own, so a repetition changes nothing, and the next audit
+sees that the message was mended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from notify import ids
+from notify.errors import InvalidRequest, NotFound, NotifyError
+from notify.server.admin.redrive import send_to_group
+from notify.server.admin.writes import Desk, Who, Write
+from notify.wire import PackedMessages, PackedPublished, decode_payload
+from storage.store import StoredMessage
+
+AT_ONCE = 1000
+
+
+class Lost(BaseModel):
+    """A message to publish again. Without a topic it is taken from its half, as the server has it."""
+
+    model_config = ConfigDict(extra="forbid")
+    id: str
+    topic: str | None = None
+    body_base64: str = ""
+    key: str | None = None
+    tag: str | None = None
+    headers: dict[str, str] | None = None
+    ttl: float | None = None
+
+
+class Republish(Write):
+    messages: Annotated[list[Lost], Field(min_length=1, max_length=AT_ONCE)]
+
+
+class Redeliver(Write):
+    ids: Annotated[list[str], Field(min_length=1, max_length=AT_ONCE)]
+
+
+def add_routes(routes: APIRouter, desk: Desk) -> None:
+    """`messages/republish` and `groups/{name}/redeliver`."""
+
+    async def half_of(transaction: bytes, number: int) -> StoredMessage:
+        found = await desk.core.store.transaction(transaction)
+        mine = [m for m in found.messages if m.message_no == number and not m.corrupt] if found is not None else []
+        if not mine:
+            raise NotFound("the server has no half of it, or cannot read it: give topic and body_base64")
+        return mine[0]
+
+    async def published(lost: Lost) -> PackedPublished:
+        transaction, number = _parsed(lost.id)
+        again = ids.message_id(ids.derived(transaction, ids.republished(number)), 0)
+        if lost.topic is not None:
+            fields = lost.model_dump(exclude={"id"}, exclude_none=True)
+            return msgspec.convert(fields | {"id": again}, PackedPublished)
+        p = decode_payload((await half_of(transaction, number)).payload)
+        return PackedPublished(id=again, topic=p.topic, body=p.body, key=p.key, tag=p.tag, headers=p.headers, ttl=p.ttl)
+
+    @routes.post("/messages/republish")
+    async def republish(write: Republish, who: Who = "") -> dict[str, Any]:
+        """Publish messages that were committed and are in no queue, each once however often this is called."""
+        items: list[dict[str, Any]] = []
+        ready: list[PackedPublished] = []
+        for lost in write.messages:
+            item: dict[str, Any] = {"id": lost.id}
+            try:
+                found = await published(lost)
+            except NotifyError as error:
+                item |= _refused(error)
+            else:
+                item |= {"as": found.id, "topic": found.topic}
+                ready.append(found)
+            items.append(item)
+
+        async def do() -> Any:
+            results = iter(await desk.core.transactions.publish(PackedMessages(messages=ready)) if ready else [])
+            for item in items:
+                if "status" not in item:
+                    result = next(results)
+                    item["status"] = result.status
+                    if result.code:
+                        item |= {"code": result.code, "detail": result.detail}
+            return {"items": items}
+
+        return await desk.carry_out(write, who, "message.republish", "messages", do, {"items": items})
+
+    @routes.post("/groups/{name}/redeliver")
+    async def redeliver(name: str, write: Redeliver, who: Who = "") -> dict[str, Any]:
+        """Send messages that are in queues to one group again, each once however often this is called."""
+        items: list[dict[str, Any]] = []
+        ready: list[tuple[StoredMessage, bytes]] = []
+        for message_id in write.ids:
+            item: dict[str, Any] = {"id": message_id}
+            try:
+                m = _in_a_queue(desk.core.queues.messages, name, message_id)
+                again = ids.derived(m.transaction_id, ids.redelivered(name, m.message_no))
+            except NotifyError as error:
+                item |= _refused(error)
+            else:
+                item |= {"as": ids.message_id(again, 0), "topic": m.topic}
+                ready.append((m, again))
+            items.append(item)
+
+        async def do() -> Any:
+            results = iter(await send_to_group(desk.core, name, ready))
+            for item in items:
+                if "status" not in item:
+                    item |= next(results)
+            return {"items": items}
+
+        return await desk.carry_out(write, who, "message.redeliver", name, do, {"items": items})
+
+
+def _parsed(message_id: str) -> tuple[bytes, int]:
+    try:
+        return ids.parse_message_id(message_id)
+    except ValueError as error:
+        raise InvalidRequest(str(error), "invalid_id") from None
+
+
+def _in_a_queue(messages: Callable[[bytes], list[StoredMessage]], group: str, message_id: str) -> StoredMessage:
+    """The message in the topic that it was sent to."""
+    transaction, number = _parsed(message_id)
+    for m in messages(transaction):
+        if m.message_no == number and not m.corrupt and decode_payload(m.payload).topic == m.topic:
+            return m
+    raise NotFound(f"no queue has {message_id}, or its payload cannot be read; group {group} gets nothing")
+
+
+def _refused(error: NotifyError) -> dict[str, Any]:
+    return {"status": error.status, "code": error.code, "detail": str(error)}

@@ -1,0 +1,85 @@
+"""Writing a report: report.html, report.json, findings.parquet and buckets.parquet in one directory."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark.audit import Found, Result
+from spark.findings import BY_NAME
+from spark.report.page import page
+
+FINDINGS = pa.schema(
+    [
+        ("finding", pa.string()),
+        ("key", pa.string()),
+        ("message_id", pa.string()),
+        ("at_us", pa.int64()),
+        ("detail", pa.string()),
+        ("topic", pa.string()),
+        ("queue", pa.int32()),
+        ("offset", pa.int64()),
+        ("producer_group", pa.string()),
+        ("consumer_groups", pa.list_(pa.string())),
+        ("database", pa.string()),
+        ("log", pa.string()),
+        ("repair", pa.string()),
+        ("evidence", pa.string()),  # JSON
+    ]
+)
+IN_JSON = 1000
+"""Findings that report.json holds; all of them are in findings.parquet."""
+
+
+def row_of(found: Found) -> dict[str, Any]:
+    """A finding as plain values."""
+    return {
+        "finding": found.finding,
+        "key": found.key,
+        "message_id": found.message_id,
+        "at_us": found.at_us,
+        "detail": found.detail,
+        "topic": found.topic,
+        "queue": found.queue,
+        "offset": found.offset,
+        "producer_group": found.producer_group,
+        "consumer_groups": found.groups,
+        "database": found.database,
+        "log": found.log,
+        "repair": BY_NAME[found.finding].repair,
+        "evidence": found.evidence,
+    }
+
+
+def plain(result: Result) -> dict[str, Any]:
+    """The whole result but its plots, as report.json and `--json` give it."""
+    found = asdict(result)
+    for name in ("found", "buckets", "latencies"):
+        del found[name]
+    return found | {"exit_code": result.exit_code, "findings": [row_of(f) for f in result.found[:IN_JSON]]}
+
+
+def write(result: Result, directory: Path) -> Path:
+    """Write the four files, each under another name first; the page's path."""
+    directory.mkdir(parents=True, exist_ok=True)
+    rows = [row_of(f) for f in result.found]
+    for row in rows:
+        row["evidence"] = json.dumps(row["evidence"])
+    _replace(directory / "findings.parquet", lambda path: pq.write_table(pa.Table.from_pylist(rows, FINDINGS), path))
+    buckets = pa.Table.from_pylist(result.buckets) if result.buckets else pa.table({"at_us": pa.array([], pa.int64())})
+    _replace(directory / "buckets.parquet", lambda path: pq.write_table(buckets, path))
+    _replace(directory / "report.json", lambda path: path.write_text(json.dumps(plain(result), indent=1)))
+    _replace(directory / "report.html", lambda path: path.write_text(page(result)))
+    return directory / "report.html"
+
+
+def _replace(path: Path, write_to: Any) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    write_to(temporary)
+    temporary.rename(path)

@@ -1,0 +1,125 @@
+"""Faults of every class planted among many transactions: the audit must find each, name none wrongly, and no other.
+
+Run as `python -m tests.audit.campaign --transactions 1000000 --each 100`. First an audit of the run as it was, which
+must find nothing; then one of the copies with the faults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import sqlalchemy as sa
+from pyspark.sql import SparkSession
+
+from spark.audit import Audit, Inputs, Plan, Result
+from spark.databases import Database
+from spark.log_input import LogInput
+from spark.session import open_session
+from tests.audit.made import STEP_US, Made, load, make_log
+from tests.audit.plant import Planted, Planter, copied
+from tests.integration.databases import mariadb, postgresql
+
+PLAN = Plan(max_transaction_seconds=5, deliver_seconds=5, effects=(("", "SELECT message_id FROM ledger"),))
+
+
+def made_run(directory: Path, url: str, transactions: int, segment_bytes: int = 256 << 20) -> Made:
+    """A run as it should be: everything committed was delivered and took effect."""
+    first_us = time.time_ns() // 1000 - transactions * STEP_US - 120_000_000
+    made = Made(directory / "log", transactions, first_us // 1000 * 1000)
+    make_log(made, segment_bytes)
+    engine = sa.create_engine(url)
+    load(engine, made, directory)
+    engine.dispose()
+    return made
+
+
+def audited(spark: SparkSession, url: str, log: Path, scratch: Path, plan: Plan = PLAN) -> Result:
+    database = Database(url, "shop")
+    try:
+        return Audit(spark, plan, Inputs([database], [LogInput(log)]), scratch).run()
+    finally:
+        database.close()
+
+
+def planted(made: Made, url: str, to: Path, each: int) -> Planted:
+    """The faults, put into a copy of the log and into the database."""
+    engine = sa.create_engine(url)
+    try:
+        return asyncio.run(Planter(made, copied(made.log, to), engine, each).plant())
+    finally:
+        engine.dispose()
+
+
+def differences(result: Result, wanted: Planted) -> list[str]:
+    """What was not found, and what was found and not planted, by class."""
+    found: dict[str, set[str]] = {}
+    for f in result.found:
+        name = f"{f.evidence['from']} {f.evidence['to']}" if f.finding == "BRIDGE_GAP" else f.message_id
+        found.setdefault(f.finding, set()).add(name)
+    complaints = []
+    for name in sorted(found.keys() | wanted.ids.keys()):
+        missing = wanted.ids.get(name, set()) - found.get(name, set())
+        surplus = found.get(name, set()) - wanted.ids.get(name, set())
+        if missing:
+            complaints.append(f"{name}: {len(missing)} not found, as {sorted(missing)[0]}")
+        if surplus:
+            complaints.append(f"{name}: {len(surplus)} found that were not planted, as {sorted(surplus)[0]}")
+        if result.counts.get(name, 0) != len(found.get(name, ())):
+            complaints.append(f"{name}: {result.counts.get(name)} counted, {len(found.get(name, ()))} shown")
+    return complaints
+
+
+def campaign(
+    spark: SparkSession, url: str, directory: Path, transactions: int, each: int, say: Callable[[str], None]
+) -> list[str]:
+    """Complaints of both audits, none where all is as it should be."""
+    made = made_run(directory, url, transactions)
+    say(f"{transactions} transactions made")
+    clean = audited(spark, url, made.log, directory / "clean", Plan(max_transaction_seconds=5, deliver_seconds=5))
+    complaints = (
+        []
+        if clean.verdict == "PASS" and not clean.found
+        else [f"clean run: {clean.verdict} {clean.counts} {clean.reasons}"]
+    )
+    say(f"clean run: {clean.verdict}, {clean.seconds:.0f} s")
+    wanted = planted(made, url, directory / "faulty", each)
+    faulty = audited(spark, url, directory / "faulty", directory / "scratch")
+    say(f"faulty run: {faulty.seconds:.0f} s, {faulty.counts}")
+    return complaints + differences(faulty, wanted)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--transactions", type=int, default=1_000_000)
+    parser.add_argument("--each", type=int, default=100)
+    parser.add_argument("--database", choices=("postgresql", "mariadb"), default="postgresql")
+    given = parser.parse_args()
+    directory = Path(tempfile.mkdtemp(prefix="notify-audit-"))
+    directory.chmod(0o755)
+    try:
+        with {"postgresql": postgresql, "mariadb": mariadb}[given.database]() as url:
+            spark = open_session()
+            complaints = campaign(
+                spark, url, directory, given.transactions, given.each, lambda text: print(text, flush=True)
+            )
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    for complaint in complaints:
+        print(complaint)
+    classes = f"{given.each} faults of each class among {given.transactions} transactions"
+    print(
+        f"VERDICT: {'FAIL' if complaints else 'PASS'} {classes}: "
+        + ("see above" if complaints else "all found, no other")
+    )
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,376 @@
+"""Faults put into copies of a log and a database, of each kind that an audit names: what it must find, and no more."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import sqlalchemy as sa
+
+from notify import ids
+from notify.client.table import half_message, notify_inbox
+from storage.log.format import (
+    ENTRY,
+    ENTRY_SIZE,
+    FRAME_HEADER,
+    FRAME_HEADER_SIZE,
+    RECORD_HEADER,
+    RECORD_HEADER_SIZE,
+    SEGMENT_HEADER_SIZE,
+    EntryKind,
+    RecordType,
+    frame,
+)
+from storage.log.state import encode
+from storage.log.store import LogStore
+from storage.sql.rows import moment_of
+from storage.store import BridgeBatch, NewMessage, NewTransaction, SettleKind, State
+from tests.audit.made import CONSUMERS, KEYS, PRODUCERS, TOPICS, Made, payload_of, topic_of, transaction_id
+
+FILLER = RECORD_HEADER.pack(ENTRY_SIZE, RecordType.META, 0, 0) + encode(["nothing", "-" * 61])
+"""A record of an entry's size that means nothing: a frame keeps its length when an entry goes."""
+assert len(FILLER) == ENTRY_SIZE
+NOTHING = ENTRY.pack(EntryKind.CARRY, *([0] * 10), bytes(16), 0, 0, 0)
+
+
+@dataclass
+class Planted:
+    """Message ids by the class that an audit has to name, `bridge` for gaps by their number."""
+
+    ids: dict[str, set[str]] = field(default_factory=dict)
+
+    def add(self, name: str, message: bytes | str) -> None:
+        text = message if isinstance(message, str) else f"{ids.to_text(message)}.0"
+        self.ids.setdefault(name, set()).add(text)
+
+
+def copied(log: Path, to: Path) -> Path:
+    """A copy of a log without what is made from it."""
+    to.mkdir()
+    for file in log.iterdir():
+        if file.suffix in (".log", ".ckpt"):
+            shutil.copy(file, to / file.name)
+    return to
+
+
+def edit(log: Path, change: Callable[[bytes], bytes | None]) -> None:
+    """Write every frame anew with the entries of halves and outcomes changed; None leaves one out. Checksums are made
+    right: this is a log that a faulty server wrote, not a damaged one."""
+    for path in sorted(log.glob("*.log")):
+        data = bytearray(path.read_bytes())
+        at = SEGMENT_HEADER_SIZE
+        while at + FRAME_HEADER_SIZE <= len(data) and data[at : at + 4] == b"NFR1":
+            _, length, _, records, base, durable, time_us = FRAME_HEADER.unpack_from(data, at)
+            body = bytes(data[at + FRAME_HEADER_SIZE : at + FRAME_HEADER_SIZE + length])
+            fresh, more = _edited(body, change)
+            if fresh != body:
+                data[at : at + FRAME_HEADER_SIZE + length] = frame(fresh, records + more, base, durable, time_us)
+            at += FRAME_HEADER_SIZE + length
+        path.write_bytes(data)
+
+
+def _edited(body: bytes, change: Callable[[bytes], bytes | None]) -> tuple[bytes, int]:
+    out: list[bytes] = []
+    at = fillers = 0
+    while at < len(body):
+        length, kind, flags, count = RECORD_HEADER.unpack_from(body, at)
+        first = at + RECORD_HEADER_SIZE
+        entries = [body[first + i * ENTRY_SIZE : first + (i + 1) * ENTRY_SIZE] for i in range(count)]
+        if kind == RecordType.HALF:
+            # Payloads behind them must stay where they are: an entry of nothing takes the place.
+            out.append(body[at:first])
+            out += [change(entry) or NOTHING for entry in entries]
+            out.append(body[first + count * ENTRY_SIZE : at + length])
+        elif kind == RecordType.OUTCOME:
+            kept = [e for e in (change(entry) for entry in entries) if e is not None]
+            out.append(RECORD_HEADER.pack(RECORD_HEADER_SIZE + len(kept) * ENTRY_SIZE, kind, flags, len(kept)))
+            out += kept
+            out += [FILLER] * (count - len(kept))
+            fillers += count - len(kept)
+        else:
+            out.append(body[at : at + length])
+        at += length
+    return b"".join(out), fillers
+
+
+class Planter:
+    """Plants so many of each kind. `databases` is a copy too: its rows are changed."""
+
+    def __init__(self, made: Made, log: Path, engine: sa.Engine, each: int, seed: int = 1) -> None:
+        self.planted = Planted()
+        self._made = made
+        self._log = log
+        self._engine = engine
+        self._each = each
+        self._chance = random.Random(seed)
+        self._free = self._chance.sample(range(made.count), 8 * each)
+        self._next = made.count
+
+    def _take(self, count: int) -> list[int]:
+        """Numbers of transactions that nothing else has been done to."""
+        taken, self._free = self._free[:count], self._free[count:]
+        return taken
+
+    async def plant(self) -> Planted:
+        self._in_the_log()
+        self._in_the_database()
+        await self._by_the_store()
+        self._in_the_bytes()
+        return self.planted
+
+    # --- entries that go, or say something else ---------------------------------------------------------------
+
+    def _in_the_log(self) -> None:
+        lost, flipped = self._take(self._each), self._take(self._each // 2)
+        gone = {self._made.id(n) for n in lost}
+        turned = {self._made.id(n) for n in flipped}
+        for n in lost:
+            self.planted.add("LOST", self._made.id(n))
+        for n in flipped:
+            self.planted.add("CONFLICT", self._made.id(n))
+
+        def change(entry: bytes) -> bytes | None:
+            name = entry[48:64]
+            if name in gone:
+                return None
+            if name in turned and entry[0] == EntryKind.QUEUE:
+                fields = list(ENTRY.unpack(entry))
+                fields[0], fields[5] = EntryKind.ROLLBACK, 0
+                return ENTRY.pack(*fields)
+            return entry
+
+        edit(self._log, change)
+
+    # --- rows -------------------------------------------------------------------------------------------------
+
+    def _in_the_database(self) -> None:
+        t, e = half_message.c, notify_inbox.c
+        ghosts, tombstones, effectless = (self._take(n) for n in (self._each // 2, self._each // 2, self._each))
+        with self._engine.begin() as connection:
+            for n in ghosts:
+                connection.execute(half_message.delete().where(t.transaction_id == ids.to_text(self._made.id(n))))
+                self.planted.add("GHOST", self._made.id(n))
+            for n in tombstones:
+                name = ids.to_text(self._made.id(n))
+                connection.execute(half_message.update().where(t.transaction_id == name).values(state="ROLLED_BACK"))
+                self.planted.add("CONFLICT", self._made.id(n))
+            for n in effectless:
+                name = f"{ids.to_text(self._made.id(n))}.0"
+                connection.execute(notify_inbox.delete().where(e.message_id == name))
+                self.planted.add("ACKED_NO_EFFECT", name)
+            for i in range(self._each):
+                new = self._new_id()
+                at = moment_of(self._at())
+                if i % 2:
+                    row = self._row(new, "ROLLED_BACK", topic="")
+                    connection.execute(half_message.insert().values(row | {"created_at": at}))
+                else:
+                    message = f"{ids.to_text(new)}.0"
+                    connection.execute(
+                        notify_inbox.insert().values(consumer_group=CONSUMERS, message_id=message, created_at=at)
+                    )
+                self.planted.add("ORPHAN_ROW", new)
+            connection.exec_driver_sql("CREATE TABLE ledger (message_id varchar(64), amount int)")
+            doubled = self._take(self._each)
+            for n in doubled:
+                for _ in range(2):
+                    connection.exec_driver_sql(f"INSERT INTO ledger VALUES ('{ids.to_text(self._made.id(n))}.0', 1)")
+                self.planted.add("DUP_EFFECT", self._made.id(n))
+            for n in self._take(self._each // 2):
+                connection.exec_driver_sql(f"INSERT INTO ledger VALUES ('{ids.to_text(self._made.id(n))}.0', 1)")
+
+    def _row(self, name: bytes, state: str = "COMMITTED", topic: str = "order.1") -> dict[str, object]:
+        return {
+            "transaction_id": ids.to_text(name), "message_no": 0, "producer_group": PRODUCERS, "mode": "half",
+            "state": state, "shards": "", "topic": topic, "relayed": 1,
+        }  # fmt: skip
+
+    def _at(self) -> int:
+        return self._made.at(self._next)
+
+    def _new_id(self) -> bytes:
+        self._next += 1
+        return transaction_id(self._next, self._at())
+
+    # --- what a faulty server would do ------------------------------------------------------------------------
+
+    async def _by_the_store(self) -> None:
+        store = LogStore(self._log)
+        await store.open(self._at())
+        rows: list[bytes] = []
+        effects: list[bytes] = []
+        await self._ghosts(store, effects)
+        await self._doubles(store)
+        await self._doubts(store, rows)
+        await self._again(store, rows, effects)
+        await self._disorder(store, rows, effects)
+        await self._gaps(store, rows, effects)
+        # Last: what lies behind these in the queue would be settled in one run with them.
+        await self._undelivered(store, rows)
+        await store.sync()
+        await store.close()
+        with self._engine.begin() as connection:
+            at = moment_of(self._at())
+            if rows:
+                connection.execute(half_message.insert(), [self._row(r) | {"created_at": at} for r in rows])
+            if effects:
+                connection.execute(
+                    notify_inbox.insert(),
+                    [
+                        {"consumer_group": CONSUMERS, "message_id": f"{ids.to_text(n)}.0", "created_at": at}
+                        for n in effects
+                    ],
+                )
+
+    def _transaction(
+        self, name: bytes, key: str = "k", topic: str = "order.1", group: str = PRODUCERS
+    ) -> NewTransaction:
+        message = NewMessage(topic, payload_of(TOPICS * KEYS + 1).replace(b"order.1", topic.encode()), key)
+        return NewTransaction(name, group, [message], "source-1")
+
+    async def _committed(self, store: LogStore, names: list[bytes], topic: str = "order.1", key: str = "k") -> int:
+        """Store and commit; the offset of the first."""
+        first = store.bounds(topic, 0)[1]
+        transactions = [self._transaction(name, key, topic) for name in names]
+        await store.put(transactions, self._at())
+        await store.decide([(name, PRODUCERS, State.COMMITTED) for name in names], self._at())
+        return first
+
+    async def _settled(self, store: LogStore, topic: str, first: int, count: int) -> None:
+        await store.settle(CONSUMERS, topic, 0, [(first, count)], SettleKind.ACK, self._at())
+
+    async def _ghosts(self, store: LogStore, effects: list[bytes]) -> None:
+        """Deliveries that were made up: no row, no half."""
+        names = [self._new_id() for _ in range(self._each - self._each // 2)]
+        first = store.bounds("order.1", 0)[1]
+        await store.put([replace_committed(self._transaction(name)) for name in names], self._at())
+        await self._settled(store, "order.1", first, len(names))
+        for name in names:
+            self.planted.add("GHOST", name)
+        effects += names
+
+    async def _doubles(self, store: LogStore) -> None:
+        """A second entry of messages that are in the queue."""
+        for n in self._take(self._each):
+            name = self._made.id(n)
+            topic = topic_of(n)
+            queue = store.state.queue(topic, 0)
+            entry = next(e for e in store.entries_of(name) if e[0] == EntryKind.QUEUE)
+            fields = list(ENTRY.unpack(entry))
+            fields[5] = offset = queue.next_offset
+            queue.next_offset = offset + 1
+            again = ENTRY.pack(*fields)
+            store.journal.reserve(4096)
+            opened = store.journal.open
+            store.journal.append(RecordType.OUTCOME, 0, [again], b"")
+            opened.entries += [again]
+            opened.queues += [queue]
+            opened.part.assigned += 1
+            await store.sync()
+            await self._settled(store, topic, offset, 1)
+            self.planted.add("DUP_ENQUEUE", name)
+
+    async def _doubts(self, store: LogStore, rows: list[bytes]) -> None:
+        """Halves that nobody decides; the database committed every other one."""
+        for i in range(self._each):
+            name = self._new_id()
+            await store.put([self._transaction(name)], self._at())
+            if i % 2:
+                rows.append(name)
+            self.planted.add("IN_DOUBT", name)
+
+    async def _again(self, store: LogStore, rows: list[bytes], effects: list[bytes]) -> None:
+        names = [self._new_id() for _ in range(self._each)]
+        first = await self._committed(store, names)
+        store.attempted(CONSUMERS, "order.1", 0, [(first + i, 1, 0) for i in range(len(names))])
+        await self._settled(store, "order.1", first, len(names))
+        for name in names:
+            self.planted.add("REDELIVERED", name)
+        rows += names
+        effects += names
+
+    async def _disorder(self, store: LogStore, rows: list[bytes], effects: list[bytes]) -> None:
+        """The second of two messages of a key settled first, in an ordered topic."""
+        for i in range(self._each):
+            pair = [self._new_id(), self._new_id()]
+            first = await self._committed(store, pair, "order.0", f"pair-{i}")
+            await self._settled(store, "order.0", first + 1, 1)
+            await self._settled(store, "order.0", first, 1)
+            self.planted.add("DISORDER", pair[0])
+            rows += pair
+            effects += pair
+
+    async def _gaps(self, store: LogStore, rows: list[bytes], effects: list[bytes]) -> None:
+        """A bridge that goes on behind where it stood."""
+        stood = ""
+        for i in range(self._each + 1):
+            name = self._new_id()
+            begin = f"0-1-{10 * i}" if i else ""
+            if i:
+                state = store.state.bridges["shop"]
+                store.state.bridges["shop"] = msgspec.structs.replace(state, position=begin)
+                self.planted.add("BRIDGE_GAP", f"{stood} {begin}")
+            first = store.bounds("order.1", 0)[1]
+            stood = f"0-1-{10 * i + 5}"
+            batch = BridgeBatch("shop", 1, begin, stood, [replace_committed(self._transaction(name))], claim=not i)
+            await store.append_from_bridge(batch, self._at())
+            await self._settled(store, "order.1", first, 1)
+            rows.append(name)
+            effects.append(name)
+
+    async def _undelivered(self, store: LogStore, rows: list[bytes]) -> None:
+        names = [self._new_id() for _ in range(self._each)]
+        await self._committed(store, names, "order.2")
+        for name in names:
+            self.planted.add("UNDELIVERED", name)
+        rows += names
+
+    # --- bytes ------------------------------------------------------------------------------------------------
+
+    def _in_the_bytes(self) -> None:
+        """One byte of a payload changed, in messages that lie in different frames."""
+        by_position: dict[int, bytes] = {}
+        wanted = {self._made.id(n) for n in self._chance.sample(range(self._made.count), 40 * self._each)}
+        for path in sorted(self._log.glob("*.log")):
+            base = int(path.stem)
+            data = path.read_bytes()
+            at = SEGMENT_HEADER_SIZE
+            taken: list[tuple[int, int, bytes]] = []
+            while at + FRAME_HEADER_SIZE <= len(data) and data[at : at + 4] == b"NFR1":
+                length = FRAME_HEADER.unpack_from(data, at)[1]
+                found = _payloads(data, at + FRAME_HEADER_SIZE, length, wanted)
+                if found and len(by_position) + len(taken) < self._each:
+                    position, size, name = found[0]
+                    taken.append((position - base + self._chance.randrange(size), position, name))
+                at += FRAME_HEADER_SIZE + length
+            with path.open("r+b") as file:
+                for place, position, name in taken:
+                    file.seek(place)
+                    was = file.read(1)[0]
+                    file.seek(place)
+                    file.write(bytes([was ^ self._chance.randrange(1, 256)]))
+                    by_position[position] = name
+                    self.planted.add("CORRUPT", name)
+
+
+def _payloads(data: bytes, at: int, length: int, wanted: set[bytes]) -> list[tuple[int, int, bytes]]:
+    """(position, size, id) of payloads of halves in a frame."""
+    end = at + length
+    found = []
+    while at < end:
+        size, kind, _, count = RECORD_HEADER.unpack_from(data, at)
+        if kind == RecordType.HALF:
+            for i in range(count):
+                fields = ENTRY.unpack_from(data, at + RECORD_HEADER_SIZE + i * ENTRY_SIZE)
+                if fields[11] in wanted:
+                    found.append((fields[6], fields[7], fields[11]))
+        at += size
+    return found
+
+
+def replace_committed(t: NewTransaction) -> NewTransaction:
+    return NewTransaction(t.id, t.producer_group, t.messages, t.source, committed=True)
