@@ -208,6 +208,17 @@ class Database:
             ).mappings()
             return [dict(row) for row in found]
 
+    def halves_of(self, transaction_id: str) -> list[dict[str, Any]]:
+        """The server's rows of a transaction, without bodies."""
+        if server_half_message.name not in self.tables:
+            return []
+        columns = [c for c in server_half_message.columns if c.name not in ("body", "headers")]
+        with self._engine.connect() as connection:
+            found = connection.execute(
+                sa.select(*columns).where(server_half_message.c.transaction_id == transaction_id)
+            ).mappings()
+            return [dict(row) for row in found]
+
     def inbox_of(self, message_ids: Sequence[str]) -> list[dict[str, Any]]:
         """The inbox rows of some messages."""
         if notify_inbox.name not in self.tables or not message_ids:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
+import pyarrow.compute as pc
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import DataFrame, SparkSession
@@ -13,7 +15,7 @@ from pyspark.sql import functions as F
 from notify.errors import InvalidRequest, Unavailable
 from notify.kafka_records import DELAYED, POSITIONS, brokers_of
 from spark import life
-from spark.kafka_source import NotifyKafkaSource, Part, parts_of
+from spark.kafka_source import NotifyKafkaSource, Part, parts_of, read_part
 from spark.life import Groups
 
 OWN_GROUPS = ("notify-audit", "notify-delays", "notify-positions")
@@ -69,6 +71,16 @@ class KafkaInput:
         for group, offsets in self._committed.items():
             for place, offset in offsets.items():
                 found.setdefault(place, []).append((group, offset))
+        return found
+
+    def records_of(self, transaction: bytes) -> list[dict[str, Any]]:
+        """(no, queued_us, place) of a transaction's records: every topic is read through for it."""
+        found = []
+        for part in self._parts:
+            for batch in read_part(self.brokers, part):
+                for row in batch.filter(pc.equal(batch["id"], transaction)).to_pylist():
+                    place = f"{part.topic}/{part.partition}@{row['offset']}"
+                    found.append({"no": row["no"], "queued_us": row["queued_us"], "place": place})
         return found
 
     def messages(self, spark: SparkSession, groups: Groups, number: int) -> DataFrame:

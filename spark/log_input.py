@@ -29,7 +29,7 @@ from storage.store import DEAD_LETTER_PREFIX, Subscription
 
 RETRY_PREFIX = "retry/"
 """Topics of dead letters that were sent again to one group: `retry/{group}/{topic}`."""
-_COPY_VERSION = 2
+_COPY_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class LogInput:
         if not self.segments:
             raise InvalidRequest(f"--log {directory}: no log is there (no *.log files); name a server's --data-dir")
         self.is_served = _is_locked(self.directory / "lock")
-        self.read_us = time.time_ns() // 1000
-        """When what is in the tables was read: by this machine's clock, which is the server's own here."""
+        self.read_us = 0
+        """When reading it began: by this machine's clock, which is the server's own here."""
         self._copies: list[Path] = []
 
     def _segments(self) -> list[SegmentFile]:
@@ -135,20 +135,27 @@ class LogInput:
 
     # --- reading ----------------------------------------------------------------------------------------------
 
-    def prepare(self, spark: SparkSession, scratch: Path) -> None:
-        """Copy every segment that has no copy yet, as tasks of Spark; then read what they say.
+    def prepare(self, spark: SparkSession | None, scratch: Path) -> None:
+        """Copy every segment that has no copy yet, as tasks of Spark (here, without one); then read what they say.
 
         `scratch` must be the same directory for every executor, as must the log.
         """
+        self.read_us = time.time_ns() // 1000
         place = scratch / hashlib.sha256(str(self.directory.resolve()).encode()).hexdigest()[:16]
         place.mkdir(parents=True, exist_ok=True)
         wanted = {s.copy_name for s in self.segments}
         missing = [s for s in self.segments if not (place / s.copy_name / "facts.json").exists() or not s.sealed_end]
         if missing:
-            directory = str(self.directory)
-            tasks = spark.sparkContext.parallelize(missing, len(missing))
-            failed = [e for e in tasks.map(lambda s: _copy(directory, s, str(place))).collect() if e]
-            self.problems += failed
+            directory, to = str(self.directory), str(place)
+            if spark is None:
+                done = [_copy(directory, segment, to) for segment in missing]
+            else:
+                done = (
+                    spark.sparkContext.parallelize(missing, len(missing))
+                    .map(lambda s: _copy(directory, s, to))
+                    .collect()
+                )
+            self.problems += [problem for problem in done if problem]
         _forget(place, wanted)
         self._copies = [place / s.copy_name for s in self.segments if (place / s.copy_name / "facts.json").exists()]
         self.facts = [msgspec.json.decode((c / "facts.json").read_bytes(), type=Facts) for c in self._copies]
@@ -302,6 +309,21 @@ class LogInput:
                     found.setdefault((number, queue), []).append((s.group, start))
         return found
 
+    def entries_of(self, transaction: bytes) -> dict[str, list[dict[str, Any]]]:
+        """What the log has of one transaction: rows of `messages`, `acks` (with `group`) and `checks`."""
+        found: dict[str, list[dict[str, Any]]] = {"messages": [], "acks": [], "checks": []}
+        for copy in self._copies:
+            for name in ("messages", "checks"):
+                rows = pq.read_table(copy / f"{name}.parquet", filters=[("id", "=", transaction)]).to_pylist()
+                found[name] += rows
+        places = {(m["topic"], m["queue"], m["offset"]) for m in found["messages"] if m["offset"] is not None}
+        for topic, queue, offset in sorted(places):
+            wanted = [("topic", "=", topic), ("queue", "=", queue), ("offset", "=", offset)]
+            for copy, facts in zip(self._copies, self.facts, strict=True):
+                for row in pq.read_table(copy / "acks.parquet", filters=wanted).to_pylist():
+                    found["acks"].append(row | {"group": facts.consumer_groups[row["consumer_group"]]})
+        return found
+
     def groups(self) -> Sequence[str]:
         """Every group that subscribes or has settled something, in order."""
         found = {s.group for s in self.catalog.subscriptions.values()}
@@ -365,7 +387,7 @@ def _copy(directory: str, segment: SegmentFile, place: str) -> str:
         return f"{segment.name}: {error}"
     copy = Path(place) / segment.copy_name
     copy.mkdir(parents=True, exist_ok=True)
-    for name, table in (("messages", scan.messages), ("acks", scan.acks)):
+    for name, table in (("messages", scan.messages), ("acks", scan.acks), ("checks", scan.checks)):
         temporary = copy / f"{name}.{os.getpid()}.tmp"
         # Ids and positions hardly repeat: dictionaries would only cost.
         pq.write_table(table, temporary, compression="lz4", use_dictionary=False, row_group_size=1 << 17)

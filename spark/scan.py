@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from spark.damage import Broken, examine
+from spark.damage import examine
 from storage.log.disk import Disk
 from storage.log.format import (
     ENTRY_SIZE,
@@ -80,7 +80,14 @@ ACKS = pa.schema(
         ("is_loose", pa.bool_()),  # whether the columns acked, settled, … of messages do not tell it
     ]
 )
+CHECKS = pa.schema([("id", pa.binary()), ("answered", pa.int32()), ("parked", pa.bool_()), ("at_us", pa.int64())])
+"""Answers to checks that decided nothing."""
 MASK_GROUPS = 62
+QUEUE = pa.schema(
+    [MESSAGES.field(n) for n in ("id", "no", "producer_group", "topic", "queue", "offset", "queued_us")]
+    + [MESSAGES.field(n) for n in ("key_hash", "size", "position")]
+)
+"""What is in queues, as the index has it: a row for each place."""
 _FRAME_TO_RECORD = FRAME_HEADER_SIZE
 
 
@@ -132,6 +139,7 @@ class SegmentScan:
             self._source_numbers: dict[bytes, int] = {}
             self._group_numbers: dict[str, int] = {}
             self._settled: list[tuple[int, int, int, int, int, int, int, int, int]] = []
+            self._checks: list[tuple[bytes, int, bool, int]] = []
             damages: list[Damage] = []
             for frame in walk(disk, segment, base, not sealed_end, damages):
                 self.facts.first_us = self.facts.first_us or frame.time_us
@@ -145,6 +153,8 @@ class SegmentScan:
         table = np.frombuffer(b"".join(self._entries), ENTRY_TYPE)
         sources = np.repeat(np.array(self._sources, np.int32), np.array(self._counts, np.int64))
         self._gather(table, sources)
+        rows = [dict(zip(CHECKS.names, check, strict=True)) for check in self._checks]
+        self.checks = pa.Table.from_pylist(rows, CHECKS)
         self.facts.messages, self.facts.acks = self.messages.num_rows, self.acks.num_rows
         self.facts.strays = (
             pc.sum(pc.and_(pc.equal(self.messages["outcome"], ROLLED_BACK), self.messages["half_us"].is_null())).as_py()
@@ -183,6 +193,9 @@ class SegmentScan:
                 size = int.from_bytes(body[data_at : data_at + 4], "little")
                 for record in decode(bytes(body[data_at + 4 : data_at + 4 + size])):
                     self._progress(record, time_us, position + at)
+            elif kind == RecordType.CHECK:
+                name, answered, parked, _ = decode(bytes(body[data_at:stop]))
+                self._checks.append((name, answered, parked, time_us))
             elif kind == RecordType.META:
                 self.facts.meta.append([position + at, time_us, decode(bytes(body[data_at:stop]))])
             at = stop
@@ -296,6 +309,26 @@ def _places(queued: NDArray[np.void], keys: NDArray[np.int64], offsets: NDArray[
     return np.where(found, order[guess], -1)
 
 
+def queue_of(entries: NDArray[np.void], columns: Sequence[str]) -> pa.Table:
+    """Columns of QUEUE for the entries that are in queues, by the index alone."""
+    rows = entries[entries["kind"] == EntryKind.QUEUE]
+    arrays = []
+    for name in columns:
+        if name == "id":
+            arrays.append(_ids(rows, None))
+        elif name == "key_hash":
+            arrays.append(pa.array(rows["key_hash"].view(np.int64)))
+        else:
+            column = rows[{"no": "message_no", "queued_us": "time_us"}.get(name, name)]
+            arrays.append(pa.array(column).cast(QUEUE.field(name).type))
+    return pa.table(arrays, schema=pa.schema([QUEUE.field(name) for name in columns]))
+
+
+def messages_of(entries: NDArray[np.void]) -> pa.Table:
+    """The table of messages by index entries alone, in any order of segments' own: who settled what is not in them."""
+    return _messages(entries, np.full(len(entries), -1, np.int32))[0]
+
+
 def _messages(table: NDArray[np.void], sources: NDArray[np.int32]) -> tuple[pa.Table, NDArray[np.int64]]:
     """One row a message: its half, its outcome and its place, as far as they are in these entries.
 
@@ -386,11 +419,3 @@ def _ids(rows: NDArray[np.void], missing: NDArray[np.bool_] | None) -> pa.Array:
     if missing is not None:
         valid = pa.py_buffer(np.packbits(~missing, bitorder="little"))
     return pa.Array.from_buffers(pa.binary(), len(rows), [valid, ends, pa.py_buffer(data)])
-
-
-def chosen(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
-    """The columns asked for, all of them with None. Raises KeyError for one that there is not."""
-    return table if columns is None else table.select(list(columns))
-
-
-__all__ = ["ACKS", "ATTEMPTED", "COMMITTED", "MESSAGES", "ROLLED_BACK", "Broken", "Facts", "SegmentScan", "chosen"]

@@ -229,3 +229,100 @@ def show(result: Result, page: Path, done: list[dict[str, Any]] | None) -> None:
         f"{result.verdict}: {totals['committed']:,} committed messages, {totals['in_queues']:,} in queues, "
         f"{totals['effects']:,} with effects; {result.seconds:.1f} s; report: {page}"
     )
+
+
+@audits.command("explain")
+def explain(
+    transaction: str = typer.Argument(help="A transaction or message id."),
+    database: list[str] = DATABASE,
+    log: list[str] = LOG,
+    kafka: list[str] = KAFKA,
+    storage: list[str] = STORAGE,
+    report: Path = REPORT,
+    as_json: bool = AS_JSON,
+) -> None:
+    """One transaction's whole life, from every source. Exit code 1: nobody knows it."""
+    with opened_here(database, log, kafka, storage) as inputs:
+        from spark.explain import explain as events_of
+
+        events = events_of(inputs, transaction, report / "segments")
+    if as_json:
+        rows = [{"at_us": e.at_us, "source": e.source, "what": e.what} for e in events]
+        typer.echo(json.dumps({"transaction": transaction, "events": rows}))
+    else:
+        for e in events:
+            moment = datetime.fromtimestamp(e.at_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+            typer.echo(f"{moment}  {e.source:<18} {e.what}")
+        if not events:
+            typer.echo("nobody knows it: neither the databases nor the logs that were named")
+    raise typer.Exit(0 if events else 1)
+
+
+@audits.command("watch")
+def watch(
+    database: list[str] = DATABASE,
+    log: list[str] = LOG,
+    kafka: list[str] = KAFKA,
+    storage: list[str] = STORAGE,
+    window_seconds: float = typer.Option(60.0, "--window-seconds", min=1, help="Length of a window."),
+    since: str = typer.Option("", "--from", help="Where to begin the first time; default: now."),
+    windows: int = typer.Option(0, "--windows", min=0, help="Stop after so many; 0: never."),
+    max_transaction_seconds: float = typer.Option(
+        60.0, "--max-transaction-seconds", min=0, help="So long after its end a window is looked at, at the earliest."
+    ),
+    deliver_seconds: float = typer.Option(
+        60.0, "--deliver-seconds", min=0, help="Within this a message is to be settled."
+    ),
+    effects: list[str] = EFFECTS,
+    state: Path = typer.Option(Path("notify-audit-watch"), "--state", help="Directory to go on from after a restart."),
+    alarm_url: str = typer.Option("", "--alarm-url", envvar="NOTIFY_AUDIT_ALARM_URL", help="POST each finding there."),
+    metrics_port: int = typer.Option(0, "--metrics-port", min=0, max=65535, help="Serve Prometheus metrics; 0: none."),
+    master: str = MASTER,
+    memory: str = MEMORY,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Audit for ever: each window of time once it must be through. SIGTERM ends it; started again, it goes on."""
+    import signal
+    import threading
+
+    from_us = instant_us("--from", since)
+    with spark_errors(), opened_here(database, log, kafka, storage) as checked:
+        from spark.audit import Plan
+        from spark.watch import Watch
+
+        names = [d.name for d in checked.databases]
+        queries = effect_queries(effects, names)
+        stop = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
+        if metrics_port:
+            from prometheus_client import start_http_server
+
+            start_http_server(metrics_port, "127.0.0.1")
+        spark = session(master, memory)
+        try:
+            watching = Watch(
+                spark,
+                Plan(from_us, 0, max_transaction_seconds, deliver_seconds, effects=queries),
+                lambda: opened(database, log, kafka, storage),
+                state,
+                window_seconds=window_seconds,
+                emit=lambda line: typer.echo(json.dumps(line) if as_json else _said(line)),
+                alarm_url=alarm_url,
+            )
+            watching.run(stop, windows)
+        finally:
+            spark.stop()
+
+
+def _said(line: dict[str, Any]) -> str:
+    """A line of a watch for people."""
+    moment = datetime.fromtimestamp(line["window_us"] / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    if line["kind"] == "window":
+        counts = ", ".join(f"{count} {name}" for name, count in line["counts"].items()) or "nothing found"
+        return f"{moment} {line['verdict']}: {line['committed']:,} committed, {counts} ({line['seconds']:.1f} s)"
+    if line["kind"] == "finding":
+        return f"{moment} {line['finding']} {line['message_id']}: {line['detail']}"
+    if line["kind"] == "revision":
+        return f"{moment} {line['finding']} is none any more: {line['key']}"
+    return f"{moment} {line['kind']}: {line['detail']}"

@@ -1,0 +1,155 @@
+"""`notify_log`: a server's log as a Python Data Source of Spark. A partition is a segment.
+
+    spark.dataSource.register(NotifyLogSource)
+    spark.read.format("notify_log").option("path", "notify-data").option("table", "queue").load()
+
+| option | |
+|---|---|
+| `path` | the data directory of a server, running or not, or a copy |
+| `table` | `messages`, `queue`, `acks` (spark.scan.MESSAGES, QUEUE, ACKS), or `halves`, a view of the first |
+| `columns` | names with commas between: a Python source is not told which ones a query needs |
+| `from` | `index` (default): sealed segments by their index, without payloads; `log`: read and verify everything |
+
+Comparisons of times with constants are used to leave out segments. `acks` always reads the log: it has no index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from notify.errors import InvalidRequest
+from spark.scan import ACKS, MESSAGES, QUEUE, ReadOnlyDisk, SegmentScan, messages_of, queue_of
+from storage.log.format import read_segment_header
+from storage.log.sealed import SealedPart, index_name
+
+TABLES = {"messages": MESSAGES, "halves": MESSAGES, "queue": QUEUE, "acks": ACKS}
+ROWS_A_BATCH = 1 << 16
+SLACK_US = 60_000_000
+_TYPES = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "bool": "boolean"}
+_MASKS = ("acked", "settled", "attempted", "acked_us", "last_acked_us")
+
+
+@dataclass
+class SegmentPart(InputPartition):
+    """One segment; `sealed_end`: where the next begins, 0 for the last."""
+
+    name: str
+    base: int
+    sealed_end: int
+    first_us: int
+    last_us: int
+
+    def __post_init__(self) -> None:
+        self.value = self.name
+
+
+class NotifyLogSource(DataSource):
+    """See the module."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "notify_log"
+
+    def schema(self) -> str:
+        fields = self._fields()
+        return ", ".join(f"{f.name} {_TYPES.get(str(f.type), str(f.type))}" for f in fields)
+
+    def _fields(self) -> list[pa.Field]:
+        table = self.options.get("table", "messages")
+        if table not in TABLES:
+            raise InvalidRequest(f"option table: there is no table {table!r}; there are {', '.join(TABLES)}")
+        names = [n.strip() for n in self.options.get("columns", "").split(",") if n.strip()]
+        schema = TABLES[table]
+        unknown = set(names) - set(schema.names)
+        if unknown:
+            raise InvalidRequest(f"option columns: {table} has no {', '.join(sorted(unknown))}")
+        if not names and self.options.get("from", "index") == "index" and table != "acks":
+            names = [n for n in schema.names if n not in _MASKS]  # which no index tells
+        return [schema.field(n) for n in names or schema.names]
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        if "path" not in self.options:
+            raise InvalidRequest("option path: name the data directory of a server")
+        path = Path(self.options["path"])
+        log = path / "log" if (path / "log").is_dir() else path
+        by_index = self.options.get("from", "index") == "index"
+        return _Reader(log, self.options.get("table", "messages"), [f.name for f in self._fields()], by_index)
+
+
+class _Reader(DataSourceReader):
+    def __init__(self, log: Path, table: str, columns: Sequence[str], by_index: bool) -> None:
+        self._log = log
+        self._table = table
+        self._columns = list(columns)
+        self._by_index = by_index and table != "acks" and not set(columns) & set(_MASKS)
+        self._from_us, self._to_us = 0, 1 << 62
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take from comparisons which segments are worth reading; Spark applies them all again."""
+        for f in filters:
+            # A record's time is that of its request, a moment before its frame is written.
+            if isinstance(f, _COMPARISONS) and f.attribute[-1] in ("half_us", "queued_us", "at_us"):
+                value = int(f.value)
+                if isinstance(f, GreaterThan | GreaterThanOrEqual | EqualTo):
+                    self._from_us = max(self._from_us, value)
+                if isinstance(f, LessThan | LessThanOrEqual | EqualTo):
+                    self._to_us = min(self._to_us, value + SLACK_US)
+            yield f
+
+    def partitions(self) -> Sequence[InputPartition]:
+        found: list[tuple[str, int, int]] = []
+        for path in sorted(self._log.glob("*.log")):
+            with path.open("rb") as file:
+                base, created_us = read_segment_header(file.read(64))
+            found.append((path.name, base, created_us))
+        if not found:
+            raise InvalidRequest(f"{self._log}: no log is there (no *.log files); name a server's --data-dir")
+        parts = []
+        for i, (name, base, created_us) in enumerate(found):
+            following = found[i + 1] if i + 1 < len(found) else None
+            last_us = following[2] if following else 1 << 62
+            if last_us >= self._from_us and created_us <= self._to_us:
+                parts.append(SegmentPart(name, base, following[1] if following else 0, created_us, last_us))
+        return parts
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, SegmentPart)
+        table = self._read(partition)
+        if self._table == "halves":
+            table = table.filter(pc.or_(table["half_us"].is_valid(), table["queued_us"].is_null()))
+        yield from table.select(self._columns).to_batches(max_chunksize=ROWS_A_BATCH)
+
+    def _read(self, part: SegmentPart) -> pa.Table:
+        if self._by_index and part.sealed_end:
+            try:
+                sealed = SealedPart(ReadOnlyDisk(self._log), index_name(part.base))
+            except (OSError, ValueError):
+                pass  # lost or of another version: the segment says the same
+            else:
+                if self._table == "queue":
+                    return queue_of(sealed.entries, self._columns)
+                return messages_of(sealed.entries)
+        scan = SegmentScan(self._log, part.name, part.sealed_end)
+        if self._table == "queue":
+            return scan.messages.filter(scan.messages["offset"].is_valid())
+        return scan.acks if self._table == "acks" else scan.messages
+
+
+_COMPARISONS = (EqualTo, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)

@@ -1,0 +1,24 @@
+"""One Spark session for all tests of the audit: starting a JVM takes longer than most of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from notify.errors import Unavailable
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    pyspark = pytest.importorskip("pyspark")
+    assert pyspark
+    from spark.session import open_session
+
+    try:
+        session = open_session(memory="2g")
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    yield session
+    session.stop()

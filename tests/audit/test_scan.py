@@ -1,0 +1,150 @@
+"""A segment as columns says what the store that wrote it says."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notify import ids
+from notify.wire import Payload, encode_msgpack
+from spark.log_input import LogInput
+from spark.log_source import NotifyLogSource
+from spark.scan import ATTEMPTED
+from storage.log.store import LogStore
+from storage.store import NewMessage, NewTransaction, SettleKind, State, StoredMessage, Subscription, Topic
+
+T0 = 1_800_000_000_000_000
+SECOND = 1_000_000
+
+
+def transaction(name: bytes, topics: list[str], **options: Any) -> NewTransaction:
+    messages = [NewMessage(t, encode_msgpack(Payload(t, b"x" * 50, "k")), "k", **options) for t in topics]
+    return NewTransaction(name, "shop", messages, "source-1")
+
+
+async def lived(directory: Path) -> dict[str, bytes]:
+    """A log of several segments in which everything happens that a log records."""
+    store = LogStore(directory, segment_bytes=8192)
+    await store.open(T0)
+    for name in ("a", "b"):
+        await store.create_topic(Topic(name))
+        await store.subscribe(Subscription("g", name), [0])
+    made = {name: ids.new_id() for name in ("plain", "rolled", "doubt", "delayed", "dead", "tried", "published")}
+    await store.put([transaction(made["plain"], ["a", "b"])], T0)
+    await store.put([transaction(made["rolled"], ["a", "a", "b"])], T0)
+    await store.put([transaction(made["doubt"], ["a"])], T0)
+    await store.put([transaction(made["delayed"], ["b"], delay_us=5 * SECOND)], T0)
+    await store.decide([(made["plain"], "shop", State.COMMITTED)], T0 + 1)
+    await store.decide([(made["delayed"], "shop", State.COMMITTED)], T0 + 2)
+    await store.settle("g", "a", 0, [(0, 1)], SettleKind.ACK, T0 + 3)
+    for _ in range(60):  # the segments behind which the rest happens
+        filler = ids.new_id()
+        await store.put([transaction(filler, ["a", "b"])], T0 + 4)
+        await store.decide([(filler, "shop", State.COMMITTED)], T0 + 4)
+    await store.decide([(made["rolled"], "shop", State.ROLLED_BACK)], T0 + 5)
+    await store.settle("g", "b", 0, [(0, 1)], SettleKind.ACK, T0 + 6)
+    store.release_due(T0 + 6 * SECOND, 100)
+    published = NewTransaction(
+        made["published"], "", [NewMessage("b", encode_msgpack(Payload("b", b"p")))], committed=True
+    )
+    await store.put([published, transaction(made["dead"], ["a"]), transaction(made["tried"], ["a"])], T0 + 7)
+    await store.decide([(made["dead"], "shop", State.COMMITTED), (made["tried"], "shop", State.COMMITTED)], T0 + 8)
+    end = store.bounds("a", 0)[1]
+    dead = store.read("a", 0, end - 2, 1, 1 << 20)[0]
+    assert isinstance(dead, StoredMessage)
+    await store.dead_letter("g", [(dead, dead.payload)], T0 + 9)
+    store.attempted("g", "a", 0, [(end - 1, 2, 0)])
+    await store.sync()
+    await store.close()
+    return made
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+    directory = tmp_path_factory.mktemp("scanned") / "log"
+    return directory, asyncio.run(lived(directory))
+
+
+@pytest.fixture(scope="module")
+def read(log: tuple[Path, dict[str, bytes]], tmp_path_factory: pytest.TempPathFactory) -> LogInput:
+    found = LogInput(log[0])
+    found.prepare(None, tmp_path_factory.mktemp("copies"))
+    assert len(found.facts) > 3 and not found.problems
+    return found
+
+
+def test_a_transactions_messages_are_rows_with_their_places(log: Any, read: LogInput) -> None:
+    rows = {m["no"]: m for m in read.entries_of(log[1]["plain"])["messages"]}
+    assert rows.keys() == {0, 1}
+    for m in rows.values():
+        assert (m["half_us"], m["outcome"], m["queued_us"], m["offset"]) == (T0, 1, T0 + 1, 0)
+        assert read.catalog.producer_groups[m["producer_group"]] == "shop"
+    assert [read.catalog.topics[rows[n]["topic"]] for n in (0, 1)] == ["a", "b"]
+
+
+def test_delayed_and_undecided_and_published(log: Any, read: LogInput) -> None:
+    delayed = read.entries_of(log[1]["delayed"])["messages"]
+    assert {m["due_us"] for m in delayed} - {None} == {T0 + 2 + 5 * SECOND}
+    assert [m["queued_us"] for m in delayed if m["queued_us"]] == [T0 + 6 * SECOND]
+    (doubt,) = read.entries_of(log[1]["doubt"])["messages"]
+    assert (doubt["half_us"], doubt["outcome"], doubt["queued_us"]) == (T0, 0, None)
+    (published,) = read.entries_of(log[1]["published"])["messages"]
+    assert published["producer_group"] == 0 and published["outcome"] == 1
+
+
+def test_who_settled_what_in_which_segment(log: Any, read: LogInput) -> None:
+    acks = read.entries_of(log[1]["plain"])["acks"]
+    assert [(a["group"], a["kind"]) for a in acks] == [("g", SettleKind.ACK)] * 2
+    in_other = [a for a in acks if a["is_loose"]]
+    assert len(in_other) == 1 and in_other[0]["id"] is None  # settled in a later segment than it was queued in
+    dead = read.entries_of(log[1]["dead"])
+    assert [a["kind"] for a in dead["acks"]] == [SettleKind.DEAD_LETTER]
+    assert {read.catalog.topics[m["topic"]] for m in dead["messages"]} == {"a", "dead-letter.g"}
+    tried = read.entries_of(log[1]["tried"])["acks"]
+    assert [(a["kind"], a["attempts"]) for a in tried] == [(ATTEMPTED, 2)]
+
+
+def test_a_rollback_in_another_segment_is_spread_over_all_messages(spark: Any, log: Any, read: LogInput) -> None:
+    from spark.life import Groups
+
+    groups = Groups(read.groups())
+    found = read.messages(spark, groups)
+    assert found is not None
+    rows = found.where(found["id"] == bytearray(log[1]["rolled"])).collect()
+    assert {row["no"] for row in rows if row["outcome"] == 2} == {0, 1, 2}
+    acks = read.acks(spark)
+    assert acks is not None
+    settled = acks.where(acks["id"] == bytearray(log[1]["plain"])).collect()
+    assert sorted((row["no"], row["group"]) for row in settled) == [(0, "g"), (1, "g")]
+
+
+def test_the_source_reads_the_same_by_index_and_by_log(spark: Any, log: Any) -> None:
+    spark.dataSource.register(NotifyLogSource)
+
+    def rows(**options: str) -> list[Any]:
+        columns = "id,no,queued_us,topic,offset"
+        reader = spark.read.format("notify_log").options(path=str(log[0]), columns=columns, **options)
+        return sorted(map(tuple, reader.load().collect()), key=repr)
+
+    by_index, by_log = rows(table="queue"), rows(table="queue", **{"from": "log"})
+    assert by_index == by_log and len(by_index) > 120
+    halves = spark.read.format("notify_log").options(path=str(log[0]), table="halves").load()
+    assert halves.where("half_us IS NOT NULL").count() == 2 + 3 + 1 + 1 + 120 + 2
+    later = spark.read.format("notify_log").options(path=str(log[0]), table="queue").load()
+    assert later.where(f"queued_us > {T0 + SECOND}").count() == 1
+    assert spark.read.format("notify_log").options(path=str(log[0]), table="acks").load().count() == 4
+
+
+def test_bad_options_say_what_there_is(spark: Any, log: Any) -> None:
+    spark.dataSource.register(NotifyLogSource)
+    for options, said in (
+        ({"table": "nonsense"}, "there are messages"),
+        ({"columns": "id,colour"}, "has no colour"),
+    ):
+        with pytest.raises(Exception, match=said):
+            spark.read.format("notify_log").options(path=str(log[0]), **options).load().count()
+    with pytest.raises(Exception, match="no log is there"):
+        spark.read.format("notify_log").options(path=str(log[0].parent / "nowhere")).load().count()
