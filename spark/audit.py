@@ -25,6 +25,7 @@ from spark.findings import BAD, BY_NAME, Terms
 from spark.kafka_input import KafkaInput
 from spark.life import Groups
 from spark.log_input import LogInput
+from spark.session import PARTITIONS
 from storage.store import SettleKind
 
 SKEW_US = 600_000_000
@@ -32,6 +33,8 @@ SKEW_US = 600_000_000
 MOST_FINDINGS = 100_000
 """Rows of evidence that are kept of a class; its count is exact."""
 _BYPASS = "spark.sql.execution.bypassPartialAggregation"
+ROWS_A_PARTITION = 300_000
+MOST_PARTITIONS = 2000
 LATENCIES = ("commit_to_queue", "queue_to_ack", "queue_to_effect")
 _BINS = 4
 """Steps of a latency's histogram within a doubling."""
@@ -163,6 +166,7 @@ class Audit:
         self._prepare()
         self._step("copy the log")
         self._bounds()
+        self._spark.conf.set("spark.sql.shuffle.partitions", str(self._partitions()))
         self._progress("reading the databases")
         # Hardly any message has two rows in one part: gathering them before they are exchanged would only cost.
         self._spark.conf.set(_BYPASS, "true")
@@ -204,6 +208,14 @@ class Audit:
         for database in self._inputs.databases:
             names += database.inbox_groups()
         self._groups = Groups([n for n in names if "@" not in n])
+
+    def _partitions(self) -> int:
+        """Parts of a shuffle: each fits in memory, and a small audit does not start a hundred empty tasks."""
+        messages = sum(log.count_from(self._span()) for log in self._inputs.logs)
+        if self._inputs.kafka:
+            messages = max(messages, ROWS_A_PARTITION * PARTITIONS)
+        cores = self._spark.sparkContext.defaultParallelism
+        return max(min(cores, 1 + messages // 10_000), min(MOST_PARTITIONS, messages // ROWS_A_PARTITION))
 
     def _bounds(self) -> None:
         """From when to when, and up to when everything is through."""

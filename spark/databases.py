@@ -48,7 +48,10 @@ class Database:
     """One database, by its SQLAlchemy URL. Raises InvalidRequest for a URL that cannot be read."""
 
     def __init__(self, url: str, name: str = "") -> None:
-        self._engine = open_engine(url)
+        try:
+            self._engine = open_engine(url)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"--database {name or url}: {error}") from None
         self.url: URL = self._engine.url
         self.kind = "mysql" if self.url.get_backend_name() == "mariadb" else self.url.get_backend_name()
         if self.kind not in _DRIVERS:

@@ -164,11 +164,10 @@ class LogInput:
 
     def _look(self) -> None:
         """Whether the log is whole: segments follow each other, and reach as far as the checkpoint says."""
-        for facts, segment in zip(self.facts, self.segments, strict=False):
-            if segment.sealed_end and facts.end < segment.sealed_end and not facts.broken:
-                self.problems.append(
-                    f"{segment.name}: bytes {facts.end} to {segment.sealed_end} of the log are missing"
-                )
+        for segment in self.segments:
+            end = segment.base + segment.size
+            if end < segment.sealed_end:
+                self.problems.append(f"bytes {end} to {segment.sealed_end} of the log are missing")
         disk = ReadOnlyDisk(self.directory)
         for name in disk.names():
             if name.endswith(".ckpt") and self.facts and int(name[:20]) > self.facts[-1].end:
@@ -214,6 +213,10 @@ class LogInput:
         if self.is_served:
             return self.read_us
         return max((f.last_us for f in self.facts), default=0)
+
+    def count_from(self, span: Any) -> int:
+        """Messages in the segments that may matter to a span of time; None: all."""
+        return sum(facts.messages for _, facts in self._written(span.start_us if span else 0, 0))
 
     def broken(self) -> Iterator[dict[str, Any]]:
         for facts in self.facts:

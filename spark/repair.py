@@ -86,6 +86,9 @@ class Repair:
         """The outcome by the database whose half it is. Raises CheckUnavailable where none of those given is it."""
         raw = await http.call("GET", f"/v1/admin/transactions/{f.transaction_id}", b"", CALL_SECONDS, JSON)
         half: dict[str, Any] = msgspec.json.decode(raw)
+        decided = {"COMMITTED": "commit", "ROLLED_BACK": "rollback"}.get(half["state"])
+        if decided is not None:  # meanwhile; saying it again changes nothing
+            return decided
         if self._dry_run:  # asking would settle it
             return "commit" if f.evidence.get("local") == "COMMITTED" else "rollback"
         for database in self._inputs.databases:

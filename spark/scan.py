@@ -149,7 +149,6 @@ class SegmentScan:
                 self._examine(disk, segment, damage)
         finally:
             disk.close(fd)
-        self.facts.end = max(self.facts.end, sealed_end)
         table = np.frombuffer(b"".join(self._entries), ENTRY_TYPE)
         sources = np.repeat(np.array(self._sources, np.int32), np.array(self._counts, np.int64))
         self._gather(table, sources)

@@ -22,7 +22,7 @@ from spark.audit import Audit, Inputs, Plan, Result
 from spark.databases import Database
 from spark.log_input import LogInput
 from spark.session import open_session
-from tests.audit.made import STEP_US, Made, load, make_log
+from tests.audit.made import STEP_US, Made, load, make_log, open_engine
 from tests.audit.plant import Planted, Planter, copied
 from tests.integration.databases import mariadb, postgresql
 
@@ -34,7 +34,7 @@ def made_run(directory: Path, url: str, transactions: int, segment_bytes: int = 
     first_us = time.time_ns() // 1000 - transactions * STEP_US - 120_000_000
     made = Made(directory / "log", transactions, first_us // 1000 * 1000)
     make_log(made, segment_bytes)
-    engine = sa.create_engine(url)
+    engine = open_engine(url)
     load(engine, made, directory)
     engine.dispose()
     return made

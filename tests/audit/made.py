@@ -99,8 +99,14 @@ def local_row(name: str, topic: str, at_us: int, state: str = "COMMITTED") -> li
 LOCAL_COLUMNS = "transaction_id, message_no, producer_group, mode, state, shards, topic, key, relayed, created_at"
 
 
+def open_engine(url: str) -> sa.Engine:
+    """An engine that may load files."""
+    local = {"local_infile": True} if url.startswith(("mysql", "mariadb")) else {}
+    return sa.create_engine(url, connect_args=local)
+
+
 def load(engine: sa.Engine, made: Made, scratch: Path) -> None:
-    """Local rows and inbox rows of all of them into PostgreSQL or MariaDB."""
+    """Local rows and inbox rows of all of them."""
     create_tables(engine)
     local, inbox = scratch / "local.csv", scratch / "inbox.csv"
     with local.open("w", newline="") as file:
@@ -121,7 +127,14 @@ def load_csv(engine: sa.Engine, table: str, columns: str, file: Path) -> None:
     """A CSV file into a table, the database's fast way."""
     raw = engine.raw_connection()
     try:
-        if engine.dialect.name == "postgresql":
+        if engine.dialect.name == "sqlite":
+            with file.open(newline="") as source:
+                rows = [[None if value == "\\N" else value for value in row] for row in csv.reader(source)]
+            names = [name.strip() for name in columns.split(",")]
+            quoted = ", ".join(f'"{name}"' for name in names)
+            statement = f"INSERT INTO {table} ({quoted}) VALUES ({', '.join('?' * len(names))})"
+            raw.cursor().executemany(statement, rows)
+        elif engine.dialect.name == "postgresql":
             with raw.cursor() as cursor:
                 statement = f"COPY {table} ({columns}) FROM STDIN WITH (FORMAT csv, NULL '\\N')"
                 with cursor.copy(statement) as copy, file.open("rb") as source:  # type: ignore[attr-defined]
@@ -138,7 +151,7 @@ def load_csv(engine: sa.Engine, table: str, columns: str, file: Path) -> None:
     finally:
         raw.close()
     with engine.connect() as connection:
-        connection.exec_driver_sql("ANALYZE " + ("" if engine.dialect.name == "postgresql" else "TABLE ") + table)
+        connection.exec_driver_sql(f"ANALYZE {'TABLE ' if engine.dialect.name == 'mysql' else ''}{table}")
 
 
 def make_log(made: Made, segment_bytes: int = 256 << 20) -> None:

@@ -24,9 +24,9 @@ def router(app: App) -> APIRouter:
     app.jobs = Jobs(desk)
     topics.add_routes(routes, desk)
     dead_letters.add_routes(routes, desk, app.jobs)
+    repairs.add_routes(routes, desk)  # before those with an {action}
     groups.add_routes(routes, desk)
     transactions.add_routes(routes, desk)
-    repairs.add_routes(routes, desk)
     messages.add_routes(routes, desk)
     limits.add_routes(routes, desk)
     jobs.add_routes(routes, desk)
