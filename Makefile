@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: install demo cluster-demo test check crash crash-bridge crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql clean
+.PHONY: install demo cluster-demo test check crash crash-bridge crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit audit-faults audit-watch clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -46,6 +46,18 @@ crash-kafka: install
 crash-cluster: install
 	$(PY) -m tests.crash.cluster --database mariadb
 	$(PY) -m tests.crash.cluster --database postgresql
+
+# Faults of every class planted among TRANSACTIONS=1000000: the audit finds each and nothing else. 5 minutes.
+audit-faults: install
+	$(PY) -m tests.audit.campaign --transactions $(or $(TRANSACTIONS),1000000) --each $(or $(EACH),100)
+
+# A watch beside a running shop: something lost every fourth window, the watch killed, the server stalled. 8 minutes.
+audit-watch: install
+	$(PY) -m tests.audit.watching --windows $(or $(WINDOWS),36)
+
+# Time and memory of an audit of 5 million transactions, of twice as many, and of reading the log.
+bench-audit: install
+	$(PY) -m bench.audit
 
 # SEEDS=20000 races of check, outcome, delivery and restart under a virtual clock.
 simulate: install

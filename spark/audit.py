@@ -600,6 +600,9 @@ class Audit:
         if not wanted or acks is None:
             return []
         which = F.broadcast(self._spark.createDataFrame(wanted, "group string, topic bigint, moved array<bigint>"))
+        topics = sorted({topic for _, topic, _ in wanted})
+        if len(topics) <= 1000:
+            acks = acks.where(F.col("topic").isin(topics))
         chosen = acks.where(
             F.col("kind").isin(int(SettleKind.ACK), int(SettleKind.DEAD_LETTER)) & (F.col("key_hash") != 0)
         ).join(which, ["group", "topic"])

@@ -1,182 +1,157 @@
-"""A watch beside a running shop: what is lost comes out in time, and kills and stalls lose and double nothing."""
+"""Windows one after the other: nothing is said twice or left out, however the watch ends; what comes late is revised.
+
+`make audit-watch` does the same beside a running shop with real kills.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 from notify import ids
-from notify.bench.server import ServerProcess
-from notify.client import Consumer, Inbox, Message, TransactionProducer, create_tables
 from notify.client.table import half_message
-from notify.errors import NotifyError
-from tests.conftest import empty_database, make_engine
-from tests.integration.shop import Base, Order
+from notify.errors import Unavailable
+from spark.audit import Inputs, Plan
+from spark.databases import Database
+from spark.log_input import LogInput
+from spark.watch import RECHECKS, Watch
+from storage.log.store import LogStore
+from storage.sql.rows import moment_of
+from storage.store import NewMessage, NewTransaction, SettleKind
+from tests.audit.campaign import made_run
+from tests.audit.made import CONSUMERS, PRODUCERS, Made, payload_of, transaction_id
+from tests.audit.plant import copied
+from tests.conftest import make_engine
 
-WINDOW = 6.0
-TOPIC = "order.placed"
-
-
-class Busy:
-    """Orders all the time, consumed all the time, until it is left."""
-
-    def __init__(self, url: str, server: ServerProcess) -> None:
-        self.engine = make_engine(url)
-        create_tables(self.engine)
-        Base.metadata.create_all(self.engine)
-        self.producer = TransactionProducer(server.url, group="orders", engine=self.engine)
-        self.consumer = Consumer(server.url, group="points", inbox=Inbox(self.engine))
-        self.consumer.subscribe(TOPIC, start="earliest")(lambda message, session: None)
-        self.stop = threading.Event()
-        self.placed = 0
-        self._threads = [
-            threading.Thread(target=self._order),
-            threading.Thread(target=self.consumer.run, kwargs={"signals": False}),
-        ]
-
-    def _order(self) -> None:
-        while not self.stop.wait(0.02):
-            try:
-                with Session(self.engine) as session, session.begin():
-                    session.add(Order(item="tea"))
-                    self.producer.send(session, Message(TOPIC, {"n": self.placed}, key=str(self.placed % 7)))
-                self.placed += 1
-            except NotifyError:
-                pass  # the server is away: this order did not happen
-
-    def lose(self) -> str:
-        """A transaction that committed, and whose message nobody has."""
-        name = ids.to_text(ids.new_id())
-        row = {
-            "transaction_id": name, "message_no": 0, "producer_group": "orders", "mode": "half", "state": "COMMITTED",
-            "shards": "", "topic": TOPIC, "relayed": 1, "created_at": sa.text("clock_timestamp() AT TIME ZONE 'utc'"),
-        }  # fmt: skip
-        with self.engine.begin() as connection:
-            connection.execute(half_message.insert().values(**row))
-        return f"{name}.0"
-
-    @contextmanager
-    def running(self) -> Iterator[Busy]:
-        for thread in self._threads:
-            thread.start()
-        try:
-            yield self
-        finally:
-            self.stop.set()
-            self.consumer.stop()
-            for thread in self._threads:
-                thread.join(20)
-            self.producer.close()
-            self.engine.dispose()
+COUNT = 40_000  # 4 seconds' worth
 
 
-class Watching:
-    """`notify audit watch` as a process; its lines as they come."""
+class Killed(BaseException):
+    """Stands for the end of the process."""
 
-    def __init__(self, url: str, server: ServerProcess, state: Path, *flags: str) -> None:
-        self._command = [
-            sys.executable, "-m", "notify.cli.main", "audit", "watch", "--json", "--database", f"shop={url}",
-            "--log", str(server.data_dir), "--window-seconds", str(WINDOW), "--max-transaction-seconds", "2",
-            "--deliver-seconds", "2", "--state", str(state), "--memory", "1g", *flags,
-        ]  # fmt: skip
-        self.state = state
-        self.lines: list[tuple[float, dict[str, Any]]] = []
-        self.process: subprocess.Popen[str] | None = None
 
-    def start(self) -> Watching:
-        self.process = subprocess.Popen(
-            self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+class Run:
+    """A run with one lost transaction in its second and fourth second, and watches over it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.url = f"sqlite:///{directory}/shop.db"
+        made = made_run(directory, self.url, COUNT)
+        self.made = Made(copied(made.log, directory / "copy"), COUNT, made.first_us)
+        self.begin_us = self.made.first_us // 1_000_000 * 1_000_000
+        self.lost = [self.made.at(n) for n in (12_000, 35_000)]
+        engine = make_engine(self.url)
+        with engine.begin() as connection:
+            for at in self.lost:
+                row = {
+                    "transaction_id": self.name(at), "message_no": 0, "producer_group": PRODUCERS, "mode": "half",
+                    "state": "COMMITTED", "shards": "", "topic": "order.1", "relayed": 1, "created_at": moment_of(at),
+                }  # fmt: skip
+                connection.execute(half_message.insert().values(**row))
+        engine.dispose()
+
+    def name(self, at_us: int) -> str:
+        return ids.to_text(transaction_id(COUNT + 1, at_us))
+
+    @contextlib.contextmanager
+    def inputs(self) -> Iterator[Inputs]:
+        with contextlib.closing(Database(self.url, "shop")) as database:
+            yield Inputs([database], [LogInput(self.made.log)])
+
+    def watch(self, spark: Any, state: Path, said: list[dict[str, Any]], **options: Any) -> Watch:
+        plan = Plan(self.begin_us, 0, 1, 1)
+        return Watch(
+            spark, plan, options.pop("inputs", self.inputs), state, window_seconds=1, emit=said.append, **options
         )
-        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
-        return self
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            self.lines.append((time.time(), json.loads(line)))
+    def arrive(self, at_us: int) -> None:
+        """What was lost comes after all, and is delivered."""
 
-    def kill(self, number: int = signal.SIGKILL) -> int:
-        assert self.process is not None
-        if number == signal.SIGKILL:
-            os.killpg(self.process.pid, number)  # its JVM too
-        else:
-            self.process.send_signal(number)
-        code = self.process.wait(60)
-        for pipe in (self.process.stdout, self.process.stderr):
-            assert pipe is not None
-            pipe.close()
-        return code
+        async def late() -> None:
+            store = LogStore(self.made.log)
+            await store.open(at_us)
+            offset = store.bounds("order.1", 0)[1]
+            name = ids.from_text(self.name(at_us))
+            message = NewMessage("order.1", payload_of(1), "k1")
+            await store.put([NewTransaction(name, PRODUCERS, [message], committed=True)], at_us)
+            await store.settle(CONSUMERS, "order.1", 0, [(offset, 1)], SettleKind.FILTERED, at_us)
+            await store.close()
 
-    def of(self, kind: str) -> list[tuple[float, dict[str, Any]]]:
-        return [line for line in self.lines if line[1]["kind"] == kind]
-
-    def wait_for(self, what: Any, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while not what():
-            assert self.process is not None and self.process.poll() is None, self.process.stderr.read()  # type: ignore[union-attr]
-            assert time.monotonic() < deadline, self.lines[-5:]
-            time.sleep(0.1)
+        asyncio.run(late())
 
 
-def test_a_watch_finds_what_is_lost_beside_load_through_kills_and_stalls(
-    database_urls: dict[str, str], tmp_path: Path
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run(tmp_path_factory.mktemp("watched"))
+
+
+def lines(state: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (state / "findings.jsonl").read_text().splitlines()]
+
+
+def test_a_watch_that_is_killed_anywhere_says_everything_once(
+    spark: Any, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("pyspark")
-    server = ServerProcess(tmp_path / "data").start()
-    with empty_database("postgresql", database_urls, tmp_path) as url:
-        watching = Watching(url, server, tmp_path / "state")
-        try:
-            with Busy(url, server).running() as busy:
-                _watch(busy, watching, server)
-        finally:
-            if watching.process is not None and watching.process.poll() is None:
-                watching.kill()
-            server.stop()
+    said: list[dict[str, Any]] = []
+    # Before its lines are durable, after they are, and in the middle of one.
+    deaths = [("_say", True), ("_save", True), ("_save", False)]
+    state = tmp_path / "state"
+    for step, (where, before) in enumerate(deaths):
+        watch = run.watch(spark, state, said)
+        original = getattr(watch, where)
+
+        def dies(*arguments: Any, original: Any = original, before: bool = before) -> None:
+            if not before:
+                original(*arguments)
+            raise Killed
+
+        monkeypatch.setattr(watch, where, dies)
+        with pytest.raises(Killed):
+            watch.run(threading.Event(), 5)
+        if step == 1:
+            with (state / "findings.jsonl").open("a") as file:
+                file.write('{"kind": "finding", "key": "LOST:cut sho')
+    run.watch(spark, state, said).run(threading.Event(), 5)
+    found = [line for line in lines(state) if line["kind"] == "finding"]
+    assert Counter(f["message_id"] for f in found) == Counter(f"{run.name(at)}.0" for at in run.lost)
+    assert {f["finding"] for f in found} == {"LOST"}
+    windows = [line["window_us"] for line in said if line["kind"] == "window"]
+    assert windows == sorted(set(windows)) and windows[0] - run.begin_us in (0, 1_000_000)
 
 
-def _watch(busy: Busy, watching: Watching, server: ServerProcess) -> None:
-    watching.start()
-    watching.wait_for(lambda: watching.of("window"), 90)
-    lost = [busy.lose()]
-    planted = time.time()
-    watching.wait_for(lambda: watching.of("finding"), 4 * WINDOW)
-    at, line = watching.of("finding")[0]
-    assert (line["finding"], line["message_id"]) == ("LOST", lost[0])
-    assert at - planted < 3 * WINDOW  # the window it lies in, and at most two more
+def test_an_input_that_is_away_holds_the_window_up(spark: Any, run: Run, tmp_path: Path) -> None:
+    said: list[dict[str, Any]] = []
+    away = [True, True, False]
 
-    # Killed at any moment, it goes on where it was.
-    lost.append(busy.lose())
-    time.sleep(WINDOW / 2)
-    watching.kill()
-    watching.start()
-    watching.wait_for(lambda: len(watching.of("finding")) >= 2, 12 * WINDOW)
+    @contextlib.contextmanager
+    def inputs() -> Iterator[Inputs]:
+        if away and away.pop(0):
+            raise Unavailable("the database is away")
+        with run.inputs() as found:
+            yield found
 
-    # The server stalls; what is lost meanwhile comes out all the same.
-    server.kill()
-    lost.append(busy.lose())
-    watching.wait_for(lambda: len(watching.of("finding")) >= 3, 8 * WINDOW)
-    server.start()
-    lines = [json.loads(line) for line in (watching.state / "findings.jsonl").read_text().splitlines()]
-    said = Counter(line["message_id"] for line in lines if line["kind"] == "finding" and line["finding"] == "LOST")
-    assert said == Counter(lost)
-    # While the server was away, groups could settle nothing; nothing else may be said.
-    assert {line["finding"] for line in lines if line["kind"] == "finding"} <= {"LOST", "UNDELIVERED"}
-    assert watching.kill(signal.SIGTERM) == 0
-    windows = [line["window_us"] for _, line in watching.of("window")]
-    # Each window once but for those that a kill cut short, and none left out.
-    assert sorted(set(windows)) == list(range(windows[0], windows[-1] + 1, round(WINDOW * 1e6)))
-    assert busy.placed > 300
+    watch = run.watch(spark, tmp_path / "state", said, inputs=inputs)
+    stop = threading.Event()
+    stop.wait = lambda timeout=None: False  # type: ignore[method-assign]
+    watch.run(stop, 1)
+    assert [line["kind"] for line in said] == ["failure", "failure", "window"]
+    assert said[-1]["window_us"] == run.begin_us
+
+
+def test_what_comes_late_is_revised(spark: Any, run: Run, tmp_path: Path) -> None:
+    said: list[dict[str, Any]] = []
+    watch = run.watch(spark, tmp_path / "state", said)
+    watch.run(threading.Event(), 2)
+    assert [line["finding"] for line in said if line["kind"] == "finding"] == ["LOST"]
+    run.arrive(run.lost[0])
+    run.watch(spark, tmp_path / "state", said).run(threading.Event(), RECHECKS[0])
+    revised = [line for line in said if line["kind"] == "revision"]
+    assert [(line["finding"], line["key"]) for line in revised] == [("LOST", f"LOST:{run.name(run.lost[0])}.0:")]

@@ -41,6 +41,18 @@ def test_the_reference_is_complete() -> None:
     assert metrics_table() in text, f"paste this into {REFERENCE}:\n{metrics_table()}"
 
 
+def findings_table() -> str:
+    from spark.findings import FINDINGS
+
+    rows = ["| class | what it means for the business | what to do |", "|---|---|---|"]
+    return "\n".join([*rows, *[f"| {f.name} | {f.meaning} | {f.action} |" for f in FINDINGS]])
+
+
+def test_the_findings_are_documented() -> None:
+    page = ROOT / "docs" / "audit.md"
+    assert findings_table() in page.read_text(), f"paste this into {page}:\n{findings_table()}"
+
+
 def test_links_lead_somewhere() -> None:
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):

@@ -1,0 +1,97 @@
+"""What an audit costs: 5 million transactions, T and E by JDBC from a real database, H, Q and A from a real log.
+
+Each audit is a process of its own, started cold: its time includes Spark's start and the copy of the log's segments.
+Memory is the sum of its JVM, its Python workers and itself, looked at every half second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from tests.audit.campaign import made_run
+from tests.integration.databases import mariadb, postgresql
+
+
+def resident_mb(root: int) -> float:
+    """Of a process and all below it."""
+    children: dict[int, list[int]] = {}
+    pages: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+            pid = int(stat.parent.name)
+            pages[pid] = int((stat.parent / "statm").read_text().split()[1])
+            children.setdefault(int(fields[1]), []).append(pid)
+        except (OSError, ValueError):
+            continue
+    total, wanted = 0, [root]
+    while wanted:
+        pid = wanted.pop()
+        total += pages.get(pid, 0)
+        wanted += children.get(pid, ())
+    return total * 4096 / (1 << 20)
+
+
+def audit(url: str, log: Path, report: Path) -> dict[str, float]:
+    """One run of the command."""
+    command = [
+        sys.executable, "-m", "notify.cli.main", "audit", "run", "--json", "--database", f"shop={url}",
+        "--log", str(log), "--report", str(report), "--max-transaction-seconds", "5", "--deliver-seconds", "5",
+    ]  # fmt: skip
+    started = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    peak = 0.0
+    done = threading.Event()
+
+    def look() -> None:
+        nonlocal peak
+        while not done.wait(0.5):
+            peak = max(peak, resident_mb(process.pid))
+
+    watching = threading.Thread(target=look)
+    watching.start()
+    out, _ = process.communicate()
+    done.set()
+    watching.join()
+    result = json.loads(out)
+    assert result["verdict"] == "PASS", result["counts"]
+    return {
+        "transactions": result["totals"]["committed"],
+        "seconds": round(time.monotonic() - started, 1),
+        "peak_mb": round(peak),
+        **{f"{name} s": seconds for name, seconds in result["steps"].items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--transactions", type=int, default=5_000_000)
+    parser.add_argument("--database", choices=("postgresql", "mariadb"), default="postgresql")
+    given = parser.parse_args()
+    seconds = []
+    for count in (given.transactions, 2 * given.transactions):
+        directory = Path(tempfile.mkdtemp(prefix="notify-audit-"))
+        directory.chmod(0o755)
+        try:
+            with {"postgresql": postgresql, "mariadb": mariadb}[given.database]() as url:
+                made = made_run(directory, url, count)
+                for again in (False, True):
+                    found = audit(url, made.log, directory / "report")
+                    print(json.dumps({"segments copied before": again} | found), flush=True)
+                    if not again:
+                        seconds.append(found["seconds"])
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+    print(json.dumps({"ratio_of_twice_the_work": round(seconds[1] / seconds[0], 2)}))
+
+
+if __name__ == "__main__":
+    main()

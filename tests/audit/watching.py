@@ -1,0 +1,219 @@
+"""A watch beside a running shop: what is lost comes out in time, and kills and stalls lose and double nothing.
+
+Run as `python -m tests.audit.watching --windows 36`. The shop places 40 orders a second; its memory is looked at too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from bench.audit import resident_mb
+from notify import ids
+from notify.bench.server import ServerProcess
+from notify.client import Consumer, Inbox, Message, TransactionProducer, create_tables
+from notify.client.table import half_message
+from notify.errors import NotifyError
+from tests.conftest import make_engine
+from tests.integration.databases import postgresql
+from tests.integration.shop import Base, Order
+
+WINDOW = 10.0
+TOPIC = "order.placed"
+
+
+class Busy:
+    """Orders all the time, consumed all the time, until it is left."""
+
+    def __init__(self, url: str, server: ServerProcess) -> None:
+        self.engine = make_engine(url)
+        create_tables(self.engine)
+        Base.metadata.create_all(self.engine)
+        self.producer = TransactionProducer(server.url, group="orders", engine=self.engine)
+        self.consumer = Consumer(server.url, group="points", inbox=Inbox(self.engine))
+        self.consumer.subscribe(TOPIC, start="earliest")(lambda message, session: None)
+        self.stop = threading.Event()
+        self.placed = 0
+        self._threads = [
+            threading.Thread(target=self._order),
+            threading.Thread(target=self.consumer.run, kwargs={"signals": False}),
+        ]
+
+    def _order(self) -> None:
+        while not self.stop.wait(0.02):
+            try:
+                with Session(self.engine) as session, session.begin():
+                    session.add(Order(item="tea"))
+                    self.producer.send(session, Message(TOPIC, {"n": self.placed}, key=str(self.placed % 7)))
+                self.placed += 1
+            except NotifyError:
+                pass  # the server is away: this order did not happen
+
+    def lose(self) -> str:
+        """A transaction that committed, and whose message nobody has."""
+        name = ids.to_text(ids.new_id())
+        row = {
+            "transaction_id": name, "message_no": 0, "producer_group": "orders", "mode": "half", "state": "COMMITTED",
+            "shards": "", "topic": TOPIC, "relayed": 1, "created_at": sa.text("clock_timestamp() AT TIME ZONE 'utc'"),
+        }  # fmt: skip
+        with self.engine.begin() as connection:
+            connection.execute(half_message.insert().values(**row))
+        return f"{name}.0"
+
+    @contextmanager
+    def running(self) -> Iterator[Busy]:
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield self
+        finally:
+            self.stop.set()
+            self.consumer.stop()
+            for thread in self._threads:
+                thread.join(20)
+            self.producer.close()
+            self.engine.dispose()
+
+
+class Watching:
+    """`notify audit watch` as a process; its lines as they come."""
+
+    def __init__(self, url: str, server: ServerProcess, state: Path, *flags: str) -> None:
+        self._command = [
+            sys.executable, "-m", "notify.cli.main", "audit", "watch", "--json", "--database", f"shop={url}",
+            "--log", str(server.data_dir), "--window-seconds", str(WINDOW), "--max-transaction-seconds", "2",
+            "--deliver-seconds", "2", "--state", str(state), "--memory", "1g", *flags,
+        ]  # fmt: skip
+        self.state = state
+        self.lines: list[tuple[float, dict[str, Any]]] = []
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> Watching:
+        self.process = subprocess.Popen(
+            self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+        return self
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.lines.append((time.time(), json.loads(line)))
+
+    def kill(self, number: int = signal.SIGKILL) -> int:
+        assert self.process is not None
+        if number == signal.SIGKILL:
+            os.killpg(self.process.pid, number)  # its JVM too
+        else:
+            self.process.send_signal(number)
+        code = self.process.wait(60)
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
+        return code
+
+    def of(self, kind: str) -> list[tuple[float, dict[str, Any]]]:
+        return [line for line in self.lines if line[1]["kind"] == kind]
+
+    def wait_for(self, what: Any, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not what():
+            assert self.process is not None and self.process.poll() is None, self.process.stderr.read()  # type: ignore[union-attr]
+            assert time.monotonic() < deadline, self.lines[-5:]
+            time.sleep(0.1)
+
+
+def watch(busy: Busy, watching: Watching, server: ServerProcess, windows: int, kills: int) -> list[str]:
+    """Lose something in every fourth window, kill the watch now and then and the server once; what is wrong."""
+    watching.start()
+    watching.wait_for(lambda: watching.of("window"), 120)
+    chance = random.Random(7)
+    lost: dict[str, float] = {}
+    memory: list[float] = []
+    kill_at = set(chance.sample(range(5, windows - 5), kills))
+    stall_at = windows // 2
+    seen = 0
+    complaints: list[str] = []
+    while (at := len({line["window_us"] for _, line in watching.of("window")})) < windows:
+        if at > seen:
+            seen = at
+            assert watching.process is not None
+            memory.append(resident_mb(watching.process.pid))
+            print(f"window {at}: {memory[-1]:.0f} MB, {len(watching.of('finding'))} findings", flush=True)
+            if at % 4 == 0 and at < windows - 4:
+                lost[busy.lose()] = time.time()
+            if at in kill_at:
+                time.sleep(chance.uniform(0, WINDOW))
+                watching.kill()
+                watching.start()
+            if at == stall_at:
+                server.kill()
+                time.sleep(2 * WINDOW)
+                server.start()
+        watching.wait_for(lambda at=at: len({line["window_us"] for _, line in watching.of("window")}) > at, 20 * WINDOW)
+    if watching.kill(signal.SIGTERM) != 0:
+        complaints.append("the watch did not end with 0")
+    lines = [json.loads(line) for line in (watching.state / "findings.jsonl").read_text().splitlines()]
+    said = Counter(line["message_id"] for line in lines if line["kind"] == "finding" and line["finding"] == "LOST")
+    if said != Counter(lost):
+        complaints.append(f"planted {len(lost)}, said {len(said)}, most often {said.most_common(1)}")
+    others = Counter(line["finding"] for line in lines if line["kind"] == "finding") - Counter(LOST=len(lost))
+    # While the server is away, groups can settle nothing; nothing else may be said.
+    if set(others) - {"UNDELIVERED"}:
+        complaints.append(f"findings that were not planted: {dict(others)}")
+    late = []
+    for moment, line in watching.of("finding"):
+        planted = lost.get(line["message_id"])
+        if planted is not None and line["finding"] == "LOST":
+            late.append((moment - planted) / WINDOW)
+    print(f"LOST was reported {min(late):.1f} to {max(late):.1f} windows after it was planted")
+    windows_us = sorted({line["window_us"] for _, line in watching.of("window")})
+    if windows_us != list(range(windows_us[0], windows_us[-1] + 1, round(WINDOW * 1e6))):
+        complaints.append("a window was left out")
+    print(f"memory: {memory[2]:.0f} MB at the third window, {memory[-1]:.0f} MB at the last; {busy.placed} orders")
+    return complaints
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--windows", type=int, default=36)
+    parser.add_argument("--kills", type=int, default=3)
+    given = parser.parse_args()
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-watch-")))
+        url = stack.enter_context(postgresql())
+        server = ServerProcess(directory / "data").start()
+        stack.callback(server.stop)
+        watching = Watching(url, server, directory / "state")
+        with Busy(url, server).running() as busy:
+            try:
+                complaints = watch(busy, watching, server, given.windows, given.kills)
+            finally:
+                if watching.process is not None and watching.process.poll() is None:
+                    watching.kill()
+    for complaint in complaints:
+        print(complaint)
+    print(
+        f"VERDICT: {'FAIL' if complaints else 'PASS'} {given.windows} windows, {given.kills} kills, one stalled server"
+    )
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
