@@ -21,15 +21,13 @@ from notify import ids
 from notify.errors import InvalidRequest
 from spark import findings, life
 from spark.databases import Database, Span
-from spark.findings import BAD, BY_NAME, Terms
+from spark.findings import BAD, BY_NAME, SKEW_US, Terms
 from spark.kafka_input import KafkaInput
 from spark.life import Groups
 from spark.log_input import LogInput
 from spark.session import PARTITIONS
 from storage.store import SettleKind
 
-SKEW_US = 600_000_000
-"""How far a producer's clock may be off: ids say when they were made by it."""
 MOST_FINDINGS = 100_000
 """Rows of evidence that are kept of a class; its count is exact."""
 _BYPASS = "spark.sql.execution.bypassPartialAggregation"

@@ -134,18 +134,17 @@ class Database:
     # --- tables -----------------------------------------------------------------------------------------------
 
     def local_rows(self, spark: SparkSession, span: Span | None) -> DataFrame | None:
-        """Rows of half_message as (id, no, producer_group, mode, state, topic, relayed, at_us), those with ids made in
+        """Rows of half_message as (id, no, producer_group, is_outbox, is_tombstone, topic, at_us) with ids made in
         `span`; None without the table."""
         if half_message.name not in self.tables:
             return None
         columns = (
-            f"{self._id('transaction_id')} AS id, message_no AS no, producer_group, mode, state, topic, relayed, "
-            f"{self._us('created_at')} AS at_us"
+            f"{self._id('transaction_id')} AS id, message_no AS no, producer_group, "
+            "CASE WHEN mode = 'outbox' THEN 1 ELSE 0 END AS is_outbox, "
+            "CASE WHEN state = 'ROLLED_BACK' THEN 1 ELSE 0 END AS is_tombstone, "
+            f"topic, {self._us('created_at')} AS at_us"
         )
-        schema = (
-            "id binary, no int, producer_group string, mode string, state string, topic string, relayed int, "
-            "at_us bigint"
-        )
+        schema = "id binary, no int, producer_group string, is_outbox int, is_tombstone int, topic string, at_us bigint"
         conditions = self._by_ids(half_message.c.transaction_id, span)
         return self._read(spark, half_message.name, columns, conditions, schema)
 
@@ -241,7 +240,8 @@ class Database:
 
     def _us(self, column: str) -> str:
         return {
-            "postgresql": f"CAST(EXTRACT(EPOCH FROM {column}) * 1000000 AS bigint)",
+            # A double, exact to the microsecond until 2106; EXTRACT computes in decimals, which takes longer.
+            "postgresql": f"CAST(date_part('epoch', {column}) * 1000000 AS bigint)",
             "mysql": f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {column})",
             "sqlite": f"(CAST(strftime('%s', {column}) AS INTEGER) * 1000000 "
             f"+ CAST(substr({column}, 21, 6) AS INTEGER))",
@@ -321,7 +321,8 @@ class Database:
             properties["password"] = str(u.password)
         place = f"{u.host or '127.0.0.1'}:{u.port or (5432 if self.kind == 'postgresql' else 3306)}/{u.database}"
         if self.kind == "postgresql":
-            return f"jdbc:postgresql://{place}", properties
+            # From the first row on in binary: ids would come as hexadecimal text otherwise.
+            return f"jdbc:postgresql://{place}?prepareThreshold=-1", properties
         # Without this the driver refuses the scheme that Spark knows.
         return f"jdbc:mysql://{place}?permitMysqlScheme&allowPublicKeyRetrieval=true", properties
 

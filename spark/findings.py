@@ -15,6 +15,9 @@ from pyspark.sql import functions as F
 
 from spark.life import COMMITTED, ROLLED_BACK, Groups
 
+SKEW_US = 600_000_000
+"""How far a producer's clock may be off: ids say when they were made by it."""
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -176,7 +179,7 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
     )
     is_transaction = _c("producer_group").isNotNull()
     covered = _any(_c("producer_group"), terms.covered_groups)
-    no_row = ~has_row & (event >= terms.rows_from_us)
+    no_row = ~has_row & _made_since(terms.rows_from_us)
     ghost = sent & is_transaction & (no_row & covered | (tombstone & ~half))
     lost = committed_here & ~queued & ~conflict & ~in_doubt & ~waits & (event >= terms.log_from_us)
     nothing_there = ~sent & ~half & ~decided
@@ -209,7 +212,7 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
                 "is_in_doubt": in_doubt,
                 "is_ghost": F.coalesce(ghost, F.lit(False)),
                 "is_lost": F.coalesce(lost, F.lit(False)),
-                "is_orphan": orphan & (event >= terms.log_from_us),
+                "is_orphan": orphan & _made_since(terms.log_from_us),
                 "is_closed": event < terms.closed_before_us,
                 "is_late": F.coalesce(late, F.lit(False)),
                 "missing_groups": missing,
@@ -226,6 +229,17 @@ def _any(column: Column, values: frozenset[int]) -> Column:
     if not values:
         return F.lit(False)
     return F.coalesce(column.isin(sorted(values)), F.lit(False))
+
+
+def _made_since(us: int) -> Column:
+    """Whether a transaction began, by its id, surely after an instant; 0: always.
+
+    What is left of one that began before may be later: its effect, or its place in a queue after a long wait.
+    """
+    if not us:
+        return F.lit(True)
+    made_us = F.conv(F.hex(F.substring("id", 1, 6)), 16, 10).cast("bigint") * 1000
+    return made_us >= us + SKEW_US
 
 
 def event_us() -> Column:

@@ -92,10 +92,10 @@ def of_local_rows(rows: DataFrame, number: int, groups: Groups) -> DataFrame:
         rows,
         groups,
         t_us="at_us",
-        t_state=F.when(F.col("state") == "ROLLED_BACK", ROLLED_BACK).otherwise(COMMITTED)
-        + F.when(F.col("mode") == "outbox", OUTBOX).otherwise(0)
-        + F.lit(number * DATABASE),
-        topic=F.when(F.col("state") != "ROLLED_BACK", F.xxhash64("topic")),
+        t_state=F.lit(COMMITTED + number * DATABASE)
+        + F.col("is_tombstone") * (ROLLED_BACK - COMMITTED)
+        + F.col("is_outbox") * OUTBOX,
+        topic=F.when(F.col("is_tombstone") == 0, F.xxhash64("topic")),
         producer_group=F.xxhash64("producer_group"),
     )
 

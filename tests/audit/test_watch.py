@@ -31,7 +31,7 @@ from tests.audit.made import CONSUMERS, PRODUCERS, Made, payload_of, transaction
 from tests.audit.plant import copied
 from tests.conftest import make_engine
 
-COUNT = 40_000  # 4 seconds' worth
+COUNT = 25_000  # two and a half seconds' worth
 
 
 class Killed(BaseException):
@@ -39,7 +39,7 @@ class Killed(BaseException):
 
 
 class Run:
-    """A run with one lost transaction in its second and fourth second, and watches over it."""
+    """A run with one lost transaction in two of its seconds, and watches over it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -47,7 +47,7 @@ class Run:
         made = made_run(directory, self.url, COUNT)
         self.made = Made(copied(made.log, directory / "copy"), COUNT, made.first_us)
         self.begin_us = self.made.first_us // 1_000_000 * 1_000_000
-        self.lost = [self.made.at(n) for n in (12_000, 35_000)]
+        self.lost = [self.made.at(n) for n in (12_000, 22_000)]
         engine = make_engine(self.url)
         with engine.begin() as connection:
             for at in self.lost:
@@ -115,11 +115,11 @@ def test_a_watch_that_is_killed_anywhere_says_everything_once(
 
         monkeypatch.setattr(watch, where, dies)
         with pytest.raises(Killed):
-            watch.run(threading.Event(), 5)
+            watch.run(threading.Event(), 3)
         if step == 1:
             with (state / "findings.jsonl").open("a") as file:
                 file.write('{"kind": "finding", "key": "LOST:cut sho')
-    run.watch(spark, state, said).run(threading.Event(), 5)
+    run.watch(spark, state, said).run(threading.Event(), 3)
     found = [line for line in lines(state) if line["kind"] == "finding"]
     assert Counter(f["message_id"] for f in found) == Counter(f"{run.name(at)}.0" for at in run.lost)
     assert {f["finding"] for f in found} == {"LOST"}
