@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: install demo cluster-demo test check crash crash-bridge crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit audit-faults audit-watch clean
+.PHONY: install demo cluster-demo test check crash crash-bridge crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit audit-faults audit-cluster audit-watch clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -50,6 +50,10 @@ crash-cluster: install
 # Faults of every class planted among TRANSACTIONS=1000000: the audit finds each and nothing else. 5 minutes.
 audit-faults: install
 	$(PY) -m tests.audit.campaign --transactions $(or $(TRANSACTIONS),1000000) --each $(or $(EACH),100)
+
+# The same audit on a standalone Spark cluster with two workers: 2 minutes.
+audit-cluster: install
+	$(PY) -m tests.audit.cluster
 
 # A watch beside a running shop: something lost every fourth window, the watch killed, the server stalled. 8 minutes.
 audit-watch: install

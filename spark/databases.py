@@ -23,6 +23,7 @@ from notify.databases import database_now
 from notify.errors import InvalidRequest, Unavailable
 from storage.sql.dialects import open_engine
 from storage.sql.rows import microseconds_of, text_of
+from storage.sql.schema import check_version
 from storage.sql.tables import server_half_message
 
 ROWS_A_PART = 250_000
@@ -67,7 +68,9 @@ class Database:
             raise Unavailable(f"database {self.name}: {_short(error)}") from None
 
     def _check(self, connection: sa.Connection) -> None:
-        """Raises InvalidRequest for tables of another schema than this one knows."""
+        """Raises InvalidRequest or StorageFailed for tables of another schema than this one knows."""
+        if server_half_message.name in self.tables:
+            check_version(self._engine)
         for table in (half_message, notify_inbox, notify_source, server_half_message):
             if table.name not in self.tables:
                 continue

@@ -21,8 +21,10 @@ class Line:
     style: str
 
 
-def lines(title: str, series: Sequence[Line], show: Callable[[float], str], *, log: bool = False) -> str:
-    """A plot over time. `show` writes a value; `log`: the scale is logarithmic."""
+def lines(
+    title: str, series: Sequence[Line], show: Callable[[float], str], *, log: bool = False, most: float = math.inf
+) -> str:
+    """A plot over time. `show` writes a value; `log`: the scale is logarithmic; `most`: what no value can be above."""
     values = [v for line in series for _, v in line.points if v is not None and (v > 0 or not log)]
     times = [t for line in series for t, _ in line.points]
     if not values or not times:
@@ -32,7 +34,7 @@ def lines(title: str, series: Sequence[Line], show: Callable[[float], str], *, l
     if not log:
         low = min(low, 0.0) if high - low > high * 0.2 else low
     if high - low < 1e-9:
-        low, high = low - (abs(low) * 0.05 or 0.5), high + (abs(high) * 0.05 or 0.5)
+        low, high = low - (abs(low) * 0.05 or 0.5), min(most, high + (abs(high) * 0.05 or 0.5))
     first, last = min(times), max(times)
     span = max(1, last - first)
 

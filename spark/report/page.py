@@ -80,9 +80,16 @@ def _row(found: Found) -> dict[str, Any]:
         "at": _instant(found.at_us),
         "detail": found.detail,
         "database": found.database,
-        "times": ", ".join(f"{k[:-3]} {_instant(v)}" for k, v in sorted(times.items(), key=lambda i: i[1])),
+        "times": ", ".join(f"{_NAMES.get(k, k[:-3])} {_instant(v)}" for k, v in sorted(times.items(), key=_second)),
         "rest": ", ".join(f"{k} {v}" for k, v in rest.items()),
     }
+
+
+_NAMES = {"t_us": "local row", "acked_us": "acknowledged", "due_us": "due", "settled_us": "settled"}
+
+
+def _second(pair: tuple[str, int]) -> int:
+    return pair[1]
 
 
 def _by_time(result: Result) -> list[dict[str, Any]]:
@@ -123,6 +130,7 @@ def _completeness(result: Result) -> str:
             line("took effect, of what is in queues", "effects", "in_queues", "s3"),
         ],
         lambda v: f"{v:.4g} %",
+        most=100.0,
     )
 
 

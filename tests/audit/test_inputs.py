@@ -20,10 +20,11 @@ import sqlalchemy as sa
 from notify import ids
 from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox, notify_source
-from notify.errors import InvalidRequest, Unavailable
+from notify.errors import InvalidRequest, StorageFailed, Unavailable
 from spark.audit import Audit, Inputs, Plan, Result
 from spark.databases import Database
 from spark.log_input import LogInput
+from storage.sql import schema
 from storage.sql.rows import moment_of, text_of
 from tests.audit.campaign import made_run
 from tests.audit.made import Made
@@ -142,6 +143,18 @@ def test_a_database_of_another_schema(run: tuple[Made, str], tmp_path: Path) -> 
     create_tables(engine)  # which mends it
     engine.dispose()
     Database(url).close()
+
+
+def test_a_storage_of_a_newer_schema(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/server.db"
+    engine = sa.create_engine(url)
+    schema.upgrade(engine, "main")
+    Database(url).close()
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"UPDATE {schema.VERSION_TABLE} SET version_num = 'ffff'")
+    engine.dispose()
+    with pytest.raises(StorageFailed, match="newer server"):
+        Database(url)
 
 
 def test_a_log_of_a_newer_version(spark: Any, run: tuple[Made, str], tmp_path: Path) -> None:
