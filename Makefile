@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: install demo cluster-demo test check crash crash-bridge crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit audit-faults audit-cluster audit-watch clean
+.PHONY: install demo cluster-demo test check crash crash-bridge crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -54,6 +54,10 @@ audit-faults: install
 # The same audit on a standalone Spark cluster with two workers: 2 minutes.
 audit-cluster: install
 	$(PY) -m tests.audit.cluster
+
+# Audits of the demo while it runs and its processes are killed: 5 minutes.
+audit-load: install
+	$(PY) -m tests.audit.under_load
 
 # A watch beside a running shop: something lost every fourth window, the watch killed, the server stalled. 8 minutes.
 audit-watch: install

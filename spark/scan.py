@@ -29,7 +29,7 @@ from storage.log.format import (
     RecordType,
     read_segment_header,
 )
-from storage.log.recovery import Damage, walk
+from storage.log.recovery import Damage, SegmentReader, walk
 from storage.log.sealed import ENTRY_TYPE, due_times
 from storage.log.segments import Segment
 from storage.log.state import decode
@@ -166,6 +166,15 @@ class SegmentScan:
     def _examine(self, disk: Disk, segment: Segment, damage: Damage) -> None:
         if damage.torn:
             return  # being written, or a torn tail: nobody was told that it is durable
+        # A frame that was being written when it was read looks damaged too, once there is one behind it.
+        again = SegmentReader(disk, segment)
+        position = damage.start
+        while position < damage.end and (frame := again.frame_at(position)) is not None:
+            self._take(frame.body, frame.base + _FRAME_TO_RECORD, frame.time_us)
+            position = frame.end
+        if position >= damage.end:
+            return
+        damage.start = position
         data = disk.read(segment.fd, damage.end - damage.start, damage.start - segment.base)
         for broken in examine(data, damage.start):
             if broken.body is not None:

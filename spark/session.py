@@ -50,6 +50,11 @@ def open_session(master: str = "", memory: str = MEMORY, *, databases: bool = Tr
         "spark.sql.autoBroadcastJoinThreshold": str(16 << 20),
         "spark.sql.files.maxPartitionBytes": str(64 << 20),
         "spark.log.level": "ERROR",
+        # What a page that is off would show of past jobs: a watch runs a hundred a minute.
+        "spark.ui.retainedJobs": "20",
+        "spark.ui.retainedStages": "20",
+        "spark.ui.retainedTasks": "200",
+        "spark.sql.ui.retainedExecutions": "5",
         "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
     }
     if databases:

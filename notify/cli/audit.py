@@ -118,6 +118,8 @@ def spark_errors() -> Iterator[None]:
         yield
     except NotifyError:
         raise
+    except OSError as error:
+        raise Unavailable(f"the audit could not be finished: {error}") from error
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
             raise
@@ -242,7 +244,7 @@ def explain(
     as_json: bool = AS_JSON,
 ) -> None:
     """One transaction's whole life, from every source. Exit code 1: nobody knows it."""
-    with opened_here(database, log, kafka, storage) as inputs:
+    with spark_errors(), opened_here(database, log, kafka, storage) as inputs:
         from spark.explain import explain as events_of
 
         events = events_of(inputs, transaction, report / "segments")

@@ -171,7 +171,7 @@ def watch(busy: Busy, watching: Watching, server: ServerProcess, windows: int, k
         complaints.append("the watch did not end with 0")
     lines = [json.loads(line) for line in (watching.state / "findings.jsonl").read_text().splitlines()]
     said = Counter(line["message_id"] for line in lines if line["kind"] == "finding" and line["finding"] == "LOST")
-    if said != Counter(lost):
+    if said != Counter(lost.keys()):
         complaints.append(f"planted {len(lost)}, said {len(said)}, most often {said.most_common(1)}")
     others = Counter(line["finding"] for line in lines if line["kind"] == "finding") - Counter(LOST=len(lost))
     # While the server is away, groups can settle nothing; nothing else may be said.

@@ -1,0 +1,67 @@
+"""Audits of a shop while it runs, its processes being killed: what is on its way is PENDING, and nothing is LOST.
+
+Run as `python -m tests.audit.under_load --audits 3`. The demo does the rest: kills, checks, retries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from spark.findings import BAD
+
+LONGEST_SECONDS = 20.0
+"""Killed servers and producers hold transactions up for about half of this."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--audits", type=int, default=3)
+    given = parser.parse_args()
+    notify = [sys.executable, "-m", "notify.cli.main"]
+    complaints = []
+    with tempfile.TemporaryDirectory(prefix="notify-load-") as place:
+        seconds = str(30 + 60 * given.audits)
+        environment = os.environ | {"TMPDIR": place}
+        demo = subprocess.Popen(
+            [*notify, "demo", "--json", "--seconds", seconds], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        time.sleep(2 * LONGEST_SECONDS / 2 + 5)
+        directory = next(Path(place).glob("notify-demo-*"))
+        for number in range(given.audits):
+            done = subprocess.run(
+                [
+                    *notify, "audit", "run", "--json", "--database", f"shop=sqlite:///{directory}/shop.db",
+                    "--database", f"points=sqlite:///{directory}/points.db", "--log", str(directory / "data"),
+                    "--report", f"{place}/report", "--max-transaction-seconds", str(LONGEST_SECONDS),
+                    "--deliver-seconds", str(LONGEST_SECONDS), "--effects", "points:SELECT message_id FROM points",
+                ],
+                capture_output=True, text=True, timeout=300, check=False,
+            )  # fmt: skip
+            if not done.stdout:
+                complaints.append(f"audit {number}: exit code {done.returncode}: {done.stderr[-500:]}")
+                continue
+            result = json.loads(done.stdout)
+            counts = {name: count for name, count in result["counts"].items() if count}
+            print(f"audit {number}: {result['verdict']} {counts} {result['totals']}", flush=True)
+            bad = [f for f in result["findings"] if f["finding"] in BAD]
+            if bad or result["verdict"] != "PASS" or not result["totals"]["closed"]:
+                complaints.append(f"audit {number}: {result['verdict']} {result['reasons']} {bad[:3]}")
+        proof = json.loads(demo.communicate(timeout=300)[0])
+    if not proof["ok"]:
+        complaints.append(f"the demo itself: {proof}")
+    for complaint in complaints:
+        print(complaint)
+    what = f"{given.audits} audits of {proof['committed']} orders beside {sum(proof['killed'].values())} kills"
+    print(f"VERDICT: {'FAIL' if complaints else 'PASS'} {what}, {sum(proof['in_doubt'].values())} outcomes asked back")
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
