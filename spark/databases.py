@@ -46,32 +46,38 @@ class Span:
 
 
 class Database:
-    """One database, by its SQLAlchemy URL. Raises InvalidRequest for a URL that cannot be read."""
+    """One database, by its SQLAlchemy URL.
+
+    Raises InvalidRequest for a URL or schema that cannot be read, StorageFailed for a server's tables of another
+    version, Unavailable where it does not answer.
+    """
 
     def __init__(self, url: str, name: str = "") -> None:
         try:
             self._engine = open_engine(url)
         except InvalidRequest as error:
             raise InvalidRequest(f"--database {name or url}: {error}") from None
+        # Reading takes no lock: on SQLite a transaction would begin as a writer's.
+        self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self.url: URL = self._engine.url
         self.kind = "mysql" if self.url.get_backend_name() == "mariadb" else self.url.get_backend_name()
         if self.kind not in _DRIVERS:
             raise InvalidRequest(f"--database: {self.kind} is not read; PostgreSQL, MySQL, MariaDB and SQLite are")
         self.name = name or self.url.database or self.kind
         try:
-            with self._engine.connect() as connection:
+            with self._reading.connect() as connection:
                 self.tables = set(sa.inspect(connection).get_table_names())
                 now = connection.execute(sa.select(database_now())).scalar_one()
                 self.clock_offset_us = microseconds_of(str(now)[:26]) - time.time_ns() // 1000
                 self._check(connection)
+            if server_half_message.name in self.tables:
+                check_version(self._engine)
         except sa.exc.SQLAlchemyError as error:
             raise Unavailable(f"database {self.name}: {_short(error)}") from None
 
     def _check(self, connection: sa.Connection) -> None:
-        """Raises InvalidRequest or StorageFailed for tables of another schema than this one knows."""
-        if server_half_message.name in self.tables:
-            check_version(self._engine)
-        for table in (half_message, notify_inbox, notify_source, server_half_message):
+        """Raises InvalidRequest for tables of another schema than this one knows."""
+        for table in (half_message, notify_inbox, notify_source):
             if table.name not in self.tables:
                 continue
             there = {c["name"] for c in sa.inspect(connection).get_columns(table.name)}
@@ -98,7 +104,7 @@ class Database:
         """The id that halves of this database carry, "" where it has none."""
         if notify_source.name not in self.tables:
             return ""
-        with self._engine.connect() as connection:
+        with self._reading.connect() as connection:
             return str(connection.execute(sa.select(notify_source.c.id)).scalar() or "")
 
     def purged(self) -> tuple[int, int]:
@@ -106,7 +112,7 @@ class Database:
         if notify_source.name not in self.tables:
             return 0, 0
         t = notify_source.c
-        with self._engine.connect() as connection:
+        with self._reading.connect() as connection:
             row = connection.execute(sa.select(t.purged_before, t.rows_from, t.inbox_from)).first()
         return (0, 0) if row is None else (max(row[0], row[1]) * 1000, row[2] * 1000)
 
@@ -131,7 +137,7 @@ class Database:
             )
         else:
             query = f"SELECT DISTINCT {name} FROM {table}"
-        with self._engine.connect() as connection:
+        with self._reading.connect() as connection:
             return {str(row[0]) for row in connection.exec_driver_sql(query)}
 
     # --- tables -----------------------------------------------------------------------------------------------
@@ -173,7 +179,7 @@ class Database:
         `query` gives `message_id`, and `consumer_group` where one database has several groups' effects.
         """
         try:
-            with self._engine.connect() as connection:
+            with self._reading.connect() as connection:
                 there = list(connection.exec_driver_sql(f"SELECT * FROM ({query}) q WHERE 1 = 0").keys())
         except sa.exc.SQLAlchemyError as error:
             raise InvalidRequest(f"--effects on database {self.name}: {_short(error)}") from None
@@ -207,7 +213,7 @@ class Database:
         """The local rows of some transactions, bodies included: evidence, and what a repair sends."""
         if half_message.name not in self.tables or not transaction_ids:
             return []
-        with self._engine.connect() as connection:
+        with self._reading.connect() as connection:
             found = connection.execute(
                 sa.select(half_message).where(half_message.c.transaction_id.in_(transaction_ids))
             ).mappings()
@@ -218,7 +224,7 @@ class Database:
         if server_half_message.name not in self.tables:
             return []
         columns = [c for c in server_half_message.columns if c.name not in ("body", "headers")]
-        with self._engine.connect() as connection:
+        with self._reading.connect() as connection:
             found = connection.execute(
                 sa.select(*columns).where(server_half_message.c.transaction_id == transaction_id)
             ).mappings()
@@ -228,7 +234,7 @@ class Database:
         """The inbox rows of some messages."""
         if notify_inbox.name not in self.tables or not message_ids:
             return []
-        with self._engine.connect() as connection:
+        with self._reading.connect() as connection:
             found = connection.execute(
                 sa.select(notify_inbox).where(notify_inbox.c.message_id.in_(message_ids))
             ).mappings()
@@ -254,7 +260,7 @@ class Database:
         """Conditions that part a table by ranges of its ids, which are made in time order."""
         name = column.name
         try:
-            with self._engine.connect() as connection:
+            with self._reading.connect() as connection:
                 query = sa.select(sa.func.min(column), sa.func.max(column))
                 if span is not None:
                     query = query.where(column >= _id_at(span.start_us), column < _id_at(span.end_us))
@@ -272,7 +278,7 @@ class Database:
     def _by_time(self, column: sa.Column[Any], span: Span | None) -> list[str]:
         name = column.name
         try:
-            with self._engine.connect() as connection:
+            with self._reading.connect() as connection:
                 query = sa.select(sa.func.min(column), sa.func.max(column))
                 if span is not None:
                     query = query.where(column >= sa.literal_column(f"'{text_of(span.start_us)}'"))
