@@ -211,34 +211,21 @@ class Database:
 
     def rows_of(self, transaction_ids: Sequence[str]) -> list[dict[str, Any]]:
         """The local rows of some transactions, bodies included: evidence, and what a repair sends."""
-        if half_message.name not in self.tables or not transaction_ids:
-            return []
-        with self._reading.connect() as connection:
-            found = connection.execute(
-                sa.select(half_message).where(half_message.c.transaction_id.in_(transaction_ids))
-            ).mappings()
-            return [dict(row) for row in found]
+        return self._rows(half_message, half_message.c.transaction_id.in_(transaction_ids))
 
     def halves_of(self, transaction_id: str) -> list[dict[str, Any]]:
-        """The server's rows of a transaction, without bodies."""
-        if server_half_message.name not in self.tables:
-            return []
-        columns = [c for c in server_half_message.columns if c.name not in ("body", "headers")]
-        with self._reading.connect() as connection:
-            found = connection.execute(
-                sa.select(*columns).where(server_half_message.c.transaction_id == transaction_id)
-            ).mappings()
-            return [dict(row) for row in found]
+        """The server's rows of a transaction."""
+        return self._rows(server_half_message, server_half_message.c.transaction_id == transaction_id)
 
     def inbox_of(self, message_ids: Sequence[str]) -> list[dict[str, Any]]:
         """The inbox rows of some messages."""
-        if notify_inbox.name not in self.tables or not message_ids:
+        return self._rows(notify_inbox, notify_inbox.c.message_id.in_(message_ids))
+
+    def _rows(self, table: sa.Table, condition: sa.ColumnElement[bool]) -> list[dict[str, Any]]:
+        if table.name not in self.tables:
             return []
         with self._reading.connect() as connection:
-            found = connection.execute(
-                sa.select(notify_inbox).where(notify_inbox.c.message_id.in_(message_ids))
-            ).mappings()
-            return [dict(row) for row in found]
+            return [dict(row) for row in connection.execute(sa.select(table).where(condition)).mappings()]
 
     # --- how it is read ---------------------------------------------------------------------------------------
 
@@ -258,39 +245,32 @@ class Database:
 
     def _by_ids(self, column: sa.Column[Any], span: Span | None) -> list[str]:
         """Conditions that part a table by ranges of its ids, which are made in time order."""
-        name = column.name
-        try:
-            with self._reading.connect() as connection:
-                query = sa.select(sa.func.min(column), sa.func.max(column))
-                if span is not None:
-                    query = query.where(column >= _id_at(span.start_us), column < _id_at(span.end_us))
-                first, last = connection.execute(query).one()
-                if first is None:
-                    return ["1 = 0"]
-                count = self._about(connection, column.table)
-        except sa.exc.SQLAlchemyError as error:
-            raise Unavailable(f"database {self.name}: {_short(error)}") from None
+        within = sa.true()
+        if span is not None:
+            within = sa.and_(column >= _id_at(span.start_us), column < _id_at(span.end_us))
+        first, last, count = self._extent(column, within)
+        if first is None:
+            return ["1 = 0"]
         low = ids.milliseconds(ids.from_text(first)) * 1000
         high = ids.milliseconds(ids.from_text(last)) * 1000 + 1000
-        edges = [_id_at(edge) for edge in _edges(low, high, count)]
-        return [f"{name} >= '{a}' AND {name} < '{b}'" for a, b in zip(edges, edges[1:], strict=False)]
+        return _between(column.name, [_id_at(edge) for edge in _edges(low, high, count)])
 
     def _by_time(self, column: sa.Column[Any], span: Span | None) -> list[str]:
-        name = column.name
-        try:
-            with self._reading.connect() as connection:
-                query = sa.select(sa.func.min(column), sa.func.max(column))
-                if span is not None:
-                    query = query.where(column >= sa.literal_column(f"'{text_of(span.start_us)}'"))
-                first, last = connection.execute(query).one()
-                if first is None:
-                    return ["1 = 0"]
-                count = self._about(connection, column.table)
-        except sa.exc.SQLAlchemyError as error:
-            raise Unavailable(f"database {self.name}: {_short(error)}") from None
+        """The same by a column of instants; only the start of `span` counts."""
+        within = sa.true()
+        if span is not None:
+            within = column >= sa.literal_column(f"'{text_of(span.start_us)}'")
+        first, last, count = self._extent(column, within)
+        if first is None:
+            return ["1 = 0"]
         edges = _edges(microseconds_of(first), microseconds_of(last) + 1, count)
-        texts = [text_of(edge) for edge in edges]
-        return [f"{name} >= '{a}' AND {name} < '{b}'" for a, b in zip(texts, texts[1:], strict=False)]
+        return _between(column.name, [text_of(edge) for edge in edges])
+
+    def _extent(self, column: sa.Column[Any], within: sa.ColumnElement[bool]) -> tuple[Any, Any, int]:
+        """A column's lowest and highest value, None where there is none, and about how many rows its table has."""
+        with self._reading.connect() as connection:
+            first, last = connection.execute(sa.select(sa.func.min(column), sa.func.max(column)).where(within)).one()
+            return first, last, self._about(connection, column.table)
 
     def _about(self, connection: sa.Connection, table: Any) -> int:
         """About how many rows a table has, without counting them."""
@@ -334,6 +314,11 @@ class Database:
             return f"jdbc:postgresql://{place}?prepareThreshold=-1", properties
         # Without this the driver refuses the scheme that Spark knows.
         return f"jdbc:mysql://{place}?permitMysqlScheme&allowPublicKeyRetrieval=true", properties
+
+
+def _between(name: str, edges: Sequence[str]) -> list[str]:
+    """Conditions for the ranges between borders."""
+    return [f"{name} >= '{a}' AND {name} < '{b}'" for a, b in zip(edges, edges[1:], strict=False)]
 
 
 def _edges(low: int, high: int, rows: int) -> list[int]:

@@ -188,10 +188,7 @@ class Watch:
                 cause = str(error).splitlines()[0][:300] if str(error) else repr(error)
                 self._alarm({"kind": "failure", "detail": cause})
                 self._emit({"kind": "failure", "window_us": self.state.next_us, "detail": cause})
-                if not isinstance(error, NotifyError) and type(error).__module__.split(".")[0] not in (
-                    "pyspark",
-                    "py4j",
-                ):
+                if not _is_transient(error):
                     raise
                 if stop.wait(RETRY_SECONDS):
                     return
@@ -270,3 +267,9 @@ class Watch:
             self._said.pop(window.from_us, None)
         else:
             window.due = state.window + RECHECKS[window.turn]
+
+
+def _is_transient(error: Exception) -> bool:
+    """Whether to try again: a database or a disk may have gone away while a window was looked at."""
+    library = type(error).__module__.partition(".")[0]
+    return isinstance(error, NotifyError | OSError) or library in ("pyspark", "py4j", "sqlalchemy")

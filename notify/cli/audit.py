@@ -113,7 +113,7 @@ def session(master: str, memory: str) -> SparkSession:
 
 @contextmanager
 def spark_errors() -> Iterator[None]:
-    """What Spark raises, as one line with its cause."""
+    """What Spark, a file or a database raises, as one line with its cause."""
     try:
         yield
     except NotifyError:
@@ -121,7 +121,7 @@ def spark_errors() -> Iterator[None]:
     except OSError as error:
         raise Unavailable(f"the audit could not be finished: {error}") from error
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
+        if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j", "sqlalchemy"):
             raise
         raise Unavailable(f"the audit could not be finished: {cause_of(error)}") from error
 
