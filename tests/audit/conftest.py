@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from notify.errors import Unavailable
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def spark() -> Iterator[Any]:
     pyspark = pytest.importorskip("pyspark")
     assert pyspark
@@ -22,3 +24,8 @@ def spark() -> Iterator[Any]:
         pytest.skip(str(reason))
     yield session
     session.stop()
+    # What pyspark leaves unclosed is collected here, not in the middle of somebody else's test.
+    del session
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()

@@ -20,7 +20,7 @@ from tests.conftest import empty_database
 CLASSES = {f.name for f in FINDINGS} - {"PENDING"}
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+@pytest.fixture(params=["postgresql", "mariadb"])
 def url(request: pytest.FixtureRequest, database_urls: dict[str, str], tmp_path: Path) -> Iterator[str]:
     with empty_database(str(request.param), database_urls, tmp_path) as found:
         yield found
