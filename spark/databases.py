@@ -245,7 +245,7 @@ class Database:
 
     def _by_ids(self, column: sa.Column[Any], span: Span | None) -> list[str]:
         """Conditions that part a table by ranges of its ids, which are made in time order."""
-        within = sa.true()
+        within: sa.ColumnElement[bool] = sa.true()
         if span is not None:
             within = sa.and_(column >= _id_at(span.start_us), column < _id_at(span.end_us))
         first, last, count = self._extent(column, within)
@@ -257,7 +257,7 @@ class Database:
 
     def _by_time(self, column: sa.Column[Any], span: Span | None) -> list[str]:
         """The same by a column of instants; only the start of `span` counts."""
-        within = sa.true()
+        within: sa.ColumnElement[bool] = sa.true()
         if span is not None:
             within = column >= sa.literal_column(f"'{text_of(span.start_us)}'")
         first, last, count = self._extent(column, within)

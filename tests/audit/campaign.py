@@ -32,7 +32,7 @@ PLAN = Plan(max_transaction_seconds=5, deliver_seconds=5, effects=(("", "SELECT 
 def made_run(directory: Path, url: str, transactions: int, segment_bytes: int = 256 << 20) -> Made:
     """A run as it should be: everything committed was delivered and took effect."""
     first_us = time.time_ns() // 1000 - transactions * STEP_US - 120_000_000
-    made = Made(directory / "log", transactions, first_us // 1000 * 1000)
+    made = Made(directory / "log", transactions, first_us // 1_000_000 * 1_000_000)
     make_log(made, segment_bytes)
     engine = open_engine(url)
     load(engine, made, directory)
