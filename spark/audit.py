@@ -25,6 +25,8 @@ from spark.findings import BAD, BY_NAME, SKEW_US, Terms
 from spark.kafka_input import KafkaInput
 from spark.life import Groups
 from spark.log_input import LogInput
+from spark.report.histogram import STEPS
+from spark.scan import COMMITTED
 from spark.session import PARTITIONS
 from storage.store import SettleKind
 
@@ -34,8 +36,6 @@ _BYPASS = "spark.sql.execution.bypassPartialAggregation"
 ROWS_A_PARTITION = 300_000
 MOST_PARTITIONS = 2000
 LATENCIES = ("commit_to_queue", "queue_to_ack", "queue_to_effect")
-_BINS = 4
-"""Steps of a latency's histogram within a doubling."""
 
 
 @dataclass(frozen=True)
@@ -203,9 +203,8 @@ class Audit:
             names += log.groups()
         for kafka in self._inputs.kafka:
             names += kafka.groups()
-        for database in self._inputs.databases:
-            names += database.inbox_groups()
-        self._groups = Groups([n for n in names if "@" not in n])
+        self._inbox_groups = frozenset(g for d in self._inputs.databases for g in d.inbox_groups())
+        self._groups = Groups([n for n in (*names, *sorted(self._inbox_groups)) if "@" not in n])
 
     def _partitions(self) -> int:
         """Parts of a shuffle: each fits in memory, and a small audit does not start a hundred empty tasks."""
@@ -266,14 +265,11 @@ class Audit:
             closed_before_us=self._watermark_us - longest_us - skew,
             settled_before_us=self._watermark_us - round(plan.deliver_seconds * 1e6),
             covered_groups=frozenset(),
-            inbox_groups=frozenset(self._inbox_groups()),
+            inbox_groups=self._inbox_groups,
             rows_from_us=rows_from,
             inbox_from_us=inbox_from,
             log_from_us=log_from,
         )
-
-    def _inbox_groups(self) -> list[str]:
-        return [g for d in self._inputs.databases for g in d.inbox_groups()]
 
     def _span(self) -> Span | None:
         """The ids that can belong to the time that is looked at; None for all there are."""
@@ -415,7 +411,7 @@ class Audit:
         """Counts by bucket, topic and class."""
         bucket_us = round(self._plan.bucket_seconds * 1e6)
         names = [f.name for f in findings.FINDINGS if f.when is not None]
-        committed = F.col("t_state").bitwiseAND(3) == life.COMMITTED
+        committed = F.col("t_state").bitwiseAND(3) == COMMITTED
         queued = F.col("place").isNotNull()
         counted = rows.groupBy((F.col("event_us") / bucket_us).cast("bigint").alias("bucket"), "topic").agg(
             F.count("id").alias("messages"),
@@ -549,7 +545,7 @@ class Audit:
             .groupBy(
                 (F.col("event_us") / bucket_us).cast("bigint").alias("bucket"),
                 "topic",
-                F.floor(F.log2(took.cast("double")) * _BINS).cast("int").alias("bin"),
+                F.floor(F.log2(took.cast("double")) * STEPS).cast("int").alias("bin"),
             )
             .count()
         )
@@ -593,9 +589,11 @@ class Audit:
         ordered = [s for s in log.catalog.subscriptions.values() if s.mode == "ordered"]
         numbers = {name: n for n, name in log.catalog.topics.items()}
         wanted = [(s.group, numbers[s.topic], list(s.moved)) for s in ordered if s.topic in numbers]
+        if not wanted:
+            return []
         span = self._span()
         acks = log.acks(self._spark, span.start_us if span else 0)
-        if not wanted or acks is None:
+        if acks is None:
             return []
         which = F.broadcast(self._spark.createDataFrame(wanted, "group string, topic bigint, moved array<bigint>"))
         topics = sorted({topic for _, topic, _ in wanted})
@@ -741,6 +739,3 @@ def _gaps(log: LogInput) -> Iterable[Found]:
 
 def _text(us: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(us / 1e6))
-
-
-__all__ = ["Audit", "Column", "Found", "Inputs", "Plan", "Result"]

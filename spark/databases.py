@@ -195,18 +195,15 @@ class Database:
         )
 
     def halves(self, spark: SparkSession, span: Span | None) -> DataFrame | None:
-        """Rows of server_half_message as (id, no, producer_group, state, topic, source, half_us, decided_us)."""
+        """Rows of server_half_message as (id, no, producer_group, state, topic, half_us)."""
         if server_half_message.name not in self.tables:
             return None
         columns = (
-            f"{self._id('transaction_id')} AS id, message_no AS no, producer_group, state, topic, source, "
-            f"{self._us('created_at')} AS half_us, {self._us('decided_at')} AS decided_us"
+            f"{self._id('transaction_id')} AS id, message_no AS no, producer_group, state, topic, "
+            f"{self._us('created_at')} AS half_us"
         )
         where = self._by_ids(server_half_message.c.transaction_id, span)
-        schema = (
-            "id binary, no int, producer_group string, state string, topic string, source string, half_us bigint, "
-            "decided_us bigint"
-        )
+        schema = "id binary, no int, producer_group string, state string, topic string, half_us bigint"
         return self._read(spark, server_half_message.name, columns, where, schema)
 
     def rows_of(self, transaction_ids: Sequence[str]) -> list[dict[str, Any]]:

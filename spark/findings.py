@@ -13,7 +13,8 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from spark.life import COMMITTED, ROLLED_BACK, Groups
+from spark.life import Groups
+from spark.scan import COMMITTED, ROLLED_BACK
 
 SKEW_US = 600_000_000
 """How far a producer's clock may be off: ids say when they were made by it."""

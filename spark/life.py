@@ -15,10 +15,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from spark.scan import ATTEMPTED
+from spark.scan import ATTEMPTED, COMMITTED, ROLLED_BACK
 
 BITS = 62
-COMMITTED, ROLLED_BACK = 1, 2
 OUTBOX, DATABASE = 4, 16
 """In `t_state`, beside these two."""
 _PLACE_TOPIC, _PLACE_LOG = 16, 48

@@ -84,7 +84,6 @@ class Catalog:
     producer_groups: dict[int, str] = field(default_factory=dict)
     subscriptions: dict[tuple[str, str], Subscribed] = field(default_factory=dict)
     bridges: list[Bridged] = field(default_factory=list)
-    paused: set[str] = field(default_factory=set)
     trimmed: dict[tuple[int, int], int] = field(default_factory=dict)
     """Offset below which a queue's messages were dropped on purpose, by (topic number, queue)."""
 
@@ -185,18 +184,15 @@ class LogInput:
             catalog.topics |= {row[0]: row[1] for row in state["topics"]}
             catalog.queues |= {row[0]: row[2] for row in state["topics"]}
             catalog.producer_groups |= dict(enumerate(state["producer_groups"]))
-            catalog.paused |= set(state["paused"])
             for row in state["subscriptions"]:
                 found = msgspec.convert(row, Subscription)
                 catalog.subscriptions[(found.group, found.topic)] = Subscribed(
                     found.group, found.topic, found.mode, [], 0
                 )
-        known = set(catalog.subscriptions)
         seen: set[tuple[str, str]] = set()
         for facts in self.facts:
             for position, time_us, record in facts.meta:
                 _learn(catalog, position, time_us, record, seen)
-        self._before = known - seen
 
     # --- what is there ----------------------------------------------------------------------------------------
 
@@ -216,25 +212,21 @@ class LogInput:
 
     def count_from(self, span: Any) -> int:
         """Messages in the segments that may matter to a span of time; None: all."""
-        return sum(facts.messages for _, facts in self._written(span.start_us if span else 0, 0))
+        return sum(facts.messages for _, facts in self._written(span.start_us if span else 0))
 
     def broken(self) -> Iterator[dict[str, Any]]:
         for facts in self.facts:
             yield from facts.broken
 
-    def _written(self, from_us: int, to_us: int) -> list[tuple[Path, Facts]]:
-        """The copies of segments that were written between."""
-        return [
-            (copy, facts)
-            for copy, facts in zip(self._copies, self.facts, strict=True)
-            if facts.last_us >= from_us and (not to_us or facts.first_us <= to_us)
-        ]
+    def _written(self, from_us: int) -> list[tuple[Path, Facts]]:
+        """The copies of segments that were written to from an instant on."""
+        return [(copy, facts) for copy, facts in zip(self._copies, self.facts, strict=True) if facts.last_us >= from_us]
 
-    def messages(self, spark: SparkSession, groups: Groups, from_us: int = 0, to_us: int = 0) -> DataFrame | None:
-        """Rows of spark.scan.MESSAGES of the segments written between, with the masks `acked0`, … of `groups`; a
+    def messages(self, spark: SparkSession, groups: Groups, from_us: int = 0) -> DataFrame | None:
+        """Rows of spark.scan.MESSAGES of the segments written from then on, with the masks `acked0`, … of `groups`; a
         rollback of another segment's half is spread over its messages. None where there is no such segment."""
         by_groups: dict[tuple[str, ...], list[str]] = {}
-        for copy, facts in self._written(from_us, to_us):
+        for copy, facts in self._written(from_us):
             by_groups.setdefault(tuple(facts.consumer_groups), []).append(str(copy / "messages.parquet"))
         found: DataFrame | None = None
         for names, paths in by_groups.items():
@@ -260,12 +252,10 @@ class LogInput:
         )  # fmt: skip
         return found.unionAll(spread)
 
-    def acks(
-        self, spark: SparkSession, from_us: int = 0, to_us: int = 0, *, loose_only: bool = False
-    ) -> DataFrame | None:
+    def acks(self, spark: SparkSession, from_us: int = 0, *, loose_only: bool = False) -> DataFrame | None:
         """Rows of spark.scan.ACKS with `group` for the group's number; ids found in other segments too."""
         by_groups: dict[tuple[str, ...], list[str]] = {}
-        for copy, facts in self._written(from_us, to_us):
+        for copy, facts in self._written(from_us):
             if facts.acks and (facts.loose or not loose_only):
                 by_groups.setdefault(tuple(facts.consumer_groups), []).append(str(copy / "acks.parquet"))
         if not by_groups:
@@ -352,8 +342,6 @@ def _learn(catalog: Catalog, position: int, time_us: int, record: list[Any], see
         catalog.queues[record[1]] = max(record[3], catalog.queues.get(record[1], 0))
     elif what == "producer_group":
         catalog.producer_groups[record[1]] = record[2]
-    elif what == "pause":
-        (catalog.paused.add if record[2] else catalog.paused.discard)(record[1])
     elif what == "subscribe":
         found = msgspec.convert(record[1], Subscription)
         key = (found.group, found.topic)

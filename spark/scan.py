@@ -88,7 +88,6 @@ QUEUE = pa.schema(
     + [MESSAGES.field(n) for n in ("key_hash", "size", "position")]
 )
 """What is in queues, as the index has it: a row for each place."""
-_FRAME_TO_RECORD = FRAME_HEADER_SIZE
 
 
 @dataclass
@@ -144,7 +143,7 @@ class SegmentScan:
             for frame in walk(disk, segment, base, not sealed_end, damages):
                 self.facts.first_us = self.facts.first_us or frame.time_us
                 self.facts.last_us, self.facts.end = frame.time_us, frame.end
-                self._take(frame.body, frame.base + _FRAME_TO_RECORD, frame.time_us)
+                self._take(frame.body, frame.base + FRAME_HEADER_SIZE, frame.time_us)
             for damage in damages:
                 self._examine(disk, segment, damage)
         finally:
@@ -170,7 +169,7 @@ class SegmentScan:
         again = SegmentReader(disk, segment)
         position = damage.start
         while position < damage.end and (frame := again.frame_at(position)) is not None:
-            self._take(frame.body, frame.base + _FRAME_TO_RECORD, frame.time_us)
+            self._take(frame.body, frame.base + FRAME_HEADER_SIZE, frame.time_us)
             position = frame.end
         if position >= damage.end:
             return
@@ -178,7 +177,7 @@ class SegmentScan:
         data = disk.read(segment.fd, damage.end - damage.start, damage.start - segment.base)
         for broken in examine(data, damage.start):
             if broken.body is not None:
-                self._take(memoryview(broken.body), broken.position + _FRAME_TO_RECORD, broken.time_us)
+                self._take(memoryview(broken.body), broken.position + FRAME_HEADER_SIZE, broken.time_us)
             self.facts.broken.append(broken.plain())
 
     def _take(self, body: memoryview, position: int, time_us: int) -> None:

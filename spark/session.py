@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import sys
@@ -63,7 +62,3 @@ def open_session(master: str = "", memory: str = MEMORY, *, databases: bool = Tr
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
-
-
-def is_installed() -> bool:
-    return importlib.util.find_spec("pyspark") is not None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from notify.client.table import note_purged, notify_inbox, notify_source
+from notify.client.table import instant_before, note_purged, notify_inbox, notify_source
 from notify.databases import database_now
 from notify.errors import InvalidRequest
 from notify.message import ReceivedMessage
@@ -52,10 +51,7 @@ class Inbox:
         t = notify_inbox.c
         with engine.begin() as connection:
             note_purged(connection, notify_source.c.inbox_from, older_than)
-            cutoff = connection.execute(sa.select(database_now())).scalar_one()
-        if isinstance(cutoff, str):
-            cutoff = datetime.fromisoformat(cutoff[:26])
-        cutoff -= timedelta(seconds=older_than)
+            cutoff = instant_before(connection, older_than)
         total = 0
         while True:
             with engine.begin() as connection:

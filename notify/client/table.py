@@ -165,6 +165,13 @@ CLOCK_SKEW = timedelta(minutes=10)
 """How far a producer's clock may run ahead of its database's: rows of one that runs further are purged later."""
 
 
+def instant_before(connection: Connection, seconds: float) -> datetime:
+    """So many seconds ago by the database's clock: UTC, naive as the columns are."""
+    now: Any = connection.execute(sa.select(database_now())).scalar_one()
+    moment: datetime = datetime.fromisoformat(now[:26]) if isinstance(now, str) else now
+    return moment - timedelta(seconds=seconds)
+
+
 def oldest_transactions(
     connection: Connection, before_seconds: float, limit: int, after: str = ""
 ) -> Sequence[tuple[str, str]]:
@@ -172,10 +179,7 @@ def oldest_transactions(
 
     Ids rise with time, so the primary key finds the oldest: an index of times would cost every commit a write.
     """
-    now = connection.execute(sa.select(database_now())).scalar_one()
-    if isinstance(now, str):
-        now = datetime.fromisoformat(now[:26])
-    cutoff = now - timedelta(seconds=before_seconds)
+    cutoff = instant_before(connection, before_seconds)
     last_ms = max(0, round((cutoff + CLOCK_SKEW).replace(tzinfo=UTC).timestamp() * 1000))
     t = half_message.c
     rows = connection.execute(
@@ -190,10 +194,7 @@ def oldest_transactions(
 
 def note_purged(connection: Connection, column: sa.Column[Any], before_seconds: float) -> None:
     """Say that rows older than so many seconds may be gone; in the transaction that deletes them."""
-    now = connection.execute(sa.select(database_now())).scalar_one()
-    if isinstance(now, str):
-        now = datetime.fromisoformat(now[:26])
-    before_ms = round((now - timedelta(seconds=before_seconds)).replace(tzinfo=UTC).timestamp() * 1000)
+    before_ms = round(instant_before(connection, before_seconds).replace(tzinfo=UTC).timestamp() * 1000)
     connection.execute(notify_source.update().where(column < before_ms).values({column: before_ms}))
 
 
