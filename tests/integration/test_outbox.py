@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from sqlalchemy.orm import Session
 from notify.bench.server import ServerProcess
 from notify.binlog_bridge.relay import Relay
 from notify.check.question import read_source
-from notify.client import Message, TransactionProducer
+from notify.client import Inbox, Message, TransactionProducer
 from notify.client.purge import counts, purge, purge_by_force
-from notify.errors import Unavailable
+from notify.client.table import notify_inbox, notify_source
+from notify.errors import InvalidRequest, Unavailable
 from tests.integration.shop import Base, Order, drain, eventually, subscribe
 
 
@@ -100,3 +102,21 @@ def test_purge_asks_first(engine: sa.Engine, server: ServerProcess, unique: str)
 def _purged(engine: sa.Engine, url: str) -> Any:
     result = asyncio.run(purge(engine, url, older_than=0))
     return result if result.rows else None
+
+
+def test_the_inbox_is_purged_by_time_and_says_so(engine: sa.Engine) -> None:
+    now = datetime.now(UTC).replace(tzinfo=None)
+    rows = [
+        {"consumer_group": f"g{n % 2}", "message_id": f"m{n}", "created_at": now - timedelta(days=n)} for n in range(6)
+    ]
+    with engine.begin() as connection:
+        connection.execute(notify_inbox.insert(), rows)
+    inbox = Inbox(engine)
+    with pytest.raises(InvalidRequest, match="at least"):
+        inbox.purge(3600)
+    assert inbox.purge(2.5 * 86_400, batch=2) == 3
+    with engine.connect() as connection:
+        left = sorted(connection.scalars(sa.select(notify_inbox.c.message_id)))
+        from_ms = connection.execute(sa.select(notify_source.c.inbox_from)).scalar_one()
+    assert left == ["m0", "m1", "m2"]
+    assert abs(from_ms / 1000 - (time.time() - 2.5 * 86_400)) < 60
