@@ -8,6 +8,8 @@
     │   ├── IdInUse               the transaction id belongs to another group or to other content
     │   └── OutcomeConflict       the opposite outcome is recorded
     ├── NotFound                  nothing by that name or id (404)
+    ├── Unauthorized              no token, or one that is not (or no longer) valid (401)
+    ├── Forbidden                 who asks has no right to this (403)
     ├── WrongRole                 this server does not play the role that is asked for: ask another member (421)
     ├── StaleReceipt              the lease behind the receipt is over (410)
     ├── Unavailable               try again: the server is away, starting or overloaded (503)
@@ -73,6 +75,21 @@ class OutcomeConflict(Conflict):
 class NotFound(NotifyError):
     code = "not_found"
     status = 404
+
+
+class Unauthorized(NotifyError):
+    code = "unauthorized"
+    status = 401
+
+
+class Forbidden(NotifyError):
+    code = "forbidden"
+    status = 403
+
+    def __init__(self, detail: str, code: str | None = None) -> None:
+        super().__init__(detail)
+        if code is not None:
+            self.code = code
 
 
 class WrongRole(NotifyError):

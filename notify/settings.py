@@ -17,8 +17,11 @@ from typing import Any
 from notify.errors import InvalidRequest
 
 
-def _setting(default: Any, doc: str, low: float | None = None, high: float | None = None) -> Any:
-    return field(default=default, metadata={"doc": doc, "low": low, "high": high})
+def _setting(default: Any, doc: str, low: float | None = None, high: float | None = None, **more: bool) -> Any:
+    """`live`: it may change while servers run; `secret`: never shown."""
+    return field(
+        default=default, metadata={"doc": doc, "low": low, "high": high, "live": False, "secret": False} | more
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class Settings:
     """Everything `notify serve` can be told."""
 
     host: str = _setting(
-        "127.0.0.1", "The address to listen on. While access control is off, only loopback addresses are served."
+        "127.0.0.1", "The address to listen on. While `access` is off, only loopback addresses are served."
     )
     port: int = _setting(
         7400, "The TCP port to listen on; 0 takes a free one, which the first log line names.", 0, 65535
@@ -62,7 +65,7 @@ class Settings:
         "The name of this log or database among several. Outcomes name the shard that stored their half.",
     )
     create_topics: bool = _setting(
-        True, "Whether a topic is made when a message for it first comes; otherwise that is a 404."
+        True, "Whether a topic is made when a message for it first comes; otherwise that is a 404.", live=True
     )
     segment_bytes: int = _setting(256 << 20, "The size at which a segment of the log ends, in bytes.", 1 << 20, 4 << 30)
     retention_seconds: float = _setting(
@@ -71,6 +74,7 @@ class Settings:
         "has not settled, and what is undecided or delayed, is kept until it is.",
         60,
         3650 * 86_400.0,
+        live=True,
     )
     retention_bytes: int = _setting(
         0,
@@ -78,19 +82,63 @@ class Settings:
         "what a group has not settled, what is undecided or delayed, and the ids.",
         0,
         1 << 50,
+        live=True,
     )
-    check_attempts: int = _setting(15, "How many answered checks without an outcome park a transaction.", 1, 1000)
+    check_attempts: int = _setting(
+        15, "How many answered checks without an outcome park a transaction.", 1, 1000, live=True
+    )
     check_backoff_seconds: float = _setting(
-        5.0, "The wait after the first answered check, in seconds; it doubles.", 0.1, 3600
+        5.0, "The wait after the first answered check, in seconds; it doubles.", 0.1, 3600, live=True
     )
-    check_backoff_max_seconds: float = _setting(60.0, "The longest wait between two checks, in seconds.", 0.1, 86_400)
+    check_backoff_max_seconds: float = _setting(
+        60.0, "The longest wait between two checks, in seconds.", 0.1, 86_400, live=True
+    )
     check_answer_seconds: float = _setting(
-        10.0, "How long a poller has to answer a check before it is asked again, in seconds.", 0.5, 600
+        10.0, "How long a poller has to answer a check before it is asked again, in seconds.", 0.5, 600, live=True
     )
     check_parked_seconds: float = _setting(
-        600.0, "How often a parked transaction is still checked, in seconds.", 1, 86_400
+        600.0, "How often a parked transaction is still checked, in seconds.", 1, 86_400, live=True
     )
-    body_timeout_seconds: float = _setting(10.0, "How long a client may take to send a request, in seconds.", 0.5, 600)
+    body_timeout_seconds: float = _setting(
+        10.0, "How long a client may take to send a request, in seconds.", 0.5, 600, live=True
+    )
+    access: bool = _setting(
+        False,
+        "Whether who asks must show a token or certificate, and may only do what it has a right to. Off: everything is "
+        "allowed, and only loopback is served.",
+    )
+    tls_certificate: str = _setting("", "The server's certificate chain, a PEM file; empty: no TLS.")
+    tls_key: str = _setting("", "The certificate's private key, a PEM file; empty: it is in `tls_certificate`.")
+    tls_client_ca: str = _setting(
+        "",
+        "Mutual TLS: a PEM file with the authorities whose certificates clients may show, instead of a token. A client "
+        "without a certificate needs a token.",
+    )
+    plaintext: bool = _setting(
+        False,
+        "Whether tokens may come over a network without TLS: only behind a proxy that ends it. Without this setting an "
+        "address other than loopback needs `tls_certificate`.",
+    )
+    oidc_issuer: str = _setting(
+        "",
+        "An OpenID Connect issuer (https) whose bearer tokens are taken, beside the server's own; its keys are found "
+        "through its discovery document. Empty: none.",
+    )
+    oidc_audience: str = _setting("notify", "The audience (`aud`) that such a token must name.")
+    oidc_rights_claim: str = _setting(
+        "notify_rights",
+        "The claim of such a token that lists rights; besides them, those of the credential made for its subject hold.",
+    )
+    principal_requests: float = _setting(
+        0.0, "Requests a second of one principal that has no rate of its own; 0: no bound.", 0, 1e9, live=True
+    )
+    principal_polls: int = _setting(
+        1000,
+        "Polls of one principal that may wait at once, where it has no number of its own.",
+        1,
+        1_000_000,
+        live=True,
+    )
 
 
 def environment_name(name: str) -> str:
@@ -125,6 +173,25 @@ def load(
     return Settings(**{name: _checked(fields[name], types[name], value) for name, value in values.items()})
 
 
+def changed(settings: Settings, values: dict[str, Any]) -> Settings:
+    """Settings with other values of what may change while a server runs.
+
+    Raises InvalidRequest for an unknown name, one that takes a restart, or a value of the wrong type or beyond a bound.
+    """
+    fields = {f.name: f for f in dataclasses.fields(Settings)}
+    types = typing.get_type_hints(Settings)
+    found = {}
+    for name, value in values.items():
+        if name not in fields:
+            raise InvalidRequest(f"there is no setting {name[:60]!r}; see GET /v1/admin/settings", "invalid_setting")
+        if not fields[name].metadata["live"]:
+            raise InvalidRequest(
+                f"{name} is read when a server starts: set {environment_name(name)} and restart it", "needs_restart"
+            )
+        found[name] = _checked(fields[name], types[name], value)
+    return dataclasses.replace(settings, **found)
+
+
 def _checked(setting: dataclasses.Field[Any], kind: type, value: Any) -> Any:
     try:
         if kind is bool and isinstance(value, str):
@@ -134,8 +201,11 @@ def _checked(setting: dataclasses.Field[Any], kind: type, value: Any) -> Any:
         else:
             value = kind(value)
     except (KeyError, ValueError, TypeError):
-        raise InvalidRequest(f"setting {setting.name}: {value!r} is not a {kind.__name__}") from None
+        shown = "the given value" if setting.metadata["secret"] else repr(value)[:60]
+        raise InvalidRequest(f"setting {setting.name}: {shown} is not a {kind.__name__}", "invalid_setting") from None
     low, high = setting.metadata["low"], setting.metadata["high"]
     if low is not None and not low <= value <= high:
-        raise InvalidRequest(f"setting {setting.name} is {value}; it must be from {low:g} to {high:g}")
+        raise InvalidRequest(
+            f"setting {setting.name} is {value}; it must be from {low:g} to {high:g}", "invalid_setting"
+        )
     return value

@@ -54,7 +54,7 @@ class Database:
 
     def __init__(self, url: str, name: str = "") -> None:
         try:
-            self._engine = open_engine(url)
+            self._engine = open_engine(url, pooled=False)  # few statements, far apart
         except InvalidRequest as error:
             raise InvalidRequest(f"--database {name or url}: {error}") from None
         # Reading takes no lock: on SQLite a transaction would begin as a writer's.

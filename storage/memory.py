@@ -93,6 +93,9 @@ class MemoryStore:
         """Memory keeps everything until it is gone itself."""
         return 0
 
+    def keep(self, retention_us: int, retention_bytes: int) -> None:
+        """See `retain`."""
+
     def on_visible(self, callback: Callable[[set[str]], None]) -> None:
         self._visible.append(callback)
 

@@ -12,7 +12,7 @@ from notify import settings as settings_module
 def register(app: typer.Typer) -> None:
     @app.command()
     def serve(
-        host: str | None = typer.Option(None, help="Address to listen on (loopback). [env: NOTIFY_HOST]"),
+        host: str | None = typer.Option(None, help="Address; others than loopback need --access. [env: NOTIFY_HOST]"),
         port: int | None = typer.Option(None, help="Port; 0 takes a free one. [env: NOTIFY_PORT]"),
         data_dir: str | None = typer.Option(None, help="Directory of the log. [env: NOTIFY_DATA_DIR]"),
         storage: str | None = typer.Option(
@@ -24,6 +24,14 @@ def register(app: typer.Typer) -> None:
         ),
         room: str | None = typer.Option(None, help="Where this server stands. [env: NOTIFY_ROOM]"),
         shard: str | None = typer.Option(None, help="Name of this log among several. [env: NOTIFY_SHARD]"),
+        access: bool | None = typer.Option(
+            None, "--access/--no-access", help="Let in only who shows a token or certificate. [env: NOTIFY_ACCESS]"
+        ),
+        tls_certificate: str | None = typer.Option(None, help="PEM file: serve TLS. [env: NOTIFY_TLS_CERTIFICATE]"),
+        tls_key: str | None = typer.Option(None, help="PEM file of its key. [env: NOTIFY_TLS_KEY]"),
+        tls_client_ca: str | None = typer.Option(
+            None, help="PEM file: authorities of clients' certificates. [env: NOTIFY_TLS_CLIENT_CA]"
+        ),
         config: Path | None = typer.Option(
             None, help="TOML file of settings. [env: NOTIFY_CONFIG]", envvar="NOTIFY_CONFIG"
         ),
@@ -32,5 +40,7 @@ def register(app: typer.Typer) -> None:
         from notify.server.serve import serve as run
 
         flags = {"host": host, "port": port, "data_dir": data_dir, "shard": shard}
+        flags |= {"access": access, "tls_certificate": tls_certificate, "tls_key": tls_key}
+        flags |= {"tls_client_ca": tls_client_ca}
         flags |= {"storage": storage, "roles": roles, "registry": registry, "room": room}
         raise typer.Exit(run(settings_module.load(flags, config)))

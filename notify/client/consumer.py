@@ -8,6 +8,7 @@ import contextlib
 import functools
 import logging
 import signal
+import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -78,8 +79,13 @@ class _Consumer:
         lease: float = 30.0,
         batch: int | None = None,
         instance: str | None = None,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`instance` names this consumer in its group: give one that stays the same where topics are broadcast."""
+        """`instance` names this consumer in its group: give one that stays the same where topics are broadcast.
+
+        `token`, `tls`: what to show and to believe; None: what the environment says (`NOTIFY_TOKEN`, `NOTIFY_CA`).
+        """
         check_name("group", group)
         check_between("concurrency", concurrency, 1, 10_000)
         check_between("lease", lease, 1, 3600)
@@ -90,6 +96,7 @@ class _Consumer:
         self._concurrency = concurrency
         self._lease = lease
         self._batch = batch or max(concurrency * 2, 32)
+        self._token, self._tls = token, tls
         self._handlers: dict[str, _Handler] = {}
         self._renewals: dict[str, asyncio.TimerHandle] = {}
         self._stopping: asyncio.Event | None = None
@@ -159,7 +166,7 @@ class _Consumer:
                 self._stopping
             )
             return
-        servers = Servers(self.url, "queue")
+        servers = Servers(self.url, "queue", tls=self._tls, token=self._token)
         sessions: dict[str, asyncio.Task[None]] = {}
         working: set[asyncio.Task[None]] = set()
         stopped = asyncio.ensure_future(self._stopping.wait())
@@ -199,7 +206,7 @@ class _Consumer:
 
     async def _consume_from(self, url: str, working: set[asyncio.Task[None]]) -> None:
         """Receive from one queue server until stopped; `working` is shared by all of them."""
-        http = HttpClient(url)
+        http = HttpClient(url, tls=self._tls, token=self._token)
         settler: Batcher[SettleItem, SettledItem] = Batcher(lambda items: self._settle(http, items), in_flight=2)
         try:
             await self._subscribe_all(http)

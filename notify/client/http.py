@@ -15,7 +15,18 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
-from notify.errors import Backpressure, Conflict, InvalidRequest, NotFound, NotifyError, Timeout, Unavailable
+from notify.client.login import tls_from_environment, token_from_environment
+from notify.errors import (
+    Backpressure,
+    Conflict,
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    NotifyError,
+    Timeout,
+    Unauthorized,
+    Unavailable,
+)
 from notify.wire import MSGPACK, Problem
 
 CONNECTIONS = 256
@@ -85,15 +96,21 @@ class _Connection(asyncio.Protocol):
 class HttpClient:
     """Requests to one server. Belongs to one event loop."""
 
-    def __init__(self, url: str, *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, url: str, *, tls: ssl.SSLContext | None = None, token: str | None = None) -> None:
+        """`tls` and `token`: what to believe and to show; None: what the environment says (notify/client/login.py)."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidRequest(f"{url!r} is not a server's address; it should read http://host:port")
         self.url = url.rstrip("/")
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+        self._tls = (tls or tls_from_environment()) if parts.scheme == "https" else None
         self._head_host = f"host: {parts.netloc}\r\n"
+        shown = token_from_environment() if token is None else token
+        if shown:
+            if not (shown.isascii() and shown.isprintable() and " " not in shown):
+                raise InvalidRequest("the token is not one: it has characters that no token has")
+            self._head_host += f"authorization: Bearer {shown}\r\n"
         self._heads: dict[tuple[str, str, str], str] = {}
         self._idle: deque[_Connection] = deque()
         self._open: set[_Connection] = set()
@@ -197,6 +214,10 @@ def error_of(status: int, code: str, detail: str, retry_after: float | None = No
         error = Conflict(detail)
     elif status == 404:
         error = NotFound(detail)
+    elif status == 401:
+        error = Unauthorized(detail)
+    elif status == 403:
+        error = Forbidden(detail)
     else:
         error = InvalidRequest(detail)
     error.code = code

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 import socket
+import ssl
 import uuid
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -85,7 +86,10 @@ class _Producer:
         answer_checks: bool = True,
         half_timeout: float = HALF_SECONDS,
         check_after: float | None = None,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        """`token`, `tls`: what to show and believe; None: what the environment says (`NOTIFY_TOKEN`, `NOTIFY_CA`)."""
         check_name("producer_group", group)
         if check_after is not None:
             check_between("check_after", check_after, LIMITS.check_after_min_seconds, LIMITS.check_after_max_seconds)
@@ -101,6 +105,7 @@ class _Producer:
         self._answer_checks = answer_checks
         self._half_timeout = half_timeout
         self._check_after = check_after
+        self._token, self._tls = token, tls
         self._listeners: list[CheckMessageListener] = []
         self._given_engine = engine
         self.engine: Engine = getattr(engine, "sync_engine", engine)
@@ -126,6 +131,8 @@ class _Producer:
             batching=self._batching,
             half_seconds=self._half_timeout,
             check_after=self._check_after,
+            token=self._token,
+            tls=self._tls,
         )
 
     def _checker(self, client: TransactionClient) -> Checker | None:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import random
+import ssl
 from collections.abc import Sequence
 
 import msgspec
@@ -48,17 +49,27 @@ _decode = msgspec.msgpack.Decoder(_Members).decode
 class Servers:
     """Requests to the servers of one role. Belongs to one event loop."""
 
-    def __init__(self, url: str, role: str, room: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        role: str,
+        room: str | None = None,
+        *,
+        tls: ssl.SSLContext | None = None,
+        token: str | None = None,
+    ) -> None:
         """`url`: one address, or several separated by commas; `role`: transactions or queue.
 
-        `room`: where this client stands, default `NOTIFY_ROOM`. Raises InvalidRequest for what is no address.
+        `room`: where this client stands, default `NOTIFY_ROOM`; `tls`, `token`: as for HttpClient. Raises
+        InvalidRequest for what is no address.
         """
         self._seeds = [part.strip().rstrip("/") for part in url.split(",") if part.strip()]
         if not self._seeds:
             raise InvalidRequest("give the address of a server, such as http://127.0.0.1:7400")
         self._role = role
         self._room = os.environ.get("NOTIFY_ROOM", "") if room is None else room
-        self._clients = {seed: HttpClient(seed) for seed in self._seeds}
+        self._tls, self._token = tls, token
+        self._clients = {seed: HttpClient(seed, tls=tls, token=token) for seed in self._seeds}
         self._members: list[_Member] = []
         self._known: tuple[object, ...] = ()
         self._down: dict[str, float] = {}
@@ -98,7 +109,7 @@ class Servers:
     def _client(self, url: str) -> HttpClient:
         client = self._clients.get(url)
         if client is None:
-            client = self._clients[url] = HttpClient(url)
+            client = self._clients[url] = HttpClient(url, tls=self._tls, token=self._token)
         return client
 
     def _untried(self, shard: str | None, tried: set[str]) -> list[str]:

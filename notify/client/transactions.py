@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from typing import Any
 
 import msgspec
@@ -77,8 +78,10 @@ class TransactionClient:
         batching: bool = True,
         half_seconds: float = HALF_SECONDS,
         check_after: float | None = None,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.http = Servers(url, "transactions")
+        self.http = Servers(url, "transactions", tls=tls, token=token)
         self.group = group
         self.instance = instance
         self.source = ""

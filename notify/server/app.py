@@ -13,17 +13,20 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from starlette.exceptions import HTTPException
 
 from notify import __version__
 from notify.errors import InvalidRequest, NotifyError, Unavailable
 from notify.server import admin, health
+from notify.server.access import Access, guard
 from notify.server.admin.database import AdminDatabase
 from notify.server.admin.jobs import Jobs
-from notify.server.admin.limits import NAME as RATE_LIMITS
+from notify.server.administration import Administration
 from notify.server.clock import wall_clock
+from notify.server.configuration import Configuration
 from notify.server.core import Core
 from notify.server.delivery.instances import states
-from notify.server.flow import RateLimits, retry_after
+from notify.server.flow import retry_after
 from notify.server.http import Answer, DataRoutes, problem
 from notify.server.http import Request as DataRequest
 from notify.server.membership import Membership
@@ -47,6 +50,7 @@ class App:
         self.url = settings.url
         """The address to announce."""
         self.database: AdminDatabase | None = None
+        self.administration: Administration | None = None
         self.jobs: Jobs
         self.failed: NotifyError | None = None
         """Why it could not start."""
@@ -69,10 +73,11 @@ class App:
             metrics = self.core.metrics
             self.membership.count = lambda: metrics.halves + metrics.published
             self.membership.consumers = self._consumers
-        limits = self.database.load(RATE_LIMITS)
-        if limits is not None:
-            self.core.flow.set_limits(RateLimits(**limits))
-        self._data = DataRoutes(self.core, self.members)
+        engine = self.database.engine if self.membership is None else self.membership.engine
+        self.administration = Administration(self.settings, engine, clock)
+        self.administration.on_change = self._configure
+        await self.administration.start(self.settings.data_dir)
+        self._data = DataRoutes(self.core, self.administration.access, self.members)
         self._run = asyncio.get_running_loop().create_task(self.core.run())
         await self.jobs.resume()
         # What is alive now stays alive: without this a full collection walks every imported module's objects, and
@@ -80,6 +85,17 @@ class App:
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 50)
+
+    def _configure(self, configuration: Configuration) -> None:
+        """Other settings or limits hold from now on."""
+        self.settings = configuration.settings
+        if self.core is not None:
+            self.core.configure(configuration.settings, configuration.limits)
+
+    @property
+    def access(self) -> Access | None:
+        """None while the server is starting or stopping: then nothing is answered."""
+        return None if self.administration is None else self.administration.access
 
     def _membership(self, store: TransactionStore) -> Membership | None:
         """Its place in the registry, if there is one. Raises InvalidRequest or StorageFailed for a bad one."""
@@ -133,6 +149,8 @@ class App:
         """Make everything durable and let go."""
         if self.membership is not None:
             await self.membership.stop()
+        if self.administration is not None:
+            await self.administration.stop()
         await self.jobs.stop()
         if self._run is not None:
             self._run.cancel()
@@ -153,7 +171,18 @@ class App:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Everything else, as ASGI."""
+        if scope["type"] == "http":
+            try:
+                await guard.admit(scope, self)
+            except NotifyError as error:
+                await self._refused(scope, error)(scope, receive, send)
+                return
+            receive = guard.bounded(receive, self.settings.body_timeout_seconds)
         await self.fastapi(scope, receive, send)
+
+    def _refused(self, scope: Any, error: NotifyError) -> Response:
+        """The answer to whom is not let in: a problem."""
+        return problem_response(error)
 
 
 def roles_of(settings: Settings) -> tuple[str, ...]:
@@ -163,6 +192,15 @@ def roles_of(settings: Settings) -> tuple[str, ...]:
         if role not in ("transactions", "queue"):
             raise InvalidRequest(f"setting roles: {role!r} is neither transactions nor queue")
     return roles
+
+
+def problem_response(error: NotifyError) -> Response:
+    """An error as a problem of RFC 9457."""
+    seconds = retry_after(error)
+    headers = {} if seconds is None else {"retry-after": str(math.ceil(seconds))}
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return Response(problem(error), error.status, headers, PROBLEM)
 
 
 def _fastapi(app: App) -> FastAPI:
@@ -185,9 +223,7 @@ def _fastapi(app: App) -> FastAPI:
 
     @api.exception_handler(NotifyError)
     async def refused(_: Request, error: NotifyError) -> Response:
-        seconds = retry_after(error)
-        headers = {} if seconds is None else {"retry-after": str(math.ceil(seconds))}
-        return Response(problem(error), error.status, headers, PROBLEM)
+        return problem_response(error)
 
     @api.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
@@ -195,13 +231,14 @@ def _fastapi(app: App) -> FastAPI:
         where = ".".join(str(part) for part in first["loc"])
         return Response(problem(InvalidRequest(f"{where}: {first['msg']}", "invalid_schema")), 422, media_type=PROBLEM)
 
-    @api.exception_handler(404)
-    @api.exception_handler(405)
-    async def no_route(request: Request, error: Exception) -> Response:
-        status = getattr(error, "status_code", 404)
-        code = "method_not_allowed" if status == 405 else "not_found"
-        detail = f"there is no {request.method} {request.url.path[:100]}"
-        return Response(problem(InvalidRequest(detail, code, status)), status, media_type=PROBLEM)
+    @api.exception_handler(HTTPException)
+    async def no_route(request: Request, error: HTTPException) -> Response:
+        codes = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "request_too_large"}
+        detail = str(error.detail)
+        if error.status_code in (404, 405):
+            detail = f"there is no {request.method} {request.url.path[:100]}"
+        refused = InvalidRequest(detail, codes.get(error.status_code, "invalid"), error.status_code)
+        return Response(problem(refused), error.status_code, media_type=PROBLEM)
 
     describe_data_routes(api)
     return api

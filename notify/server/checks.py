@@ -45,7 +45,7 @@ class Checks:
     ) -> None:
         self._store = store
         self._clock = clock
-        self._schedule = schedule
+        self.schedule = schedule
         self._shard = shard
         self._metrics = metrics
         self._pollers: dict[str, list[_Poller]] = {}
@@ -82,7 +82,7 @@ class Checks:
             return
         now_us = self._clock()
         room = sum(p.max for p in waiting)
-        answer_us = round(self._schedule.answer_within * 1_000_000)
+        answer_us = round(self.schedule.answer_within * 1_000_000)
         unmatched: list[Due] = []
         for due in await self._store.claim_checks(group, now_us, min(room, LIMITS.items), answer_us):
             chosen = next((p for p in waiting if p.instance == due.instance and p.fits(due)), None)

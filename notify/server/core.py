@@ -13,7 +13,7 @@ from notify.server.bridges import Bridges
 from notify.server.checks import Checks
 from notify.server.clock import Clock, wall_clock
 from notify.server.delivery import Delivery
-from notify.server.flow import Flow
+from notify.server.flow import Flow, RateLimits
 from notify.server.metrics import Metrics
 from notify.server.transactions import Transactions
 from notify.settings import Settings
@@ -43,13 +43,7 @@ class Core:
         self.settings = settings
         self.clock = clock
         self.metrics = Metrics()
-        schedule = CheckSchedule(
-            settings.check_attempts,
-            settings.check_backoff_seconds,
-            settings.check_backoff_max_seconds,
-            settings.check_answer_seconds,
-            settings.check_parked_seconds,
-        )
+        schedule = _schedule(settings)
         queues = store.queues()
         self._delivery = None if queues is None else Delivery(queues, clock, self.metrics)
         self._bridges = None if queues is None else Bridges(queues, clock, self._topic_made)
@@ -70,6 +64,15 @@ class Core:
         self._retained_us = clock()
         self.ticked_us = clock()
         """When time was last acted upon: health is progress."""
+
+    def configure(self, settings: Settings, limits: RateLimits) -> None:
+        """Other settings and rates hold from now on."""
+        self.settings = settings
+        self.transactions.schedule = self.checks.schedule = _schedule(settings)
+        self.transactions.create_topics = settings.create_topics
+        self.store.keep(round(settings.retention_seconds * 1_000_000), settings.retention_bytes)
+        if limits != self.flow.limits:
+            self.flow.set_limits(limits)
 
     @property
     def queues(self) -> Store:
@@ -146,3 +149,13 @@ class Core:
         if due_us is not None:
             seconds = min(seconds, max(0.001, (due_us - self.clock()) / 1_000_000))
         await asyncio.sleep(seconds)
+
+
+def _schedule(settings: Settings) -> CheckSchedule:
+    return CheckSchedule(
+        settings.check_attempts,
+        settings.check_backoff_seconds,
+        settings.check_backoff_max_seconds,
+        settings.check_answer_seconds,
+        settings.check_parked_seconds,
+    )

@@ -6,7 +6,7 @@ import resource
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from notify.server.delivery.instances import states
@@ -40,7 +40,8 @@ def router(app: App) -> APIRouter:
         return JSONResponse({"status": "ready", "shard": app.settings.shard})
 
     @routes.get("/metrics")
-    async def metrics() -> PlainTextResponse:
+    async def metrics(request: Request) -> PlainTextResponse:
+        request.state.principal.check("view")
         core = app.core
         if core is None:
             return PlainTextResponse("", 503)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from http import HTTPStatus
 from typing import Any
 
@@ -14,9 +15,12 @@ import structlog
 from notify import ids
 from notify.errors import InvalidRequest, NotFound, NotifyError, StorageFailed
 from notify.limits import LIMITS, check_between
+from notify.server.access import EVERYONE, Access, Principal
+from notify.server.browsers import refuse_foreign_pages
 from notify.server.core import Core
 from notify.server.delivery.group import Handed
 from notify.server.flow import retry_after
+from notify.settings import Settings
 from notify.wire import (
     JSON,
     MSGPACK,
@@ -67,7 +71,18 @@ _BRIDGE = _decoders(JsonBridgeBatch, PackedBridgeBatch)
 class Request:
     """One request to a data route, and the format of its body and of its answer."""
 
-    __slots__ = ("body", "headers", "method", "packed", "path", "polls", "query", "retry_after")
+    __slots__ = (
+        "authorization",
+        "body",
+        "headers",
+        "method",
+        "packed",
+        "path",
+        "polls",
+        "principal",
+        "query",
+        "retry_after",
+    )
 
     def __init__(self, method: str, path: str, query: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         """`headers` with names in lower case; the body is set when it is complete."""
@@ -76,18 +91,23 @@ class Request:
         self.query = query
         self.headers = headers
         self.body = b""
+        self.authorization = b""
+        """The header, where access is on."""
+        self.principal: Principal | None = EVERYONE
+        """Who asks; None: a provider's token that is still to be verified."""
         self.packed = False
         self.retry_after = 0
         """Seconds after which refused items may be sent again; 0 where there are none."""
         self.polls = False
         """It only waits for something to hand out: of no use to a client that has gone."""
 
-    def find_format(self) -> None:
+    def find_format(self, settings: Settings) -> None:
         """Set `packed`: of a body its type, else what the client accepts.
 
-        Raises InvalidRequest for a content type or encoding that is not served.
+        Raises InvalidRequest for a content type or encoding that is not served, Forbidden for a foreign page's write.
         """
         kind, accepted = b"", b""
+        from_browser = False
         for name, value in self.headers:
             if name == b"content-type":
                 kind = value
@@ -95,6 +115,10 @@ class Request:
                 accepted = value
             elif name == b"content-encoding" and value.lower() != b"identity":
                 raise InvalidRequest("compressed bodies are not taken", "unsupported_encoding", 415)
+            elif name in _OF_BROWSERS:
+                from_browser = True
+        if from_browser:
+            refuse_foreign_pages(self.method, self.headers, settings)
         if self.method != "POST":
             self.packed = b"msgpack" in accepted
             return
@@ -121,6 +145,8 @@ class Request:
     def encode(self, value: Any) -> bytes:
         return encode_msgpack(value) if self.packed else encode_json(value)
 
+
+_OF_BROWSERS = (b"origin", b"sec-fetch-site")
 
 _FORMATS = {
     MSGPACK.encode(): True,
@@ -157,6 +183,8 @@ class Answer:
             _HEADS[(self.status, self.kind)] = head
         chunks = [head, b"content-length: %d\r\n" % len(self.body)]
         chunks += [b"%b: %b\r\n" % header for header in headers]
+        if self.status == 401:
+            chunks.append(b"www-authenticate: Bearer\r\n")
         if self.retry_after:
             chunks.append(b"retry-after: %d\r\n" % self.retry_after)
         chunks.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
@@ -171,9 +199,12 @@ _HEADS: dict[tuple[int, str], bytes] = {}
 class DataRoutes:
     """Answers requests to the data routes."""
 
-    def __init__(self, core: Core, members: Callable[[], dict[str, Any]] | None = None) -> None:
-        """`members` gives what `GET /v1/members` answers."""
+    def __init__(
+        self, core: Core, access: Access | None = None, members: Callable[[], dict[str, Any]] | None = None
+    ) -> None:
+        """`access` None: everyone may do everything; `members` gives what `GET /v1/members` answers."""
         self.core = core
+        self._access = access
         self._members = members or (lambda: {"version": 0, "members": []})
         self._post: dict[str, Callable[[Request], Awaitable[bytes]]] = {
             "/v1/transactions": self.transactions,
@@ -187,7 +218,13 @@ class DataRoutes:
         """Every outcome is an answer: what is refused, and why, too."""
         try:
             call = self._find(request.method, request.path)
-            request.find_format()
+            request.find_format(self.core.settings)
+            principal = request.principal
+            if principal is None:
+                assert self._access is not None
+                request.principal = principal = await self._access.verify(request.authorization)
+            if principal is not EVERYONE:
+                principal.take_request(self.core.clock())
             body = await call(request)
         except NotifyError as error:
             if error.status == 507:
@@ -224,24 +261,32 @@ class DataRoutes:
     # --- producers --------------------------------------------------------------------------------------------
 
     async def transactions(self, request: Request) -> bytes:
-        items = await self.core.transactions.put(request.decode(_TRANSACTIONS))
+        asked: JsonTransactions | PackedTransactions = request.decode(_TRANSACTIONS)
+        _check(request, "check", asked.producer_group)
+        items = await self.core.transactions.put(asked, request.principal)
         crash_point.reached("half.before_answer")
         return _encode_items(request, items)
 
     async def outcomes(self, request: Request) -> bytes:
         asked: Outcomes = request.decode(_OUTCOMES)
+        _check(request, "check", asked.producer_group)
         return request.encode(Items(await self.core.transactions.outcomes(asked.producer_group, asked.outcomes)))
 
     async def states(self, request: Request) -> bytes:
         asked: States = request.decode(_STATES)
+        _check(request, "check", asked.producer_group)
         return request.encode(Items(await self.core.transactions.states(asked.producer_group, asked.ids)))
 
     async def messages(self, request: Request) -> bytes:
-        return _encode_items(request, await self.core.transactions.publish(request.decode(_MESSAGES)))
+        return _encode_items(
+            request, await self.core.transactions.publish(request.decode(_MESSAGES), request.principal)
+        )
 
     async def poll(self, request: Request) -> bytes:
-        request.polls = True
-        checks = await self.core.checks.poll(request.decode(_POLL))
+        asked: Poll = request.decode(_POLL)
+        _check(request, "check", asked.producer_group)
+        with _polling(request):
+            checks = await self.core.checks.poll(asked)
         if not request.packed:
             for check in checks:
                 check["messages"] = [_json_message(m) for m in check["messages"]]
@@ -253,25 +298,35 @@ class DataRoutes:
     # --- bridges ----------------------------------------------------------------------------------------------
 
     async def bridge_position(self, request: Request, source: str) -> bytes:
+        _check(request, "bridge", source)
         return request.encode(self.core.bridges.position(source))
 
     async def bridge_batch(self, request: Request, source: str) -> bytes:
+        _check(request, "bridge", source)
         return request.encode(await self.core.bridges.append(source, request.decode(_BRIDGE)))
 
     # --- consumers --------------------------------------------------------------------------------------------
 
     async def receive(self, request: Request, group: str) -> bytes:
-        request.polls = True
-        handed = await self.core.delivery.receive(group, request.decode(_RECEIVE))
+        asked: Receive = request.decode(_RECEIVE)
+        if request.principal is not EVERYONE:
+            topics = asked.topics if asked.topics is not None else self.core.delivery.topics_of(group)
+            for topic in topics or ("*",):
+                _check(request, "consume", group, topic)
+        with _polling(request):
+            handed = await self.core.delivery.receive(group, asked)
         if request.packed:
             return packed_deliveries(handed)
         return encode_json({"messages": _json_deliveries(handed)})
 
     async def settle(self, request: Request, group: str) -> bytes:
         asked: Settle = request.decode(_SETTLE)
+        if request.principal is not None:
+            request.principal.check_some("consume", group)
         return request.encode(SettledItems(await self.core.delivery.settle(group, asked.items)))
 
     async def pull(self, request: Request, topic: str, queue: str) -> bytes:
+        _check(request, "read", topic)
         offset, limit = _pull_query(request.query)
         if not (queue.isascii() and queue.isdigit() and len(queue) <= 5):
             raise NotFound(f"there is no queue {queue[:20]!r} of topic {topic[:60]!r}")
@@ -285,6 +340,27 @@ class DataRoutes:
         if request.packed:
             return packed_pulled(sound, next_offset)
         return encode_json({"messages": [json_pulled(m) for m in sound], "next_offset": next_offset})
+
+
+def _check(request: Request, action: str, name: str, topic: str = "*") -> None:
+    """Raises Forbidden where who asks may not."""
+    principal = request.principal
+    assert principal is not None
+    if principal is not EVERYONE:
+        principal.check(action, name, topic)
+
+
+@contextlib.contextmanager
+def _polling(request: Request) -> Iterator[None]:
+    """While a request waits for something to hand out. Raises Backpressure where its principal has too many."""
+    principal = request.principal
+    assert principal is not None
+    principal.begin_poll()
+    request.polls = True
+    try:
+        yield
+    finally:
+        principal.end_poll()
 
 
 def _encode_items(request: Request, items: list[Item]) -> bytes:

@@ -27,7 +27,7 @@ class Membership:
     """Heartbeats, the members as of the last one, and how far this machine's clock is from the database's."""
 
     def __init__(self, engine: Engine, me: Member) -> None:
-        self._engine = engine
+        self.engine = self._engine = engine
         self.me = me
         self.members: Sequence[Member] = ()
         self.version = 0

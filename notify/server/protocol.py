@@ -80,7 +80,7 @@ class DataCycle:
             self._size += len(body)
             if self._size > LIMITS.request_bytes:
                 detail = f"the request has more than {LIMITS.request_bytes} bytes; send fewer items at once"
-                self._refuse(TooLarge(detail, "request_too_large"))
+                self.refuse(TooLarge(detail, "request_too_large"))
             else:
                 self._chunks.append(body)
 
@@ -90,9 +90,9 @@ class DataCycle:
             self._timer = self._protocol.loop.call_later(seconds, self._expired)
 
     def _expired(self) -> None:
-        self._refuse(InvalidRequest("the body did not arrive in time", "timeout", 408))
+        self.refuse(InvalidRequest("the body did not arrive in time", "timeout", 408))
 
-    def _refuse(self, error: NotifyError) -> None:
+    def refuse(self, error: NotifyError) -> None:
         """Answer without the rest of the body; the connection ends with the answer."""
         self.refusal = error
         self.keep_alive = False
@@ -141,6 +141,7 @@ class Protocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_head = True
         self._is_over = False
+        self._certificate = _common_name(transport.get_extra_info("peercert"))
         self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(HEADER_SECONDS, self._too_slow)
 
     # --- reading ----------------------------------------------------------------------------------------------
@@ -182,11 +183,28 @@ class Protocol(HttpToolsProtocol):
         before = self.cycle
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
         self.cycle = cycle = DataCycle(self, request, keep_alive)
+        refused = self._admit(request)
         if before is None or before.response_complete:
             cycle.start()
         else:
             self.flow.pause_reading()
             self.pipeline.appendleft((cycle, self.app))  # type: ignore[arg-type]
+        if refused is not None:
+            cycle.refuse(refused)
+
+    def _admit(self, request: Request) -> NotifyError | None:
+        """Find out who asks before the body is taken, where access is on. Why they may not, if so."""
+        access = self.app.access
+        if access is None or not access.on:
+            return None
+        for name, value in request.headers:
+            if name == b"authorization":
+                request.authorization = value
+        try:
+            request.principal = access.admit(request.authorization, self._certificate)
+        except NotifyError as error:
+            return error
+        return None
 
     def _hand_to_asgi(self) -> None:
         """Let uvicorn make its scope now that the request is known to be none of ours."""
@@ -194,6 +212,7 @@ class Protocol(HttpToolsProtocol):
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expects
         self.headers = self.scope["headers"] = headers
+        self.scope["notify.certificate"] = self._certificate  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
 
     def _data_request(self) -> Request | None:
@@ -263,3 +282,12 @@ class Protocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
         super().connection_lost(exc)
+
+
+def _common_name(certificate: Any) -> str | None:
+    """The common name of a client's verified certificate, as Python's ssl shows it; None where there is none."""
+    for names in (certificate or {}).get("subject", ()):
+        for name, value in names:
+            if name == "commonName":
+                return str(value)
+    return None

@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import os
 import socket
+import ssl
 import sys
 from pathlib import Path
 
@@ -26,16 +27,54 @@ SWITCH_SECONDS = 0.0001
 Python's 5 ms each sync is followed by up to 5 ms of waiting: 36,000 transactions/s instead of 45,000."""
 
 
-def check_host(host: str) -> None:
-    """Raises InvalidRequest for an address that others could reach: access control is not there yet."""
+def check_host(settings: Settings) -> None:
+    """Raises InvalidRequest for an address that others could reach, unless they have to show who they are."""
+    host = settings.host
     with contextlib.suppress(ValueError):
         if ipaddress.ip_address(host).is_loopback:
             return
     if host == "localhost":
         return
-    raise InvalidRequest(
-        f"--host {host}: while access control is off, only loopback is served (127.0.0.1, ::1 or localhost)"
-    )
+    if not settings.access:
+        raise InvalidRequest(
+            f"--host {host}: while access is off, only loopback is served (127.0.0.1, ::1 or localhost); switch it on "
+            "with --access"
+        )
+    if not settings.tls_certificate and not settings.plaintext:
+        raise InvalidRequest(
+            f"--host {host}: tokens would cross the network in the clear. Give tls_certificate, or set plaintext where "
+            "a proxy ends TLS"
+        )
+
+
+def _check_tls(settings: Settings) -> None:
+    """Raises InvalidRequest for files that are no certificate, key or authority."""
+    if not settings.tls_certificate:
+        if settings.tls_key or settings.tls_client_ca:
+            raise InvalidRequest("tls_key and tls_client_ca need tls_certificate")
+        return
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key or None, lambda: "")
+        if settings.tls_client_ca:
+            context.load_verify_locations(settings.tls_client_ca)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidRequest(f"TLS: the certificate, key or authorities cannot be read: {error}") from None
+
+
+def _tls(config: uvicorn.Config, settings: Settings) -> None:
+    """Put what the settings say into uvicorn's configuration."""
+    if not settings.tls_certificate:
+        return
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(settings.tls_certificate, settings.tls_key or None)
+    context.set_alpn_protocols(["http/1.1"])
+    if settings.tls_client_ca:
+        context.load_verify_locations(settings.tls_client_ca)
+        context.verify_mode = ssl.CERT_OPTIONAL  # whoever shows none needs a token
+    config.load()
+    config.ssl = context
 
 
 def serve(settings: Settings) -> int:
@@ -43,7 +82,8 @@ def serve(settings: Settings) -> int:
 
     Raises InvalidRequest for settings that cannot be, StorageFailed where the storage cannot be opened.
     """
-    check_host(settings.host)
+    check_host(settings)
+    _check_tls(settings)
     failed: list[StorageFailed] = []
 
     def open_store() -> TransactionStore:
@@ -93,9 +133,12 @@ def serve(settings: Settings) -> int:
         backlog=4096,
     )
     with _listen(settings) as listening:
+        _tls(config, settings)
         host, port = listening.getsockname()[:2]
-        app.url = app.url or f"http://[{host}]:{port}" if ":" in host else app.url or f"http://{host}:{port}"
-        log.info("listening", url=f"http://{host}:{port}", data_dir=settings.data_dir, shard=settings.shard)
+        scheme = "https" if settings.tls_certificate else "http"
+        address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        app.url = app.url or address
+        log.info("listening", url=address, data_dir=settings.data_dir, shard=settings.shard)
         server = uvicorn.Server(config)
         app.stop_serving = lambda: setattr(server, "should_exit", True)
         server.run(sockets=[listening])

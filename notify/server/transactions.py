@@ -9,6 +9,7 @@ from notify import ids
 from notify.check.schedule import CheckSchedule
 from notify.errors import InvalidRequest, NotifyError, UnknownTopic
 from notify.limits import LIMITS, check_between, check_message, check_name
+from notify.server.access import Principal
 from notify.server.clock import Clock
 from notify.server.flow import HOLD_SECONDS, Flow, retry_after
 from notify.server.metrics import Metrics
@@ -75,8 +76,13 @@ class Transactions:
 
     # --- halves -----------------------------------------------------------------------------------------------
 
-    async def put(self, request: JsonTransactions | PackedTransactions) -> list[Item]:
-        """Durable halves (or committed transactions), item by item in request order."""
+    async def put(
+        self, request: JsonTransactions | PackedTransactions, principal: Principal | None = None
+    ) -> list[Item]:
+        """Durable halves (or committed transactions), item by item in request order.
+
+        `principal`: who sends them, and may do so to some topics.
+        """
         group, source, instance = request.producer_group, request.source or "", request.instance or ""
         check_name("producer_group", group)
         _check_text("source", source)
@@ -88,6 +94,7 @@ class Transactions:
         has_topic = self.store.has_topic
         gates, flow = self._gates, self._flow
         hold_until_us = now_us + HOLD_US
+        bound = None if principal is None or principal.rights is None else principal
         for t in request.transactions:
             try:
                 messages: Sequence[JsonMessage | PackedMessage] = t.messages
@@ -107,6 +114,8 @@ class Transactions:
                 if flow is not None:
                     flow.check_group(group)
                 for m in messages:
+                    if bound is not None:
+                        bound.check("publish", m.topic)
                     if not has_topic(m.topic):
                         self._make_topic(m.topic)
                     payload, delay_us, deliver_at_us, ttl_us = check_message(m, now_us)
@@ -168,8 +177,8 @@ class Transactions:
 
     # --- messages without a transaction -----------------------------------------------------------------------
 
-    async def publish(self, request: JsonMessages | PackedMessages) -> list[Item]:
-        """Messages committed at once; each is a transaction of its own."""
+    async def publish(self, request: JsonMessages | PackedMessages, principal: Principal | None = None) -> list[Item]:
+        """Messages committed at once; each is a transaction of its own. `principal`: as in `put`."""
         _check_count(request.messages)
         now_us = self.clock()
         items: list[Item | None] = []
@@ -178,6 +187,7 @@ class Transactions:
         has_topic = self.store.has_topic
         gates, flow = self._gates, self._flow
         hold_until_us = now_us + HOLD_US
+        bound = None if principal is None or principal.rights is None else principal
         for m in request.messages:
             name = m.id or ""
             try:
@@ -185,6 +195,8 @@ class Transactions:
                 if number:
                     raise InvalidRequest("a message without a transaction has the number 0", "invalid_id")
                 name = ids.message_id(transaction_id, 0)
+                if bound is not None:
+                    bound.check("publish", m.topic)
                 if not has_topic(m.topic):
                     self._make_topic(m.topic)
                 payload, delay_us, deliver_at_us, ttl_us = check_message(m, now_us)

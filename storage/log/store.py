@@ -362,6 +362,10 @@ class LogStore(LogTransactions, LogTopics, LogMessages, LogGroups):
         if self._sealing is not None:
             await self._sealing
 
+    def keep(self, retention_us: int, retention_bytes: int) -> None:
+        """Another retention from now on; `retain` follows it."""
+        self._retention_us, self._retention_bytes = retention_us, retention_bytes
+
     async def retain(self, now_us: int) -> int:
         """Drop segments whose time or room is over, carrying what still waits; how many there were."""
         return await retention.retain(self, now_us, self._retention_us, self._retention_bytes)

@@ -324,11 +324,15 @@ class _SqliteConnection:
         self._real.close()
 
 
-def open_engine(url: str) -> Engine:
-    """An engine for a database of the server. Raises InvalidRequest with what is wrong with the URL."""
+def open_engine(url: str, *, pooled: bool = True) -> Engine:
+    """An engine for a database of the server; not `pooled`: a connection is closed with its use.
+
+    Raises InvalidRequest with what is wrong with the URL.
+    """
     try:
         parsed = with_driver(sa.make_url(url))
-        engine = sa.create_engine(parsed, connect_args=_arguments(parsed), pool_size=8, max_overflow=8)
+        pool: dict[str, Any] = {"pool_size": 8, "max_overflow": 8} if pooled else {"poolclass": sa.NullPool}
+        engine = sa.create_engine(parsed, connect_args=_arguments(parsed), **pool)
     except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
         raise InvalidRequest(f"--storage {_shown(url)}: {error}") from None
     if engine.dialect.name not in ("sqlite", "postgresql", "mysql", "mariadb"):

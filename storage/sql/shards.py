@@ -257,6 +257,10 @@ class SqlShards:
         answers = await self._each(lambda s: s.undecided(state, producer_group, older_than_us, limit))
         return sorted((t for found in answers for t in found), key=lambda t: t.stored_us)[:limit]
 
+    def keep(self, retention_us: int, retention_bytes: int) -> None:
+        for store in self.by_name.values():
+            store.keep(retention_us, retention_bytes)
+
     async def retain(self, now_us: int) -> int:
         return sum(await self._each(lambda s: s.retain(now_us)))
 

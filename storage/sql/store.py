@@ -327,6 +327,10 @@ class SqlStore:
 
     # --- retention --------------------------------------------------------------------------------------------
 
+    def keep(self, retention_us: int, retention_bytes: int) -> None:
+        """Another retention from now on; how much room a database takes is not bounded here."""
+        self._retention_us = retention_us
+
     async def retain(self, now_us: int) -> int:
         """Delete transactions that were decided before the retention, and that nobody has to read any more."""
         if not self._retention_us:

@@ -1,4 +1,7 @@
-"""Every class of finding, planted among sound transactions: all found, none misnamed, nothing else."""
+"""Every class of finding, planted among sound transactions: all found, none misnamed, nothing else.
+
+On MariaDB, whose JDBC has the traps; `make audit-faults` takes any database.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ from tests.conftest import empty_database
 CLASSES = {f.name for f in FINDINGS} - {"PENDING"}
 
 
-@pytest.fixture(params=["postgresql", "mariadb"])
-def url(request: pytest.FixtureRequest, database_urls: dict[str, str], tmp_path: Path) -> Iterator[str]:
-    with empty_database(str(request.param), database_urls, tmp_path) as found:
+@pytest.fixture
+def url(database_urls: dict[str, str], tmp_path: Path) -> Iterator[str]:
+    with empty_database("mariadb", database_urls, tmp_path) as found:
         yield found
 
 

@@ -32,7 +32,7 @@ def test_servers_are_killed_and_nobody_notices(database: str, database_urls: dic
     with ExitStack() as stack:
         url = stack.enter_context(empty_database(database, database_urls, directory))
         made = cluster.Cluster(url, directory, stack)
-        result = asyncio.run(cluster.run(made, seconds=12, every=3, callers=32, seed=5))
+        result = asyncio.run(cluster.run(made, seconds=10, every=2, callers=32, seed=5))
     assert result["kills"] >= 2 and result["acknowledged"] > 1000, result
     assert cluster.verdict(result) == [], result
 
@@ -48,7 +48,7 @@ def test_a_bridge_is_killed_while_its_source_changes(directory: Path) -> None:
     """Promise 13: no gap, no duplicate, no reorder per key."""
     with ExitStack() as stack:
         try:
-            result = bridge.run(directory, stack, kills=6, rotations=3, ddls=4, restarts=1, failovers=1, seed=3)
+            result = bridge.run(directory, stack, kills=4, rotations=2, ddls=2, restarts=1, failovers=1, seed=3)
         except NotAvailable as reason:
             pytest.skip(str(reason))
     assert result["violations"] == [] and result["acknowledged"] > 1000, result

@@ -17,7 +17,7 @@ def test_no_promise_is_broken_by_kill_9(tmp_path: Path) -> None:
     """Promises 1 to 5, 8 and 9, on a real server under load."""
     runner = Kills(tmp_path, seed=7)
     try:
-        for _ in range(15):
+        for _ in range(7):
             asyncio.run(runner.cycle())
         for point in POINTS:
             asyncio.run(runner.cycle(f"{point}:2"))

@@ -172,7 +172,7 @@ def test_all_dead_letters_as_a_job_that_survives_a_kill(unique: str, tmp_path: P
     try:
         subscribe(server, unique, unique, "shared")
         caller = Caller(server, unique, "i")
-        total = 12_000
+        total = 8_000
         for first in range(0, total, 4000):
             publish(server, unique, [str(n) for n in range(first, first + 4000)])
         die(caller, unique, total, "boom")

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 
-from notify.limits import check_between
-from notify.server.admin import bridges, dead_letters, groups, jobs, limits, messages, repairs, topics, transactions
+from notify.server.access import guard
+from notify.server.admin import (
+    actions,
+    bridges,
+    credentials,
+    dead_letters,
+    groups,
+    jobs,
+    limits,
+    messages,
+    repairs,
+    settings,
+    topics,
+    transactions,
+)
 from notify.server.admin.jobs import Jobs
 from notify.server.admin.writes import Desk
-from notify.wire import instant
 
 if TYPE_CHECKING:
     from notify.server.app import App
@@ -19,7 +30,7 @@ if TYPE_CHECKING:
 
 def router(app: App) -> APIRouter:
     """All admin routes; `app.jobs` is set to what runs their long work."""
-    routes = APIRouter(tags=["admin"])
+    routes = APIRouter(tags=["admin"], dependencies=[Depends(guard.check_admin)])
     desk = Desk(app)
     app.jobs = Jobs(desk)
     topics.add_routes(routes, desk)
@@ -31,14 +42,7 @@ def router(app: App) -> APIRouter:
     limits.add_routes(routes, desk)
     jobs.add_routes(routes, desk)
     bridges.add_routes(routes, desk)
-
-    @routes.get("/actions")
-    async def actions(max: int = 100) -> dict[str, Any]:
-        """Who did what, the newest first."""
-        check_between("max", max, 1, 10_000)
-        rows = await asyncio.to_thread(desk.database.newest, max)
-        for row in rows:
-            row["at"] = instant(row.pop("at_us"))
-        return {"actions": rows}
-
+    settings.add_routes(routes, desk)
+    credentials.add_routes(routes, desk)
+    actions.add_routes(routes, desk)
     return routes

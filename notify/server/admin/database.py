@@ -1,4 +1,7 @@
-"""What is administrative and not in the log: who did what, limits, jobs. A small SQLite database beside the log."""
+"""What is administrative and of this server alone: its jobs, in a small SQLite database beside the log.
+
+Where there is no registry, what servers share (notify/server/admin/records.py) is in the same database.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +12,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from storage.sql import administration
+
 metadata = sa.MetaData()
-
-action = sa.Table(
-    "action",
-    metadata,
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
-    sa.Column("at_us", sa.BigInteger, nullable=False),
-    sa.Column("who", sa.String(255), nullable=False),
-    sa.Column("what", sa.String(64), nullable=False),
-    sa.Column("target", sa.String(255), nullable=False),
-    sa.Column("reason", sa.Text, nullable=False),
-    sa.Column("result", sa.Text, nullable=False),
-)
-
-setting = sa.Table(
-    "setting",
-    metadata,
-    sa.Column("name", sa.String(64), primary_key=True),
-    sa.Column("value", sa.Text, nullable=False),
-)
 
 job = sa.Table(
     "job",
@@ -62,44 +48,11 @@ class AdminDatabase:
     def __init__(self, data_dir: str) -> None:
         path = Path(data_dir) / "admin.db"
         path.touch(mode=0o600, exist_ok=True)
-        self._engine = sa.create_engine(f"sqlite:///{path}")
+        self.engine = self._engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": 10})
         with self._engine.begin() as connection:
             connection.exec_driver_sql("BEGIN")  # all tables at once, and one sync for them
             metadata.create_all(connection)
-
-    # --- who did what -----------------------------------------------------------------------------------------
-
-    def record(self, at_us: int, who: str, what: str, target: str, reason: str, result: Any) -> None:
-        """Add one action."""
-        row = {
-            "at_us": at_us,
-            "who": who,
-            "what": what,
-            "target": target,
-            "reason": reason,
-            "result": json.dumps(result),
-        }
-        with self._engine.begin() as connection:
-            connection.execute(action.insert().values(**row))
-
-    def newest(self, limit: int) -> list[dict[str, Any]]:
-        """The newest actions."""
-        with self._engine.connect() as connection:
-            rows = connection.execute(sa.select(action).order_by(action.c.id.desc()).limit(limit))
-            return [dict(row._mapping) for row in rows]
-
-    # --- settings ---------------------------------------------------------------------------------------------
-
-    def load(self, name: str) -> Any:
-        """A setting's value, None where it was never set."""
-        with self._engine.connect() as connection:
-            value = connection.scalar(sa.select(setting.c.value).where(setting.c.name == name))
-        return None if value is None else json.loads(value)
-
-    def save(self, name: str, value: Any) -> None:
-        with self._engine.begin() as connection:
-            connection.execute(setting.delete().where(setting.c.name == name))
-            connection.execute(setting.insert().values(name=name, value=json.dumps(value)))
+            administration.metadata.create_all(connection)
 
     # --- jobs -------------------------------------------------------------------------------------------------
 

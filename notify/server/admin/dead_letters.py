@@ -71,7 +71,7 @@ def add_routes(routes: APIRouter, desk: Desk, jobs: Jobs) -> None:
         return {"messages": [await shown(m) for m in found], "next_offset": next_offset}
 
     @routes.post("/groups/{name}/dead-letters/redrive")
-    async def redrive(name: str, write: Redrive, who: Who = "") -> dict[str, Any]:
+    async def redrive(name: str, write: Redrive, who: Who) -> dict[str, Any]:
         """Send dead letters to this group again, and to no other; a repeated redrive sends each once."""
         wanted = write.wanted.wanted()
         letters = DeadLetters(desk.core, name)

@@ -180,7 +180,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 
 def _subscriptions(routes: APIRouter, desk: Desk) -> None:
     @routes.put("/groups/{name}/subscriptions/{topic}")
-    async def subscribe(name: str, topic: str, write: SubscriptionWrite, who: Who = "") -> dict[str, Any]:
+    async def subscribe(name: str, topic: str, write: SubscriptionWrite, who: Who) -> dict[str, Any]:
         """Make or change a subscription. A topic with `*` is a pattern: topics to come are followed from the start."""
         check_name("group", name)
         is_pattern = "*" in topic
@@ -222,7 +222,7 @@ def _subscriptions(routes: APIRouter, desk: Desk) -> None:
         return await desk.carry_out(write, who, "subscription.put", f"{name}/{topic}", do, {"mode": s.mode})
 
     @routes.delete("/groups/{name}/subscriptions/{topic}")
-    async def unsubscribe(name: str, topic: str, write: Write, who: Who = "") -> dict[str, Any]:
+    async def unsubscribe(name: str, topic: str, write: Write, who: Who) -> dict[str, Any]:
         is_pattern = "*" in topic
         if not is_pattern and desk.core.queues.subscription(name, topic) is None:
             raise NotFound(f"group {name[:100]!r} has no subscription to {topic[:100]!r}")
@@ -239,7 +239,7 @@ def _subscriptions(routes: APIRouter, desk: Desk) -> None:
 
 def _writes(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/groups/{name}/reset")
-    async def reset(name: str, write: Reset, who: Who = "") -> dict[str, Any]:
+    async def reset(name: str, write: Reset, who: Who) -> dict[str, Any]:
         """Move a group in a topic. The preview says from where to where, and how many messages come again or not."""
         s = desk.core.queues.subscription(name, write.topic)
         topic = desk.core.queues.topic(write.topic)
@@ -266,7 +266,7 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
         return _priorities_shown(desk.core.queues.priorities(name) or ONE_CLASS)
 
     @routes.put("/groups/{name}/priorities")
-    async def put_priorities(name: str, write: PrioritiesWrite, who: Who = "") -> dict[str, Any]:
+    async def put_priorities(name: str, write: PrioritiesWrite, who: Who) -> dict[str, Any]:
         """Other classes, weights and shares; at once, while consumers go on."""
         check_name("group", name)
         wanted = _priorities(write)
@@ -278,7 +278,7 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
         return await desk.carry_out(write, who, "priorities.put", name, do, _priorities_shown(wanted))
 
     @routes.post("/groups/{name}/{action}")
-    async def pause(name: str, action: str, write: Write, who: Who = "") -> dict[str, Any]:
+    async def pause(name: str, action: str, write: Write, who: Who) -> dict[str, Any]:
         if action not in ("pause", "resume"):
             raise NotFound(f"a group can be paused or resumed, not {action[:40]!r}")
         if name not in desk.core.delivery.groups:

@@ -1,8 +1,7 @@
-"""Admin routes of rate limits: they hold at once, and over restarts."""
+"""Admin routes of rate limits: part of a revision of the settings, so that all servers follow them."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from typing import Annotated, Any
 
@@ -10,10 +9,10 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from notify.limits import check_name
+from notify.server.admin.settings import make_revision
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.flow import RateLimits
 
-NAME = "rate_limits"
 Rates = dict[str, Annotated[float, Field(gt=0, le=1e9)]]
 
 
@@ -32,15 +31,14 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         return dataclasses.asdict(desk.core.flow.limits)
 
     @routes.put("/limits")
-    async def put_limits(write: LimitsWrite, who: Who = "") -> dict[str, Any]:
+    async def put_limits(write: LimitsWrite, who: Who) -> dict[str, Any]:
         """Other rates, as a whole: what is left out has none from now on."""
         for name in [*write.topics, *write.producer_groups, *write.consumer_groups]:
             check_name("name", name)
         wanted = RateLimits(write.topics, write.producer_groups, write.consumer_groups)
 
         async def do() -> Any:
-            await asyncio.to_thread(desk.database.save, NAME, dataclasses.asdict(wanted))
-            desk.core.flow.set_limits(wanted)
+            await make_revision(desk, who, write.reason, desk.administration.configuration.with_limits(wanted))
             return dataclasses.asdict(wanted)
 
         return await desk.carry_out(write, who, "limits.put", "limits", do, dataclasses.asdict(wanted))

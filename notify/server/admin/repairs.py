@@ -64,7 +64,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         return PackedPublished(id=again, topic=p.topic, body=p.body, key=p.key, tag=p.tag, headers=p.headers, ttl=p.ttl)
 
     @routes.post("/messages/republish")
-    async def republish(write: Republish, who: Who = "") -> dict[str, Any]:
+    async def republish(write: Republish, who: Who) -> dict[str, Any]:
         """Publish messages that were committed and are in no queue, each once however often this is called."""
         items: list[dict[str, Any]] = []
         ready: list[PackedPublished] = []
@@ -92,7 +92,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         return await desk.carry_out(write, who, "message.republish", "messages", do, {"items": items})
 
     @routes.post("/groups/{name}/redeliver")
-    async def redeliver(name: str, write: Redeliver, who: Who = "") -> dict[str, Any]:
+    async def redeliver(name: str, write: Redeliver, who: Who) -> dict[str, Any]:
         """Send messages that are in queues to one group again, each once however often this is called."""
         items: list[dict[str, Any]] = []
         ready: list[tuple[StoredMessage, bytes]] = []

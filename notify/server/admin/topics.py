@@ -96,7 +96,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         return shown(found)
 
     @routes.put("/topics/{name}")
-    async def put_topic(name: str, write: TopicWrite, who: Who = "") -> dict[str, Any]:
+    async def put_topic(name: str, write: TopicWrite, who: Who) -> dict[str, Any]:
         """Make or change a topic; what is left out stays, or gets its default."""
         check_name("topic", name)
         known = desk.core.queues.topic(name)
@@ -124,7 +124,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         return await desk.carry_out(write, who, "topic.put", name, do, _described(topic))
 
     @routes.delete("/topics/{name}")
-    async def delete_topic(name: str, write: Write, who: Who = "") -> dict[str, Any]:
+    async def delete_topic(name: str, write: Write, who: Who) -> dict[str, Any]:
         found = desk.core.queues.topic(name)
         if found is None:
             raise NotFound(f"there is no topic {name[:100]!r}")

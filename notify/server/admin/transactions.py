@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from notify import ids
 from notify.errors import InvalidRequest, NotFound
 from notify.limits import check_between
-from notify.server.admin.writes import Desk, Who, Write
+from notify.server.admin.writes import Asker, Desk, Who, Write
 from notify.server.http import json_pulled
 from notify.wire import instant
 from storage.store import State, Transaction
@@ -70,11 +70,12 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         return transaction_row(await one(transaction_id), desk.core.clock(), desk.core.transactions.shard)
 
     @routes.post("/transactions/{transaction_id}/{action}")
-    async def act(transaction_id: str, action: str, write: Write, who: Who = "") -> dict[str, Any]:
+    async def act(transaction_id: str, action: str, write: Write, who: Who, asker: Asker) -> dict[str, Any]:
         """commit, rollback (forced), check (ask now) or resume (back from PARKED)."""
         if action not in ("commit", "rollback", "check", "resume"):
             raise NotFound(f"there is no action {action[:40]!r}; there are commit, rollback, check and resume")
         found = await one(transaction_id)
+        asker.check("admin", found.producer_group or "*")
         undecided = found.state in (State.PREPARED, State.PARKED)
         wanted = {"commit": State.COMMITTED, "rollback": State.ROLLED_BACK}.get(action)
         if not undecided and found.state != wanted:

@@ -6,17 +6,34 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import Header
+from fastapi import Depends, Header, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from notify.errors import Unavailable
+from notify.server.access import EVERYONE, Principal
 from notify.server.core import Core
 
 if TYPE_CHECKING:
     from notify.server.admin.database import AdminDatabase
+    from notify.server.administration import Administration
     from notify.server.app import App
 
-Who = Annotated[str, Header(alias="x-notify-user", max_length=255)]
+
+async def _who(request: Request, user: Annotated[str, Header(alias="x-notify-user", max_length=255)] = "") -> str:
+    """The principal's name; while access is off, whatever the header says."""
+    principal: Principal = request.state.principal
+    return user if principal is EVERYONE else principal.name
+
+
+Who = Annotated[str, Depends(_who)]
+
+
+def _asker(request: Request) -> Principal:
+    principal: Principal = request.state.principal
+    return principal
+
+
+Asker = Annotated[Principal, Depends(_asker)]
 
 
 class Write(BaseModel):
@@ -44,6 +61,13 @@ class Desk:
         return self._app.members()
 
     @property
+    def administration(self) -> Administration:
+        """Raises Unavailable while there is none."""
+        if self._app.administration is None:
+            raise Unavailable("the server is starting or stopping; try again")
+        return self._app.administration
+
+    @property
     def database(self) -> AdminDatabase:
         """Raises Unavailable while there is none."""
         if self._app.database is None:
@@ -57,5 +81,6 @@ class Desk:
         if write.dry_run:
             return {"status": 200, "dry_run": True, "target": target, "result": preview}
         result = await do()
-        await asyncio.to_thread(self.database.record, self.core.clock(), who, what, target, write.reason, result)
+        records = self.administration.records
+        await asyncio.to_thread(records.record, self.core.clock(), who, what, target, write.reason, result)
         return {"status": 200, "dry_run": False, "target": target, "result": result}

@@ -105,6 +105,11 @@ class Delivery:
         await self._store.subscribe(subscription, [0] * topic.queues)
         self._follow(subscription, moved=True)
 
+    def topics_of(self, group: str) -> list[str]:
+        """The topics that a group receives."""
+        found = self.groups.get(group)
+        return [] if found is None else list(dict.fromkeys(topic for topic, _ in found.cursors))
+
     def instances_of(self, group: str) -> list[Group]:
         """Of a group that broadcasts: what is kept for each of its instances."""
         return self._instances.get(group, [])

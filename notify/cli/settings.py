@@ -1,0 +1,91 @@
+"""`notify settings` and `notify limits`: what holds, changed while servers run, and back again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, call, show, write
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Settings of all servers of a registry, while they run.", no_args_is_help=True)
+    app.add_typer(group, name="settings")
+
+    @group.command("list")
+    def list_settings(url: str = URL, as_json: bool = AS_JSON) -> None:
+        """Every setting: its value, where that is from, whether it may change while servers run."""
+        found = call(url, "GET", "settings")
+        if not as_json:
+            columns = ("name", "value", "from", "live", "low", "high")
+            found["settings"] = [{c: row[c] for c in columns} for row in found["settings"]]
+        show(found, as_json, "settings")
+
+    @group.command("set")
+    def set_settings(
+        changes: list[str] = typer.Argument(..., help="NAME=VALUE, or NAME= for what the server was started with."),
+        reason: str = REASON,
+        dry_run: bool = DRY_RUN,
+        url: str = URL,
+        as_json: bool = AS_JSON,
+    ) -> None:
+        """Change settings of all servers: a new revision."""
+        values: dict[str, str | None] = {}
+        for change in changes:
+            name, equals, value = change.partition("=")
+            if not equals:
+                raise typer.BadParameter(f"{change!r} is not NAME=VALUE")
+            values[name] = value or None
+        show(call(url, "PUT", "settings", body=write(reason, dry_run, values=values)), as_json)
+
+    @group.command()
+    def history(max: int = typer.Option(20, min=1, max=10_000), url: str = URL, as_json: bool = AS_JSON) -> None:
+        """Revisions: what was changed, by whom, when and why."""
+        show(call(url, "GET", "settings", "revisions", query=f"?max={max}"), as_json, "revisions")
+
+    @group.command()
+    def rollback(
+        to: int = typer.Argument(..., min=0, help="A revision; 0: as the servers were started."),
+        reason: str = REASON,
+        dry_run: bool = DRY_RUN,
+        url: str = URL,
+        as_json: bool = AS_JSON,
+    ) -> None:
+        """Settings and limits as an earlier revision had them."""
+        show(call(url, "POST", "settings", "rollback", body=write(reason, dry_run, to=to)), as_json)
+
+    limits = typer.Typer(help="Rates of topics and groups.", no_args_is_help=True)
+    app.add_typer(limits, name="limits")
+
+    @limits.command("show")
+    def show_limits(url: str = URL, as_json: bool = AS_JSON) -> None:
+        """Messages and transactions a second, by name; what is not named has no bound."""
+        show(call(url, "GET", "limits"), as_json)
+
+    @limits.command("set")
+    def set_limits(
+        topic: list[str] = typer.Option([], help="TOPIC=RATE, messages a second (repeatable)."),
+        producer_group: list[str] = typer.Option([], help="GROUP=RATE, transactions a second (repeatable)."),
+        consumer_group: list[str] = typer.Option([], help="GROUP=RATE, messages a second (repeatable)."),
+        reason: str = REASON,
+        dry_run: bool = DRY_RUN,
+        url: str = URL,
+        as_json: bool = AS_JSON,
+    ) -> None:
+        """Change rates; `NAME=` drops one, and what is not given stays."""
+        known: dict[str, dict[str, Any]] = call(url, "GET", "limits")
+        for kind, changes in (
+            ("topics", topic),
+            ("producer_groups", producer_group),
+            ("consumer_groups", consumer_group),
+        ):
+            for change in changes:
+                name, equals, rate = change.partition("=")
+                if not equals:
+                    raise typer.BadParameter(f"{change!r} is not NAME=RATE")
+                if rate:
+                    known[kind][name] = float(rate)
+                else:
+                    known[kind].pop(name, None)
+        show(call(url, "PUT", "limits", body=write(reason, dry_run, **known)), as_json)

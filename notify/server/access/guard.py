@@ -1,0 +1,113 @@
+"""Before a request reaches FastAPI: whether a foreign page sent it, who asks, and how much it may carry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from http.cookies import CookieError, SimpleCookie
+from typing import TYPE_CHECKING, Any
+
+from fastapi import HTTPException, Request
+
+from notify.errors import Unauthorized, Unavailable
+from notify.server.access.principal import EVERYONE, Principal
+from notify.server.browsers import refuse_foreign_pages
+
+if TYPE_CHECKING:
+    from notify.server.app import App
+
+COOKIE = "notify_token"
+"""Where a browser keeps its token: the console's, out of reach of scripts, and not sent by other sites' pages."""
+
+ADMIN_BYTES = 1 << 20
+OPEN = ("/livez", "/readyz", "/login", "/static/")
+"""What is served to anyone: health, and what it takes to log in."""
+
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+
+
+async def admit(scope: dict[str, Any], app: App) -> None:
+    """Note who asks in the scope's state. Raises Unauthorized, Forbidden, Backpressure or Unavailable."""
+    refuse_foreign_pages(scope["method"], scope["headers"], app.settings)
+    state = scope.setdefault("state", {})
+    state["principal"] = EVERYONE
+    access = app.access
+    if access is None:
+        # Started or stopped: what is not open is not answered.
+        if app.settings.access and not scope["path"].startswith(OPEN):
+            raise Unavailable("the server is starting or stopping; try again")
+        return
+    if not access.on:
+        return
+    headers = dict(scope["headers"])
+    shown = headers.get(b"authorization", b"") or _from_cookie(headers.get(b"cookie", b""))
+    try:
+        principal = access.admit(shown, scope.get("notify.certificate"))
+        if principal is None:
+            principal = await access.verify(shown)
+    except Unauthorized:
+        if not scope["path"].startswith(OPEN):
+            raise
+        principal = Principal("nobody", ())
+    assert app.core is not None
+    if not scope["path"].startswith(OPEN):
+        principal.take_request(app.core.clock())
+    state["principal"] = principal
+
+
+def _from_cookie(header: bytes) -> bytes:
+    try:
+        found = SimpleCookie(header.decode("latin-1")).get(COOKIE)
+    except CookieError:
+        return b""
+    return b"" if found is None else b"Bearer " + found.value.encode("latin-1", "replace")
+
+
+def bounded(receive: Receive, seconds: float, limit: int = ADMIN_BYTES) -> Receive:
+    """The same body, cut off where it is larger, or not complete in time: FastAPI answers its HTTPException."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    taken = 0
+    complete = False
+
+    async def next_part() -> dict[str, Any]:
+        nonlocal taken, complete
+        if complete:
+            return await receive()
+        try:
+            async with asyncio.timeout_at(deadline):
+                part = await receive()
+        except TimeoutError:
+            raise HTTPException(408, "the body did not arrive in time") from None
+        if part["type"] == "http.request":
+            taken += len(part.get("body", b""))
+            complete = not part.get("more_body", False)
+            if taken > limit:
+                raise HTTPException(413, f"the request has more than {limit} bytes")
+        return part
+
+    return next_part
+
+
+def check_admin(request: Request) -> None:
+    """Reading takes `view`, a write `admin` of what it names. Raises Forbidden."""
+    principal: Principal = request.state.principal
+    path = request.scope["path"]
+    asked = request.path_params
+    if request.method in ("GET", "HEAD"):
+        # Whoever may pull from a topic may know how many queues it has.
+        if not (path.startswith("/v1/admin/topics/") and principal.may("read", asked["name"])):
+            principal.check("view")
+    elif (
+        request.method == "PUT"
+        and "/subscriptions/" in path
+        and principal.may("consume", asked["name"], asked["topic"])
+    ):
+        return  # a consumer says itself how it wants its topics
+    elif path.startswith(("/v1/admin/topics/", "/v1/admin/groups/")):
+        # Whoever follows a topic has it kept: that takes a right to both.
+        for name in {asked["name"], asked.get("topic", asked["name"])}:
+            principal.check("admin", name)
+    elif path.startswith("/v1/admin/transactions/"):
+        principal.check_some("admin")  # the route knows the producer group once it has the transaction
+    else:
+        principal.check("admin")

@@ -1,0 +1,85 @@
+"""A principal: a name, its rights, and how much it may ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from notify.errors import Backpressure, Forbidden
+from notify.server.access.rights import Right
+from notify.server.delivery.rate import TokenBucket
+
+REMEMBERED = 10_000
+"""Answers to `may` that a principal keeps."""
+
+
+class Principal:
+    """Who asks. Kept while its record is unchanged, so that its rate holds from request to request."""
+
+    __slots__ = ("_answers", "_bucket", "_polls", "name", "polls", "requests", "rights")
+
+    def __init__(
+        self, name: str, rights: Sequence[Right] | None, *, requests: float = 0, polls: int = 0, now_us: int = 0
+    ) -> None:
+        """`rights` None: everything. `requests` a second and `polls` at once; 0: no bound."""
+        self.name = name
+        self.rights = rights
+        self.requests = requests
+        self.polls = polls
+        self._bucket = TokenBucket(requests, now_us) if requests else None
+        self._polls = 0
+        self._answers: dict[tuple[str, str, str], bool] = {}
+
+    def may(self, action: str, name: str = "*", topic: str = "*") -> bool:
+        """Whether it may do this; with `*` as a name, to everything."""
+        if self.rights is None:
+            return True
+        asked = (action, name, topic)
+        answer = self._answers.get(asked)
+        if answer is None:
+            answer = any(right.covers(action, name, topic) for right in self.rights)
+            if len(self._answers) >= REMEMBERED:
+                self._answers.clear()
+            self._answers[asked] = answer
+        return answer
+
+    def check(self, action: str, name: str = "*", topic: str = "*") -> None:
+        """Raises Forbidden with the right that it lacks."""
+        if not self.may(action, name, topic):
+            raise Forbidden(f"{self.name} lacks the right {Right(action, name, topic)}: an administrator can grant it")
+
+    def check_some(self, action: str, name: str | None = None) -> None:
+        """Raises Forbidden where it may do this to nothing at all, or with `name` on no topic."""
+        if self.rights is None:
+            return
+        if not any(r.action == action and (name is None or r.covers(action, name, r.topic)) for r in self.rights):
+            what = action if name is None else f"{action}:{name}"
+            raise Forbidden(f"{self.name} lacks every right to {what}: an administrator can grant one")
+
+    def take_request(self, now_us: int) -> None:
+        """One more request. Raises Backpressure above its rate."""
+        bucket = self._bucket
+        if bucket is None:
+            return
+        if not bucket.available(now_us):
+            seconds = (bucket.refilled_us(now_us) - now_us) / 1e6
+            raise Backpressure(
+                f"{self.name} may send {bucket.per_second:g} requests/s; again in {seconds:.3f} s",
+                "rate_limited",
+                seconds,
+            )
+        bucket.take(1, now_us)
+
+    def begin_poll(self) -> None:
+        """A request that waits for something to hand out. Raises Backpressure where too many wait already."""
+        if self.polls and self._polls >= self.polls:
+            raise Backpressure(
+                f"{self.name} has {self._polls} polls waiting, and may have {self.polls}", "too_many_polls"
+            )
+        self._polls += 1
+
+    def end_poll(self) -> None:
+        self._polls -= 1
+
+
+EVERYONE = Principal("anyone", None)
+"""While access is off: whoever can reach this machine's loopback."""

@@ -1,0 +1,33 @@
+"""Admin route of actions: who did what, when and why."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from fastapi import APIRouter
+
+from notify.limits import check_between
+from notify.server.admin.writes import Desk
+from notify.wire import instant
+
+
+def add_routes(routes: APIRouter, desk: Desk) -> None:
+    """The route `actions`."""
+
+    @routes.get("/actions")
+    async def actions(max: int = 100, before: int | None = None, what: str = "", target: str = "") -> dict[str, Any]:
+        """Who did what, the newest first; `before` goes on below an id, `what` and `target` are beginnings."""
+        check_between("max", max, 1, 10_000)
+        if before is not None:
+            check_between("before", before, 0, 1 << 62)
+        rows = await asyncio.to_thread(desk.administration.records.actions, max, before, what[:64], target[:255])
+        return {"actions": [_shown(row) for row in rows]}
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "at_us"} | {
+        "at": instant(row["at_us"]),
+        "result": json.loads(row["result"]),
+    }

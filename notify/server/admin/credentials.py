@@ -1,0 +1,110 @@
+"""Admin routes of credentials: whom to let in, with which rights, until when."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from notify.errors import InvalidRequest, NotFound
+from notify.limits import check_name
+from notify.server.access import parse_rights, tokens
+from notify.server.admin.records import Credential
+from notify.server.admin.writes import Desk, Who, Write
+from notify.wire import instant
+
+DAYS, MOST_DAYS = 90.0, 3650.0
+LAST_ADMIN = "nobody else may admin: make another credential with that right before you revoke this one"
+
+
+class CredentialWrite(Write):
+    name: str = Field(description="whom it stands for: a service or a person")
+    kind: Literal["token", "certificate", "subject"] = Field(
+        "token", description="what is shown: a token, a client certificate, or a token of the identity provider"
+    )
+    subject: str | None = Field(
+        None, max_length=255, description="of a certificate its common name, of a provider's token its `sub`"
+    )
+    rights: list[str] = Field(max_length=1000, description="such as publish:order.*, consume:points, view, admin")
+    expires_in: float = Field(DAYS * 86_400, gt=0, le=MOST_DAYS * 86_400, description="seconds")
+    requests: float = Field(0, ge=0, le=1e9, description="a second; 0: the setting principal_requests")
+    polls: int = Field(0, ge=0, le=1_000_000, description="waiting at once; 0: the setting principal_polls")
+
+
+def _shown(c: Credential, now_us: int) -> dict[str, Any]:
+    return {
+        "id": c.id,
+        "name": c.name,
+        "kind": c.kind,
+        "subject": c.proof if c.kind != "token" else None,
+        "rights": list(c.rights),
+        "requests": c.requests,
+        "polls": c.polls,
+        "created_at": instant(c.created_us),
+        "expires_at": instant(c.expires_us) if c.expires_us else None,
+        "used_at": instant(c.used_us) if c.used_us else None,
+        "state": "revoked" if c.revoked_us else "valid" if c.holds(now_us) else "expired",
+    }
+
+
+def add_routes(routes: APIRouter, desk: Desk) -> None:
+    """The routes under `credentials`."""
+
+    async def known() -> list[Credential]:
+        return await asyncio.to_thread(desk.administration.records.credentials)
+
+    @routes.get("/credentials")
+    async def credentials(all: bool = False) -> dict[str, Any]:
+        """Who may come in. Of tokens only a hash is kept, which is not shown. `all`: those that are over, too."""
+        now_us = desk.core.clock()
+        rows = [_shown(c, now_us) for c in await known() if all or c.holds(now_us)]
+        return {"access": "on" if desk.administration.access.on else "off", "credentials": rows}
+
+    @routes.post("/credentials")
+    async def add(write: CredentialWrite, who: Who) -> dict[str, Any]:
+        """Let someone in. A token is in the answer, and nowhere else: it cannot be shown again."""
+        check_name("name", write.name)
+        rights = tuple(str(right) for right in parse_rights(write.rights))
+        if (write.kind == "token") != (write.subject is None):
+            raise InvalidRequest("a certificate or subject needs subject; a token has none", "invalid_schema")
+        number, now_us = tokens.new_id(), desk.core.clock()
+        token, proof = tokens.new_token(number) if write.subject is None else (None, write.subject)
+        if write.subject is not None:
+            for c in await known():
+                if (c.kind, c.proof) == (write.kind, write.subject) and c.holds(now_us):
+                    raise InvalidRequest(f"credential {c.id} is for that {c.kind} already: revoke it first", "in_use")
+        expires_us = now_us + round(write.expires_in * 1e6)
+        made = Credential(
+            number, write.name, write.kind, proof, rights, write.requests, write.polls, now_us, expires_us
+        )
+        preview = _shown(made, now_us) | {"id": None if write.dry_run else number}
+
+        async def do() -> Any:
+            await asyncio.to_thread(desk.administration.records.add_credential, made)
+            await desk.administration.look()
+            return preview
+
+        answer = await desk.carry_out(write, who, "credential.add", write.name, do, preview)
+        return answer if write.dry_run or token is None else answer | {"token": token}
+
+    @routes.post("/credentials/{number}/revoke")
+    async def revoke(number: Annotated[str, Field(max_length=16)], write: Write, who: Who) -> dict[str, Any]:
+        """Let nobody in with it any more: at once here, within a second at other servers."""
+        rows, now_us = await known(), desk.core.clock()
+        found = next((c for c in rows if c.id == number), None)
+        if found is None:
+            raise NotFound(f"there is no credential {number!r}")
+        others = [c for c in rows if c.id != number and c.holds(now_us) and "admin" in c.rights]
+        if "admin" in found.rights and found.holds(now_us) and not others:
+            raise InvalidRequest(LAST_ADMIN, "last_admin")
+        gone = dataclasses.replace(found, revoked_us=found.revoked_us or now_us)
+
+        async def do() -> Any:
+            await asyncio.to_thread(desk.administration.records.revoke_credential, number, now_us)
+            await desk.administration.look()
+            return _shown(gone, now_us)
+
+        return await desk.carry_out(write, who, "credential.revoke", found.name, do, _shown(gone, now_us))

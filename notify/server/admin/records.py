@@ -1,0 +1,162 @@
+"""What all servers of a registry share: who did what, settings by revision, credentials. Called from threads."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
+from notify.errors import Conflict, NotFound
+from storage.sql.administration import server_action, server_change, server_credential, server_revision
+
+SETTINGS, CREDENTIALS = "settings", "credentials"
+"""Names in `server_change`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """Settings that hold from `at_us` on; number 0: nothing was ever changed."""
+
+    number: int = 0
+    at_us: int = 0
+    who: str = ""
+    reason: str = ""
+    settings: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What a principal shows. `proof`: of a token its SHA-256, else the certificate's or subject's name."""
+
+    id: str
+    name: str
+    kind: str
+    proof: str
+    rights: tuple[str, ...]
+    requests: float
+    polls: int
+    created_us: int
+    expires_us: int
+    revoked_us: int = 0
+    used_us: int = 0
+
+    def holds(self, now_us: int) -> bool:
+        """Whether it lets anyone in at this time; `expires_us` 0: it does not expire."""
+        return not self.revoked_us and (not self.expires_us or now_us < self.expires_us)
+
+
+class Records:
+    """Reads and writes, each in a transaction of its own; durable when a write returns."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    # --- who did what -----------------------------------------------------------------------------------------
+
+    def record(self, at_us: int, who: str, what: str, target: str, reason: str, result: Any) -> None:
+        """Add one action."""
+        values = {"at_us": at_us, "who": who[:255], "what": what, "target": target[:255], "reason": reason}
+        with self._engine.begin() as connection:
+            connection.execute(server_action.insert().values(result=json.dumps(result), **values))
+
+    def actions(self, limit: int, before: int | None = None, what: str = "", target: str = "") -> list[dict[str, Any]]:
+        """The newest actions, those numbered below `before`; `what` and `target` begin with these."""
+        c = server_action.c
+        query = sa.select(server_action).order_by(c.id.desc()).limit(limit)
+        if before is not None:
+            query = query.where(c.id < before)
+        if what:
+            query = query.where(c.what.startswith(what, autoescape=True))
+        if target:
+            query = query.where(c.target.startswith(target, autoescape=True))
+        with self._engine.connect() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
+
+    # --- settings ---------------------------------------------------------------------------------------------
+
+    def revision(self, number: int | None = None) -> Revision:
+        """One revision, or the newest. Raises NotFound."""
+        query = sa.select(server_revision).order_by(server_revision.c.number.desc()).limit(1)
+        if number is not None:
+            query = query.where(server_revision.c.number == number)
+        with self._engine.connect() as connection:
+            row = connection.execute(query).mappings().one_or_none()
+        if row is not None:
+            return _revision(row)
+        if number:
+            raise NotFound(f"there is no revision {number} of the settings")
+        return Revision()
+
+    def revisions(self, limit: int) -> list[Revision]:
+        """The newest first."""
+        query = sa.select(server_revision).order_by(server_revision.c.number.desc()).limit(limit)
+        with self._engine.connect() as connection:
+            return [_revision(row) for row in connection.execute(query).mappings()]
+
+    def add_revision(self, at_us: int, who: str, reason: str, settings: dict[str, Any], after: int) -> Revision:
+        """The revision that follows number `after`. Raises Conflict where another was made meanwhile."""
+        made = Revision(after + 1, at_us, who[:255], reason, settings)
+        values = {"number": made.number, "at_us": at_us, "who": made.who, "reason": reason}
+        try:
+            with self._engine.begin() as connection:
+                connection.execute(server_revision.insert().values(settings=json.dumps(settings), **values))
+                _count_change(connection, SETTINGS)
+        except sa.exc.IntegrityError:
+            raise Conflict("the settings were changed by someone else just now: look, and try again") from None
+        return made
+
+    # --- credentials ------------------------------------------------------------------------------------------
+
+    def credentials(self) -> list[Credential]:
+        """All, also those that hold no more, by name."""
+        c = server_credential.c
+        with self._engine.connect() as connection:
+            rows = connection.execute(sa.select(server_credential).order_by(c.name, c.created_us)).mappings()
+            return [Credential(**(dict(row) | {"rights": tuple(json.loads(row["rights"]))})) for row in rows]
+
+    def add_credential(self, credential: Credential) -> None:
+        values = {f: getattr(credential, f) for f in Credential.__slots__} | {"rights": json.dumps(credential.rights)}
+        with self._engine.begin() as connection:
+            connection.execute(server_credential.insert().values(values))
+            _count_change(connection, CREDENTIALS)
+
+    def revoke_credential(self, number: str, at_us: int) -> None:
+        """Let nobody in with it any more."""
+        c = server_credential.c
+        with self._engine.begin() as connection:
+            connection.execute(
+                server_credential.update().where(c.id == number, c.revoked_us == 0).values(revoked_us=at_us)
+            )
+            _count_change(connection, CREDENTIALS)
+
+    def note_used(self, used_us: dict[str, int]) -> None:
+        """When credentials were last used, by id."""
+        c = server_credential.c
+        with self._engine.begin() as connection:
+            for number, at_us in used_us.items():
+                connection.execute(
+                    server_credential.update().where(c.id == number, c.used_us < at_us).values(used_us=at_us)
+                )
+
+    # --- changes ----------------------------------------------------------------------------------------------
+
+    def versions(self) -> dict[str, int]:
+        """How often what changed."""
+        with self._engine.connect() as connection:
+            return {row.name: row.version for row in connection.execute(sa.select(server_change))}
+
+
+def _revision(row: Any) -> Revision:
+    return Revision(row["number"], row["at_us"], row["who"], row["reason"], json.loads(row["settings"]))
+
+
+def _count_change(connection: Connection, name: str) -> None:
+    c = server_change.c
+    changed = connection.execute(
+        server_change.update().where(c.name == name).values(version=server_change.c.version + 1)
+    ).rowcount
+    if not changed:
+        connection.execute(server_change.insert().values(name=name, version=1))

@@ -1,0 +1,125 @@
+"""Admin routes of settings: what holds, what may change while servers run, and going back."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import typing
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from notify.errors import Conflict
+from notify.limits import check_between
+from notify.server.admin.records import Revision
+from notify.server.admin.writes import Desk, Who, Write
+from notify.settings import Settings, environment_name
+from notify.wire import instant
+
+SECRET = "(secret)"
+
+
+class SettingsWrite(Write):
+    values: dict[str, bool | int | float | str | None] = Field(
+        min_length=1, max_length=100, description="by name; null: as the server was started"
+    )
+    after: int | None = Field(None, ge=0, le=1 << 62, description="the revision looked at: 409 where another is newer")
+
+
+class Rollback(Write):
+    to: int = Field(ge=0, le=1 << 62, description="a revision; 0: as the servers were started")
+
+
+def _shown(revision: Revision) -> dict[str, Any]:
+    fields = {f.name: f for f in dataclasses.fields(Settings)}
+    values = {
+        name: SECRET if name in fields and fields[name].metadata["secret"] else value
+        for name, value in (revision.settings or {}).items()
+    }
+    at = instant(revision.at_us) if revision.number else None
+    return {"number": revision.number, "at": at, "who": revision.who, "reason": revision.reason, "values": values}
+
+
+async def make_revision(desk: Desk, who: str, reason: str, document: dict[str, Any]) -> Revision:
+    """The next revision with this document; it holds here at once, and at the other servers within a second or so."""
+    administration = desk.administration
+    after = administration.configuration.revision.number
+    made = await asyncio.to_thread(administration.records.add_revision, desk.core.clock(), who, reason, document, after)
+    administration.hold(made)
+    return made
+
+
+def add_routes(routes: APIRouter, desk: Desk) -> None:
+    """The routes under `settings`."""
+    types = typing.get_type_hints(Settings)
+
+    def row(f: dataclasses.Field[Any]) -> dict[str, Any]:
+        configuration = desk.administration.configuration
+        value = getattr(configuration.settings, f.name)
+        is_changed = f.name in (configuration.revision.settings or {})
+        is_given = getattr(configuration.started, f.name) != f.default
+        return {
+            "name": f.name,
+            "value": SECRET if f.metadata["secret"] and value else value,
+            "type": types[f.name].__name__,
+            "default": f.default,
+            "from": "revision" if is_changed else "start" if is_given else "default",
+            "live": f.metadata["live"],
+            "low": f.metadata["low"],
+            "high": f.metadata["high"],
+            "environment": environment_name(f.name),
+            "doc": f.metadata["doc"],
+        }
+
+    @routes.get("/settings")
+    async def settings() -> dict[str, Any]:
+        """Every setting: its value, where that is from, and whether it may change while the server runs."""
+        rows = [row(f) for f in dataclasses.fields(Settings)]
+        return {"revision": desk.administration.configuration.revision.number, "settings": rows}
+
+    @routes.get("/settings/revisions")
+    async def revisions(max: int = 100) -> dict[str, Any]:
+        """What was changed, when, by whom and why; the newest first."""
+        check_between("max", max, 1, 10_000)
+        found = await asyncio.to_thread(desk.administration.records.revisions, max)
+        return {"revisions": [_shown(r) for r in found]}
+
+    @routes.put("/settings")
+    async def put_settings(write: SettingsWrite, who: Who) -> dict[str, Any]:
+        """Change settings of all servers of the registry while they run."""
+        configuration = desk.administration.configuration
+        if write.after is not None and write.after != configuration.revision.number:
+            raise Conflict(f"revision {configuration.revision.number} holds meanwhile: look at it, and try again")
+        document = configuration.with_settings(write.values)
+        wanted, _ = configuration.check(document)
+        fields = {f.name: f for f in dataclasses.fields(Settings)}
+
+        def shown(settings: Settings, name: str) -> Any:
+            return SECRET if fields[name].metadata["secret"] else getattr(settings, name)
+
+        changes = {
+            name: {"from": shown(configuration.settings, name), "to": shown(wanted, name)} for name in write.values
+        }
+
+        async def do() -> Any:
+            made = await make_revision(desk, who, write.reason, document)
+            return {"revision": made.number, "changes": changes}
+
+        preview = {"revision": configuration.revision.number + 1, "changes": changes}
+        return await desk.carry_out(write, who, "settings.put", ", ".join(write.values), do, preview)
+
+    @routes.post("/settings/rollback")
+    async def rollback(write: Rollback, who: Who) -> dict[str, Any]:
+        """Settings and rate limits as an earlier revision had them; this is a new revision."""
+        configuration = desk.administration.configuration
+        wanted = await asyncio.to_thread(desk.administration.records.revision, write.to)
+        document = wanted.settings or {}
+        configuration.check(document)
+        preview = {"from": _shown(configuration.revision), "to": _shown(wanted)}
+
+        async def do() -> Any:
+            made = await make_revision(desk, who, write.reason, document)
+            return {"revision": made.number, "values": _shown(made)["values"]}
+
+        return await desk.carry_out(write, who, "settings.rollback", str(write.to), do, preview)

@@ -1,0 +1,104 @@
+"""What servers share, kept up with: settings and credentials that were changed here or at another server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+from sqlalchemy.engine import Engine
+
+from notify.errors import NotifyError
+from notify.server.access import Access, tokens
+from notify.server.admin.records import CREDENTIALS, SETTINGS, Credential, Records, Revision
+from notify.server.clock import Clock
+from notify.server.configuration import Configuration
+from notify.settings import Settings
+
+log = structlog.get_logger("notify.server")
+
+LOOK_SECONDS = 1.0
+NOTE_USED_EVERY = 60
+"""Looks between two notes of when credentials were last used."""
+
+
+class Administration:
+    """Configuration and access as the records have them; looks every second for what others changed."""
+
+    def __init__(self, settings: Settings, engine: Engine, clock: Clock) -> None:
+        self.records = Records(engine)
+        self.configuration = Configuration(settings)
+        self.access = Access(settings)
+        self.clock = clock
+        self.on_change: Callable[[Configuration], None] = lambda configuration: None
+        """Called when other settings or limits hold."""
+        self._versions: dict[str, int] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, data_dir: str) -> None:
+        """Read what there is. With access on and no credential yet, a first token is left in `data_dir`."""
+        await self.look()
+        if self.access.on and not await asyncio.to_thread(self.records.credentials):
+            await asyncio.to_thread(self._make_first_token, Path(data_dir) / "admin.token")
+            await self.look()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def _make_first_token(self, path: Path) -> None:
+        number = tokens.new_id()
+        token, proof = tokens.new_token(number)
+        path.touch(mode=0o600, exist_ok=True)
+        path.write_text(token + "\n")
+        now_us = self.clock()
+        first = Credential(number, "admin", "token", proof, ("admin", "view"), 0, 0, now_us, 0)
+        self.records.add_credential(first)
+        self.records.record(now_us, "notify serve", "credential.add", "admin", "the first token", {"id": number})
+        log.info("first_token", file=str(path), remedy="make others with it (notify token create), then revoke it")
+
+    async def look(self) -> None:
+        """Follow what was changed. Raises what the database says."""
+        versions = await asyncio.to_thread(self.records.versions)
+        if versions.get(CREDENTIALS) != self._versions.get(CREDENTIALS):
+            self.access.learn(await asyncio.to_thread(self.records.credentials))
+        if versions.get(SETTINGS) != self._versions.get(SETTINGS):
+            self.hold(await asyncio.to_thread(self.records.revision))
+        self._versions = versions
+
+    def hold(self, revision: Revision) -> None:
+        """Follow a revision; one that this server cannot follow is said in the log, and what held before holds on."""
+        if revision.number <= self.configuration.revision.number:
+            return
+        try:
+            self.configuration.hold(revision)
+        except (NotifyError, TypeError) as error:
+            log.error("revision_refused", revision=revision.number, reason=str(error)[:300])
+            return
+        self.access.configure(self.configuration.settings)
+        self.on_change(self.configuration)
+        log.info("settings_changed", revision=revision.number, who=revision.who)
+
+    async def _run(self) -> None:
+        looks = 0
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            looks += 1
+            try:
+                await self.look()
+                if looks % NOTE_USED_EVERY == 0:
+                    await self._note_used()
+            except Exception as error:
+                log.warning("look_failed", reason=str(error)[:300])
+
+    async def _note_used(self) -> None:
+        used, self.access.used_us = self.access.used_us, {}
+        if used:
+            await asyncio.to_thread(self.records.note_used, used)
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            with contextlib.suppress(Exception):
+                await self._note_used()

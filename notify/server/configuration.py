@@ -1,0 +1,57 @@
+"""Settings that change while the server runs: how it was started, and over it the newest revision that was made."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from notify.server.admin.records import Revision
+from notify.server.flow import RateLimits
+from notify.settings import Settings, changed
+
+LIMITS = "limits"
+"""Where a revision keeps the rate limits, beside the settings."""
+
+
+class Configuration:
+    """The settings and rate limits that hold now."""
+
+    def __init__(self, started: Settings) -> None:
+        self.started = started
+        """From flags, environment and file."""
+        self.settings = started
+        self.limits = RateLimits()
+        self.revision = Revision()
+
+    def check(self, document: dict[str, Any]) -> tuple[Settings, RateLimits]:
+        """What a revision's document would make of this server. Raises InvalidRequest for what cannot be."""
+        values = {name: value for name, value in document.items() if name != LIMITS}
+        return changed(self.started, values), RateLimits(**document.get(LIMITS, {}))
+
+    def hold(self, revision: Revision) -> None:
+        """From now on this revision holds. Raises InvalidRequest, and changes nothing, where it cannot."""
+        self.settings, self.limits = self.check(revision.settings or {})
+        self.revision = revision
+
+    def document(self) -> dict[str, Any]:
+        """The revision that holds, for the next one to start from."""
+        return dict(self.revision.settings or {})
+
+    def with_settings(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The next document: these settings changed; None: as the server was started. Raises InvalidRequest."""
+        document = self.document()
+        changed(
+            self.started, {name: getattr(self.started, name, None) if v is None else v for name, v in values.items()}
+        )
+        for name, value in values.items():
+            if value is None:
+                document.pop(name, None)
+            else:
+                document[name] = value
+        wanted, _ = self.check(document)
+        # As they are meant, not as they were written: 5 and "5" are one value.
+        return {name: value if name == LIMITS else getattr(wanted, name) for name, value in document.items()}
+
+    def with_limits(self, limits: RateLimits) -> dict[str, Any]:
+        """The next document: these rates."""
+        return self.document() | {LIMITS: dataclasses.asdict(limits)}

@@ -1,0 +1,72 @@
+"""Tables of what is administrative: who did what, settings by revision, credentials.
+
+In the registry's database where there is one, so that all its servers share them; else in a SQLite file beside the log.
+Times are microseconds since 1970.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from notify.databases import TEXT
+
+metadata = sa.MetaData()
+
+_NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+"""SQLite counts up only what it calls INTEGER."""
+_INNODB: dict[str, Any] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
+
+server_action = sa.Table(
+    "server_action",
+    metadata,
+    sa.Column("id", _NUMBER, primary_key=True, autoincrement=True),
+    sa.Column("at_us", sa.BigInteger, nullable=False),
+    sa.Column("who", sa.String(255), nullable=False),
+    sa.Column("what", sa.String(64), nullable=False),
+    sa.Column("target", sa.String(255), nullable=False),
+    sa.Column("reason", TEXT, nullable=False),
+    sa.Column("result", TEXT, nullable=False),
+    **_INNODB,
+)
+"""Who did what, and why."""
+
+server_revision = sa.Table(
+    "server_revision",
+    metadata,
+    sa.Column("number", _NUMBER, primary_key=True, autoincrement=False),
+    sa.Column("at_us", sa.BigInteger, nullable=False),
+    sa.Column("who", sa.String(255), nullable=False),
+    sa.Column("reason", TEXT, nullable=False),
+    sa.Column("settings", TEXT, nullable=False),  # JSON: every setting that differs from how the servers were started
+    **_INNODB,
+)
+"""Settings by revision, each whole: the newest holds."""
+
+server_credential = sa.Table(
+    "server_credential",
+    metadata,
+    sa.Column("id", sa.String(16), primary_key=True),
+    sa.Column("name", sa.String(127), nullable=False),
+    sa.Column("kind", sa.String(16), nullable=False),  # token, certificate, subject
+    sa.Column("proof", sa.String(255), nullable=False),  # SHA-256 of the token; the certificate's or subject's name
+    sa.Column("rights", TEXT, nullable=False),  # JSON: a list of texts
+    sa.Column("requests", sa.Float(53), nullable=False),
+    sa.Column("polls", sa.Integer, nullable=False),
+    sa.Column("created_us", sa.BigInteger, nullable=False),
+    sa.Column("expires_us", sa.BigInteger, nullable=False),
+    sa.Column("revoked_us", sa.BigInteger, nullable=False),
+    sa.Column("used_us", sa.BigInteger, nullable=False),
+    **_INNODB,
+)
+"""What principals show to be let in. Of a token only its hash is kept."""
+
+server_change = sa.Table(
+    "server_change",
+    metadata,
+    sa.Column("name", sa.String(16), primary_key=True),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    **_INNODB,
+)
+"""How often settings and credentials have changed: servers look here every second."""

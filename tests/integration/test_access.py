@@ -1,0 +1,340 @@
+"""Access: who shows what, and who may do what. Denied by default once it is on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import stat
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notify import ids
+from notify.bench.server import ServerProcess
+from notify.client import Consumer, Message, TransactionProducer
+from notify.errors import Forbidden, InvalidRequest, Unauthorized
+from notify.server.access.rights import Right, parse_right
+from notify.server.serve import check_host
+from notify.settings import Settings
+
+READS = ("topics", "groups", "transactions", "limits", "settings", "settings/revisions", "credentials", "actions",
+         "jobs", "bridges", "nodes")  # fmt: skip
+
+
+def ask(
+    url: str,
+    method: str,
+    path: str,
+    body: Any = None,
+    token: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> tuple[int, Any]:
+    """Status and decoded body of one request."""
+    data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    sent = {"content-type": "application/json"} | ({} if token is None else {"authorization": f"Bearer {token}"})
+    request = urllib.request.Request(url + path, data, sent | (headers or {}), method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            status, raw = answer.status, answer.read()
+    except urllib.error.HTTPError as refused:
+        with refused:
+            status, raw = refused.code, refused.read()
+    try:
+        return status, json.loads(raw)
+    except ValueError:
+        return status, raw.decode()
+
+
+class Guarded:
+    """A server with access on, and tokens made for it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.server = ServerProcess(directory, environment={"NOTIFY_ACCESS": "1"}).start()
+        self.url = self.server.url
+        self.admin = (directory / "admin.token").read_text().strip()
+
+    def make(self, *rights: str, **fields: Any) -> str:
+        body = {"name": "t", "rights": list(rights), "reason": "a test"} | fields
+        status, made = ask(self.url, "POST", "/v1/admin/credentials", body, self.admin)
+        assert status == 200, made
+        return str(made["token"])
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    made = Guarded(tmp_path_factory.mktemp("guarded") / "data")
+    yield made
+    made.server.stop()
+
+
+def test_rights_cover_what_they_name() -> None:
+    assert parse_right("publish:order.*").covers("publish", "order.placed", "*")
+    assert not parse_right("publish:order.*").covers("publish", "orders", "*")
+    assert not parse_right("publish:order.*").covers("consume", "order.placed", "*")
+    assert parse_right("consume:a*c@t.*.x").covers("consume", "abc", "t.1.x")
+    assert not parse_right("consume:a*a").covers("consume", "a", "*")  # the two letters are not one
+    assert not parse_right("consume:g@t").covers("consume", "g", "*")
+    assert parse_right("admin").covers("admin", "*", "*") and not parse_right("admin:x").covers("admin", "*", "*")
+    assert [str(parse_right(t)) for t in ("view", "check:g", "consume:g@t")] == ["view", "check:g", "consume:g@t"]
+    assert str(Right("publish")) == "publish"
+    for wrong in ("", "fly", "publish:", "publish:a b", "publish:a@b", "view\n", "consume:g@"):
+        with pytest.raises(InvalidRequest):
+            parse_right(wrong)
+
+
+def requests_of(topic: str, group: str) -> dict[str, tuple[str, str, Any]]:
+    """One request of each kind that a right is for."""
+    message = {"topic": topic, "body": "x"}
+    half = {"id": ids.to_text(ids.new_id()), "messages": [message]}
+    why = {"reason": "a test"}
+    return {
+        "publish": ("POST", "/v1/messages", {"messages": [message]}),
+        "half": ("POST", "/v1/transactions", {"producer_group": group, "transactions": [half]}),
+        "outcome": ("POST", "/v1/transactions/outcomes", {
+            "producer_group": group, "outcomes": [{"id": half["id"], "outcome": "ROLLBACK"}]}),
+        "states": ("POST", "/v1/transactions/states", {"producer_group": group, "ids": [half["id"]]}),
+        "poll": ("POST", "/v1/checks/poll", {"producer_group": group, "instance": "i", "wait": 0, "max": 1}),
+        "receive": ("POST", f"/v1/groups/{group}/receive", {
+            "instance": "i", "topics": [topic], "wait": 0, "max": 1, "lease": 30}),
+        "settle": ("POST", f"/v1/groups/{group}/settle", {"items": [{"receipt": "0-0", "action": "ack"}]}),
+        "pull": ("GET", f"/v1/topics/{topic}/queues/0/messages", None),
+        "bridge": ("GET", f"/v1/bridge/{group}", None),
+        "subscribe": ("PUT", f"/v1/admin/groups/{group}/subscriptions/{topic}", why),
+        "pause": ("POST", f"/v1/admin/groups/{group}/pause", why),
+        "put topic": ("PUT", f"/v1/admin/topics/{topic}", why),
+        "settings": ("PUT", "/v1/admin/settings", why | {"values": {"check_attempts": 15}}),
+        "token": ("POST", "/v1/admin/credentials", why | {"name": "x", "rights": ["admin"]}),
+        "view": ("GET", "/v1/admin/topics", None),
+        "metrics": ("GET", "/metrics", None),
+        "members": ("GET", "/v1/members", None),
+    }  # fmt: skip
+
+
+ALLOWED = {
+    "publish:{t}": {"publish"},
+    "check:{g}": {"outcome", "states", "poll"},
+    "publish:{t} check:{g}": {"publish", "half", "outcome", "states", "poll"},
+    "consume:{g}": {"receive", "settle", "subscribe"},
+    "consume:{g}@{t}": {"receive", "settle", "subscribe"},
+    "consume:{g}@other": {"settle"},
+    "consume:other": set(),
+    "read:{t}": {"pull"},
+    "bridge:{g}": {"bridge"},
+    "view": {"view", "metrics"},
+    "admin:{g}": {"pause"},
+    "admin:{t}": {"put topic"},
+    "admin:{g} admin:{t}": {"pause", "put topic", "subscribe"},
+    "admin": {"pause", "put topic", "subscribe", "settings", "token"},
+    "publish:other check:other read:other bridge:other admin:other": set(),
+}
+"""What each set of rights allows; whatever is not named is refused. Who is let in may ask who the members are."""
+
+
+def refused(answer: tuple[int, Any]) -> bool:
+    """By a right: of a batch the item, else the request."""
+    status, body = answer
+    if status == 200 and isinstance(body, dict) and "items" in body:
+        return any(item["status"] == 403 for item in body["items"])
+    return status in (401, 403)
+
+
+def test_the_matrix_of_rights_routes_and_names(guarded: Guarded, unique: str) -> None:
+    """Promise: denied by default. Every right against every route, on its own names and on others'."""
+    topic, group = unique + ".t", unique + ".g"
+    requests = requests_of(topic, group)
+    for name in ("put topic", "subscribe"):
+        assert ask(guarded.url, *requests[name], token=guarded.admin)[0] == 200
+    wrong = []
+    for rights, allowed in ALLOWED.items():
+        token = guarded.make(*rights.format(t=topic, g=group).split(" "))
+        for name, (method, path, body) in requests_of(topic, group).items():
+            answer = ask(guarded.url, method, path, body, token)
+            if refused(answer) is (name in allowed or name == "members"):
+                wrong.append((rights, name, answer))
+    assert wrong == []
+    for name, (method, path, body) in requests.items():
+        for shown in (None, "", "nt_000000000000_" + "A" * 43, "x", guarded.admin[:-1] + "."):
+            status, problem = ask(guarded.url, method, path, body, shown)
+            assert (status, problem["code"]) == (401, "unauthorized"), (name, shown)
+
+
+def test_every_admin_read_takes_view(guarded: Guarded) -> None:
+    nobody, viewer = guarded.make("publish"), guarded.make("view")
+    for path in READS:
+        assert ask(guarded.url, "GET", f"/v1/admin/{path}", token=nobody)[0] == 403
+        assert ask(guarded.url, "GET", f"/v1/admin/{path}", token=viewer)[0] == 200, path
+    assert ask(guarded.url, "GET", "/openapi.json")[0] == 401
+    for path in ("/livez", "/readyz"):
+        assert ask(guarded.url, "GET", path)[0] == 200
+
+
+def test_every_admin_write_in_the_document_is_guarded(guarded: Guarded) -> None:
+    """Routes to come are in it, too: none is open to whoever may only look."""
+    viewer = guarded.make("view", "publish", "consume:nobody", "check", "read", "bridge")
+    _, document = ask(guarded.url, "GET", "/openapi.json", token=viewer)
+    count = 0
+    for path, operations in document["paths"].items():
+        for method in operations.keys() & {"post", "put", "delete"}:
+            if path.startswith("/v1/admin"):
+                named = path.replace("{", "").replace("}", "")
+                status, body = ask(guarded.url, method.upper(), named, {"reason": "a test"}, viewer)
+                assert status == 403, (method, path, body)
+                count += 1
+    assert count > 15
+
+
+def test_items_are_refused_one_by_one(guarded: Guarded, unique: str) -> None:
+    token = guarded.make(f"publish:{unique}.a")
+    messages = [{"topic": f"{unique}.{t}", "body": "x"} for t in "aba"]
+    status, answer = ask(guarded.url, "POST", "/v1/messages", {"messages": messages}, token)
+    assert status == 200 and [item["status"] for item in answer["items"]] == [201, 403, 201]
+    assert f"publish:{unique}.b" in answer["items"][1]["detail"]  # it says what is missing
+
+
+def test_transactions_are_decided_by_who_administers_their_group(guarded: Guarded, unique: str) -> None:
+    name = ids.to_text(ids.new_id())
+    half = {"producer_group": unique, "transactions": [{"id": name, "messages": [{"topic": unique, "body": "x"}]}]}
+    assert ask(guarded.url, "POST", "/v1/transactions", half, guarded.make("publish", "check"))[0] == 200
+    path = f"/v1/admin/transactions/{name}/commit"
+    assert ask(guarded.url, "POST", path, {"reason": "r"}, guarded.make("admin:other"))[0] == 403
+    status, answer = ask(guarded.url, "POST", path, {"reason": "r"}, guarded.make(f"admin:{unique}", name="operator"))
+    assert (status, answer["result"]["state"]) == (200, "COMMITTED")
+    _, actions = ask(guarded.url, "GET", "/v1/admin/actions?what=transaction.&max=1", token=guarded.admin)
+    assert (actions["actions"][0]["who"], actions["actions"][0]["target"]) == ("operator", name)
+
+
+def test_tokens_expire_and_are_revoked(guarded: Guarded) -> None:
+    short = guarded.make("view", expires_in=0.4)
+    assert ask(guarded.url, "GET", "/v1/admin/topics", token=short)[0] == 200
+    token = guarded.make("view", name="gone")
+    assert ask(guarded.url, "GET", "/v1/admin/topics", token=token)[0] == 200
+    _, found = ask(guarded.url, "GET", "/v1/admin/credentials", token=guarded.admin)
+    number = next(c["id"] for c in found["credentials"] if c["name"] == "gone")
+    path = f"/v1/admin/credentials/{number}/revoke"
+    assert ask(guarded.url, "POST", path, {"reason": "r", "dry_run": True}, guarded.admin)[0] == 200
+    assert ask(guarded.url, "GET", "/v1/admin/topics", token=token)[0] == 200  # it was a dry run
+    assert ask(guarded.url, "POST", path, {"reason": "r"}, guarded.admin)[0] == 200
+    assert ask(guarded.url, "GET", "/v1/admin/topics", token=token)[0] == 401
+    time.sleep(0.4)
+    status, problem = ask(guarded.url, "GET", "/v1/admin/topics", token=short)
+    assert status == 401 and "expired" in problem["detail"]
+
+
+def test_only_hashes_are_kept_and_files_are_the_owners(tmp_path: Path) -> None:
+    made = Guarded(tmp_path / "data")
+    token = made.make("view")
+    try:
+        secret = token.rpartition("_")[2].encode()
+        for path in (tmp_path / "data").rglob("*"):
+            if path.is_file():
+                assert secret not in path.read_bytes(), path
+                assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+        assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o700
+        first = made.admin.split("_")[1]
+        status, answer = ask(made.url, "POST", f"/v1/admin/credentials/{first}/revoke", {"reason": "r"}, made.admin)
+        assert (status, answer["code"]) == (422, "last_admin")
+        made.server.stop()
+        made.server.start()
+        assert ask(made.url, "GET", "/v1/admin/topics", token=token)[0] == 200
+        assert token not in "".join(made.server.output) and made.admin not in "".join(made.server.output)
+    finally:
+        made.server.stop()
+
+
+def test_rates_and_polls_of_a_principal(guarded: Guarded, unique: str) -> None:
+    token = guarded.make("publish", requests=5)
+    body = {"messages": [{"topic": unique, "body": "x"}]}
+    found = [ask(guarded.url, "POST", "/v1/messages", body, token)[0] for _ in range(8)]
+    assert found[:5] == [200] * 5 and 429 in found[5:]
+    assert ask(guarded.url, "POST", "/v1/messages", body, guarded.make("publish"))[0] == 200  # of another: its own
+    token = guarded.make("check", polls=1)
+    import threading
+
+    poll = {"producer_group": unique, "instance": "i", "wait": 2, "max": 1}
+    waiting = threading.Thread(target=ask, args=(guarded.url, "POST", "/v1/checks/poll", poll, token))
+    waiting.start()
+    time.sleep(0.5)
+    status, problem = ask(guarded.url, "POST", "/v1/checks/poll", poll, token)
+    assert (status, problem["code"]) == (429, "too_many_polls")
+    waiting.join()
+    assert ask(guarded.url, "POST", "/v1/checks/poll", poll | {"wait": 0}, token)[0] == 200
+
+
+def test_the_sdk_shows_its_token(guarded: Guarded, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rights = [f"publish:{unique}", f"check:{unique}", f"consume:{unique}", f"read:{unique}"]
+    token = guarded.make(*rights)
+    got: list[str] = []
+    consumer = Consumer(guarded.url, group=unique, token=token)
+
+    @consumer.subscribe(unique, start="earliest")
+    def handle(message: Any) -> None:
+        got.append(message.text)
+        consumer.stop()
+
+    with TransactionProducer(guarded.url, group=unique, token=token) as producer:
+        producer.publish(Message(unique, "hello"))
+        with pytest.raises(Forbidden, match="publish:other"):
+            producer.publish(Message("other", "x"))
+    consumer.run(signals=False)
+    assert got == ["hello"]
+    with TransactionProducer(guarded.url, group=unique, token="nt_wrong") as producer:
+        with pytest.raises(Unauthorized):
+            producer.publish(Message(unique, "x"))
+    monkeypatch.setenv("NOTIFY_TOKEN", token)
+    with TransactionProducer(guarded.url, group=unique) as producer:
+        producer.publish(Message(unique, "from the environment"))
+
+
+def test_a_refused_body_is_not_taken(guarded: Guarded) -> None:
+    """Who is not let in is told so before the body is there: it cannot fill the server's memory."""
+    import socket
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(guarded.url)
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=10) as s:
+        s.sendall(b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                  b"content-length: 8000000\r\n\r\n{")  # fmt: skip
+        assert b" 401 " in s.recv(4096).split(b"\r\n")[0]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/admin/limits"])
+def test_pages_of_other_sites_change_nothing(server: ServerProcess, path: str) -> None:
+    """While access is off, loopback is what protects: a page in a browser on this machine must not reach through it."""
+    method = "POST" if path == "/v1/messages" else "PUT"
+    body = {"messages": [{"topic": "t", "body": "x"}]} if method == "POST" else {"reason": "r", "dry_run": True}
+    host = server.url.removeprefix("http://")
+    for headers in (
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": f"https://{host}.evil.example"},
+        {"origin": "http://evil.example:7400", "host": "evil.example:7400"},  # its name points here
+        {"sec-fetch-site": "same-origin", "host": "evil.example"},
+    ):
+        status, problem = ask(server.url, method, path, body, headers=headers)
+        assert status == 403 and problem["code"] in ("forbidden", "foreign_host"), headers
+    for headers in ({"origin": server.url, "sec-fetch-site": "same-origin"}, {}, {"sec-fetch-site": "none"}):
+        assert ask(server.url, method, path, body, headers=headers)[0] == 200, headers
+
+
+def test_admin_bodies_are_bounded(server: ServerProcess) -> None:
+    body = json.dumps({"reason": "x" * (2 << 20)}).encode()
+    status, problem = ask(server.url, "PUT", "/v1/admin/limits", body)
+    assert (status, problem["code"]) == (413, "request_too_large")
+
+
+def test_what_others_could_reach_needs_access_and_tls() -> None:
+    for host, fields in itertools.product(("0.0.0.0", "192.0.2.1", "::"), ({}, {"access": True})):
+        with pytest.raises(InvalidRequest, match="plaintext" if fields else "access"):
+            check_host(Settings(host=host, **fields))
+    check_host(Settings(host="0.0.0.0", access=True, plaintext=True))
+    check_host(Settings(host="0.0.0.0", access=True, tls_certificate="c.pem"))
+    for host in ("127.0.0.1", "::1", "localhost", "127.9.9.9"):
+        check_host(Settings(host=host))
