@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from notify import __version__
 from notify.errors import InvalidRequest, NotifyError, Unavailable
-from notify.server import admin, health
+from notify.server import admin, console, health
 from notify.server.access import Access, guard
 from notify.server.admin.database import AdminDatabase
 from notify.server.admin.jobs import Jobs
@@ -27,6 +27,7 @@ from notify.server.configuration import Configuration
 from notify.server.core import Core
 from notify.server.delivery.instances import states
 from notify.server.flow import retry_after
+from notify.server.history import History
 from notify.server.http import Answer, DataRoutes, problem
 from notify.server.http import Request as DataRequest
 from notify.server.membership import Membership
@@ -51,6 +52,7 @@ class App:
         """The address to announce."""
         self.database: AdminDatabase | None = None
         self.administration: Administration | None = None
+        self.history: History | None = None
         self.jobs: Jobs
         self.failed: NotifyError | None = None
         """Why it could not start."""
@@ -77,6 +79,8 @@ class App:
         self.administration = Administration(self.settings, engine, clock)
         self.administration.on_change = self._configure
         await self.administration.start(self.settings.data_dir)
+        self.history = History(self.core)
+        self.history.start()
         self._data = DataRoutes(self.core, self.administration.access, self.members)
         self._run = asyncio.get_running_loop().create_task(self.core.run())
         await self.jobs.resume()
@@ -149,6 +153,8 @@ class App:
         """Make everything durable and let go."""
         if self.membership is not None:
             await self.membership.stop()
+        if self.history is not None:
+            await self.history.stop()
         if self.administration is not None:
             await self.administration.stop()
         await self.jobs.stop()
@@ -181,8 +187,8 @@ class App:
         await self.fastapi(scope, receive, send)
 
     def _refused(self, scope: Any, error: NotifyError) -> Response:
-        """The answer to whom is not let in: a problem."""
-        return problem_response(error)
+        """The answer to whom is not let in: a problem, and to a browser that asks for a page, a page."""
+        return console.failed(Request(scope), error) if wants_page(scope) else problem_response(error)
 
 
 def roles_of(settings: Settings) -> tuple[str, ...]:
@@ -192,6 +198,12 @@ def roles_of(settings: Settings) -> tuple[str, ...]:
         if role not in ("transactions", "queue"):
             raise InvalidRequest(f"setting roles: {role!r} is neither transactions nor queue")
     return roles
+
+
+def wants_page(scope: Any) -> bool:
+    """Whether a browser asks for a page of the console."""
+    accept = dict(scope["headers"]).get(b"accept", b"")
+    return b"text/html" in accept and not scope["path"].startswith(("/v1/", "/metrics", "/openapi.json"))
 
 
 def problem_response(error: NotifyError) -> Response:
@@ -220,6 +232,8 @@ def _fastapi(app: App) -> FastAPI:
     api = FastAPI(title="Notify", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     api.include_router(health.router(app))
     api.include_router(admin.router(app), prefix="/v1/admin")
+    api.include_router(console.router(app))
+    api.mount("/static", console.static_files())
 
     @api.exception_handler(NotifyError)
     async def refused(_: Request, error: NotifyError) -> Response:
@@ -238,6 +252,8 @@ def _fastapi(app: App) -> FastAPI:
         if error.status_code in (404, 405):
             detail = f"there is no {request.method} {request.url.path[:100]}"
         refused = InvalidRequest(detail, codes.get(error.status_code, "invalid"), error.status_code)
+        if wants_page(request.scope):
+            return console.failed(request, refused)
         return Response(problem(refused), error.status_code, media_type=PROBLEM)
 
     describe_data_routes(api)

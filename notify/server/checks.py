@@ -9,10 +9,14 @@ from typing import Any
 from notify import ids
 from notify.check.schedule import CheckSchedule
 from notify.limits import LIMITS, check_between, check_name
+from notify.server.check_log import CheckLog
 from notify.server.clock import Clock
 from notify.server.metrics import Metrics
 from notify.wire import Payload, Poll, decode_payload
 from storage.store import Due, TransactionStore
+
+ONLINE_US = 5_000_000
+"""A producer asks again as soon as its poll is over: after so long without one, none is there."""
 
 UNMATCHED_RETRY_US = 1_000_000
 """A due check that no waiting poller may answer is looked at again this much later; it uses up nothing."""
@@ -50,6 +54,7 @@ class Checks:
         self._metrics = metrics
         self._pollers: dict[str, list[_Poller]] = {}
         self.last_poll_us: dict[str, int] = {}
+        self.log = CheckLog()
 
     async def poll(self, poll: Poll) -> list[dict[str, Any]]:
         """Due checks for a producer, waiting up to `wait` seconds for the first."""
@@ -92,12 +97,18 @@ class Checks:
             else:
                 chosen.taken.append(due)
                 self._metrics.checks_sent += 1
+                self.log.add(due.id, now_us, "asked", chosen.instance)
         if unmatched:
             await self._store.release_checks(unmatched, now_us + UNMATCHED_RETRY_US)
         for poller in [p for p in waiting if p.taken]:
             waiting.remove(poller)
             if not poller.answer.done():
                 poller.answer.set_result(poller.taken)
+
+    def is_online(self, group: str) -> bool:
+        """Whether a producer of the group waits for checks, or did lately."""
+        polled_us = self.last_poll_us.get(group)
+        return bool(self._pollers.get(group)) or (polled_us is not None and self._clock() - polled_us < ONLINE_US)
 
     def next_event_us(self) -> int | None:
         """When the next check of a group with a waiting poller may be due."""

@@ -60,6 +60,9 @@ class Core:
         )
         self.transactions.on_new_topic = self._topic_made
         self.checks = Checks(store, clock, schedule, settings.shard, self.metrics)
+        self.transactions.on_answer = lambda name, at_us, what, reason: self.checks.log.add(
+            name, at_us, what, reason=reason
+        )
         self._retaining: asyncio.Task[int] | None = None
         self._retained_us = clock()
         self.ticked_us = clock()

@@ -73,6 +73,8 @@ class Transactions:
         self.metrics = metrics or Metrics()
         self._flow = flow
         self._gates = {} if flow is None else flow.gates
+        self.on_answer: Callable[[bytes, int, str, str], None] = lambda *_: None
+        """Called with the id, time, words and reason when a check is answered."""
 
     # --- halves -----------------------------------------------------------------------------------------------
 
@@ -258,6 +260,7 @@ class Transactions:
                     shards[transaction_id] = o.shard
                 if o.check is not None:
                     tokens[transaction_id] = _token(o.check)
+                    self.on_answer(transaction_id, self.clock(), o.outcome, o.reason or "")
                 decisions.append((transaction_id, group, wanted))
                 items.append(None)
         if None not in items:
@@ -309,6 +312,7 @@ class Transactions:
             return Item(o.id, 200, state.name)
         if not token or token != _token(o.check):
             return _stale_check(o, state)
+        self.on_answer(transaction_id, self.clock(), "unavailable" if o.unavailable else "UNKNOWN", o.reason or "")
         if not o.unavailable:
             attempts += 1
             self.metrics.checks_answered += 1

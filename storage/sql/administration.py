@@ -62,6 +62,18 @@ server_credential = sa.Table(
 )
 """What principals show to be let in. Of a token only its hash is kept."""
 
+server_audit = sa.Table(
+    "server_audit",
+    metadata,
+    sa.Column("id", _NUMBER, primary_key=True, autoincrement=True),
+    sa.Column("at_us", sa.BigInteger, nullable=False),
+    sa.Column("verdict", sa.String(16), nullable=False),
+    sa.Column("found", TEXT, nullable=False),  # JSON: counts, totals, reasons, span
+    sa.Column("report", TEXT, nullable=False),  # a page, "" for none
+    **_INNODB,
+)
+"""What audits found."""
+
 server_change = sa.Table(
     "server_change",
     metadata,

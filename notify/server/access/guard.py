@@ -23,14 +23,16 @@ ADMIN_BYTES = 1 << 20
 OPEN = ("/livez", "/readyz", "/login", "/static/")
 """What is served to anyone: health, and what it takes to log in."""
 
+NOBODY = Principal("nobody", ())
+
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 
 async def admit(scope: dict[str, Any], app: App) -> None:
     """Note who asks in the scope's state. Raises Unauthorized, Forbidden, Backpressure or Unavailable."""
-    refuse_foreign_pages(scope["method"], scope["headers"], app.settings)
     state = scope.setdefault("state", {})
-    state["principal"] = EVERYONE
+    state["principal"] = EVERYONE if not app.settings.access else NOBODY
+    refuse_foreign_pages(scope["method"], scope["headers"], app.settings)
     access = app.access
     if access is None:
         # Started or stopped: what is not open is not answered.
@@ -48,7 +50,7 @@ async def admit(scope: dict[str, Any], app: App) -> None:
     except Unauthorized:
         if not scope["path"].startswith(OPEN):
             raise
-        principal = Principal("nobody", ())
+        principal = NOBODY
     assert app.core is not None
     if not scope["path"].startswith(OPEN):
         principal.take_request(app.core.clock())

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends
 from notify.server.access import guard
 from notify.server.admin import (
     actions,
+    audits,
     bridges,
     credentials,
     dead_letters,
@@ -16,6 +17,7 @@ from notify.server.admin import (
     jobs,
     limits,
     messages,
+    overview,
     repairs,
     settings,
     topics,
@@ -45,4 +47,6 @@ def router(app: App) -> APIRouter:
     settings.add_routes(routes, desk)
     credentials.add_routes(routes, desk)
     actions.add_routes(routes, desk)
+    audits.add_routes(routes, desk)
+    overview.add_routes(routes, desk)
     return routes

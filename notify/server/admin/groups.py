@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 from typing import Annotated, Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from notify.errors import Conflict, InvalidRequest, NotFound
-from notify.limits import MODES, check_name
+from notify.limits import MODES, check_between, check_name
 from notify.server.admin.topics import check_retry
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.core import Core
@@ -136,18 +137,24 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         }
 
     @routes.get("/groups")
-    async def groups() -> dict[str, Any]:
-        found = desk.core.delivery.groups.values()
+    async def groups(prefix: str = "", after: str = "", max: int = 1_000_000) -> dict[str, Any]:
+        """Groups by name, as for topics."""
+        check_between("max", max, 1, 1_000_000)
+        known = desk.core.delivery.groups
+        names = heapq.nsmallest(max, (n for n in known if n > after and n.startswith(prefix)))
+        found = [known[name] for name in names]
+        now_us = desk.core.clock()
         rows = [
             {
                 "name": g.name,
                 "lag": sum(c.lag() for c in g.cursors.values()),
                 "leased": g.in_flight(),
                 "paused": g.paused,
+                "consumers": sum(s != "gone" for s in states(g.instances, now_us).values()),
             }
             for g in found
         ]
-        return {"groups": rows}
+        return {"groups": rows, "of": len(known)}
 
     @routes.get("/groups/{name}")
     async def group(name: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from notify.limits import LIMITS, check_between
 from notify.server.admin.transactions import transaction_row
 from notify.server.admin.writes import Desk
 from notify.server.delivery.cursor import Cursor
+from notify.server.delivery.group import Group
 from notify.server.http import json_pulled
 from notify.wire import instant, microseconds
 
@@ -91,7 +92,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             for place in places:
                 cursor = group.cursors.get((place.topic, place.queue))
                 if cursor is not None:
-                    groups.append(_group_view(group.name, cursor, place.offset))
+                    groups.append(_group_view(group, cursor, place.offset))
         return {
             "id": ids.message_id(transaction_id, number),
             "transaction": transaction_row(t, desk.core.clock()) | {"messages": []},
@@ -101,11 +102,16 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         }
 
 
-def _group_view(name: str, cursor: Cursor, offset: int) -> dict[str, Any]:
+def _group_view(group: Group, cursor: Cursor, offset: int) -> dict[str, Any]:
     if cursor.progress.is_settled(offset):
         state = "settled"
     elif offset < cursor.next:
         state = "handed out"
     else:
         state = "waiting"
-    return {"group": name, "topic": cursor.topic, "state": state, "attempts": cursor.attempts(offset)}
+    view: dict[str, Any] = {"group": group.name, "topic": cursor.topic, "state": state}
+    view |= {"attempts": cursor.attempts(offset), "instance": None, "until": None}
+    for lease in group.leases.values():
+        if lease.cursor is cursor and any(lease.offsets[n] == offset for n in lease.open):
+            view |= {"instance": lease.instance.name, "until": instant(lease.deadline_us)}
+    return view

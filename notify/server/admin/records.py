@@ -10,10 +10,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify.errors import Conflict, NotFound
-from storage.sql.administration import server_action, server_change, server_credential, server_revision
+from storage.sql.administration import server_action, server_audit, server_change, server_credential, server_revision
 
 SETTINGS, CREDENTIALS = "settings", "credentials"
 """Names in `server_change`."""
+
+REPORTS = 100
+"""Pages of audits that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,36 @@ class Records:
                 connection.execute(
                     server_credential.update().where(c.id == number, c.used_us < at_us).values(used_us=at_us)
                 )
+
+    # --- audits -----------------------------------------------------------------------------------------------
+
+    def add_audit(self, at_us: int, found: dict[str, Any], report: str) -> int:
+        """Keep a verdict and its page; the pages of the oldest go. Its number."""
+        values = {"at_us": at_us, "verdict": found["verdict"], "found": json.dumps(found), "report": report}
+        with self._engine.begin() as connection:
+            made = connection.execute(server_audit.insert().values(values)).inserted_primary_key
+            assert made is not None
+            old = server_audit.update().where(server_audit.c.id <= made[0] - REPORTS, server_audit.c.report != "")
+            connection.execute(old.values(report=""))
+        return int(made[0])
+
+    def audits(self, limit: int) -> list[dict[str, Any]]:
+        """The newest first, without their pages."""
+        c = server_audit.c
+        has_report = (c.report != "").label("has_report")
+        query = sa.select(c.id, c.at_us, c.found, has_report).order_by(c.id.desc()).limit(limit)
+        with self._engine.connect() as connection:
+            rows = connection.execute(query).all()
+        return [
+            {"id": row.id, "at_us": row.at_us, "has_report": bool(row.has_report)} | json.loads(row.found)
+            for row in rows
+        ]
+
+    def audit_report(self, number: int) -> str:
+        """An audit's page, "" for none."""
+        with self._engine.connect() as connection:
+            page = connection.scalar(sa.select(server_audit.c.report).where(server_audit.c.id == number))
+        return str(page or "")
 
     # --- changes ----------------------------------------------------------------------------------------------
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from typing import Any, Literal
 
 from fastapi import APIRouter
 from pydantic import Field
 
 from notify.errors import InvalidRequest, NotFound
-from notify.limits import LIMITS, check_name
+from notify.limits import LIMITS, check_between, check_name
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.core import Core
 from storage.store import Backlog, Flush, Topic
@@ -85,8 +86,12 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         } | _described(topic)
 
     @routes.get("/topics")
-    async def topics() -> dict[str, Any]:
-        return {"topics": [shown(t) for t in desk.core.queues.topics()]}
+    async def topics(prefix: str = "", after: str = "", max: int = 1_000_000) -> dict[str, Any]:
+        """Topics by name: those that begin with `prefix` and come after `after`, at most `max` of them."""
+        check_between("max", max, 1, 1_000_000)
+        known = {t.name: t for t in desk.core.queues.topics()}
+        names = heapq.nsmallest(max, (n for n in known if n > after and n.startswith(prefix)))
+        return {"topics": [shown(known[name]) for name in names], "of": len(known)}
 
     @routes.get("/topics/{name}")
     async def topic(name: str) -> dict[str, Any]:
@@ -94,6 +99,14 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         if found is None:
             raise NotFound(f"there is no topic {name[:100]!r}")
         return shown(found)
+
+    @routes.get("/topics/{name}/groups")
+    async def groups_of(name: str) -> dict[str, Any]:
+        """The groups that subscribe to a topic, and how far each is behind."""
+        if desk.core.queues.topic(name) is None:
+            raise NotFound(f"there is no topic {name[:100]!r}")
+        found = desk.core.delivery.subscriptions_of(name)
+        return {"groups": [{"group": s.group, "mode": s.mode, "lag": lag} for s, lag in found]}
 
     @routes.put("/topics/{name}")
     async def put_topic(name: str, write: TopicWrite, who: Who) -> dict[str, Any]:

@@ -54,7 +54,9 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             older_us = now_us - round(older_than * 1e6)
         wanted = State[state] if state is not None else None
         found = await desk.core.store.undecided(wanted, producer_group, older_us, max)
-        return {"transactions": [transaction_row(t, now_us, desk.core.transactions.shard) for t in found]}
+        shard, online = desk.core.transactions.shard, desk.core.checks.is_online
+        rows = [transaction_row(t, now_us, shard) | {"producer_online": online(t.producer_group)} for t in found]
+        return {"transactions": rows}
 
     async def one(transaction_id: str) -> Transaction:
         try:
@@ -67,7 +69,15 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/transactions/{transaction_id}")
     async def transaction(transaction_id: str) -> dict[str, Any]:
-        return transaction_row(await one(transaction_id), desk.core.clock(), desk.core.transactions.shard)
+        """One transaction, whether its producers are there to be asked, and what became of its latest checks."""
+        found = await one(transaction_id)
+        core = desk.core
+        log = [
+            {"at": instant(e.at_us), "what": e.what, "instance": e.instance, "reason": e.reason}
+            for e in core.checks.log.of(found.id)
+        ]
+        row = transaction_row(found, core.clock(), core.transactions.shard)
+        return row | {"producer_online": core.checks.is_online(found.producer_group), "checks": log}
 
     @routes.post("/transactions/{transaction_id}/{action}")
     async def act(transaction_id: str, action: str, write: Write, who: Who, asker: Asker) -> dict[str, Any]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from notify.server.admin.database import AdminDatabase
     from notify.server.administration import Administration
     from notify.server.app import App
+    from notify.server.history import History
 
 
 async def _who(request: Request, user: Annotated[str, Header(alias="x-notify-user", max_length=255)] = "") -> str:
@@ -66,6 +67,17 @@ class Desk:
         if self._app.administration is None:
             raise Unavailable("the server is starting or stopping; try again")
         return self._app.administration
+
+    @property
+    def history(self) -> History:
+        """Raises Unavailable while there is none."""
+        if self._app.history is None:
+            raise Unavailable("the server is starting or stopping; try again")
+        return self._app.history
+
+    def alarms(self) -> list[dict[str, Any]]:
+        """What is wrong now, the worst first."""
+        return []
 
     @property
     def database(self) -> AdminDatabase:

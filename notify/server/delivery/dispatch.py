@@ -156,6 +156,15 @@ class Delivery:
         """How far the slowest group is behind in a topic, in messages; 0 where no group subscribes to it."""
         return max((self._lag_of(group, topic) for group in self._by_topic.get(topic, ())), default=0)
 
+    def subscriptions_of(self, topic: str) -> list[tuple[Subscription, int]]:
+        """Who subscribes to a topic, and how far each is behind, in messages."""
+        found = []
+        for name in sorted(self._by_topic.get(topic, ())):
+            cursor = self.groups[name].cursors.get((topic, 0))
+            if cursor is not None:
+                found.append((cursor.subscription, self._lag_of(name, topic)))
+        return found
+
     def floor(self, topic: str, queue: int) -> int | None:
         """Below it every group has settled everything in a queue; None where no group subscribes."""
         cursors = [self.groups[name].cursors.get((topic, queue)) for name in self._by_topic.get(topic, ())]

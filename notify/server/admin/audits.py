@@ -1,0 +1,60 @@
+"""Admin routes of audits: `notify audit` leaves its verdicts here, for the console and for alarms."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse
+from pydantic import Field
+
+from notify.errors import NotFound
+from notify.limits import check_between
+from notify.server.admin.writes import Desk, Who, Write
+from notify.wire import instant
+
+REPORT_BYTES = 512 << 10
+NO_SCRIPT = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
+
+
+class AuditWrite(Write):
+    verdict: Literal["PASS", "FINDINGS", "INCONCLUSIVE"]
+    counts: dict[str, int] = Field(max_length=64, description="findings by class")
+    totals: dict[str, int | float] = Field(default_factory=dict, max_length=64)
+    reasons: list[str] = Field(default_factory=list, max_length=100, description="why a part could not be judged")
+    since: str = Field("", max_length=40, description="of the transactions looked at, RFC 3339")
+    until: str = Field("", max_length=40)
+    report: str = Field("", max_length=REPORT_BYTES, description="the page, self-contained")
+
+
+def add_routes(routes: APIRouter, desk: Desk) -> None:
+    """The routes under `audits`."""
+
+    @routes.get("/audits")
+    async def audits(max: int = 20) -> dict[str, Any]:
+        """The newest verdicts."""
+        check_between("max", max, 1, 1000)
+        rows = await asyncio.to_thread(desk.administration.records.audits, max)
+        return {"audits": [{k: v for k, v in r.items() if k != "at_us"} | {"at": instant(r["at_us"])} for r in rows]}
+
+    @routes.get("/audits/{number}/report", response_class=HTMLResponse)
+    async def report(number: int) -> HTMLResponse:
+        """An audit's page, as it was made; nothing in it can run or ask for anything."""
+        check_between("number", number, 0, 1 << 62)
+        page = await asyncio.to_thread(desk.administration.records.audit_report, number)
+        if not page:
+            raise NotFound(f"audit {number} left no report here")
+        return HTMLResponse(page, headers={"content-security-policy": NO_SCRIPT})
+
+    @routes.post("/audits")
+    async def add(write: AuditWrite, who: Who) -> dict[str, Any]:
+        """Keep a verdict. Of the pages the newest hundred are kept."""
+        found = write.model_dump(exclude={"reason", "dry_run", "report"})
+
+        async def do() -> Any:
+            at_us = desk.core.clock()
+            number = await asyncio.to_thread(desk.administration.records.add_audit, at_us, found, write.report)
+            return {"id": number, "verdict": write.verdict}
+
+        return await desk.carry_out(write, who, "audit.add", write.verdict, do, found)

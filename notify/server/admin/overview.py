@@ -1,0 +1,101 @@
+"""Admin routes of the whole: how it goes now, and how it went in the last hour."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import shutil
+from typing import Any
+
+from fastapi import APIRouter
+
+from notify import __version__
+from notify.server.admin.writes import Desk
+from notify.server.core import Core
+from notify.server.history import lag
+from notify.wire import instant
+from storage.store import State, dead_letter_topic
+
+COUNTED_TO = 1000
+WORST = 10
+READ_BYTES = 1 << 20
+
+
+def add_routes(routes: APIRouter, desk: Desk) -> None:
+    """The routes `overview` and `history`."""
+
+    @routes.get("/overview")
+    async def overview() -> dict[str, Any]:
+        """Rates of the last five seconds, what is in doubt, what is not delivered, who lags, room on the disk."""
+        core = desk.core
+        now_us = core.clock()
+        doubt = await core.store.undecided(State.PREPARED, None, None, COUNTED_TO)
+        parked = await core.store.undecided(State.PARKED, None, None, COUNTED_TO)
+        disk = await asyncio.to_thread(shutil.disk_usage, core.settings.data_dir)
+        return {
+            "at": instant(now_us),
+            "version": __version__,
+            "shards": list(core.store.shards()) or [core.settings.shard],
+            "rates": desk.history.rates(),
+            "in_doubt": {
+                "count": len(doubt),
+                "is_more": len(doubt) == COUNTED_TO,
+                "oldest_seconds": _age(now_us, doubt[0].stored_us) if doubt else None,
+            },
+            "parked": {"count": len(parked), "is_more": len(parked) == COUNTED_TO},
+            "disk": {"total": disk.total, "free": disk.free, "used_share": round(1 - disk.free / disk.total, 4)},
+            "alarms": desk.alarms(),
+            "queues": _queues(core, now_us) if core.has_queues else None,
+        }
+
+    @routes.get("/history")
+    async def history() -> dict[str, Any]:
+        """The last hour in columns: times, rates a second, lag."""
+        return desk.history.columns()
+
+
+def _queues(core: Core, now_us: int) -> dict[str, Any]:
+    groups = core.delivery.groups.values()
+    worst = heapq.nlargest(WORST, ((sum(c.lag() for c in g.cursors.values()), g.name) for g in groups))
+    rows = [
+        {
+            "name": name,
+            "lag": behind,
+            "oldest_seconds": oldest_seconds(core, name, now_us),
+            "paused": core.delivery.groups[name].paused,
+        }
+        for behind, name in worst
+        if behind
+    ]
+    dead = 0
+    for group in groups:
+        topic = core.queues.topic(dead_letter_topic(group.name))
+        if topic is not None:
+            start, end = core.queues.bounds(topic.name, 0)
+            dead += end - start
+    return {
+        "lag": lag(core),
+        "topics": len(core.queues.topics()),
+        "groups": len(groups),
+        "leased": sum(g.in_flight() for g in groups),
+        "delayed": core.queues.delayed(),
+        "dead_letters": dead,
+        "oldest_undelivered_seconds": max((row["oldest_seconds"] or 0 for row in rows), default=None),
+        "lagging": rows,
+    }
+
+
+def oldest_seconds(core: Core, group: str, now_us: int) -> float | None:
+    """How long the oldest message that a group has not settled has been there; None where there is none."""
+    oldest = None
+    for cursor in core.delivery.groups[group].cursors.values():
+        if not cursor.lag():
+            continue
+        found = core.queues.read(cursor.topic, cursor.queue, cursor.progress.floor, 1, READ_BYTES)
+        if found and (oldest is None or found[0].committed_us < oldest):
+            oldest = found[0].committed_us
+    return None if oldest is None else _age(now_us, oldest)
+
+
+def _age(now_us: int, then_us: int) -> float:
+    return round(max(0, now_us - then_us) / 1e6, 3)

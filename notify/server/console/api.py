@@ -1,0 +1,83 @@
+"""Asking the admin routes from within the process, as the principal whose browser shows the page."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+from fastapi import Request
+
+from notify.errors import NotifyError
+
+if TYPE_CHECKING:
+    from notify.server.app import App
+
+
+class Refused(NotifyError):
+    """What an admin route answered other than 200."""
+
+    def __init__(self, status: int, problem: dict[str, Any]) -> None:
+        super().__init__(str(problem.get("detail", "the server refused this")))
+        self.status = status
+        self.code = str(problem.get("code", "error"))
+
+
+def path_of(template: str, **names: str) -> str:
+    """`groups/{group}/reset` with its names filled in."""
+    return "/v1/admin/" + template.format(**{name: quote(value, safe="") for name, value in names.items()})
+
+
+class Api:
+    """Calls of one page."""
+
+    def __init__(self, app: App, request: Request) -> None:
+        self._app = app
+        self._request = request
+
+    async def get(self, path: str, **query: Any) -> dict[str, Any]:
+        """What a read answers. Raises Refused."""
+        given = {name: value for name, value in query.items() if value not in (None, "")}
+        return await self.call("GET", path if path.startswith("/") else "/v1/admin/" + path, query=given)
+
+    async def call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, query: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """What any route answers. Raises Refused."""
+        data = b"" if body is None else json.dumps(body).encode()
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": _unquoted(path),
+            "raw_path": path.encode(),
+            "query_string": urlencode(query or {}).encode(),
+            "headers": [(b"content-type", b"application/json"), (b"x-notify-user", b"console")],
+            "client": None,
+            "server": None,
+            "root_path": "",
+            "state": {"principal": self._request.state.principal},
+        }
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": data, "more_body": False}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        await self._app.fastapi(scope, receive, send)  # type: ignore[arg-type]
+        status = int(sent[0]["status"])
+        text = b"".join(message.get("body", b"") for message in sent[1:])
+        found = json.loads(text) if text else {}
+        if status != 200:
+            raise Refused(status, found if isinstance(found, dict) else {})
+        return dict(found)
+
+
+def _unquoted(path: str) -> str:
+    from urllib.parse import unquote
+
+    return unquote(path)

@@ -1,0 +1,201 @@
+"""What can be changed from the console: each write as data, so that all have a reason, a preview and a record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from notify.errors import InvalidRequest
+from notify.limits import MODES
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One field of a form. `kind`: text, number, choice, check, list (by commas), rates (NAME=RATE a line), json."""
+
+    name: str
+    label: str
+    kind: str = "text"
+    choices: tuple[str, ...] = ()
+    required: bool = False
+    help: str = ""
+
+    def value(self, text: str | None) -> Any:
+        """What the form's text means; None: left out. Raises InvalidRequest."""
+        text = (text or "").strip()
+        try:
+            if self.kind == "check":
+                return True if text else None
+            if not text:
+                return {} if self.kind == "rates" else None
+            if self.kind == "number":
+                return float(text) if "." in text else int(text)
+            if self.kind == "list":
+                return [part.strip() for part in text.replace("\n", ",").split(",") if part.strip()]
+            if self.kind == "rates":
+                pairs = [line.partition("=") for line in text.splitlines() if line.strip()]
+                return {name.strip(): float(rate) for name, _, rate in pairs}
+            if self.kind == "json":
+                return json.loads(text)
+        except ValueError:
+            raise InvalidRequest(f"{self.label}: {text[:60]!r} is not what belongs here. {self.help}") from None
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One write: its route, what it needs, and what to say before it is done."""
+
+    title: str
+    method: str
+    path: str
+    """Under /v1/admin, with its targets in braces."""
+    inputs: tuple[Input, ...] = ()
+    warning: str = ""
+    back: str = "/"
+    """The page to go on with, with targets in braces."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that are always sent."""
+    at: str = ""
+    """The field under which the inputs are sent; empty: beside the reason."""
+
+    def body(self, form: Mapping[str, str]) -> dict[str, Any]:
+        """The request's fields. Raises InvalidRequest for what is missing or cannot be."""
+        fields: dict[str, Any] = {}
+        for i in self.inputs:
+            value = i.value(form.get(i.name))
+            if value is None and i.required:
+                raise InvalidRequest(f"{i.label} is missing. {i.help}")
+            if value is not None:
+                fields[i.name] = value
+        return dict(self.fixed) | ({self.at: fields} if self.at else fields)
+
+
+_TX = "transactions/{transaction}"
+_TX_PAGE = "/transactions/{transaction}"
+_DEAD = (
+    Input("topic", "Topic"),
+    Input("tag", "Tag"),
+    Input("key", "Key"),
+    Input("contains", "Reason contains"),
+    Input("filter", "Filter", help="CEL over headers, key, tag and topic."),
+)
+_SUBSCRIPTION = (
+    Input("mode", "Mode", "choice", MODES),
+    Input("start", "Start of a new one", help="earliest, latest, an offset or an instant."),
+    Input("tags", "Tags", "list", help="Separated by commas; empty: all."),
+    Input("filter", "Filter", help="CEL over headers, key, tag and topic."),
+    Input("max_attempts", "Attempts before the dead-letter queue", "number"),
+    Input("force", "Change the mode although consumers have messages", "check"),
+)
+
+CHANGES: dict[str, Change] = {
+    "transaction.check": Change("Ask the producers now", "POST", _TX + "/check", back=_TX_PAGE),
+    "transaction.resume": Change(
+        "Check it again from the start", "POST", _TX + "/resume", back=_TX_PAGE,
+        warning="A parked transaction goes back to the normal schedule of checks.",
+    ),
+    "transaction.commit": Change(
+        "Force a commit", "POST", _TX + "/commit", back=_TX_PAGE,
+        warning="Its messages are delivered, whatever the producer's database says. Look there first: this cannot be "
+        "undone, and the audit reports it if the database disagrees.",
+    ),
+    "transaction.rollback": Change(
+        "Force a rollback", "POST", _TX + "/rollback", back=_TX_PAGE,
+        warning="Its messages are never delivered, whatever the producer's database says. Look there first: this "
+        "cannot be undone, and the audit reports it if the database disagrees.",
+    ),
+    "topic.put": Change(
+        "Make or change a topic", "PUT", "topics/{topic}", back="/topics/{topic}",
+        inputs=(
+            Input("queues", "Queues", "number", help="The number can grow, not shrink."),
+            Input("retention", "Retention, seconds", "number", help="0: the server's default."),
+            Input("retention_bytes", "Retention, bytes", "number", help="0: no bound."),
+            Input("ttl", "Time to live, seconds", "number", help="0: messages do not expire."),
+            Input("backlog", "Backlog, messages", "number", help="0: no bound."),
+            Input("backlog_policy", "When the backlog is full", "choice", ("", "refuse", "hold", "drop_oldest")),
+            Input("flush", "Answer when", "choice", ("", "sync", "async", "memory")),
+        ),
+    ),
+    "topic.delete": Change(
+        "Delete a topic", "DELETE", "topics/{topic}", back="/topics",
+        warning="Its messages and subscriptions go with it, delivered or not.",
+    ),
+    "subscription.put": Change(
+        "Subscribe a group, or change how", "PUT", "groups/{group}/subscriptions/{topic}", inputs=_SUBSCRIPTION,
+        back="/groups/{group}",
+    ),
+    "subscription.delete": Change(
+        "End a subscription", "DELETE", "groups/{group}/subscriptions/{topic}", back="/groups/{group}",
+        warning="The group's position in this topic is forgotten.",
+    ),
+    "group.reset": Change(
+        "Move a group in a topic", "POST", "groups/{group}/reset", back="/groups/{group}",
+        inputs=(
+            Input("topic", "Topic", required=True),
+            Input("to", "To", required=True, help="earliest, latest, an offset or an instant (RFC 3339)."),
+        ),
+        warning="Messages before the new position are left out; those after it come (again).",
+    ),
+    "group.pause": Change(
+        "Pause a group", "POST", "groups/{group}/pause", back="/groups/{group}",
+        warning="Its consumers get nothing until it is resumed. Messages wait.",
+    ),
+    "group.resume": Change("Resume a group", "POST", "groups/{group}/resume", back="/groups/{group}"),
+    "priorities.put": Change(
+        "Change a group's priorities", "PUT", "groups/{group}/priorities", back="/groups/{group}",
+        inputs=(
+            Input("classes", "Classes", "json", required=True,
+                  help='Such as [{"name": "high", "weight": 6, "topics": ["vip.*"]}, {"name": "low", "weight": 1}].'),
+            Input("shares", "Turns of a topic", "json", help='Such as {"vip.a": 2}.'),
+        ),
+    ),
+    "dead-letters.redrive": Change(
+        "Send chosen dead letters again", "POST", "groups/{group}/dead-letters/redrive",
+        inputs=(Input("ids", "Ids", "list", required=True),), back="/groups/{group}/dead-letters",
+    ),
+    "dead-letters.redrive-all": Change(
+        "Send all dead letters again that match", "POST", "groups/{group}/dead-letters/redrive", inputs=_DEAD,
+        at="wanted", fixed={"all": True}, back="/jobs",
+        warning="This runs as a job. What was sent again already is left out.",
+    ),
+    "messages.redeliver": Change(
+        "Send messages to a group again", "POST", "groups/{group}/redeliver",
+        inputs=(Input("ids", "Ids", "list", required=True),), back="/groups/{group}",
+    ),
+    "limits.put": Change(
+        "Change rates", "PUT", "limits", back="/settings",
+        inputs=(
+            Input("topics", "Topics: messages a second", "rates", help="NAME=RATE, one a line."),
+            Input("producer_groups", "Producer groups: transactions a second", "rates", help="NAME=RATE, one a line."),
+            Input("consumer_groups", "Consumer groups: messages a second", "rates", help="NAME=RATE, one a line."),
+        ),
+        warning="What is not named here has no rate from now on.",
+    ),
+    "settings.put": Change(
+        "Change a setting", "PUT", "settings", back="/settings", at="values",
+        warning="All servers of the registry follow within seconds.",
+    ),
+    "settings.rollback": Change(
+        "Go back to a revision", "POST", "settings/rollback", back="/settings",
+        inputs=(Input("to", "Revision", "number", required=True, help="0: as the servers were started."),),
+    ),
+    "credential.add": Change(
+        "Let someone in", "POST", "credentials", back="/access",
+        inputs=(
+            Input("name", "Name", required=True, help="A service or a person."),
+            Input("rights", "Rights", "list", required=True,
+                  help="Such as publish:order.*, check:orders, consume:points@order.*, view, admin."),
+            Input("expires_in", "Expires in, seconds", "number", help="90 days where it is left out."),
+            Input("kind", "Shown is", "choice", ("token", "certificate", "subject")),
+            Input("subject", "Subject", help="Of a certificate its common name, of a provider's token its sub."),
+        ),
+    ),
+    "credential.revoke": Change(
+        "Let nobody in with it any more", "POST", "credentials/{credential}/revoke", back="/access",
+        warning="Whoever uses it is refused from now on.",
+    ),
+}  # fmt: skip
+"""Every write of the console, by name. A setting's input is made from the setting."""

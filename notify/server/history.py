@@ -1,0 +1,69 @@
+"""The last hour of a server in figures, for charts: rates and what waits, every five seconds. In memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from typing import Any
+
+from notify.server.core import Core
+
+EVERY_SECONDS = 5.0
+KEPT = 720
+COUNTERS = ("halves", "committed", "published", "delivered", "acked", "dead_lettered")
+"""Of notify/server/metrics.py: shown as rates."""
+
+
+class History:
+    """Samples a core until stopped."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._rows: deque[tuple[float, ...]] = deque(maxlen=KEPT)
+        self._before = (time.monotonic(), self._counts())
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_SECONDS)
+            self.sample()
+
+    def sample(self) -> None:
+        """One row: the time, a rate for each counter since the last row, and the lag of all groups."""
+        then, counts = self._before
+        self._before = (now, latest) = (time.monotonic(), self._counts())
+        seconds = max(0.001, now - then)
+        rates = [round((new - old) / seconds, 2) for new, old in zip(latest, counts, strict=True)]
+        self._rows.append((self._core.clock() / 1e6, *rates, float(lag(self._core))))
+
+    def _counts(self) -> tuple[int, ...]:
+        return tuple(getattr(self._core.metrics, name) for name in COUNTERS)
+
+    def rates(self) -> dict[str, float]:
+        """Of the newest row, by counter; 0 before there is one."""
+        newest = self._rows[-1][1:-1] if self._rows else (0.0,) * len(COUNTERS)
+        return dict(zip(COUNTERS, newest, strict=True))
+
+    def columns(self) -> dict[str, Any]:
+        """`at` (seconds since 1970), a list for each counter (per second), and `lag` (messages)."""
+        names = ("at", *COUNTERS, "lag")
+        columns = zip(*self._rows, strict=True) if self._rows else [()] * len(names)
+        return {name: list(column) for name, column in zip(names, columns, strict=True)}
+
+
+def lag(core: Core) -> int:
+    """Messages that no group has settled yet, summed over all groups."""
+    if not core.has_queues:
+        return 0
+    return sum(cursor.lag() for group in core.delivery.groups.values() for cursor in group.cursors.values())

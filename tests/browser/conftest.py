@@ -1,0 +1,65 @@
+"""A real browser: Debian's Chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+QUIET = (
+    "--no-sandbox", "--disable-quic", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--no-first-run",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None or not Path(path).exists():
+        pytest.skip("no Chromium is installed here")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(QUIET))
+        yield browser
+        browser.close()
+
+
+class Window:
+    """A tab that notes what went wrong in it, and every address it asked."""
+
+    def __init__(self, page: Any, url: str) -> None:
+        self.page = page
+        self.url = url
+        self.wrong: list[str] = []
+        self.asked: set[str] = set()
+        page.on("console", lambda m: self.wrong.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        page.on("request", lambda request: self.asked.add(request.url))
+
+    def go(self, path: str) -> Any:
+        """Open a page of the console; the answer."""
+        return self.page.goto(self.url + path)
+
+    def text(self) -> str:
+        return str(self.page.inner_text("main"))
+
+
+@pytest.fixture
+def window(chromium: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Makes windows: `window(url, width, dark)`."""
+    contexts = []
+
+    def make(url: str, width: int = 1280, dark: bool = False) -> Window:
+        context = chromium.new_context(
+            viewport={"width": width, "height": 860}, color_scheme="dark" if dark else "light"
+        )
+        contexts.append(context)
+        return Window(context.new_page(), url)
+
+    yield make
+    for context in contexts:
+        context.close()

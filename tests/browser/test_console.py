@@ -1,0 +1,337 @@
+"""The console in a real browser: every page, every write, signing in, phones, keyboard, and pages of other sites."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from notify import ids
+from notify.bench.server import ServerProcess
+from notify.server.console.writes import CHANGES
+from tests.integration.test_access import Guarded, ask
+
+WHY = {"reason": "set up"}
+
+
+class Shop:
+    """A server with something on every page."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.server = server
+        self.url = server.url
+        for topic in ("order.placed", "order.paid", "old"):
+            self.call("PUT", f"/v1/admin/topics/{topic}", WHY)
+        for group in ("points", "mail"):
+            self.call("PUT", f"/v1/admin/groups/{group}/subscriptions/order.placed", WHY | {"max_attempts": 1})
+        body = json.dumps({"order": 7, "item": "<script>alert(1)</script>"})
+        messages = [{"topic": "order.placed", "key": str(n), "tag": "vip", "body": body} for n in range(30)]
+        self.message = self.call("POST", "/v1/messages", {"messages": messages})["items"][0]["id"]
+        self.transactions = [self.half() for _ in range(4)]
+        self.kill(6)
+        got = self.receive("mail", 1)
+        self.call("POST", "/v1/groups/mail/settle", {"items": [{"receipt": got[0]["receipt"], "action": "ack"}]})
+        self.call("POST", "/v1/admin/audits", WHY | {
+            "verdict": "FINDINGS", "counts": {"LOST": 2, "GHOST": 0}, "since": "2026-11-01T00:00:00Z",
+            "report": "<h1>a report</h1><script>window.ran = 1</script>"})  # fmt: skip
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        status, answer = ask(self.url, method, path, body)
+        assert status == 200, (path, answer)
+        return answer
+
+    def half(self) -> str:
+        name = ids.to_text(ids.new_id())
+        half = {"id": name, "messages": [{"topic": "order.paid", "body": "1"}]}
+        self.call("POST", "/v1/transactions", {"producer_group": "orders", "transactions": [half]})
+        return name
+
+    def receive(self, group: str, count: int) -> list[dict[str, Any]]:
+        asked = {"instance": group + "-1", "topics": ["order.placed"], "wait": 2, "max": count, "lease": 60}
+        found: list[dict[str, Any]] = self.call("POST", f"/v1/groups/{group}/receive", asked)["messages"]
+        return found
+
+    def kill(self, count: int) -> None:
+        items = [
+            {"receipt": m["receipt"], "action": "dead_letter", "reason": "no such customer"}
+            for m in self.receive("points", count)
+        ]
+        self.call("POST", "/v1/groups/points/settle", {"items": items})
+
+    def dead(self) -> list[str]:
+        found = self.call("GET", "/v1/admin/groups/points/dead-letters")["messages"]
+        return [m["id"] for m in found if not m["redriven"]]
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    process = ServerProcess(tmp_path_factory.mktemp("console") / "data").start()
+    yield Shop(process)
+    process.stop()
+
+
+def pages(shop: Shop) -> list[str]:
+    return [
+        "/", "/transactions", f"/transactions/{shop.transactions[0]}", "/messages", "/messages?key=7",
+        "/messages?topic=order.placed", f"/messages/{shop.message}", "/topics", "/topics/order.placed", "/groups",
+        "/groups/points", "/groups/points/dead-letters", "/dead-letters", "/nodes", "/audits", "/jobs", "/settings",
+        "/access", "/actions", "/login", *[f"/do/{n}" for n in CHANGES if n != "settings.put"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_every_page_stands_alone_and_fits(shop: Shop, window: Any, width: int, dark: bool) -> None:
+    w = window(shop.url, width, dark)
+    for path in pages(shop):
+        answer = w.go(path)
+        assert answer.status == 200, path
+        assert w.page.locator("h1").count() == 1 and w.page.title().endswith("– Notify"), path
+        assert not w.page.evaluate("document.documentElement.scrollWidth > innerWidth + 1"), f"{path} is too wide"
+        unlabelled = "[...document.querySelectorAll('input:not([type=hidden]),select,textarea')]"
+        unlabelled += ".filter(e => !e.labels.length && !e.ariaLabel).length"
+        assert w.page.evaluate(unlabelled) == 0, f"{path} has a field without a label"
+    assert w.wrong == []
+    assert all(address.startswith((shop.url, "data:")) for address in w.asked), w.asked
+    assert w.page.evaluate("window.ran") is None and "alert(1)" not in w.page.content().replace("&lt;", "")
+
+
+def test_what_is_there_is_shown(shop: Shop, window: Any) -> None:
+    w = window(shop.url)
+    w.go(f"/messages/{shop.message}")
+    text = w.text()
+    assert "<script>alert(1)</script>" in text  # as text
+    assert "in queue order.placed/0@0" in text and "points" in text
+    w.go(f"/transactions/{shop.transactions[0]}")
+    assert "offline" in w.text() and "nobody can be asked" in w.text()
+    w.go("/groups/points/dead-letters?contains=customer")
+    assert w.page.locator("tbody tr").count() >= 1
+    w.go("/groups/points/dead-letters?contains=nothing+like+it")
+    assert "None match" in w.text()
+    assert w.go("/groups/nobody").status == 404 and "there is no group" in w.text()
+    assert w.go("/no/such/page").status == 404
+    w.go("/audits")
+    assert "FINDINGS" in w.text() and "LOST 2" in w.text()
+    w.page.click("td a:has-text('report')")
+    assert w.page.inner_text("h1") == "a report" and w.page.evaluate("window.ran") is None
+
+
+def test_the_overview_keeps_up(shop: Shop, window: Any) -> None:
+    w = window(shop.url)
+    w.go("/")
+    before = w.page.inner_text("#live")
+    for _ in range(3):
+        shop.half()
+    w.page.wait_for_function("before => document.getElementById('live').innerText !== before", arg=before, timeout=9000)
+    w.page.wait_for_selector("#chart canvas", timeout=9000)
+    assert w.wrong == []
+
+
+def fill(w: Any, fields: dict[str, str]) -> None:
+    for name, value in fields.items():
+        element = w.page.locator(f"main [name={name}]:not([type=hidden])")
+        kind = element.evaluate("e => e.tagName + (e.type === 'checkbox' ? 'box' : '')")
+        if kind == "SELECT":
+            element.select_option(value)
+        elif kind == "INPUTbox":
+            element.set_checked(bool(value))
+        else:
+            element.fill(value)
+
+
+def change(w: Any, name: str, query: str, fields: dict[str, str]) -> str:
+    """Preview, then do: what the page says in the end."""
+    w.go(f"/do/{name}{query}")
+    fill(w, fields | {"reason": f"test of {name}"})
+    w.page.click("button:has-text('Preview')")
+    assert "What it would do" in w.text(), w.text()
+    w.page.click("button:has-text('Do it')")
+    assert "Done, and recorded" in w.text(), w.text()
+    return w.text()
+
+
+def test_every_write_is_previewed_done_and_recorded(shop: Shop, window: Any) -> None:
+    w = window(shop.url)
+    t = shop.transactions
+    done: list[str] = []
+
+    def do(name: str, query: str = "", /, **fields: str) -> str:
+        done.append(name)
+        return change(w, name, query, fields)
+
+    def state(name: str) -> str:
+        return str(shop.call("GET", f"/v1/admin/transactions/{name}")["state"])
+
+    do("transaction.check", f"?transaction={t[0]}")
+    do("transaction.resume", f"?transaction={t[0]}")
+    do("transaction.commit", f"?transaction={t[1]}")
+    do("transaction.rollback", f"?transaction={t[2]}")
+    assert [state(n) for n in t[:3]] == ["PREPARED", "COMMITTED", "ROLLED_BACK"]
+    do("topic.put", topic="new.topic", queues="3", ttl="60")
+    assert len(shop.call("GET", "/v1/admin/topics/new.topic")["queues"]) == 3
+    do("subscription.put", "?group=stock&topic=new.topic", mode="ordered", max_attempts="5", tags="a, b")
+    found = shop.call("GET", "/v1/admin/groups/stock")["subscriptions"][0]
+    assert (found["mode"], found["max_attempts"], found["tags"]) == ("ordered", 5, ["a", "b"])
+    do("group.pause", "?group=stock")
+    assert shop.call("GET", "/v1/admin/groups/stock")["paused"] is True
+    do("group.resume", "?group=stock")
+    do("priorities.put", "?group=stock", classes='[{"name": "one", "weight": 2}]')
+    assert shop.call("GET", "/v1/admin/groups/stock/priorities")["classes"][0]["weight"] == 2
+    assert "left_out" in do("group.reset", "?group=mail", topic="order.placed", to="latest")
+    do("subscription.delete", "?group=stock&topic=new.topic")
+    do("topic.delete", "?topic=old")
+    assert ask(shop.url, "GET", "/v1/admin/topics/old")[0] == 404
+    # From the list, with boxes; then the rest as a job.
+    before = shop.dead()
+    w.go("/groups/points/dead-letters")
+    w.page.check(f"input[value='{before[0]}']")
+    w.page.check(f"input[value='{before[1]}']")
+    w.page.click("button:has-text('Send the chosen again')")
+    fill(w, {"reason": "test of dead-letters.redrive"})
+    w.page.click("button:has-text('Preview')")
+    w.page.click("button:has-text('Do it')")
+    done.append("dead-letters.redrive")
+    assert shop.dead() == before[2:]
+    do("dead-letters.redrive-all", "?group=points", contains="no such")
+    w.page.click("a:has-text('Go on')")
+    w.page.wait_for_selector("dd.good:has-text('done')", timeout=9000)
+    assert shop.dead() == []
+    do("messages.redeliver", "?group=mail", ids=shop.message)
+    do("limits.put", topics="order.placed=1000\norder.paid=50.5")
+    assert shop.call("GET", "/v1/admin/limits")["topics"] == {"order.placed": 1000.0, "order.paid": 50.5}
+    w.go("/settings")
+    w.page.click("a:has-text('check_attempts')")
+    fill(w, {"check_attempts": "9", "reason": "test of settings.put"})
+    w.page.click("button:has-text('Preview')")
+    w.page.click("button:has-text('Do it')")
+    done.append("settings.put")
+    rows = {s["name"]: s["value"] for s in shop.call("GET", "/v1/admin/settings")["settings"]}
+    assert rows["check_attempts"] == 9
+    do("settings.rollback", "?to=0")
+    assert "nt_" in do("credential.add", name="mailer", rights="consume:mail, view")
+    credential = shop.call("GET", "/v1/admin/credentials")["credentials"][0]
+    assert (credential["name"], credential["rights"]) == ("mailer", ["consume:mail", "view"])
+    do("credential.revoke", f"?credential={credential['id']}")
+    assert sorted(done) == sorted(CHANGES), "a write of the console has no test"
+    reasons = [a["reason"] for a in shop.call("GET", "/v1/admin/actions?max=1000")["actions"]]
+    assert {f"test of {name}" for name in CHANGES} <= set(reasons)
+    assert not any("nt_" in json.dumps(a) for a in shop.call("GET", "/v1/admin/actions?max=1000")["actions"])
+    assert w.wrong == []
+
+
+def test_what_is_refused_is_said_in_the_form(shop: Shop, window: Any) -> None:
+    w = window(shop.url)
+    for name, query, fields, words in (
+        ("group.reset", "?group=points", {"topic": "no.such", "to": "latest"}, "has no subscription"),
+        ("group.reset", "?group=points", {"topic": "order.placed", "to": "whenever"}, "whenever"),
+        ("topic.put", "", {"topic": "a b"}, "is not a name"),
+        ("topic.put", "", {"topic": "a", "queues": "many"}, "is not what belongs here"),
+        ("credential.add", "", {"name": "x", "rights": "fly"}, "is not a right"),
+    ):
+        w.go(f"/do/{name}{query}")
+        fill(w, fields | {"reason": "r"})
+        w.page.click("button:has-text('Preview')")
+        assert words in w.page.inner_text("[role=alert]"), name
+        assert w.page.input_value("#f-reason") == "r"  # what was typed is still there
+    before = len(shop.call("GET", "/v1/admin/actions?max=1000")["actions"])
+    w.go(f"/do/transaction.commit?transaction={shop.transactions[2]}")
+    fill(w, {"reason": "against what is recorded"})
+    w.page.click("button:has-text('Preview')")
+    assert "outcome_conflict" in w.text()
+    assert len(shop.call("GET", "/v1/admin/actions?max=1000")["actions"]) == before
+
+
+def test_by_keyboard_alone(shop: Shop, window: Any) -> None:
+    w = window(shop.url)
+    w.go("/transactions")
+    w.page.keyboard.press("Tab")
+    assert w.page.evaluate("document.activeElement.className") == "skip"
+    w.page.keyboard.press("Enter")
+    for _ in range(12):
+        w.page.keyboard.press("Tab")
+        if w.page.evaluate("document.activeElement.className") == "id":
+            break
+    w.page.keyboard.press("Enter")
+    w.page.wait_for_selector("text=Ask now")
+    assert w.page.evaluate("getComputedStyle(document.querySelector('.button')).display") != "none"
+
+
+def test_signing_in_and_out(tmp_path: Any, window: Any) -> None:
+    guarded = Guarded(tmp_path / "data")
+    try:
+        w = window(guarded.url)
+        w.go("/topics")
+        assert w.page.url.endswith("/login?next=%2Ftopics")
+        w.page.fill("#token", "nt_wrong")
+        w.page.click("button:has-text('Sign in')")
+        assert "mistyped" in w.text()
+        w.page.fill("#token", guarded.admin)
+        w.page.click("button:has-text('Sign in')")
+        assert w.page.inner_text("h1") == "Topics" and "Signed in as admin" in w.page.content()
+        assert w.page.evaluate("document.cookie") == ""  # no script can read it
+        cookie = w.page.context.cookies()[0]
+        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+        change(w, "topic.put", "", {"topic": "made"})
+        _, actions = ask(guarded.url, "GET", "/v1/admin/actions", token=guarded.admin)
+        assert actions["actions"][0]["who"] == "admin"
+        # Who may only look, may only look.
+        viewer = guarded.make("view", name="viewer")
+        v = window(guarded.url)
+        v.go("/login")
+        v.page.fill("#token", viewer)
+        v.page.click("button:has-text('Sign in')")
+        v.go("/do/topic.put")
+        fill(v, {"topic": "mine", "reason": "r"})
+        v.page.click("button:has-text('Preview')")
+        assert "lacks the right admin:mine" in v.page.inner_text("[role=alert]")
+        w.page.click("button:has-text('Sign out')")
+        w.go("/topics")
+        assert "/login" in w.page.url
+        # Nobody is sent to another site after signing in.
+        w.go("/login?next=//evil.example/")
+        assert w.page.input_value("input[name=next]") == "/"
+    finally:
+        guarded.server.stop()
+
+
+def test_a_page_of_another_site_changes_nothing(shop: Shop, window: Any) -> None:
+    """A real page on another origin: it posts a form, fetches, and frames the console."""
+    target = f"{shop.url}/do/group.pause"
+    page = f"""<!doctype html><iframe id=f src="{shop.url}/"></iframe>
+    <form id=a method=post action="{target}"><input name=group value=points><input name=reason value=x>
+    <input name=step value=do></form>
+    <script>
+    fetch("{shop.url}/v1/admin/groups/points/pause", {{method: "POST", mode: "no-cors", body: '{{"reason": "x"}}'}});
+    fetch("{shop.url}/v1/messages", {{method: "POST", mode: "no-cors",
+      headers: {{"content-type": "application/x-www-form-urlencoded"}},
+      body: '{{"messages": [{{"topic": "evil", "body": "x"}}]}}'}});
+    </script>""".encode()
+
+    class Evil(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, *_: Any) -> None:
+            """Quiet."""
+
+    evil = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Evil)
+    threading.Thread(target=evil.serve_forever, daemon=True).start()
+    try:
+        w = window(f"http://localhost:{evil.server_port}")
+        w.go("/")
+        w.page.wait_for_timeout(500)
+        with w.page.expect_navigation():
+            w.page.evaluate("document.getElementById('a').submit()")
+        assert "another site" in w.page.inner_text("body") or "not its server" in w.page.inner_text("body")
+        assert shop.call("GET", "/v1/admin/groups/points")["paused"] is False
+        assert ask(shop.url, "GET", "/v1/admin/topics/evil")[0] == 404
+        assert any("frame" in text for text in w.wrong)  # the browser refused to show the console in it
+    finally:
+        evil.shutdown()
+        evil.server_close()
