@@ -139,6 +139,42 @@ class Settings:
         1_000_000,
         live=True,
     )
+    alarm_doubt_seconds: float = _setting(
+        300.0,
+        "How long a transaction may be in doubt before an alarm, in seconds; 0: no such alarm.",
+        0,
+        86_400 * 40,
+        live=True,
+    )
+    alarm_parked: int = _setting(1, "How many parked transactions raise an alarm; 0: none does.", 0, 1000, live=True)
+    alarm_no_consumer_seconds: float = _setting(
+        60.0,
+        "How long a group with messages to receive may be without a consumer before an alarm, in seconds; 0: no such "
+        "alarm.",
+        0,
+        86_400 * 40,
+        live=True,
+    )
+    alarm_lag_growing_seconds: float = _setting(
+        300.0,
+        "For how long a group's lag may rise steadily before an alarm, in seconds; 0: no such alarm.",
+        0,
+        86_400,
+        live=True,
+    )
+    alarm_disk_share: float = _setting(
+        0.9, "How full the log's disk may be before an alarm, as a share; 0: no such alarm.", 0, 1, live=True
+    )
+    alarm_bridge_seconds: float = _setting(
+        30.0, "How long a bridge may be silent before an alarm, in seconds; 0: no such alarm.", 0, 86_400, live=True
+    )
+    alarm_webhook: str = _setting(
+        "", "Where alarms are posted when they are raised and cleared; its host must be in `webhook_hosts`.", live=True
+    )
+    webhook_hosts: str = _setting(
+        "", "`host:port`, separated by commas: where webhooks may go. Nowhere else, and redirects are not followed."
+    )
+    webhook_secret: str = _setting("", "What webhooks are signed with (HMAC-SHA-256).", secret=True)
 
 
 def environment_name(name: str) -> str:

@@ -22,13 +22,15 @@ from notify.server.access import Access, guard
 from notify.server.admin.database import AdminDatabase
 from notify.server.admin.jobs import Jobs
 from notify.server.administration import Administration
+from notify.server.alarms import Alarms
+from notify.server.check_webhooks import CheckWebhooks
 from notify.server.clock import wall_clock
 from notify.server.configuration import Configuration
 from notify.server.core import Core
 from notify.server.delivery.instances import states
 from notify.server.flow import retry_after
 from notify.server.history import History
-from notify.server.http import Answer, DataRoutes, problem
+from notify.server.http import Answer, DataRoutes, json_check, problem
 from notify.server.http import Request as DataRequest
 from notify.server.membership import Membership
 from notify.server.openapi import describe_data_routes
@@ -53,6 +55,8 @@ class App:
         self.database: AdminDatabase | None = None
         self.administration: Administration | None = None
         self.history: History | None = None
+        self.alarms: Alarms | None = None
+        self._webhooks: CheckWebhooks | None = None
         self.jobs: Jobs
         self.failed: NotifyError | None = None
         """Why it could not start."""
@@ -81,6 +85,10 @@ class App:
         await self.administration.start(self.settings.data_dir)
         self.history = History(self.core)
         self.history.start()
+        self.alarms = Alarms(self.core, self._newest_audit)
+        self.alarms.start()
+        self._webhooks = CheckWebhooks(self.core, json_check)
+        self._webhooks.follow(self.administration.configuration.check_webhooks)
         self._data = DataRoutes(self.core, self.administration.access, self.members)
         self._run = asyncio.get_running_loop().create_task(self.core.run())
         await self.jobs.resume()
@@ -95,6 +103,13 @@ class App:
         self.settings = configuration.settings
         if self.core is not None:
             self.core.configure(configuration.settings, configuration.limits)
+        if self._webhooks is not None:
+            self._webhooks.follow(configuration.check_webhooks)
+
+    async def _newest_audit(self) -> dict[str, Any] | None:
+        assert self.administration is not None
+        found = await asyncio.to_thread(self.administration.records.audits, 1)
+        return found[0] if found else None
 
     @property
     def access(self) -> Access | None:
@@ -153,8 +168,9 @@ class App:
         """Make everything durable and let go."""
         if self.membership is not None:
             await self.membership.stop()
-        if self.history is not None:
-            await self.history.stop()
+        for part in (self._webhooks, self.alarms, self.history):
+            if part is not None:
+                await part.stop()
         if self.administration is not None:
             await self.administration.stop()
         await self.jobs.stop()

@@ -9,8 +9,9 @@ from notify.server.admin.records import Revision
 from notify.server.flow import RateLimits
 from notify.settings import Settings, changed
 
-LIMITS = "limits"
-"""Where a revision keeps the rate limits, beside the settings."""
+LIMITS, WEBHOOKS = "limits", "check_webhooks"
+"""Where a revision keeps the rate limits and the producer groups' webhooks, beside the settings."""
+_BESIDE = (LIMITS, WEBHOOKS)
 
 
 class Configuration:
@@ -21,16 +22,19 @@ class Configuration:
         """From flags, environment and file."""
         self.settings = started
         self.limits = RateLimits()
+        self.check_webhooks: dict[str, str] = {}
+        """Addresses by producer group."""
         self.revision = Revision()
 
     def check(self, document: dict[str, Any]) -> tuple[Settings, RateLimits]:
         """What a revision's document would make of this server. Raises InvalidRequest for what cannot be."""
-        values = {name: value for name, value in document.items() if name != LIMITS}
+        values = {name: value for name, value in document.items() if name not in _BESIDE}
         return changed(self.started, values), RateLimits(**document.get(LIMITS, {}))
 
     def hold(self, revision: Revision) -> None:
         """From now on this revision holds. Raises InvalidRequest, and changes nothing, where it cannot."""
         self.settings, self.limits = self.check(revision.settings or {})
+        self.check_webhooks = dict((revision.settings or {}).get(WEBHOOKS, {}))
         self.revision = revision
 
     def document(self) -> dict[str, Any]:
@@ -50,7 +54,7 @@ class Configuration:
                 document[name] = value
         wanted, _ = self.check(document)
         # As they are meant, not as they were written: 5 and "5" are one value.
-        return {name: value if name == LIMITS else getattr(wanted, name) for name, value in document.items()}
+        return {name: value if name in _BESIDE else getattr(wanted, name) for name, value in document.items()}
 
     def with_limits(self, limits: RateLimits) -> dict[str, Any]:
         """The next document: these rates."""

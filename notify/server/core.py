@@ -65,6 +65,8 @@ class Core:
         )
         self._retaining: asyncio.Task[int] | None = None
         self._retained_us = clock()
+        self.retention_failed = ""
+        """Why retention failed when it was last tried; "" where it did not."""
         self.ticked_us = clock()
         """When time was last acted upon: health is progress."""
 
@@ -134,8 +136,10 @@ class Core:
             return
         self._retained_us = now_us
         if self._retaining is None or self._retaining.done():
-            if self._retaining is not None and self._retaining.exception() is not None:
-                log.error("retention_failed", reason=str(self._retaining.exception()))
+            failed = None if self._retaining is None else self._retaining.exception()
+            self.retention_failed = "" if failed is None else str(failed)[:300]
+            if failed is not None:
+                log.error("retention_failed", reason=str(failed))
             self._retaining = asyncio.get_running_loop().create_task(self.store.retain(now_us))
 
     async def stop(self) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
+import shutil
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
 
+from notify.server.alarms import MEANING
 from notify.server.delivery.instances import states
 from notify.server.metrics import render
 from storage.store import State
@@ -46,6 +49,7 @@ def router(app: App) -> APIRouter:
         if core is None:
             return PlainTextResponse("", 503)
         now_us = core.clock()
+        disk = await asyncio.to_thread(shutil.disk_usage, core.settings.data_dir)
         oldest = await core.store.undecided(None, None, None, 1)
         parked = len(await core.store.undecided(State.PARKED, None, None, 1000))
         gauges = {
@@ -55,15 +59,25 @@ def router(app: App) -> APIRouter:
             ),
             "notify_parked_transactions": ("Parked transactions (counted up to 1000)", parked),
             "notify_topics": ("Topics", len(core.store.topics())),
+            "notify_disk_free_bytes": ("Free room on the disk of the log", disk.free),
+            "notify_disk_size_bytes": ("Size of the disk of the log", disk.total),
             "notify_resident_bytes": (
                 "Largest resident size of the process",
                 resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             ),
         }
         text = render(core.metrics, gauges | _queues(core)) + _consumers(core) + _lag(app) + _bridges(core)
+        text += _alarms(app)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return routes
+
+
+def _alarms(app: App) -> str:
+    raised = Counter(name for name, _ in app.alarms.raised) if app.alarms is not None else Counter()
+    lines = ["# HELP notify_alarms What is wrong now, by alarm; see the operating guide", "# TYPE notify_alarms gauge"]
+    lines += [f'notify_alarms{{alarm="{name}"}} {raised[name]}' for name in MEANING]
+    return "\n".join(lines) + "\n"
 
 
 def _queues(core: Core) -> dict[str, tuple[str, float]]:

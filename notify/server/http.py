@@ -287,10 +287,7 @@ class DataRoutes:
         _check(request, "check", asked.producer_group)
         with _polling(request):
             checks = await self.core.checks.poll(asked)
-        if not request.packed:
-            for check in checks:
-                check["messages"] = [_json_message(m) for m in check["messages"]]
-        return request.encode({"checks": checks})
+        return request.encode({"checks": checks if request.packed else [json_check(check) for check in checks]})
 
     async def members(self, request: Request) -> bytes:
         return request.encode(self._members())
@@ -443,6 +440,11 @@ def _json_message(payload: Payload) -> dict[str, Any]:
         fields["tag"] = payload.tag
     fields["headers"] = payload.headers or {}
     return fields | body_fields(payload.body)
+
+
+def json_check(check: dict[str, Any]) -> dict[str, Any]:
+    """A check of a poll, its messages as JSON has them."""
+    return check | {"messages": [_json_message(m) for m in check["messages"]]}
 
 
 def json_pulled(m: StoredMessage) -> dict[str, Any]:

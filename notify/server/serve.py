@@ -14,6 +14,7 @@ import structlog
 import uvicorn
 
 from notify.errors import InvalidRequest, StorageFailed
+from notify.server import webhooks
 from notify.server.app import App
 from notify.server.protocol import Protocol
 from notify.settings import Settings
@@ -84,6 +85,8 @@ def serve(settings: Settings) -> int:
     """
     check_host(settings)
     _check_tls(settings)
+    if settings.alarm_webhook:
+        webhooks.check_address(settings.alarm_webhook, settings)
     failed: list[StorageFailed] = []
 
     def open_store() -> TransactionStore:

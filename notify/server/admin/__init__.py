@@ -11,6 +11,7 @@ from notify.server.admin import (
     actions,
     audits,
     bridges,
+    check_webhooks,
     credentials,
     dead_letters,
     groups,
@@ -45,6 +46,7 @@ def router(app: App) -> APIRouter:
     jobs.add_routes(routes, desk)
     bridges.add_routes(routes, desk)
     settings.add_routes(routes, desk)
+    check_webhooks.add_routes(routes, desk)
     credentials.add_routes(routes, desk)
     actions.add_routes(routes, desk)
     audits.add_routes(routes, desk)

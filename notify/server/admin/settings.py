@@ -12,6 +12,7 @@ from pydantic import Field
 
 from notify.errors import Conflict
 from notify.limits import check_between
+from notify.server import webhooks
 from notify.server.admin.records import Revision
 from notify.server.admin.writes import Desk, Who, Write
 from notify.settings import Settings, environment_name
@@ -93,6 +94,8 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             raise Conflict(f"revision {configuration.revision.number} holds meanwhile: look at it, and try again")
         document = configuration.with_settings(write.values)
         wanted, _ = configuration.check(document)
+        if wanted.alarm_webhook:
+            webhooks.check_address(wanted.alarm_webhook, wanted)
         fields = {f.name: f for f in dataclasses.fields(Settings)}
 
         def shown(settings: Settings, name: str) -> Any:

@@ -76,8 +76,8 @@ class Desk:
         return self._app.history
 
     def alarms(self) -> list[dict[str, Any]]:
-        """What is wrong now, the worst first."""
-        return []
+        """What is wrong now."""
+        return [] if self._app.alarms is None else self._app.alarms.now()
 
     @property
     def database(self) -> AdminDatabase:

@@ -1,0 +1,42 @@
+"""Admin routes of check webhooks: where checks go for producers that cannot poll."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from notify.limits import check_name
+from notify.server import webhooks
+from notify.server.admin.settings import make_revision
+from notify.server.admin.writes import Desk, Who, Write
+from notify.server.configuration import WEBHOOKS
+
+
+class WebhooksWrite(Write):
+    webhooks: dict[str, str] = Field(max_length=1000, description="addresses by producer group; others have none")
+
+
+def add_routes(routes: APIRouter, desk: Desk) -> None:
+    """The routes under `check-webhooks`."""
+
+    @routes.get("/check-webhooks")
+    async def shown() -> dict[str, Any]:
+        """Addresses by producer group."""
+        return {"webhooks": desk.administration.configuration.check_webhooks}
+
+    @routes.put("/check-webhooks")
+    async def put(write: WebhooksWrite, who: Who) -> dict[str, Any]:
+        """Other webhooks, as a whole. They must be on the allow-list, and are signed."""
+        configuration = desk.administration.configuration
+        for group, url in write.webhooks.items():
+            check_name("producer_group", group)
+            webhooks.check_address(url, configuration.settings)
+        result = {"webhooks": write.webhooks}
+
+        async def do() -> Any:
+            await make_revision(desk, who, write.reason, configuration.document() | {WEBHOOKS: write.webhooks})
+            return result
+
+        return await desk.carry_out(write, who, "check_webhooks.put", "check-webhooks", do, result)

@@ -1,0 +1,201 @@
+"""Alarms: what somebody should look at now. Said in the log and to a webhook when raised and cleared."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from notify.errors import NotifyError, WrongRole
+from notify.server import webhooks
+from notify.server.core import Core
+from notify.server.delivery.instances import states
+from notify.wire import encode_json, instant
+from storage.store import State
+
+log = structlog.get_logger("notify.server")
+
+LOOK_SECONDS = 5.0
+PARKED_COUNTED_TO = 1000
+GROWTH_SAMPLES = 10
+"""A lag grows where it has risen from each of so many samples to the next, over `alarm_lag_growing_seconds`."""
+SMALLEST_LAG = 100
+WAITING = 1000
+"""Notices that wait for the webhook; the oldest goes where there are more."""
+TRIES = 5
+
+MEANING = {
+    "in_doubt": "A transaction has been undecided for longer than alarm_doubt_seconds: its producers are away, or do "
+    "not know. Look at it in the console, or with `notify transaction list`.",
+    "parked": "As many transactions as alarm_parked are parked: the checks ran out. Look in the producer's database, "
+    "then commit, roll back or resume each.",
+    "no_consumers": "A group has messages to receive, and none of its consumers has asked for "
+    "alarm_no_consumer_seconds: start them, or pause the group.",
+    "lag_growing": "A group's lag has risen steadily for alarm_lag_growing_seconds: its consumers are too few or too "
+    "slow, or one message holds up an ordered queue.",
+    "disk": "The disk of the log is fuller than alarm_disk_share. When it is full, writes get 507; reading goes on.",
+    "bridge": "A bridge or relay has been silent for longer than alarm_bridge_seconds; it writes every 10 s at least.",
+    "audit": "The newest audit left here has findings: see its report.",
+    "retention": "Retention failed; the log says why. It is tried again every 30 s.",
+}
+"""What each alarm means and what to do; docs/operating.md has this table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """One thing that is wrong: `name` of MEANING, `target` what it is about, `since_us` when it was first seen."""
+
+    name: str
+    target: str
+    text: str
+    since_us: int
+
+    def shown(self) -> dict[str, Any]:
+        return {"name": self.name, "target": self.target, "text": self.text, "since": instant(self.since_us)}
+
+
+class Alarms:
+    """Looks every few seconds; keeps what is wrong now."""
+
+    def __init__(self, core: Core, newest_audit: Callable[[], Awaitable[dict[str, Any] | None]]) -> None:
+        """`newest_audit` gives the verdict that was left last."""
+        self._core = core
+        self._newest_audit = newest_audit
+        self.raised: dict[tuple[str, str], Alarm] = {}
+        self._seen_us: dict[str, int] = {}
+        self._lags: dict[str, deque[tuple[int, int]]] = {}
+        self._notices: deque[dict[str, Any]] = deque(maxlen=WAITING)
+        self._wake = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._run()), loop.create_task(self._send())]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    def now(self) -> list[dict[str, Any]]:
+        """What is wrong, what has been so for longest first."""
+        return [alarm.shown() for alarm in sorted(self.raised.values(), key=lambda a: a.since_us)]
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                await self.look()
+            except NotifyError as error:
+                log.warning("alarms_failed", reason=str(error)[:300])
+
+    async def look(self) -> None:
+        """See what is wrong; say what has become so, and what is so no more."""
+        now_us = self._core.clock()
+        found = {(name, target): text for name, target, text in await self._found(now_us)}
+        for key, text in found.items():
+            known = self.raised.get(key)
+            alarm = Alarm(*key, text, now_us if known is None else known.since_us)
+            self.raised[key] = alarm
+            if known is None:
+                self._say("raised", alarm)
+        for key in [key for key in self.raised if key not in found]:
+            self._say("cleared", self.raised.pop(key))
+
+    async def _found(self, now_us: int) -> list[tuple[str, str, str]]:
+        core, settings = self._core, self._core.settings
+        found: list[tuple[str, str, str]] = []
+        oldest = await core.store.undecided(State.PREPARED, None, None, 1)
+        if settings.alarm_doubt_seconds and oldest:
+            age = (now_us - oldest[0].stored_us) / 1e6
+            if age > settings.alarm_doubt_seconds:
+                group = oldest[0].producer_group
+                text = f"A transaction of producer group {group} has been in doubt for {age:.0f} s"
+                found.append(("in_doubt", group, text))
+        if settings.alarm_parked:
+            parked = len(await core.store.undecided(State.PARKED, None, None, PARKED_COUNTED_TO))
+            if parked >= settings.alarm_parked:
+                found.append(("parked", "", f"{parked} transactions are parked and wait for a decision"))
+        disk = await asyncio.to_thread(shutil.disk_usage, settings.data_dir)
+        share = 1 - disk.free / disk.total
+        if settings.alarm_disk_share and share > settings.alarm_disk_share:
+            found.append(("disk", settings.data_dir, f"The disk of {settings.data_dir} is {share:.0%} full"))
+        audit = await self._newest_audit()
+        if audit is not None and audit["verdict"] == "FINDINGS":
+            counts = ", ".join(f"{name} {n}" for name, n in audit["counts"].items() if n)
+            found.append(("audit", str(audit["id"]), f"The audit of {instant(audit['at_us'])} found {counts}"))
+        with contextlib.suppress(WrongRole):
+            found += [*self._groups(now_us), *self._bridges()]
+        if core.retention_failed:
+            found.append(("retention", "", f"Retention failed: {core.retention_failed}"))
+        return found
+
+    def _groups(self, now_us: int) -> Iterator[tuple[str, str, str]]:
+        core, settings = self._core, self._core.settings
+        groups = core.delivery.groups
+        for name in [name for name in self._lags if name not in groups]:
+            del self._lags[name]
+        for name, group in groups.items():
+            behind = sum(cursor.lag() for cursor in group.cursors.values())
+            if behind and not group.paused and settings.alarm_no_consumer_seconds:
+                there = any(s != "gone" for s in states(group.instances, now_us).values())
+                asked_us = max((i.asked_us for i in group.instances.values()), default=0)
+                since_us = max(asked_us, self._seen_us.setdefault(name, now_us))
+                if not there and now_us - since_us > settings.alarm_no_consumer_seconds * 1e6:
+                    yield "no_consumers", name, f"Group {name} has {behind:,} messages to receive, and no consumer asks"
+            elif not behind:
+                self._seen_us.pop(name, None)
+            if self._grows(name, behind, now_us):
+                yield "lag_growing", name, f"The lag of group {name} keeps growing: {behind:,} messages"
+
+    def _grows(self, group: str, behind: int, now_us: int) -> bool:
+        over = self._core.settings.alarm_lag_growing_seconds
+        samples = self._lags.setdefault(group, deque(maxlen=GROWTH_SAMPLES))
+        if not over:
+            return False
+        if not samples or now_us - samples[-1][0] >= over * 1e6 / GROWTH_SAMPLES:
+            samples.append((now_us, behind))
+        lags = [lag for _, lag in samples]
+        rises = all(after > before for before, after in zip(lags, lags[1:], strict=False))
+        return len(lags) == GROWTH_SAMPLES and rises and behind >= SMALLEST_LAG
+
+    def _bridges(self) -> Iterator[tuple[str, str, str]]:
+        most = self._core.settings.alarm_bridge_seconds
+        for row in self._core.bridges.shown():
+            if most and row["silent_seconds"] > most:
+                text = f"The bridge of source {row['source']} has been silent for {row['silent_seconds']:.0f} s"
+                yield "bridge", row["source"], text
+
+    # --- saying so --------------------------------------------------------------------------------------------
+
+    def _say(self, what: str, alarm: Alarm) -> None:
+        say = log.error if what == "raised" else log.info
+        say(f"alarm_{what}", alarm=alarm.name, target=alarm.target, text=alarm.text)
+        if self._core.settings.alarm_webhook:
+            self._notices.append({"alarm": what, "at": instant(self._core.clock())} | alarm.shown())
+            self._wake.set()
+
+    async def _send(self) -> None:
+        """Tell the webhook, one after the other; what it does not take after some tries is only in the log."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._notices:
+                notice = self._notices.popleft()
+                for attempt in range(TRIES):
+                    try:
+                        settings = self._core.settings
+                        await webhooks.post(settings.alarm_webhook, encode_json(notice), settings)
+                        break
+                    except NotifyError as error:
+                        log.warning("alarm_not_sent", reason=str(error)[:300], attempt=attempt + 1)
+                        if not error.retryable:
+                            break
+                        await asyncio.sleep(2.0**attempt)

@@ -1,0 +1,94 @@
+"""Checks for producers that cannot poll: the server takes them for the group, and posts them to its webhook.
+
+What is posted is what a poll answers, `{"producer_group", "checks": […]}`; the answer is `{"outcomes": […]}` with the
+fields of `POST /v1/transactions/outcomes`. No answer, or an unknown one, is `unavailable`: it uses up no check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import structlog
+
+from notify.errors import NotifyError
+from notify.server import webhooks
+from notify.server.core import Core
+from notify.wire import OutcomeItem, Outcomes, Poll, encode_json
+
+log = structlog.get_logger("notify.server")
+
+POLL_SECONDS = 5.0
+AT_ONCE = 50
+RETRY_SECONDS, RETRY_MAX_SECONDS = 1.0, 30.0
+INSTANCE = "webhook"
+
+
+class _Answer(msgspec.Struct):
+    outcomes: list[OutcomeItem]
+
+
+_decode = msgspec.json.Decoder(_Answer).decode
+
+
+class CheckWebhooks:
+    """A poller for each group that has a webhook."""
+
+    def __init__(self, core: Core, shown: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        """`shown` makes a check of the poll fit for JSON."""
+        self._core = core
+        self._shown = shown
+        self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
+
+    def follow(self, urls: Mapping[str, str]) -> None:
+        """From now on these groups have these webhooks, and no others."""
+        wanted = set(urls.items())
+        for key in set(self._running) - wanted:
+            self._running.pop(key).cancel()
+        for group, url in wanted - set(self._running):
+            self._running[(group, url)] = asyncio.get_running_loop().create_task(self._run(group, url))
+
+    async def stop(self) -> None:
+        for task in self._running.values():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _run(self, group: str, url: str) -> None:
+        wait = RETRY_SECONDS
+        while True:
+            poll = Poll(producer_group=group, instance=INSTANCE, wait=POLL_SECONDS, max=AT_ONCE)
+            try:
+                checks = await self._core.checks.poll(poll)
+                if checks:
+                    await self._ask(group, url, checks)
+                wait = RETRY_SECONDS
+            except NotifyError as error:
+                log.warning("check_webhook_failed", group=group, url=url, reason=str(error)[:300])
+                await asyncio.sleep(wait)
+                wait = min(2 * wait, RETRY_MAX_SECONDS)
+
+    async def _ask(self, group: str, url: str, checks: list[dict[str, Any]]) -> None:
+        body = encode_json({"producer_group": group, "checks": [self._shown(check) for check in checks]})
+        tokens = {str(check["id"]): str(check["token"]) for check in checks}
+        answered: dict[str, OutcomeItem] = {}
+        reason, failed = "the webhook did not answer this check", None
+        try:
+            found = _decode(await webhooks.post(url, body, self._core.settings))
+            answered = {o.id: o for o in found.outcomes if o.id in tokens}
+        except (NotifyError, msgspec.DecodeError) as error:
+            reason, failed = str(error)[:300], error
+        outcomes = [
+            OutcomeItem(id=name, outcome=answered[name].outcome, check=token, reason=answered[name].reason,
+                        unavailable=answered[name].unavailable)
+            if name in answered
+            else OutcomeItem(id=name, outcome="UNKNOWN", check=token, unavailable=True, reason=reason)
+            for name, token in tokens.items()
+        ]  # fmt: skip
+        request = Outcomes(producer_group=group, outcomes=outcomes)
+        await self._core.transactions.outcomes(request.producer_group, request.outcomes)
+        if isinstance(failed, NotifyError):
+            raise failed
