@@ -118,7 +118,7 @@ def test_alarms_are_raised_said_and_cleared(watched: ServerProcess, receiver: Re
     ask(url, "PUT", "/v1/admin/groups/nobody/subscriptions/lonely", WHY)
     ask(url, "POST", "/v1/messages", {"messages": [{"topic": "lonely", "body": "x"}]})
     ask(url, "POST", "/v1/admin/audits", WHY | {"verdict": "FINDINGS", "counts": {"LOST": 1}})
-    batch = {"epoch": 0, "expected_position": "", "position": "p1", "claim": True}
+    batch = {"epoch": 1, "expected_position": "", "position": "", "claim": True}
     status, _ = ask(url, "POST", "/v1/bridge/shop/batches", batch)
     assert status == 200
     wanted = {"in_doubt", "parked", "no_consumers", "audit", "bridge"}
