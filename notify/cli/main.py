@@ -26,13 +26,14 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 
 def _register() -> None:
-    from notify.cli import access, admin, audit, bench, bridge, database, demo, serve, settings, storage
+    from notify.cli import access, admin, audit, backup, bench, bridge, database, demo, serve, settings, storage
 
     serve.register(app)
     storage.register(app)
     bridge.register(app)
     admin.register(app)
     access.register(app)
+    backup.register(app)
     settings.register(app)
     database.register(app)
     audit.register(app)

@@ -8,6 +8,7 @@ import functools
 import os
 import socket
 import ssl
+import threading
 import uuid
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -157,6 +158,7 @@ class TransactionProducer(_Producer):
             raise BindingRefused("an AsyncEngine needs AsyncTransactionProducer: this one would block the event loop")
         super().__init__(url, group=group, engine=engine, mode=mode, **options)
         self._thread: LoopThread | None = None
+        self._starting = threading.Lock()
         self._running: tuple[TransactionClient, _Answering | None] | None = None
         self._abandoned: object = None
         self._closed = False
@@ -170,8 +172,11 @@ class TransactionProducer(_Producer):
         if self._closed:
             raise Unavailable("this producer is closed")
         if self._thread is None or self._running is None:
-            self._thread = LoopThread(f"notify-producer-{self.group}")
-            self._running = self._thread.run(self._make())
+            with self._starting:  # threads that are the first at the same time start one loop
+                if self._thread is None or self._running is None:
+                    thread = LoopThread(f"notify-producer-{self.group}")
+                    self._running = thread.run(self._make())
+                    self._thread = thread
         return self._thread, self._running[0]
 
     async def _make(self) -> tuple[TransactionClient, _Answering | None]:
@@ -186,6 +191,7 @@ class TransactionProducer(_Producer):
         """
         self._abandoned = (self._thread, self._running)  # the parent's loop must not be closed by this process
         self._thread = self._running = None
+        self._starting = threading.Lock()  # another thread of the parent may have held it
         self.instance = instance_name()
 
     def add_check_listener(self, listener: CheckMessageListener) -> None:

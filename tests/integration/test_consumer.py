@@ -304,3 +304,21 @@ def test_a_producer_survives_a_fork(engine: sa.Engine, server: ServerProcess, un
                 os._exit(code)
         assert os.waitpid(pid, 0)[1] == 0
     assert sorted(m["body"] for m in drain(server.url, unique, unique, 2)) == ["child", "parent"]
+
+
+def test_threads_that_are_first_at_once_share_one_loop(server: ServerProcess, unique: str) -> None:
+    """A service's first requests come at the same time: each of them used to start a loop of its own."""
+    import concurrent.futures
+
+    for n in range(5):
+        with TransactionProducer(server.url, group=unique) as producer:
+            gate = threading.Barrier(16)
+
+            def publish(number: int, producer: TransactionProducer = producer, gate: threading.Barrier = gate) -> None:
+                gate.wait(10)
+                producer.publish(Message(f"{unique}.{n}", str(number)))  # noqa: B023
+
+            with concurrent.futures.ThreadPoolExecutor(16) as pool:
+                list(pool.map(publish, range(16)))
+            name = f"notify-producer-{unique}"
+            assert sum(thread.name == name for thread in threading.enumerate()) == 1

@@ -10,6 +10,7 @@ from notify.server.access import guard
 from notify.server.admin import (
     actions,
     audits,
+    backups,
     bridges,
     check_webhooks,
     credentials,
@@ -46,6 +47,7 @@ def router(app: App) -> APIRouter:
     jobs.add_routes(routes, desk)
     bridges.add_routes(routes, desk)
     settings.add_routes(routes, desk)
+    backups.add_routes(routes, desk)
     check_webhooks.add_routes(routes, desk)
     credentials.add_routes(routes, desk)
     actions.add_routes(routes, desk)

@@ -1,0 +1,128 @@
+"""`notify backup` and `notify restore`: the embedded log, copied while its server runs, and put in place again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import typer
+from rich.progress import Progress
+
+from notify.cli.api import AS_JSON, REASON, URL, call, show, write
+from notify.client.login import tls_from_environment, token_from_environment
+from notify.errors import InvalidRequest, NotifyError, Unavailable
+
+CHUNK = 8 << 20
+SECONDS = 60
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(backup)
+    app.command()(restore)
+
+
+def backup(
+    directory: Path = typer.Argument(..., help="A directory to make: the copy."),
+    reason: str = REASON,
+    url: str = URL,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Copy a server's log, and who did what, as of now; the server goes on meanwhile."""
+    if directory.exists():
+        raise InvalidRequest(f"{directory} exists already: a backup is made anew")
+    made = call(url, "POST", "backups", body=write(reason, False))["result"]
+    partial = directory.with_name(directory.name + ".partial")
+    try:
+        total = sum(file["size"] for file in made["files"])
+        with Progress(disable=as_json, transient=True) as progress:
+            task = progress.add_task("copying", total=total)
+            for file in made["files"]:
+                _fetch(url, made["name"], file, partial, lambda count: progress.advance(task, count))
+        (partial / "backup.json").write_text(json.dumps(made, indent=2) + "\n")
+        partial.rename(directory)
+    finally:
+        call(url, "DELETE", "backups", made["name"], body=write(reason, False))
+        shutil.rmtree(partial, ignore_errors=True)
+    show({"directory": str(directory), "name": made["name"], "files": len(made["files"]), "bytes": total}, as_json)
+
+
+def _fetch(url: str, name: str, file: dict[str, Any], directory: Path, done: Any) -> None:
+    """Raises Unavailable where the file does not come whole."""
+    target = directory / file["name"]
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    address = f"{url.split(',')[0].rstrip('/')}/v1/admin/backups/{name}/files/{quote(file['name'])}"
+    token = token_from_environment()
+    request = urllib.request.Request(address, headers={"authorization": f"Bearer {token}"} if token else {})
+    context = tls_from_environment() if address.startswith("https") else None
+    size = 0
+    try:
+        with urllib.request.urlopen(request, timeout=SECONDS, context=context) as answer, target.open("wb") as out:
+            target.chmod(0o600)
+            while chunk := answer.read(CHUNK):
+                out.write(chunk)
+                size += len(chunk)
+                done(len(chunk))
+    except OSError as error:
+        raise Unavailable(f"backup: {file['name']} could not be fetched: {error}") from None
+    if size != file["size"]:
+        raise Unavailable(f"backup: {file['name']} has {file['size']} bytes, {size} came; try again")
+
+
+def restore(
+    directory: Path = typer.Argument(..., help="What `notify backup` made."),
+    data_dir: Path = typer.Option(..., "--data-dir", envvar="NOTIFY_DATA_DIR", help="A directory to make."),
+    as_json: bool = AS_JSON,
+) -> None:
+    """Put a backup in place for a server, after reading all of it: every record's checksum is compared."""
+    try:
+        made = json.loads((directory / "backup.json").read_text())
+        expected = {file["name"]: int(file["size"]) for file in made["files"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InvalidRequest(f"{directory} is no backup: backup.json is missing or cannot be read") from None
+    if data_dir.exists() and any(data_dir.iterdir()):
+        raise InvalidRequest(f"{data_dir} is not empty: a backup is put into a directory of its own")
+    for name, size in expected.items():
+        source = directory / name
+        if not source.is_file() or source.stat().st_size != size:
+            raise InvalidRequest(f"{source} is missing or has another size than when it was made: take another backup")
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name in expected:
+        target = data_dir / name
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copyfile(directory / name, target)
+        target.chmod(0o600)
+    try:
+        found = asyncio.run(_verified(data_dir / "log"))
+    except NotifyError as error:
+        raise InvalidRequest(f"the backup does not open: {error}") from None
+    show({"data_dir": str(data_dir), "made": made["name"], **found}, as_json)
+    if found["damages"]:
+        raise typer.Exit(1)
+
+
+async def _verified(log: Path) -> dict[str, Any]:
+    """Opens the log as a server would; what is in it, and what of it is damaged."""
+    from notify.server.clock import wall_clock
+    from storage.log import LogStore
+    from storage.log.verify import verify
+
+    store = LogStore(log)
+    await store.open(wall_clock())
+    try:
+        damages = [str(d) for d in store.damages] + await asyncio.to_thread(verify, store)
+        bounds = [store.bounds(t.name, q) for t in store.topics() for q in range(t.queues)]
+        undecided = len(await store.undecided(None, None, None, 1_000_000))
+        return {
+            "topics": len(store.topics()),
+            "messages": sum(end - start for start, end in bounds),
+            "undecided": undecided,
+            "damages": damages,
+        }
+    finally:
+        await store.close()

@@ -1,0 +1,107 @@
+"""Admin routes of backups: a snapshot of the log while it is written to, to be fetched file by file."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import sqlite3
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from fastapi.responses import FileResponse
+from pydantic import Field
+
+from notify import __version__
+from notify.errors import Conflict, InvalidRequest, NotFound
+from notify.server.admin.writes import Asker, Desk, Who, Write
+from storage.log.snapshot import snapshot
+from storage.log.store import LogStore
+
+AT_ONCE = 3
+"""Snapshots that may be there: each keeps what the log has dropped since."""
+_NAME = re.compile(r"[0-9TZ]{16}\Z")
+Name = Annotated[str, Field(max_length=32)]
+
+
+def add_routes(routes: APIRouter, desk: Desk) -> None:
+    """The routes under `backups`."""
+
+    def root() -> Path:
+        return Path(desk.core.settings.data_dir) / "backups"
+
+    def one(name: str) -> Path:
+        directory = root() / name
+        if _NAME.match(name) is None or not directory.is_dir():
+            raise NotFound(f"there is no backup {name[:40]!r}")
+        return directory
+
+    def files(directory: Path) -> list[dict[str, Any]]:
+        found = sorted(path for path in directory.rglob("*") if path.is_file())
+        return [{"name": str(path.relative_to(directory)), "size": path.stat().st_size} for path in found]
+
+    @routes.get("/backups")
+    async def backups() -> dict[str, Any]:
+        """The snapshots that are still there."""
+        names = sorted(path.name for path in root().iterdir() if _NAME.match(path.name)) if root().exists() else []
+        return {"backups": [{"name": n, "bytes": sum(f["size"] for f in files(root() / n))} for n in names]}
+
+    @routes.post("/backups")
+    async def make(write: Write, who: Who) -> dict[str, Any]:
+        """Take a snapshot of the log and of who did what; fetch its files, then delete it."""
+        store = desk.core.store
+        if not isinstance(store, LogStore):
+            raise InvalidRequest("this server has no log: back its database up with the database's own tools", "no_log")
+        name = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        directory = root() / name
+        if root().exists() and sum(1 for path in root().iterdir() if path.is_dir()) >= AT_ONCE:
+            raise Conflict(f"there are {AT_ONCE} backups on the server: delete one, each holds room")
+
+        async def do() -> Any:
+            directory.mkdir(mode=0o700, parents=True)
+            root().chmod(0o700)
+            try:
+                await snapshot(store, directory / "log")
+                await asyncio.to_thread(_copy_database, Path(desk.core.settings.data_dir), directory)
+            except BaseException:
+                shutil.rmtree(directory, ignore_errors=True)
+                raise
+            return {"name": name, "version": __version__, "files": files(directory)}
+
+        return await desk.carry_out(write, who, "backup.make", name, do, {"name": name})
+
+    @routes.get("/backups/{name}/files/{file:path}", response_class=FileResponse)
+    async def fetch(name: Name, file: str, asker: Asker) -> FileResponse:
+        """One file of a snapshot. What is in it is more than `view` shows: this takes `admin`."""
+        asker.check("admin")
+        directory = one(name)
+        known = {found["name"] for found in files(directory)}
+        if file not in known:
+            raise NotFound(f"backup {name} has no file {file[:80]!r}")
+        return FileResponse(directory / file, media_type="application/octet-stream")
+
+    @routes.delete("/backups/{name}")
+    async def delete(name: Name, write: Write, who: Who) -> dict[str, Any]:
+        """Drop a snapshot: the room that it alone holds is free again."""
+        directory = one(name)
+
+        async def do() -> Any:
+            await asyncio.to_thread(shutil.rmtree, directory)
+            return {"deleted": name}
+
+        return await desk.carry_out(write, who, "backup.delete", name, do, {"name": name})
+
+
+def _copy_database(data_dir: Path, directory: Path) -> None:
+    """SQLite's own backup: a copy that is whole while others write."""
+    target = directory / "admin.db"
+    target.touch(mode=0o600)
+    source = sqlite3.connect(data_dir / "admin.db", timeout=10)
+    copy = sqlite3.connect(target)
+    try:
+        source.backup(copy)
+    finally:
+        copy.close()
+        source.close()

@@ -1,0 +1,90 @@
+"""A copy of the log as of one moment, while it is written to: what a crash at that moment would have left.
+
+Files that change no more are linked, not copied. Of the segment that is being written the durable part is copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from notify.errors import StorageFailed
+
+if TYPE_CHECKING:
+    from storage.log.store import LogStore
+
+TRIES = 20
+CHUNK = 8 << 20
+LEFT_OUT = (".tmp", ".torn", ".damaged", ".unreadable")
+"""What recovery sets aside, and what is not complete yet."""
+
+
+async def snapshot(store: LogStore, directory: Path) -> int:
+    """Put the log as it is now into a new directory on the same file system; the bytes that it holds.
+
+    Raises StorageFailed where that cannot be done; nothing is left then.
+    """
+    for _ in range(TRIES):
+        try:
+            os.mkdir(directory, 0o700)
+            # Checkpoints first: a segment is dropped only after a later checkpoint, so each finds what it speaks of.
+            written = _link(store, directory)
+            return await asyncio.to_thread(_copy, written, directory)
+        except FileNotFoundError:
+            _remove(directory)  # retention or a seal was quicker: once more
+        except OSError as error:
+            _remove(directory)
+            raise StorageFailed(f"no snapshot in {directory}: {error.strerror}") from None
+    raise StorageFailed(f"no snapshot in {directory}: the log's files changed under {TRIES} tries; try again")
+
+
+def _link(store: LogStore, directory: Path) -> list[tuple[Path, int]]:
+    """Link what is complete; the files that are not, with how many of their bytes are durable."""
+    durable = store.journal.durable
+    segments = {s.name: s for s in store.segments.all()}
+    names = [n for n in os.listdir(store.disk.directory) if n != "lock" and not n.endswith(LEFT_OUT)]
+    written: list[tuple[Path, int]] = []
+    for name in sorted(names, key=lambda n: (not n.endswith(".ckpt"), n)):
+        segment = segments.get(name)
+        source = store.disk.directory / name
+        if segment is None or 0 < segment.sealed_end <= durable:
+            os.link(source, directory / name)
+        elif segment.base < durable or len(segments) == 1:
+            written.append((source, durable - segment.base))
+    return written
+
+
+def _copy(files: list[tuple[Path, int]], directory: Path) -> int:
+    """The bytes of the whole directory, once all of it is on the disk."""
+    for source, size in files:
+        with open(source, "rb") as old, open(directory / source.name, "xb", opener=_private) as new:
+            for chunk in _chunks(old.fileno(), size):
+                new.write(chunk)
+            new.flush()
+            os.fsync(new.fileno())
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    return sum(file.stat().st_size for file in directory.iterdir())
+
+
+def _chunks(fd: int, size: int) -> Iterator[bytes]:
+    at = 0
+    while at < size and (chunk := os.pread(fd, min(CHUNK, size - at), at)):
+        yield chunk
+        at += len(chunk)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _remove(directory: Path) -> None:
+    for file in directory.iterdir() if directory.exists() else ():
+        file.unlink()
+    directory.rmdir()
