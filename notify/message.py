@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from notify.errors import InvalidRequest
+from notify.errors import DeadLetter, InvalidRequest
+
+T = TypeVar("T")
 
 CONTENT_TYPE = "content-type"
 
@@ -18,7 +20,8 @@ CONTENT_TYPE = "content-type"
 class Message:
     """A message to send.
 
-    `body`: bytes as they are, str as UTF-8 text, anything else as JSON; the `content-type` header says which.
+    `body`: bytes as they are, str as UTF-8 text, anything else (pydantic models and dataclasses, too) as JSON; the
+    `content-type` header says which.
     `key`: messages of one key keep their order; a callable is asked just before the commit, when an autoincrement id
     is known (`key=lambda: order.id`). `tag`: what subscriptions filter by. `delay`: seconds from the commit;
     `deliver_at`: an instant with its time zone. `ttl`: seconds from when it may be delivered; a group that gets to it
@@ -48,7 +51,9 @@ def encode_body(message: Message) -> tuple[bytes, dict[str, str] | None]:
         headers.setdefault(CONTENT_TYPE, "text/plain; charset=utf-8")
         return body.encode(), headers
     try:
-        data = msgspec.json.encode(body)
+        # A pydantic model writes itself; dataclasses and msgspec's structs are written as JSON objects.
+        write = getattr(body, "model_dump_json", None)
+        data = write().encode() if write is not None else msgspec.json.encode(body)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequest(f"the body is neither bytes, text nor a JSON value: {error}", "invalid_body") from None
     headers.setdefault(CONTENT_TYPE, "application/json")
@@ -93,3 +98,15 @@ class ReceivedMessage:
     def json(self) -> Any:
         """The body as a JSON value. Raises msgspec.DecodeError."""
         return msgspec.json.decode(self.body)
+
+    def decode(self, kind: type[T]) -> T:
+        """The body as a pydantic model, a dataclass, a msgspec struct or what else its JSON fits.
+
+        Raises DeadLetter for a body that does not fit: trying again would not help.
+        """
+        read = getattr(kind, "model_validate_json", None)
+        try:
+            found: T = read(self.body) if read is not None else msgspec.json.decode(self.body, type=kind)
+        except (ValueError, msgspec.DecodeError) as error:
+            raise DeadLetter(f"the body is no {kind.__name__}: {str(error)[:300]}") from None
+        return found

@@ -349,6 +349,13 @@ class AsyncTransactionProducer(_Producer):
         """Begin to answer checks. Sending starts it too."""
         self._started()
 
+    def add_check_listener(self, listener: CheckMessageListener) -> None:
+        super().add_check_listener(listener)
+        if self._running is not None and self._running[1] is None:
+            client = self._running[0]
+            checker = self._checker(client)
+            self._running = (client, _Answering(checker) if checker is not None else None)
+
     def _started(self) -> TransactionClient:
         if self._running is None:
             client = self._client()

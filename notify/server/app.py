@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import math
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -24,7 +23,7 @@ from notify.server.admin.jobs import Jobs
 from notify.server.administration import Administration
 from notify.server.alarms import Alarms
 from notify.server.check_webhooks import CheckWebhooks
-from notify.server.clock import wall_clock
+from notify.server.clock import Clock, wall_clock
 from notify.server.configuration import Configuration
 from notify.server.core import Core
 from notify.server.delivery.instances import states
@@ -45,7 +44,11 @@ CONSUMERS_SHOWN = 200
 class App:
     """One server process. Until `start` has recovered the storage every route but health answers 503."""
 
-    def __init__(self, settings: Settings, open_store: Callable[[], TransactionStore]) -> None:
+    def __init__(
+        self, settings: Settings, open_store: Callable[[], TransactionStore], clock: Clock = wall_clock
+    ) -> None:
+        """`clock`: where there is a registry, its database's goes before it."""
+        self._clock = clock
         self.settings = settings
         self._open_store = open_store
         self.core: Core | None = None
@@ -60,6 +63,7 @@ class App:
         self.jobs: Jobs
         self.failed: NotifyError | None = None
         """Why it could not start."""
+        self.on_started: Callable[[], None] = lambda: None
         self.stop_serving: Callable[[], None] = lambda: None
         self._data: DataRoutes | None = None
         self._run: asyncio.Task[None] | None = None
@@ -73,7 +77,7 @@ class App:
         self.membership = self._membership(store)
         if self.membership is not None:
             await self.membership.start()
-        clock = wall_clock if self.membership is None else self.membership.clock
+        clock = self._clock if self.membership is None else self.membership.clock
         self.core = Core(store, self.settings, clock)
         if self.membership is not None:
             metrics = self.core.metrics
@@ -92,11 +96,6 @@ class App:
         self._data = DataRoutes(self.core, self.administration.access, self.members)
         self._run = asyncio.get_running_loop().create_task(self.core.run())
         await self.jobs.resume()
-        # What is alive now stays alive: without this a full collection walks every imported module's objects, and
-        # stops the loop for 80 ms and more.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(20_000, 20, 50)
 
     def _configure(self, configuration: Configuration) -> None:
         """Other settings or limits hold from now on."""
@@ -242,6 +241,7 @@ def _fastapi(app: App) -> FastAPI:
             app.stop_serving()
             yield
             return
+        app.on_started()
         yield
         await app.stop()
 

@@ -1,0 +1,235 @@
+"""The server in memory: real HTTP on a free port of loopback, the real core, the storage that passes every contract."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import uvicorn
+
+from notify import ids
+from notify.client.http import error_of
+from notify.client.loop import new_event_loop
+from notify.errors import StorageFailed, Unavailable
+from notify.server.app import App
+from notify.server.clock import wall_clock
+from notify.server.http import Answer, Request
+from notify.server.protocol import Protocol
+from notify.settings import Settings
+from notify.wire import Outcomes, decode_payload
+from storage.memory import MemoryStore
+from storage.store import State
+
+START_SECONDS = 20.0
+SETTLE_SECONDS = 5.0
+_json_outcomes = msgspec.json.Decoder(Outcomes).decode
+_packed_outcomes = msgspec.msgpack.Decoder(Outcomes).decode
+
+
+class Crashed(BaseException):
+    """Stands for the death of the process: no `except Exception` catches it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A message as the server has it. `state`: PREPARED, COMMITTED, ROLLED_BACK or PARKED."""
+
+    id: str
+    topic: str
+    body: bytes
+    key: str | None
+    tag: str | None
+    state: str
+
+    @property
+    def text(self) -> str:
+        """The body as UTF-8 text."""
+        return self.body.decode()
+
+    def json(self) -> Any:
+        """The body as a JSON value."""
+        return msgspec.json.decode(self.body)
+
+
+class _TestedApp(App):
+    """Loses what it is told to lose."""
+
+    lose_outcomes = False
+    lose_answers = ""
+    is_down = False
+
+    async def answer(self, request: Request) -> Answer:
+        if self.is_down:
+            return Answer.problem(Unavailable("the test has taken the server down"))
+        if self.lose_outcomes and request.path == "/v1/transactions/outcomes" and not _are_answers(request):
+            return Answer.problem(Unavailable("the test loses this outcome"))
+        answer = await super().answer(request)
+        if self.lose_answers and request.path == self.lose_answers:
+            return Answer.problem(Unavailable("the test loses this answer; the request was carried out"))
+        return answer
+
+
+def _are_answers(request: Request) -> bool:
+    """Whether all outcomes of a request are answers to checks."""
+    is_packed = any(b"msgpack" in value for name, value in request.headers if name == b"content-type")
+    decode = _packed_outcomes if is_packed else _json_outcomes
+    with contextlib.suppress(msgspec.DecodeError):
+        return all(o.check is not None for o in decode(request.body).outcomes)
+    return True  # the server says what is wrong with it
+
+
+class InMemoryServer:
+    """A server for one test or many. Use it as `with`, or `start` and `stop` it."""
+
+    def __init__(self, **settings: Any) -> None:
+        """`settings`: as of `notify serve`, such as `check_attempts=2`. Raises InvalidRequest."""
+        self._directory = tempfile.TemporaryDirectory(prefix="notify-test-")
+        quick = {"check_backoff_seconds": 0.1, "check_backoff_max_seconds": 0.2, "alarm_disk_share": 0.0}
+        self._settings = Settings(**(quick | settings | {"data_dir": self._directory.name, "port": 0}))
+        self._offset_us = 0
+        self._loop = new_event_loop()
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+        self._app: _TestedApp
+        self.url = ""
+        """Its address once it is started."""
+
+    # --- running ----------------------------------------------------------------------------------------------
+
+    def start(self) -> InMemoryServer:
+        """Serve. Raises StorageFailed where it cannot."""
+        self._app = _TestedApp(self._settings, MemoryStore, clock=lambda: wall_clock() + self._offset_us)
+        config = uvicorn.Config(
+            self._app, http=Protocol, ws="none", lifespan="on", interface="asgi3", log_config=None, access_log=False,
+            server_header=False, proxy_headers=False, timeout_graceful_shutdown=2,
+        )  # fmt: skip
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.url = self._app.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        self._server = server = uvicorn.Server(config)
+        server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]  # the test's own stay
+
+        def run() -> None:
+            with listening:
+                self._loop.run_until_complete(server.serve([listening]))
+
+        self._thread = threading.Thread(target=run, name="notify-in-memory", daemon=True)
+        self._thread.start()
+        deadline = time.monotonic() + START_SECONDS
+        while not server.started:
+            if time.monotonic() > deadline or not self._thread.is_alive():
+                raise StorageFailed(f"the server in memory did not start: {self._app.failed}")
+            time.sleep(0.002)
+        return self
+
+    def stop(self) -> None:
+        """Stop serving; what it held is gone."""
+        if self._server is not None and self._thread is not None:
+            self._server.should_exit = True
+            self._thread.join(START_SECONDS)
+            self._server = None
+            self._loop.close()
+        self._directory.cleanup()
+
+    def __enter__(self) -> InMemoryServer:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    # --- time -------------------------------------------------------------------------------------------------
+
+    def advance(self, seconds: float) -> None:
+        """Move the server's clock on: delays, retries, leases and checks that are due by then come at once."""
+        if seconds < 0:
+            raise ValueError("time goes on, not back")
+        self._offset_us += round(seconds * 1_000_000)
+
+    # --- faults -----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def losing_outcomes(self) -> Iterator[None]:
+        """Meanwhile no outcome arrives that a producer sends by itself: the server has to ask back.
+
+        What your service answers to a check is what this tests.
+        """
+        self._app.lose_outcomes = True
+        try:
+            yield
+        finally:
+            self._app.lose_outcomes = False
+
+    @contextlib.contextmanager
+    def losing_answers(self, path: str) -> Iterator[None]:
+        """Meanwhile requests to this path are carried out, and answered with 503: nobody knows that they were."""
+        self._app.lose_answers = path
+        try:
+            yield
+        finally:
+            self._app.lose_answers = ""
+
+    @contextlib.contextmanager
+    def down(self) -> Iterator[None]:
+        """Meanwhile every data route answers 503."""
+        self._app.is_down = True
+        try:
+            yield
+        finally:
+            self._app.is_down = False
+
+    # --- looking ----------------------------------------------------------------------------------------------
+
+    def messages(self, topic: str | None = None) -> list[Stored]:
+        """What can be delivered, in the order of the queues: of one topic, or of all."""
+        return [m for m in self._stored(topic) if m.state == State.COMMITTED.name]
+
+    def halves(self, topic: str | None = None) -> list[Stored]:
+        """Messages of transactions whose outcome is not known yet."""
+        return [m for m in self._stored(topic) if m.state in (State.PREPARED.name, State.PARKED.name)]
+
+    def wait_for(self, topic: str, count: int, seconds: float = SETTLE_SECONDS) -> list[Stored]:
+        """The messages of a topic once there are so many. Raises AssertionError after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while len(found := self.messages(topic)) < count:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"topic {topic!r} has {len(found)} messages after {seconds:g} s, not {count}")
+            time.sleep(0.01)
+        return found
+
+    def wait_until_decided(self, seconds: float = SETTLE_SECONDS) -> None:
+        """Return once no transaction is in doubt any more. Raises AssertionError after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while halves := self.halves():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{len(halves)} messages are still in doubt, the first is {halves[0]}")
+            time.sleep(0.01)
+
+    def _stored(self, topic: str | None) -> list[Stored]:
+        return asyncio.run_coroutine_threadsafe(self._look(topic), self._loop).result(SETTLE_SECONDS)
+
+    async def _look(self, topic: str | None) -> list[Stored]:
+        core = self._app.core
+        if core is None:
+            raise error_of(503, "unavailable", "the server in memory is not started")
+        found: list[Stored] = []
+        for t in core.queues.topics():
+            if topic not in (None, t.name):
+                continue
+            for queue in range(t.queues):
+                for m in core.queues.read(t.name, queue, 0, 1_000_000, 1 << 40):
+                    found.append(_seen(m, State.COMMITTED))
+        for transaction in await core.store.undecided(None, None, None, 1_000_000):
+            found += [_seen(m, transaction.state) for m in transaction.messages if topic in (None, m.topic)]
+        return found
+
+
+def _seen(m: Any, state: State) -> Stored:
+    p = decode_payload(m.payload)
+    return Stored(ids.message_id(m.transaction_id, m.message_no), m.topic, p.body, p.key, p.tag, state.name)
