@@ -171,6 +171,11 @@ class Settings:
     alarm_webhook: str = _setting(
         "", "Where alarms are posted when they are raised and cleared; its host must be in `webhook_hosts`.", live=True
     )
+    tracing: bool = _setting(
+        False,
+        "Whether this server adds spans (half, check, deliver, append) to the traces that messages carry, and exports "
+        "them as OpenTelemetry's environment variables say (`OTEL_EXPORTER_OTLP_ENDPOINT`). Needs the extra `otel`.",
+    )
     webhook_hosts: str = _setting(
         "", "`host:port`, separated by commas: where webhooks may go. Nowhere else, and redirects are not followed."
     )

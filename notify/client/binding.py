@@ -20,7 +20,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from notify import ids
+from notify import ids, tracing
 from notify.check.question import read_source
 from notify.client.table import half_message
 from notify.client.transactions import pack
@@ -191,9 +191,13 @@ class Binding:
         bound.id = ids.to_text(ids.new_id())
         if not self._source:
             self._source = read_source(connection)[0]
-        if self._sender.mode == "half":
+        if self._sender.mode == "outbox":
+            with tracing.sending(self._sender.group, messages):
+                pass  # the row carries the context; a bridge or relay moves it
+        else:
             try:
-                item = self._sender.store_half(bound.id, messages, self._source)
+                with tracing.sending(self._sender.group, messages):
+                    item = self._sender.store_half(bound.id, messages, self._source)
             except NotifyError as error:
                 detail = f"the half message was not stored, so nothing is committed: {error}"
                 if isinstance(error, Backpressure):

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from notify import tracing
 from notify.check.listener import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
 from notify.check.local import LocalTransactionCheck, answer, is_async
 from notify.check.question import read_source
@@ -91,9 +92,12 @@ class Checker:
         )
         reason = None
         outcome = Outcome.UNKNOWN
+        first = check.messages[0]
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                outcome = await self._ask(half)
+            with tracing.continued("check", first.topic, first.headers) as note:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    outcome = await self._ask(half)
+                note("notify.outcome", outcome.value)
         except CheckUnavailable as error:
             reason = str(error)
         except TimeoutError:

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from notify import tracing
 from notify.client.batch import Batcher
 from notify.client.http import HttpClient
 from notify.client.inbox import Inbox
@@ -386,10 +387,11 @@ class AsyncConsumer(_Consumer):
 
     async def _call_handler(self, handler: _Handler, message: ReceivedMessage) -> None:
         async with self._room:
-            if self._inbox is not None:
-                await self._inbox.run_async(self.group, message, handler.call)
-            else:
-                await handler.call(message)
+            with tracing.processing(self.group, message):
+                if self._inbox is not None:
+                    await self._inbox.run_async(self.group, message, handler.call)
+                else:
+                    await handler.call(message)
 
 
 class Consumer(_Consumer):
@@ -413,6 +415,8 @@ class Consumer(_Consumer):
     async def _call_handler(self, handler: _Handler, message: ReceivedMessage) -> None:
         loop = asyncio.get_running_loop()
         if self._inbox is not None:
-            await loop.run_in_executor(self._pool, self._inbox.run, self.group, message, handler.call)
+            run = tracing.traced(self._inbox.run, "process", self.group, message)
+            await loop.run_in_executor(self._pool, run, self.group, message, handler.call)
         else:
-            await loop.run_in_executor(self._pool, handler.call, message)
+            run = tracing.traced(handler.call, "process", self.group, message)
+            await loop.run_in_executor(self._pool, run, message)

@@ -18,6 +18,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only
 
+from notify import tracing
 from notify.check.listener import CheckMessageListener, Outcome
 from notify.check.local import is_async
 from notify.client.binding import Binding
@@ -275,7 +276,9 @@ class TransactionProducer(_Producer):
     def publish(self, message: Message) -> str:
         """Send a message without a transaction; its id. Durable when it returns."""
         thread, client = self._start()
-        return thread.run(client.publish(pack(message)))
+        packed = pack(message)
+        with tracing.sending(self.group, [packed]):
+            return thread.run(client.publish(packed))
 
     def close(self) -> None:
         """Flush outcomes that wait, stop answering checks, let go."""
@@ -421,11 +424,15 @@ class AsyncTransactionProducer(_Producer):
 
     async def publish(self, message: Message) -> str:
         """Send a message without a transaction; its id. Durable when it returns."""
-        return await self._started().publish(pack(message))
+        packed = pack(message)
+        with tracing.sending(self.group, [packed]):
+            return await self._started().publish(packed)
 
     async def prepare(self, messages: Sequence[Message], *, check_after: float | None = None) -> Prepared:
         """Store a half for a transaction of your own kind (no database): settle it with commit() or rollback()."""
-        item = await self._started().half([pack(m) for m in messages], check_after=check_after)
+        packed = [pack(m) for m in messages]
+        with tracing.sending(self.group, packed):
+            item = await self._started().half(packed, check_after=check_after)
         return Prepared(self, item.id, item.shard)
 
     async def resolve(self, prepared: Prepared, outcome: Outcome) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from notify import ids
+from notify import ids, tracing
 from notify.errors import InvalidRequest, NotFound, NotifyError
 from notify.limits import LIMITS, check_message, check_name
 from notify.server.clock import Clock
@@ -34,6 +34,7 @@ class Bridges:
         self._clock = clock
         self._on_new_topic = on_new_topic
         self._told: dict[str, _Told] = {}
+        self.tracing = False
 
     def position(self, source: str) -> dict[str, Any]:
         """Where a source stands; epoch 0 and an empty position where nothing came yet."""
@@ -71,12 +72,17 @@ class Bridges:
             except NotifyError as error:
                 refused.append(Item(t.id, error.status, code=error.code, detail=str(error)))
         commit = [_id(text) for text in batch.commit]
+        began_us = self._clock()
         results = await self._store.append_from_bridge(
             BridgeBatch(
                 source, batch.epoch, batch.expected_position, batch.position, accepted, commit, claim=batch.claim
             ),
             now_us,
         )
+        if self.tracing:
+            for t in batch.transactions:
+                for m in t.messages:
+                    tracing.record("append", m.topic, m.headers, began_us, self._clock(), **{"notify.source": source})
         told = self._told.setdefault(source, _Told())
         told.lag = batch.lag if batch.lag is not None else told.lag
         told.note = (batch.note or "")[:500] if batch.note is not None else told.note

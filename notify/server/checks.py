@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from notify import ids
+from notify import ids, tracing
 from notify.check.schedule import CheckSchedule
 from notify.limits import LIMITS, check_between, check_name
 from notify.server.check_log import CheckLog
@@ -55,6 +55,7 @@ class Checks:
         self._pollers: dict[str, list[_Poller]] = {}
         self.last_poll_us: dict[str, int] = {}
         self.log = CheckLog()
+        self.tracing = False
 
     async def poll(self, poll: Poll) -> list[dict[str, Any]]:
         """Due checks for a producer, waiting up to `wait` seconds for the first."""
@@ -78,7 +79,13 @@ class Checks:
                 waiting.remove(poller)
         self.last_poll_us[poll.producer_group] = self._clock()
         payloads = await self._store.half_payloads(poller.taken) if poller.taken else []
-        return [self._question(due, half) for due, half in zip(poller.taken, payloads, strict=True)]
+        questions = [self._question(due, half) for due, half in zip(poller.taken, payloads, strict=True)]
+        if self.tracing:
+            now_us = self._clock()
+            for question in questions:
+                for p in question["messages"]:
+                    tracing.record("ask", p.topic, p.headers, now_us, now_us, **{"notify.attempt": question["attempt"]})
+        return questions
 
     async def hand_out(self, group: str) -> None:
         """Give the group's due checks to its waiting pollers."""

@@ -59,10 +59,14 @@ class Core:
             flow=self.flow,
         )
         self.transactions.on_new_topic = self._topic_made
+        self.transactions.tracing = settings.tracing
         self.checks = Checks(store, clock, schedule, settings.shard, self.metrics)
         self.transactions.on_answer = lambda name, at_us, what, reason: self.checks.log.add(
             name, at_us, what, reason=reason
         )
+        self.checks.tracing = settings.tracing
+        if self._bridges is not None:
+            self._bridges.tracing = settings.tracing
         self._retaining: asyncio.Task[int] | None = None
         self._retained_us = clock()
         self.retention_failed = ""

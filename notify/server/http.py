@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from notify import ids
+from notify import ids, tracing
 from notify.errors import InvalidRequest, NotFound, NotifyError, StorageFailed
 from notify.limits import LIMITS, check_between
 from notify.server.access import EVERYONE, Access, Principal
@@ -312,6 +312,8 @@ class DataRoutes:
                 _check(request, "consume", group, topic)
         with _polling(request):
             handed = await self.core.delivery.receive(group, asked)
+        if self.core.settings.tracing:
+            _trace(group, handed, self.core.clock())
         if request.packed:
             return packed_deliveries(handed)
         return encode_json({"messages": _json_deliveries(handed)})
@@ -440,6 +442,15 @@ def _json_message(payload: Payload) -> dict[str, Any]:
         fields["tag"] = payload.tag
     fields["headers"] = payload.headers or {}
     return fields | body_fields(payload.body)
+
+
+def _trace(group: str, handed: list[Handed], now_us: int) -> None:
+    """Add what was handed out to the traces of the messages: from their commit to now."""
+    for h in handed:
+        for _, m, attempt in h.each():
+            p = decode_payload(m.payload)
+            attributes: dict[str, str | int] = {"consumer.group.name": group, "notify.attempt": attempt}
+            tracing.record("deliver", m.topic, p.headers, m.committed_us, now_us, **attributes)
 
 
 def json_check(check: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 import uvicorn
 
+from notify import tracing
 from notify.errors import InvalidRequest, StorageFailed
 from notify.server import webhooks
 from notify.server.app import App
@@ -116,6 +117,11 @@ def serve(settings: Settings) -> int:
             "create_topics = false needs to know the topics, and with a database as storage those are the queue "
             "servers': set it there"
         )
+    if settings.tracing:
+        try:
+            tracing.export_from_environment()
+        except ImportError as error:
+            raise InvalidRequest(f"tracing needs the extra otel: pip install 'notify-tx[otel]' ({error})") from None
     Path(settings.data_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
     sys.setswitchinterval(SWITCH_SECONDS)
     app = App(settings, open_store)

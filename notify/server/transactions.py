@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from notify import ids
+from notify import ids, tracing
 from notify.check.schedule import CheckSchedule
 from notify.errors import InvalidRequest, NotifyError, UnknownTopic
 from notify.limits import LIMITS, check_between, check_message, check_name
@@ -73,6 +73,8 @@ class Transactions:
         self.metrics = metrics or Metrics()
         self._flow = flow
         self._gates = {} if flow is None else flow.gates
+        self.tracing = False
+        """Whether to add spans to the traces that messages carry."""
         self.on_answer: Callable[[bytes, int, str, str], None] = lambda *_: None
         """Called with the id, time, words and reason when a check is answered."""
 
@@ -151,6 +153,10 @@ class Transactions:
                     item = Item(name, 409, result.state.name, self.shard, code="id_in_use", detail=detail)
             answered.append(item)
         self.metrics.halves += stored
+        if self.tracing:
+            for t in request.transactions:
+                for m in t.messages:
+                    tracing.record("half", m.topic, m.headers, now_us, self.clock(), **{"notify.transaction": t.id})
         return answered
 
     async def _stored_or_refused(

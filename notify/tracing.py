@@ -1,0 +1,144 @@
+"""Traces by OpenTelemetry, in a message's headers from its producer to its effect.
+
+Where `opentelemetry-api` is not installed, or nobody has set a tracer provider, nothing happens. Names and attributes
+follow the conventions for messaging (https://opentelemetry.io/docs/specs/semconv/messaging/): the context travels
+inside the message, as W3C's `traceparent`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+try:
+    from opentelemetry import trace
+    from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFlags
+except ImportError:  # the extra `otel` is not installed
+    trace = None  # type: ignore[assignment]
+
+T = TypeVar("T")
+
+HEADER = "traceparent"
+SYSTEM = "notify"
+_SCOPE = "notify"
+
+
+class Traced(Protocol):
+    """A message on its way out."""
+
+    topic: str
+    headers: dict[str, str] | None
+
+
+def parse(headers: Mapping[str, str] | None) -> SpanContext | None:
+    """The sampled context that headers carry; None where there is none, or it is not sampled."""
+    text = (headers or {}).get(HEADER) if trace is not None else None
+    if text is None or len(text) != 55 or text[:3] != "00-":
+        return None
+    try:
+        trace_id, span_id, flags = int(text[3:35], 16), int(text[36:52], 16), int(text[53:], 16)
+    except ValueError:
+        return None
+    found = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
+    return found if found.is_valid and found.trace_flags.sampled else None
+
+
+@contextlib.contextmanager
+def sending(group: str, messages: Sequence[Traced]) -> Iterator[None]:
+    """A span around sending messages; each gets its context. A header that is there already stays."""
+    if trace is None or not messages:
+        yield
+        return
+    attributes = _attributes("send", messages[0].topic) | {"messaging.batch.message_count": len(messages)}
+    name = f"send {messages[0].topic}"
+    tracer = trace.get_tracer(_SCOPE)
+    with tracer.start_as_current_span(name, kind=SpanKind.PRODUCER, attributes=attributes) as span:
+        context = span.get_span_context()
+        if context.is_valid and context.trace_flags.sampled:
+            text = f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+            for message in messages:
+                headers = message.headers or {}
+                if HEADER not in headers:
+                    message.headers = headers | {HEADER: text}
+        yield
+
+
+@contextlib.contextmanager
+def continued(
+    operation: str, topic: str, headers: Mapping[str, str] | None, **attributes: str | int
+) -> Iterator[Callable[[str, str | int], None]]:
+    """A span `operation topic` that goes on with what the headers say. Gives what sets further attributes."""
+    context = parse(headers)
+    if context is None:
+        yield lambda name, value: None
+        return
+    parent = trace.set_span_in_context(NonRecordingSpan(context))
+    kind = SpanKind.CONSUMER if operation == "process" else SpanKind.CLIENT
+    found = _attributes(operation, topic) | {f"messaging.{name}": value for name, value in attributes.items()}
+    tracer = trace.get_tracer(_SCOPE)
+    with tracer.start_as_current_span(f"{operation} {topic}", parent, kind, found) as span:
+        yield span.set_attribute
+
+
+def traced(function: Callable[..., T], operation: str, group: str, message: Any) -> Callable[..., T]:
+    """`function` within a span of a message that was received; the function itself where the message has none."""
+    if parse(message.headers) is None:
+        return function
+
+    def call(*arguments: Any) -> T:
+        with continued(operation, message.topic, message.headers, **_of(group, message)):
+            return function(*arguments)
+
+    return call
+
+
+def _of(group: str, message: Any) -> dict[str, str | int]:
+    return {
+        "consumer.group.name": group,
+        "message.id": message.id,
+        "notify.attempt": message.attempt,
+    }
+
+
+def processing(group: str, message: Any) -> Any:
+    """A span around a handler on the loop."""
+    return continued("process", message.topic, message.headers, **_of(group, message))
+
+
+def record(
+    operation: str, topic: str, headers: Mapping[str, str] | None, start_us: int, end_us: int, **attributes: str | int
+) -> None:
+    """What a server did for a message, from and to microseconds since 1970, as a span of the message's trace."""
+    context = parse(headers)
+    if context is None:
+        return
+    parent = trace.set_span_in_context(NonRecordingSpan(context))
+    found = _attributes(operation, topic) | {f"messaging.{name}": value for name, value in attributes.items()}
+    span = trace.get_tracer(_SCOPE).start_span(
+        f"{operation} {topic}", parent, SpanKind.SERVER, found, start_time=start_us * 1000
+    )
+    span.end(end_us * 1000)
+
+
+def _attributes(operation: str, topic: str) -> dict[str, Any]:
+    return {
+        "messaging.system": SYSTEM,
+        "messaging.destination.name": topic,
+        "messaging.operation.name": operation,
+    }
+
+
+def export_from_environment() -> None:
+    """Send this process's spans where OpenTelemetry's environment variables say (`OTEL_EXPORTER_OTLP_ENDPOINT`, …).
+
+    Raises ImportError where the extra `otel` is not installed.
+    """
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider(resource=Resource.create({"service.name": "notify"}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    trace.set_tracer_provider(provider)

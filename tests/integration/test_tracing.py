@@ -1,0 +1,109 @@
+"""One trace: from the request that placed the order, through a crash and a check, to the consumer's effect."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from sqlalchemy.orm import Session
+
+from notify import tracing
+from notify.client import Consumer, Inbox, Message, TransactionProducer, create_tables
+from notify.message import ReceivedMessage
+from notify.testing import Crashed, InMemoryServer, crashing
+from tests.conftest import make_engine
+
+
+@pytest.fixture(scope="module")
+def exporter() -> InMemorySpanExporter:
+    """A process has one provider for all its life."""
+    provider = TracerProvider()
+    found = InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(found))
+    trace.set_tracer_provider(provider)
+    return found
+
+
+@pytest.fixture
+def spans(exporter: InMemorySpanExporter) -> InMemorySpanExporter:
+    exporter.clear()
+    return exporter
+
+
+def by_name(spans: InMemorySpanExporter, name: str) -> ReadableSpan:
+    return next(s for s in spans.get_finished_spans() if s.name == name)
+
+
+def test_one_trace_through_a_crash_and_a_check(spans: InMemorySpanExporter, tmp_path: Path) -> None:
+    engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
+    create_tables(engine)
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE points (item TEXT)"))
+    tracer = trace.get_tracer("shop")
+    with InMemoryServer(tracing=True) as server:
+        consumer = Consumer(server.url, group="points", inbox=Inbox(engine))
+
+        @consumer.subscribe("order.placed", start="earliest")
+        def handle(message: ReceivedMessage, session: Session) -> None:
+            with tracer.start_as_current_span("INSERT points"):
+                session.execute(sa.text("INSERT INTO points VALUES (:item)"), {"item": message.text})
+
+        with TransactionProducer(server.url, group="orders", engine=engine, check_after=0.5) as producer:
+            with tracer.start_as_current_span("POST /orders") as root, crashing("after_local_commit"):
+                with pytest.raises(Crashed), Session(engine) as session, session.begin():
+                    producer.send(session, Message("order.placed", "book"))
+            server.advance(1)
+            server.wait_until_decided()
+            thread = threading.Thread(target=consumer.run, kwargs={"signals": False})
+            thread.start()
+            deadline = time.monotonic() + 10
+            while not any(s.name == "INSERT points" for s in spans.get_finished_spans()):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            consumer.stop()
+            thread.join()
+    engine.dispose()
+    steps = ["POST /orders", "send order.placed", "half order.placed", "ask order.placed", "check order.placed",
+             "deliver order.placed", "process order.placed", "INSERT points"]  # fmt: skip
+    found = {s.name: s for s in spans.get_finished_spans()}
+    assert found.keys() >= set(steps)
+    trace_id = root.get_span_context().trace_id
+    assert {found[name].context.trace_id for name in steps} == {trace_id}
+    send = found["send order.placed"].context.span_id
+    for name in ("half", "ask", "check", "deliver", "process"):
+        parent = found[f"{name} order.placed"].parent
+        assert parent is not None and parent.span_id == send, name
+    effect = found["INSERT points"].parent
+    assert effect is not None and effect.span_id == found["process order.placed"].context.span_id
+    attributes = found["process order.placed"].attributes or {}
+    assert attributes["messaging.consumer.group.name"] == "points" and attributes["messaging.system"] == "notify"
+    assert (found["check order.placed"].attributes or {})["notify.outcome"] == "COMMIT"
+
+
+def test_headers_of_others_and_nonsense(spans: InMemorySpanExporter) -> None:
+    sampled = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+    assert tracing.parse({"traceparent": sampled}) is not None
+    for wrong in ("", "x", sampled[:-1], sampled[:-1] + "0", sampled.replace("a", "0"), sampled.replace("a", "g")):
+        assert tracing.parse({"traceparent": wrong}) is None
+    with InMemoryServer(tracing=True) as server, TransactionProducer(server.url, group="p") as producer:
+        producer.publish(Message("t", "x", headers={"traceparent": "nonsense", "mine": "stays"}))
+        producer.publish(Message("t", "x", headers={"traceparent": sampled}))
+        assert len(server.wait_for("t", 2)) == 2
+    assert by_name(spans, "send t") is not None
+
+
+def test_without_a_trace_nothing_is_added(spans: InMemorySpanExporter) -> None:
+    """Not sampled: the message travels as it was."""
+    context = trace.SpanContext(1, 2, is_remote=True, trace_flags=trace.TraceFlags(0))
+    with trace.use_span(trace.NonRecordingSpan(context)):
+        with InMemoryServer() as server, TransactionProducer(server.url, group="p") as producer:
+            producer.publish(Message("t", "x"))
+            (message,) = server.wait_for("t", 1)
+    assert message.text == "x" and spans.get_finished_spans() == ()

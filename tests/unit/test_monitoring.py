@@ -1,0 +1,55 @@
+"""Alert rules fire where they should, and rules and dashboard ask only for what a server shows."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+
+from notify.bench.server import ServerProcess
+
+MONITORING = Path(__file__).parents[2] / "docs" / "monitoring"
+
+
+def test_alert_rules_fire_on_what_they_are_for() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (it is in Debian's package prometheus)")
+    for command in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]):
+        done = subprocess.run([promtool, *command], cwd=MONITORING, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+    rules = {rule["alert"] for rule in yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]}
+    tested = yaml.safe_load((MONITORING / "alerts_test.yml").read_text())["tests"][0]["alert_rule_test"]
+    assert {case["alertname"] for case in tested} == rules
+
+
+def test_they_ask_only_for_metrics_that_there_are(server: ServerProcess) -> None:
+    with urllib.request.urlopen(server.url + "/metrics", timeout=10) as answer:
+        shown = set(re.findall(r"^# TYPE (\w+)", answer.read().decode(), re.MULTILINE))
+    asked = [rule["expr"] for rule in yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]]
+    panels = json.loads((MONITORING / "grafana.json").read_text())["panels"]
+    asked += [target["expr"] for panel in panels for target in panel["targets"]]
+    used = {name for expression in asked for name in re.findall(r"\bnotify_\w+", expression)}
+    assert used <= shown, used - shown
+    assert len(used) > 20
+
+
+def test_metrics_follow_the_conventions(server: ServerProcess) -> None:
+    """As https://prometheus.io/docs/practices/naming has them; promtool agrees where it runs."""
+    with urllib.request.urlopen(server.url + "/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)", text, re.MULTILINE))
+    assert all(name.startswith("notify_") and name.endswith("_total") == (kind == "counter")
+               for name, kind in kinds.items())  # fmt: skip
+    helped = set(re.findall(r"^# HELP (\w+) \S", text, re.MULTILINE))
+    assert helped == set(kinds)
+    promtool = shutil.which("promtool")
+    if promtool is not None:
+        done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
