@@ -139,6 +139,9 @@ class Settings:
         1_000_000,
         live=True,
     )
+    alarm_every_seconds: float = _setting(
+        5.0, "How often a server looks for what is worth an alarm, in seconds.", 0.1, 300, live=True
+    )
     alarm_doubt_seconds: float = _setting(
         300.0,
         "How long a transaction may be in doubt before an alarm, in seconds; 0: no such alarm.",

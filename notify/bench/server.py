@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -26,7 +27,10 @@ class ServerProcess:
         port: int = 0,
         environment: dict[str, str] | None = None,
         flags: Sequence[str] = (),
+        ca: Path | None = None,
     ) -> None:
+        """`ca`: the authority of the server's certificate, where it serves TLS."""
+        self._tls = None if ca is None else ssl.create_default_context(cafile=str(ca))
         self.data_dir = data_dir
         self._port = port
         self._environment = environment or {}
@@ -59,7 +63,7 @@ class ServerProcess:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self.process.poll() is None:
             if not self.url or self._port == 0:
-                found = re.search(r"http://[0-9.:]+", "".join(self.output))
+                found = re.search(r"https?://[0-9.:]+", "".join(self.output))
                 if found:
                     self.url = found[0]
                     self._port = int(self.url.rpartition(":")[2])
@@ -79,7 +83,7 @@ class ServerProcess:
 
     def _is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(self.url + "/readyz", timeout=1) as answer:
+            with urllib.request.urlopen(self.url + "/readyz", timeout=1, context=self._tls) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from notify.cli.api import AS_JSON, DRY_RUN, URL
+from notify.cli.api import AS_JSON, DRY_RUN, URL, call
 from notify.errors import InvalidRequest, NotifyError, Unavailable
+from notify.wire import instant
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -137,6 +138,10 @@ def told(quiet: bool) -> Any:
     return (lambda text: None) if quiet else (lambda text: typer.echo(f"… {text}", err=True))
 
 
+PAGE_CHARACTERS = 500_000
+"""Of a report that is left at a server."""
+
+
 @audits.command("run")
 def run(
     database: list[str] = DATABASE,
@@ -158,6 +163,7 @@ def run(
         False, "--repair", help="Mend what can be mended through the server, then say what was done."
     ),
     dry_run: bool = DRY_RUN,
+    publish: bool = typer.Option(False, "--publish", help="Leave verdict and report at the server, for its console."),
     reason: str = typer.Option("repair after an audit", "--reason", help="Why; it is recorded with each repair."),
     url: str = URL,
     as_json: bool = AS_JSON,
@@ -185,11 +191,28 @@ def run(
             page = write(result, report)
         finally:
             spark.stop()
+    if publish:
+        call(url, "POST", "audits", body=published(result, page))
     if as_json:
         typer.echo(json.dumps(plain(result) | ({"repairs": done} if done is not None else {})))
     else:
         show(result, page, done)
     raise typer.Exit(result.exit_code)
+
+
+def published(result: Any, page: Path) -> dict[str, Any]:
+    """What a server keeps of an audit: the page only where it is not too large."""
+    text = page.read_text()
+    return {
+        "reason": "notify audit run",
+        "verdict": result.verdict,
+        "counts": {name: count for name, count in result.counts.items() if count},
+        "totals": result.totals,
+        "reasons": [reason[:300] for reason in result.reasons[:100]],
+        "since": instant(result.from_us),
+        "until": instant(result.to_us),
+        "report": text if len(text) <= PAGE_CHARACTERS else "",
+    }
 
 
 def opened_here(database: list[str], log: list[str], kafka: list[str], storage: list[str]) -> Any:

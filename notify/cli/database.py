@@ -131,9 +131,13 @@ def _server_findings(url: str) -> list[str]:
     try:
         parked = call(url, "GET", "transactions", query="?state=PARKED&max=1000")["transactions"]
         old = call(url, "GET", "transactions", query="?older_than=600&max=1000")["transactions"]
+        alarms = call(url, "GET", "overview")["alarms"]
     except NotifyError as error:
+        if error.status in (401, 403):
+            return [f"the server refuses to be looked at: {error}. Set NOTIFY_TOKEN to one that may `view`."]
         return [f"the server does not answer: {error}. Start it with `notify serve`."]
-    found = []
+    # Parked and old transactions are said below, with what to do.
+    found = [alarm["text"] for alarm in alarms if alarm["name"] not in ("parked", "in_doubt")]
     if parked:
         found.append(
             f"{len(parked)} transactions are parked: see `notify transaction list --state PARKED`, then commit, "

@@ -26,12 +26,26 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 
 def _register() -> None:
-    from notify.cli import access, admin, audit, backup, bench, bridge, database, demo, serve, settings, storage
+    from notify.cli import (
+        access,
+        admin,
+        audit,
+        backup,
+        bench,
+        bridge,
+        database,
+        demo,
+        overview,
+        serve,
+        settings,
+        storage,
+    )
 
     serve.register(app)
     storage.register(app)
     bridge.register(app)
     admin.register(app)
+    overview.register(app)
     access.register(app)
     backup.register(app)
     settings.register(app)

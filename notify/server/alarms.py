@@ -21,7 +21,6 @@ from storage.store import State
 
 log = structlog.get_logger("notify.server")
 
-LOOK_SECONDS = 5.0
 PARKED_COUNTED_TO = 1000
 GROWTH_SAMPLES = 10
 """A lag grows where it has risen from each of so many samples to the next, over `alarm_lag_growing_seconds`."""
@@ -90,7 +89,7 @@ class Alarms:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(self._core.settings.alarm_every_seconds)
             try:
                 await self.look()
             except NotifyError as error:

@@ -84,6 +84,7 @@ def watched(receiver: Receiver, tmp_path: Path) -> Iterator[ServerProcess]:
             "NOTIFY_WEBHOOK_HOSTS": receiver.place,
             "NOTIFY_WEBHOOK_SECRET": SECRET,
             "NOTIFY_ALARM_WEBHOOK": receiver.url,
+            "NOTIFY_ALARM_EVERY_SECONDS": "0.2",
             "NOTIFY_ALARM_DOUBT_SECONDS": "0.5",
             "NOTIFY_ALARM_NO_CONSUMER_SECONDS": "0.5",
             "NOTIFY_ALARM_DISK_SHARE": "0",

@@ -238,7 +238,7 @@ def test_schemathesis_finds_no_server_error(server: ServerProcess) -> None:
     for result in schema.get_all_operations():
         operation = result.ok()
 
-        @settings(max_examples=15, deadline=None, database=None)
+        @settings(max_examples=8, deadline=None, database=None)
         @given(case=operation.as_strategy())
         def check(case: Any) -> None:
             nonlocal count

@@ -15,6 +15,7 @@ from notify.cli import main as cli
 from notify.errors import InvalidRequest
 from notify.server.metrics import HELP, Metrics
 from notify.settings import Settings, environment_name, load
+from tests.integration import command as commands
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference.md"
@@ -65,7 +66,7 @@ def test_the_compose_file_starts_what_exists() -> None:
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
     services = compose["services"]
     assert {"mysql", "server-1", "server-2", "server-3", "queue", "bridge", "kafka-3"} <= services.keys()
-    cli._register()
+    commands.registered()
     command = typer.main.get_command(cli.app)
     for name, service in services.items():
         if service.get("image") != "notify:local":

@@ -1,0 +1,106 @@
+"""`notify top`, `overview`, `node`, `action`: how the whole is doing, who is there, who did what."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from notify.cli.api import AS_JSON, URL, call, show
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(overview)
+    app.command()(top)
+    nodes = typer.Typer(help="Servers, bridges, relays and consumers.", no_args_is_help=True)
+    app.add_typer(nodes, name="node")
+
+    @nodes.command("list")
+    def list_nodes(url: str = URL, as_json: bool = AS_JSON) -> None:
+        """Who is there."""
+        show(call(url, "GET", "nodes"), as_json, "members")
+
+    @nodes.command("bridges")
+    def list_bridges(url: str = URL, as_json: bool = AS_JSON) -> None:
+        """Every source that a bridge or relay has written for: position, lag, silence."""
+        show(call(url, "GET", "bridges"), as_json, "bridges")
+
+    actions = typer.Typer(help="Who did what, and why.", no_args_is_help=True)
+    app.add_typer(actions, name="action")
+
+    @actions.command("list")
+    def list_actions(max: int = typer.Option(20, min=1, max=10_000), url: str = URL, as_json: bool = AS_JSON) -> None:
+        """The newest writes."""
+        found = call(url, "GET", "actions", query=f"?max={max}")
+        if not as_json:
+            columns = ("at", "who", "what", "target", "reason")
+            found["actions"] = [{c: row[c] for c in columns} for row in found["actions"]]
+        show(found, as_json, "actions")
+
+
+def overview(url: str = URL, as_json: bool = AS_JSON) -> None:
+    """Rates, what is in doubt or not delivered, alarms. Exit code 1 if there is an alarm."""
+    found = call(url, "GET", "overview")
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        Console().print(_screen(found))
+    raise typer.Exit(1 if found["alarms"] else 0)
+
+
+def top(
+    interval: float = typer.Option(1.0, min=0.2, max=60, help="Seconds between two looks."),
+    rounds: int = typer.Option(0, min=0, help="Stop after so many looks; 0: at Ctrl-C."),
+    url: str = URL,
+    as_json: bool = AS_JSON,
+) -> None:
+    """The overview, live; with --json one line a look."""
+    done = 0
+    if as_json:
+        while not rounds or done < rounds:
+            typer.echo(json.dumps(call(url, "GET", "overview")))
+            done += 1
+            time.sleep(interval if done != rounds else 0)
+        return
+    with Live(_screen(call(url, "GET", "overview")), screen=rounds == 0, auto_refresh=False) as live:
+        try:
+            while not rounds or done < rounds:
+                live.update(_screen(call(url, "GET", "overview")), refresh=True)
+                done += 1
+                time.sleep(interval if done != rounds else 0)
+        except KeyboardInterrupt:
+            return
+
+
+def _screen(o: dict[str, Any]) -> Group:
+    rates, doubt, queues = o["rates"], o["in_doubt"], o["queues"]
+    facts = Table(show_header=False, box=None, pad_edge=False)
+    facts.add_row("halves", f"{rates['halves']:,.0f}/s", "committed", f"{rates['committed']:,.0f}/s")
+    oldest = "-" if doubt["oldest_seconds"] is None else f"oldest {doubt['oldest_seconds']:.0f} s"
+    facts.add_row("in doubt", f"{doubt['count']:,} {oldest}", "parked", f"{o['parked']['count']:,}")
+    if queues is not None:
+        facts.add_row("delivered", f"{rates['delivered']:,.0f}/s", "acknowledged", f"{rates['acked']:,.0f}/s")
+        undelivered = queues["oldest_undelivered_seconds"]
+        age = "" if undelivered is None else f" oldest {undelivered:.0f} s"
+        facts.add_row("lag", f"{queues['lag']:,}{age}", "dead letters", f"{queues['dead_letters']:,}")
+        facts.add_row("topics", f"{queues['topics']:,}", "groups", f"{queues['groups']:,}")
+    facts.add_row("disk", f"{o['disk']['used_share']:.0%} full", "version", o["version"])
+    alarms = [Text(f"{a['text']} (since {a['since'][:19]})", style="bold red") for a in o["alarms"]]
+    parts: list[Any] = [
+        Text(f"Notify {o['at'][:19]}", style="bold"),
+        *(alarms or [Text("no alarms", style="green")]),
+        facts,
+    ]
+    if queues is not None and queues["lagging"]:
+        table = Table("group", "lag", "oldest", "", box=None, pad_edge=False)
+        for row in queues["lagging"]:
+            age = "-" if row["oldest_seconds"] is None else f"{row['oldest_seconds']:.0f} s"
+            table.add_row(row["name"], f"{row['lag']:,}", age, "paused" if row["paused"] else "")
+        parts.append(table)
+    return Group(*parts)

@@ -1,0 +1,281 @@
+"""TLS, mutual TLS and an identity provider, with certificates and keys made for the test."""
+
+from __future__ import annotations
+
+import datetime
+import http.server
+import ipaddress
+import json
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import NameOID
+
+from notify.bench.server import ServerProcess
+from notify.client import Message, TransactionProducer
+from notify.errors import Forbidden, InvalidRequest, Unauthorized, Unavailable
+from notify.server.access.oidc import Provider
+from notify.server.serve import serve
+from notify.settings import Settings
+from tests.integration.test_access import Guarded, ask
+
+
+class Authority:
+    """Signs certificates for servers and clients."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self.directory = directory
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        self.file = directory / f"{name}.pem"
+        certificate = self._signed(self._name, self._key, is_authority=True)
+        self.file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+    def _signed(self, subject: x509.Name, key: Any, is_authority: bool = False) -> x509.Certificate:
+        now = datetime.datetime.now(datetime.UTC)
+        builder = (
+            x509.CertificateBuilder().subject_name(subject).issuer_name(self._name).public_key(key.public_key())
+            .serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(x509.BasicConstraints(is_authority, None), critical=True)
+        )  # fmt: skip
+        if not is_authority:
+            names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+            builder = builder.add_extension(names, critical=False)
+        return builder.sign(self._key, hashes.SHA256())
+
+    def issue(self, name: str) -> Path:
+        """A file with a certificate for this common name, and its key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = self._signed(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), key)
+        file = self.directory / f"{name}-issued.pem"
+        file.write_bytes(
+            certificate.public_bytes(serialization.Encoding.PEM)
+            + key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+        return file
+
+
+class Secured:
+    """A server with TLS, mutual TLS and access, and what clients need to reach it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.authority = Authority(directory, "authority")
+        server = self.authority.issue("server")
+        environment = {
+            "NOTIFY_ACCESS": "1",
+            "NOTIFY_TLS_CERTIFICATE": str(server),
+            "NOTIFY_TLS_CLIENT_CA": str(self.authority.file),
+        }
+        self.process = ServerProcess(directory / "data", environment=environment, ca=self.authority.file).start()
+        self.url = self.process.url
+        self.admin = (directory / "data" / "admin.token").read_text().strip()
+
+    def context(self, certificate: Path | None = None) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=str(self.authority.file))
+        if certificate is not None:
+            context.load_cert_chain(certificate)
+        return context
+
+    def ask(
+        self, method: str, path: str, body: Any = None, token: str = "", certificate: Path | None = None
+    ) -> tuple[int, Any]:
+        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=10, context=self.context(certificate)) as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as refused:
+            with refused:
+                return refused.code, json.loads(refused.read())
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    made = Secured(tmp_path_factory.mktemp("tls"))
+    yield made
+    made.process.stop()
+
+
+def test_tokens_over_tls(secured: Secured, unique: str) -> None:
+    assert secured.url.startswith("https://")
+    assert secured.ask("GET", "/v1/admin/topics", token=secured.admin)[0] == 200
+    assert secured.ask("GET", "/v1/admin/topics")[0] == 401
+    with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+        urllib.request.urlopen(secured.url + "/livez", timeout=5, context=ssl.create_default_context())
+    with pytest.raises((OSError, urllib.error.URLError)):  # no plain HTTP on the same port
+        urllib.request.urlopen(secured.url.replace("https", "http") + "/livez", timeout=5)
+    with pytest.raises(urllib.error.URLError):
+        old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        old.load_verify_locations(secured.authority.file)
+        with pytest.deprecated_call():
+            old.maximum_version = ssl.TLSVersion.TLSv1_1
+        urllib.request.urlopen(secured.url + "/livez", timeout=5, context=old)
+
+
+def test_a_client_certificate_stands_for_its_principal(secured: Secured, unique: str) -> None:
+    mine = secured.authority.issue(unique)
+    message = {"messages": [{"topic": unique, "body": "x"}]}
+    assert secured.ask("POST", "/v1/messages", message, certificate=mine)[0] == 401  # signed, and unknown here
+    credential = {"name": "shop", "kind": "certificate", "subject": unique, "rights": [f"publish:{unique}"]}
+    assert secured.ask("POST", "/v1/admin/credentials", credential | {"reason": "r"}, secured.admin)[0] == 200
+    status, answer = secured.ask("POST", "/v1/messages", message, certificate=mine)
+    assert (status, answer["items"][0]["status"]) == (200, 201)
+    assert secured.ask("GET", "/v1/admin/topics", certificate=mine)[0] == 403
+    twice = secured.ask("POST", "/v1/admin/credentials", credential | {"reason": "r"}, secured.admin)
+    assert twice[1]["code"] == "in_use"
+    stranger = Authority(secured.authority.directory, "stranger").issue(unique + "x")
+    with pytest.raises((OSError, urllib.error.URLError)):
+        secured.ask("POST", "/v1/messages", message, certificate=stranger)
+
+
+def test_the_sdk_over_tls(secured: Secured, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with TransactionProducer(secured.url, group=unique, token=secured.admin, tls=secured.context()) as producer:
+        with pytest.raises(Forbidden, match="publish"):  # the first token may administer, not publish
+            producer.publish(Message(unique, "x"))
+    body = {"name": "sdk", "rights": ["publish", "check"], "reason": "r"}
+    token = secured.ask("POST", "/v1/admin/credentials", body, secured.admin)[1]["token"]
+    monkeypatch.setenv("NOTIFY_TOKEN", token)
+    monkeypatch.setenv("NOTIFY_CA", str(secured.authority.file))
+    with TransactionProducer(secured.url, group=unique) as producer:
+        assert producer.publish(Message(unique, "x"))
+    monkeypatch.setenv("NOTIFY_CA", "/nowhere")
+    with pytest.raises(InvalidRequest, match="NOTIFY_CA"), TransactionProducer(secured.url, group=unique) as producer:
+        producer.publish(Message(unique, "x"))
+
+
+def test_files_that_are_no_certificate_are_refused(tmp_path: Path) -> None:
+    for fields in (
+        {"tls_certificate": "/nowhere.pem"},
+        {"tls_certificate": __file__},
+        {"tls_key": "/nowhere.pem"},
+        {"tls_client_ca": "/nowhere.pem"},
+    ):
+        with pytest.raises(InvalidRequest, match=r"TLS|tls_certificate"):
+            serve(Settings(data_dir=str(tmp_path / "d"), **fields))
+
+
+# --- an identity provider -------------------------------------------------------------------------------------
+
+
+class Issuer:
+    """An OpenID Connect provider on loopback: discovery, keys, tokens."""
+
+    def __init__(self) -> None:
+        self.key = rsa.generate_private_key(65537, 2048)
+        issuer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path == "/.well-known/openid-configuration":
+                    found: dict[str, Any] = {"issuer": issuer.url, "jwks_uri": issuer.url + "/keys"}
+                else:
+                    key = jwt.algorithms.RSAAlgorithm.to_jwk(issuer.key.public_key(), as_dict=True)
+                    found = {"keys": [key | {"kid": "k1", "use": "sig", "alg": "RS256"}]}
+                body = json.dumps(found).encode()
+                self.send_response(200)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                """Quiet."""
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def token(self, key: Any = None, algorithm: str = "RS256", **claims: Any) -> str:
+        now = int(time.time())
+        fields = {"iss": self.url, "aud": "notify", "sub": "person", "exp": now + 60, "iat": now} | claims
+        given = {name: value for name, value in fields.items() if value is not None}
+        return jwt.encode(given, key if key is not None else self.key, algorithm, headers={"kid": "k1"})
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture(scope="module")
+def issuer() -> Iterator[Issuer]:
+    made = Issuer()
+    yield made
+    made.close()
+
+
+def test_tokens_of_a_provider(issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTIFY_OIDC_ISSUER", issuer.url)
+    guarded = Guarded(tmp_path / "data")
+    try:
+
+        def status(token: str, path: str = "/v1/admin/topics") -> int:
+            return ask(guarded.url, "GET", path, token=token)[0]
+
+        assert status(issuer.token(notify_rights=["view"])) == 200
+        assert status(issuer.token(notify_rights="view publish:x")) == 200
+        assert status(issuer.token()) == 403  # let in, and without rights
+        body = {"name": "clerk", "kind": "subject", "subject": "person", "rights": ["view"], "reason": "r"}
+        assert ask(guarded.url, "POST", "/v1/admin/credentials", body, guarded.admin)[0] == 200
+        assert status(issuer.token(jti="another")) == 200  # by the credential made for its subject
+        stranger = rsa.generate_private_key(65537, 2048)
+        public = issuer.key.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+        view: dict[str, Any] = {"notify_rights": ["view", "admin"]}
+        refused = {
+            "expired": issuer.token(exp=int(time.time()) - 60, **view),
+            "of another audience": issuer.token(aud="other", **view),
+            "of another issuer": issuer.token(iss="http://127.0.0.1:1", **view),
+            "signed by another": issuer.token(stranger, **view),
+            "without a subject": issuer.token(sub=None, **view),
+            "without an end": issuer.token(exp=None, **view),
+            "unsigned": issuer.token("", "none", **view),
+            "a public key as a secret": forged(issuer, public, view),
+        }
+        assert {name: status(token) for name, token in refused.items()} == dict.fromkeys(refused, 401)
+        # Data routes, where the token is verified beside the loop.
+        token = issuer.token(notify_rights=["publish:orders"], sub="service")
+        messages = {"messages": [{"topic": t, "body": "x"} for t in ("orders", "other")]}
+        _, answer = ask(guarded.url, "POST", "/v1/messages", messages, token)
+        assert [item["status"] for item in answer["items"]] == [201, 403]
+        assert ask(guarded.url, "POST", "/v1/messages", messages, refused["unsigned"])[0] == 401
+    finally:
+        guarded.server.stop()
+
+
+def forged(issuer: Issuer, public: bytes, claims: dict[str, Any]) -> str:
+    """HS256 with the public key as the secret: jwt itself refuses to make it."""
+    import base64
+    import hashlib
+    import hmac
+
+    def part(value: Any) -> bytes:
+        return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=")
+
+    fields = {"iss": issuer.url, "aud": "notify", "sub": "person", "exp": int(time.time()) + 60} | claims
+    head = part({"alg": "HS256", "typ": "JWT", "kid": "k1"}) + b"." + part(fields)
+    proof = base64.urlsafe_b64encode(hmac.new(public, head, hashlib.sha256).digest()).rstrip(b"=")
+    return (head + b"." + proof).decode()
+
+
+def test_a_provider_that_is_away_lets_nobody_in(issuer: Issuer) -> None:
+    with pytest.raises(Unavailable, match="cannot be read"):
+        Provider("http://127.0.0.1:1", "notify", "notify_rights").verify(issuer.token())
+    with pytest.raises(InvalidRequest, match="https"):
+        Provider("http://example.org", "notify", "notify_rights")
+    with pytest.raises(Unauthorized):
+        Provider(issuer.url, "notify", "notify_rights").verify("not.a.token")
