@@ -1,0 +1,101 @@
+"""How long the console's pages take with 10 million messages in 10,000 topics: each page five times, the slowest counts."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+from notify import ids
+from notify.bench.server import ServerProcess
+from notify.client.http import HttpClient
+from notify.wire import PackedMessages, PackedPublished, encode_msgpack
+
+BAR_SECONDS = 0.3
+BATCH = 4096
+ROUNDS = 5
+
+
+async def fill(url: str, messages: int, topics: int) -> None:
+    """Messages over topics, in batches, four at once."""
+    http = HttpClient(url)
+    room = asyncio.Semaphore(4)
+
+    async def send(first: int) -> None:
+        async with room:
+            batch = [
+                PackedPublished(topic=f"topic.{(first + n) % topics:05d}", body=b"x" * 64, key=str(first + n))
+                for n in range(min(BATCH, messages - first))
+            ]
+            await http.call("POST", "/v1/messages", encode_msgpack(PackedMessages(messages=batch)), 60)
+
+    await asyncio.gather(*[send(first) for first in range(0, messages, BATCH)])
+    http.close()
+
+
+def call(url: str, method: str, path: str, body: object) -> dict[str, object]:
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(url + path, data, {"content-type": "application/json"}, method=method)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        found: dict[str, object] = json.loads(answer.read())
+        return found
+
+
+def timed(url: str, path: str) -> float:
+    """Seconds of the slowest of some requests."""
+    slowest = 0.0
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        with urllib.request.urlopen(url + path, timeout=60) as answer:
+            answer.read()
+        slowest = max(slowest, time.perf_counter() - began)
+    return slowest
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--messages", type=int, default=10_000_000)
+    parser.add_argument("--topics", type=int, default=10_000)
+    given = parser.parse_args()
+    why = {"reason": "bench"}
+    with tempfile.TemporaryDirectory() as directory:
+        server = ServerProcess(Path(directory) / "data").start()
+        try:
+            began = time.perf_counter()
+            asyncio.run(fill(server.url, given.messages, given.topics))
+            print(f"filled in {time.perf_counter() - began:.0f} s", flush=True)
+            for group in ("points", "mail"):
+                for n in range(200):
+                    call(server.url, "PUT", f"/v1/admin/groups/{group}/subscriptions/topic.{n:05d}",
+                         why | {"start": "earliest", "max_attempts": 1})  # fmt: skip
+            name = ids.to_text(ids.new_id())
+            half = {"id": name, "messages": [{"topic": "topic.00001", "body": "x"}]}
+            call(server.url, "POST", "/v1/transactions", {"producer_group": "shop", "transactions": [half]})
+            asked = {"instance": "i", "wait": 1, "max": 500, "lease": 60}
+            got = call(server.url, "POST", "/v1/groups/points/receive", asked)["messages"]
+            assert isinstance(got, list)
+            items = [{"receipt": m["receipt"], "action": "dead_letter", "reason": "bench"} for m in got]
+            call(server.url, "POST", "/v1/groups/points/settle", {"items": items})
+            pages = [
+                "/", "/transactions", f"/transactions/{name}", "/messages?key=77", "/messages?topic=topic.00001",
+                f"/messages/{got[0]['id']}", "/topics", "/topics?after=topic.05000", "/topics?prefix=topic.09",
+                "/topics/topic.00001", "/groups", "/groups/points", "/groups/points/dead-letters", "/dead-letters",
+                "/nodes", "/audits", "/jobs", "/settings", "/access", "/actions", "/do/topic.put",
+            ]  # fmt: skip
+            slow = 0
+            for path in pages:
+                seconds = timed(server.url, path)
+                slow += seconds > BAR_SECONDS
+                print(f"{seconds * 1000:7.1f} ms  {path}", flush=True)
+        finally:
+            server.stop()
+    print(f"VERDICT: {'FAIL' if slow else 'PASS'} {slow} of {len(pages)} pages above {BAR_SECONDS * 1000:.0f} ms")
+    raise SystemExit(1 if slow else 0)
+
+
+if __name__ == "__main__":
+    main()
