@@ -13,8 +13,10 @@ import yaml
 
 from notify.cli import main as cli
 from notify.errors import InvalidRequest
+from notify.server.app import App
 from notify.server.metrics import HELP, Metrics
 from notify.settings import Settings, environment_name, load
+from storage.memory import MemoryStore
 from tests.integration import command as commands
 
 ROOT = Path(__file__).parents[2]
@@ -36,8 +38,21 @@ def metrics_table() -> str:
     return "\n".join(rows)
 
 
+def routes_table() -> str:
+    """Every admin route, with the first sentence of what it does."""
+    app = App(Settings(), MemoryStore)
+    rows = ["| route under `/v1/admin` | |", "|---|---|"]
+    for path, operations in sorted(app.fastapi.openapi()["paths"].items()):
+        if path.startswith("/v1/admin/"):
+            for method, operation in sorted(operations.items()):
+                text = re.split(r"(?<=[.])\s", operation["description"].replace("\n", " "))[0]
+                rows.append(f"| `{method.upper()} {path.removeprefix('/v1/admin/')}` | {text} |")
+    return "\n".join(rows)
+
+
 def test_the_reference_is_complete() -> None:
     text = REFERENCE.read_text()
+    assert routes_table() in text, f"paste this into {REFERENCE}:\n{routes_table()}"
     assert settings_table() in text, f"paste this into {REFERENCE}:\n{settings_table()}"
     assert metrics_table() in text, f"paste this into {REFERENCE}:\n{metrics_table()}"
 

@@ -19,6 +19,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/bridges/{source}")
     async def bridge(source: str) -> dict[str, Any]:
+        """One of them."""
         return desk.core.bridges.one(source)
 
     @routes.get("/nodes")

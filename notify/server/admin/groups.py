@@ -158,6 +158,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/groups/{name}")
     async def group(name: str) -> dict[str, Any]:
+        """One group: subscriptions, positions and lag of its queues, leases, instances and what they are up to."""
         g = desk.core.delivery.groups.get(name)
         if g is None:
             raise NotFound(f"there is no group {name[:100]!r}")
@@ -230,6 +231,7 @@ def _subscriptions(routes: APIRouter, desk: Desk) -> None:
 
     @routes.delete("/groups/{name}/subscriptions/{topic}")
     async def unsubscribe(name: str, topic: str, write: Write, who: Who) -> dict[str, Any]:
+        """End a subscription; the group's position in the topic is forgotten."""
         is_pattern = "*" in topic
         if not is_pattern and desk.core.queues.subscription(name, topic) is None:
             raise NotFound(f"group {name[:100]!r} has no subscription to {topic[:100]!r}")
@@ -286,6 +288,7 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.post("/groups/{name}/{action}")
     async def pause(name: str, action: str, write: Write, who: Who) -> dict[str, Any]:
+        """pause (its consumers get nothing) or resume."""
         if action not in ("pause", "resume"):
             raise NotFound(f"a group can be paused or resumed, not {action[:40]!r}")
         if name not in desk.core.delivery.groups:

@@ -95,6 +95,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/topics/{name}")
     async def topic(name: str) -> dict[str, Any]:
+        """One topic: its queues with the offsets they hold, and its policy."""
         found = desk.core.queues.topic(name)
         if found is None:
             raise NotFound(f"there is no topic {name[:100]!r}")
@@ -138,6 +139,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.delete("/topics/{name}")
     async def delete_topic(name: str, write: Write, who: Who) -> dict[str, Any]:
+        """Delete a topic with its messages and subscriptions, delivered or not."""
         found = desk.core.queues.topic(name)
         if found is None:
             raise NotFound(f"there is no topic {name[:100]!r}")
