@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: install demo cluster-demo test check crash crash-bridge crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-console audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs install demo cluster-demo test check crash crash-bridge crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-console audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -23,6 +23,11 @@ cluster-demo: install
 
 test: install check
 	$(PY) -m pytest
+
+# The documentation as a site, in site/.
+docs: install
+	.venv/bin/mkdocs build --strict --quiet
+	@echo "see site/index.html"
 
 # Style, types and the direction of imports.
 check: install

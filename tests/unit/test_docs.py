@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +128,11 @@ def test_a_file_with_an_unknown_setting(tmp_path: Path) -> None:
 
 def test_every_setting_has_an_environment_name() -> None:
     assert environment_name("data_dir") == "NOTIFY_DATA_DIR"
+
+
+def test_the_site_builds_and_its_links_lead_somewhere(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {path.name for path in (tmp_path / "site").glob("*.html")}
+    assert {f"{path.stem}.html" for path in (ROOT / "docs").glob("*.md")} - {"progress.html"} <= pages
