@@ -1,4 +1,4 @@
-"""Pages of the site that are kept elsewhere in the repository: the README as its start, the changelog, the log's bytes."""
+"""Pages of the site that are kept elsewhere in the repository: README, changelog, the format of the log."""
 
 from __future__ import annotations
 

@@ -15,8 +15,9 @@ QUIET = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
+    """Of one module: while Playwright runs, the main thread has a running event loop, and no other can be run in it."""
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None or not Path(path).exists():
         pytest.skip("no Chromium is installed here")
