@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: docs install demo cluster-demo test check crash crash-bridge crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-console audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs install demo cluster-demo test check crash crash-bridge crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-console bench-observed bench-slow-clients fuzz audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -75,6 +75,18 @@ bench-audit: install
 # The console's pages with 10 million messages in 10,000 topics, none above 300 ms: 4 minutes.
 bench-console: install
 	$(PY) -m bench.console
+
+# What metrics, console and traces cost at the main benchmark: below 5 %. 3 minutes.
+bench-observed: install
+	$(PY) -m bench.observed
+
+# p99 beside 500 sockets that never finish: at most twice as long. 1 minute.
+bench-slow-clients: install
+	$(PY) -m bench.slow_clients
+
+# CASES=20000 requests made from the OpenAPI document, with access off and on: none makes the server fail.
+fuzz: install
+	$(PY) -m tests.fuzz --cases $(or $(CASES),20000)
 
 # SEEDS=20000 races of check, outcome, delivery and restart under a virtual clock.
 simulate: install

@@ -1,0 +1,117 @@
+"""What watching costs: transactions a second bare, with metrics scraped and the console open, and with traces too.
+
+By turns, so that the machine's moods fall on all alike; the medians are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+from notify import ids
+from notify.bench.server import ServerProcess
+from notify.client.http import HttpClient
+from notify.wire import OutcomeItem, Outcomes, PackedMessage, PackedTransaction, PackedTransactions, encode_msgpack
+
+CALLERS = 128
+TRACED_SHARE = 100
+"""With traces one transaction in so many is sampled, as services do."""
+BAR = 0.05
+
+
+async def rate(url: str, seconds: float, traced: bool) -> float:
+    """Transactions a second, in batches as the SDK sends them."""
+    http = HttpClient(url)
+    until = time.perf_counter() + seconds
+    done = 0
+
+    async def caller() -> None:
+        nonlocal done
+        while time.perf_counter() < until:
+            names = [ids.to_text(ids.new_id()) for _ in range(16)]
+            halves = []
+            for n, name in enumerate(names):
+                sampled = traced and (done + n) % TRACED_SHARE == 0
+                headers = {"traceparent": f"00-{name.replace('-', '')}-00000000000000a1-01"} if sampled else None
+                message = PackedMessage(topic="t", body=b"x" * 200, headers=headers)
+                halves.append(PackedTransaction(id=name, messages=[message]))
+            request = PackedTransactions(producer_group="g", transactions=halves)
+            await http.call("POST", "/v1/transactions", encode_msgpack(request), 30)
+            outcomes = [OutcomeItem(id=name, outcome="COMMIT") for name in names]
+            body = encode_msgpack(Outcomes(producer_group="g", outcomes=outcomes))
+            await http.call("POST", "/v1/transactions/outcomes", body, 30)
+            done += len(names)
+
+    await asyncio.gather(*[caller() for _ in range(CALLERS // 16)])
+    http.close()
+    return done / seconds
+
+
+class Watcher:
+    """Prometheus every 5 s (a server is scraped every 15 s and more), and a console that refreshes itself."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._ask, args=(path, every)) for path, every in (("/metrics", 5.0), ("/", 3.0))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self, path: str, every: float) -> None:
+        while not self._stop.wait(every):
+            with urllib.request.urlopen(self._url + path, timeout=10) as answer:
+                answer.read()
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def one(kind: str, seconds: float) -> float:
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
+    if kind == "bare":
+        environment = dict.fromkeys(("NOTIFY_ALARM_DOUBT_SECONDS", "NOTIFY_ALARM_NO_CONSUMER_SECONDS", "NOTIFY_ALARM_PARKED", "NOTIFY_ALARM_LAG_GROWING_SECONDS"), "0")  # fmt: skip
+        environment["NOTIFY_ALARM_EVERY_SECONDS"] = "300"
+    if kind == "traced":
+        environment["NOTIFY_TRACING"] = "1"
+    with tempfile.TemporaryDirectory() as directory:
+        server = ServerProcess(Path(directory) / "data", environment=environment).start()
+        watcher = Watcher(server.url) if kind != "bare" else None
+        try:
+            asyncio.run(rate(server.url, 2, kind == "traced"))
+            return asyncio.run(rate(server.url, seconds, kind == "traced"))
+        finally:
+            if watcher is not None:
+                watcher.stop()
+            server.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=8)
+    given = parser.parse_args()
+    found: dict[str, list[float]] = {"bare": [], "watched": [], "traced": []}
+    for _ in range(given.rounds):
+        for kind, rates in found.items():
+            rates.append(one(kind, given.seconds))
+            print(f"{kind:8} {rates[-1]:,.0f}/s", flush=True)
+    medians = {kind: statistics.median(rates) for kind, rates in found.items()}
+    costs = {kind: 1 - medians[kind] / medians["bare"] for kind in ("watched", "traced")}
+    print(", ".join(f"{kind} {medians[kind]:,.0f}/s costs {cost:.1%}" for kind, cost in costs.items()))
+    slow = max(costs.values()) > BAR
+    print(f"VERDICT: {'FAIL' if slow else 'PASS'} at most {BAR:.0%} is allowed")
+    raise SystemExit(1 if slow else 0)
+
+
+if __name__ == "__main__":
+    main()

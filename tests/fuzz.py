@@ -1,0 +1,69 @@
+"""The long form of test_bad_input: CASES requests made from the OpenAPI document, with access off and on; no 5xx."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+
+from notify.bench.server import ServerProcess
+
+FULL = 507
+"""A request may be refused because the disk is full: that is no error of the server."""
+
+
+def fuzz(server: ServerProcess, cases: int, token: str) -> tuple[Counter[int], list[str]]:
+    """Answers by status, and the requests that made the server fail."""
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    schema = schemathesis.openapi.from_url(server.url + "/openapi.json", headers=headers)
+    operations = [result.ok() for result in schema.get_all_operations()]
+    statuses: Counter[int] = Counter()
+    failed: list[str] = []
+    each = -(-cases // len(operations))
+    for operation in operations:
+
+        @settings(max_examples=each, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @given(case=operation.as_strategy())
+        def check(case: Any) -> None:
+            if isinstance(case.body, dict) and "wait" in case.body:
+                case.body["wait"] = 0
+            answer = case.call(timeout=60, headers=headers)
+            statuses[answer.status_code] += 1
+            if answer.status_code >= 500 and answer.status_code != FULL:
+                failed.append(f"{case.method} {case.formatted_path}: {answer.status_code} {answer.text[:200]}")
+
+        check()
+    return statuses, failed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=20_000)
+    cases = parser.parse_args().cases
+    failed: list[str] = []
+    total = 0
+    for access in ("0", "1"):
+        with tempfile.TemporaryDirectory() as directory:
+            data = Path(directory) / "data"
+            server = ServerProcess(data, environment={"NOTIFY_ACCESS": access}).start()
+            try:
+                token = (data / "admin.token").read_text().strip() if access == "1" else ""
+                statuses, wrong = fuzz(server, cases // 2, token)
+            finally:
+                server.stop()
+        print(f"access {'on' if access == '1' else 'off'}: {dict(sorted(statuses.items()))}", flush=True)
+        total += statuses.total()
+        failed += wrong
+    for line in failed[:20]:
+        print(line)
+    print(f"VERDICT: {'FAIL' if failed else 'PASS'} {total} requests, {len(failed)} server errors")
+    raise SystemExit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
