@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: docs install demo cluster-demo test check crash crash-bridge crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-console bench-observed bench-slow-clients fuzz audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs install demo cluster-demo test check crash crash-bridge crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-console bench-observed bench-slow-clients fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -63,6 +63,10 @@ audit-cluster: install
 # Audits of the demo while it runs and its processes are killed: 5 minutes.
 audit-load: install
 	$(PY) -m tests.audit.under_load
+
+# A backup under load, restored elsewhere, audited clean: 2 minutes.
+audit-backup: install
+	$(PY) -m tests.audit.backup
 
 # A watch beside a running shop: something lost every fourth window, the watch killed, the server stalled. 8 minutes.
 audit-watch: install

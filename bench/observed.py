@@ -79,8 +79,8 @@ class Watcher:
 def one(kind: str, seconds: float) -> float:
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
     if kind == "bare":
-        environment = dict.fromkeys(("NOTIFY_ALARM_DOUBT_SECONDS", "NOTIFY_ALARM_NO_CONSUMER_SECONDS", "NOTIFY_ALARM_PARKED", "NOTIFY_ALARM_LAG_GROWING_SECONDS"), "0")  # fmt: skip
-        environment["NOTIFY_ALARM_EVERY_SECONDS"] = "300"
+        off = ("DOUBT_SECONDS", "NO_CONSUMER_SECONDS", "PARKED", "LAG_GROWING_SECONDS")
+        environment = {f"NOTIFY_ALARM_{name}": "0" for name in off} | {"NOTIFY_ALARM_EVERY_SECONDS": "300"}
     if kind == "traced":
         environment["NOTIFY_TRACING"] = "1"
     with tempfile.TemporaryDirectory() as directory:

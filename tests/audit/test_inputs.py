@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify import ids
+from notify.bench.server import ServerProcess
 from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox, notify_source
 from notify.errors import InvalidRequest, StorageFailed, Unavailable
@@ -235,13 +237,17 @@ def test_the_command_says_what_is_missing(run: tuple[Made, str]) -> None:
         assert code == 2 and said in error and "Traceback" not in error, (flags, error)
 
 
-def test_the_command_writes_a_report(run: tuple[Made, str], tmp_path: Path) -> None:
+def test_the_command_writes_a_report(run: tuple[Made, str], server: ServerProcess, tmp_path: Path) -> None:
     made, url = run
     code, out, error = command(
         "run", "--json", "--database", f"shop={url}", "--log", str(made.log), "--report", str(tmp_path / "report"),
         "--max-transaction-seconds", "5", "--deliver-seconds", "5", "--effects", "SELECT message_id FROM notify_inbox",
+        "--publish", "--url", server.url,
     )  # fmt: skip
     assert code == 0, error
+    with urllib.request.urlopen(server.url + "/v1/admin/audits?max=1", timeout=10) as answer:
+        (left,) = json.loads(answer.read())["audits"]
+    assert (left["verdict"], left["has_report"]) == ("PASS", True)
     found = json.loads(out)
     assert found["verdict"] == "PASS" and found["counts"]["DUP_EFFECT"] == 0 and found["not_checked"] == {}
     report = tmp_path / "report"
