@@ -22,6 +22,41 @@ _ROUTES: list[tuple[str, str, type, type | None]] = [
 ]
 
 
+_ID = "01912d68-783e-7a03-8467-5661c1243ad4"
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "/v1/transactions": {
+        "producer_group": "shop",
+        "source": "shop-db",
+        "instance": "shop-1",
+        "transactions": [
+            {"id": _ID, "messages": [{"topic": "order.placed", "key": "7", "tag": "vip", "body": '{"item": "book"}'}]}
+        ],
+    },
+    "/v1/transactions/outcomes": {"producer_group": "shop", "outcomes": [{"id": _ID, "outcome": "COMMIT"}]},
+    "/v1/transactions/states": {"producer_group": "shop", "ids": [_ID]},
+    "/v1/checks/poll": {"producer_group": "shop", "instance": "shop-1", "wait": 20, "max": 100},
+    "/v1/messages": {"messages": [{"topic": "order.placed", "body": "a book", "delay": 60}]},
+    "/v1/groups/{group}/receive": {
+        "instance": "points-1", "topics": ["order.placed"], "max": 100, "wait": 20, "lease": 30,
+    },
+    "/v1/groups/{group}/settle": {
+        "items": [
+            {"receipt": "12-0", "action": "ack"},
+            {"receipt": "12-1", "action": "retry", "delay": 5, "reason": "the mailer is away"},
+        ]
+    },
+    "/v1/bridge/{source}/batches": {
+        "epoch": 1,
+        "expected_position": "0-1-41",
+        "position": "0-1-42",
+        "transactions": [
+            {"id": _ID, "producer_group": "shop", "messages": [{"topic": "order.placed", "body": "a book"}]}
+        ],
+    },
+}  # fmt: skip
+"""A request to each data route."""
+
+
 def describe_data_routes(api: FastAPI) -> None:
     """Make `api.openapi()` include the routes that FastAPI does not serve itself."""
 
@@ -45,7 +80,7 @@ def _add(document: dict[str, Any]) -> None:
     }
     for path, summary, request, answer in _ROUTES:
         schema = {"$ref": f"#/components/schemas/{answer.__name__}"} if answer is not None else {"type": "object"}
-        body = {"schema": {"$ref": f"#/components/schemas/{request.__name__}"}}
+        body = {"schema": {"$ref": f"#/components/schemas/{request.__name__}"}, "example": EXAMPLES[path]}
         operation: dict[str, Any] = {
             "summary": summary,
             "tags": ["data"],

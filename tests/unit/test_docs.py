@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import typer
 import yaml
@@ -136,3 +137,10 @@ def test_the_site_builds_and_its_links_lead_somewhere(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     pages = {path.name for path in (tmp_path / "site").glob("*.html")}
     assert {f"{path.stem}.html" for path in (ROOT / "docs").glob("*.md")} - {"progress.html"} <= pages
+
+
+def test_the_examples_of_the_document_are_requests() -> None:
+    from notify.server.openapi import _ROUTES, EXAMPLES
+
+    for path, _, request, _ in _ROUTES:
+        assert msgspec.convert(EXAMPLES[path], request)

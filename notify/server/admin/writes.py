@@ -41,8 +41,8 @@ class Write(BaseModel):
     """Every write says why, and may only say what it would do."""
 
     model_config = ConfigDict(extra="forbid")
-    reason: str = Field(min_length=1, max_length=1000)
-    dry_run: bool = False
+    reason: str = Field(min_length=1, max_length=1000, examples=["the mailer is mended"])
+    dry_run: bool = Field(False, description="only say what would be done")
 
 
 class Desk:
