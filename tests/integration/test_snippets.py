@@ -77,3 +77,52 @@ def test_with_curl_alone(tmp_path: Path) -> None:
         assert re.fullmatch(r"[0-9a-f-]{36}\.0\n", done.stdout), done.stderr
     finally:
         server.stop()
+
+
+MODELS = """
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, mapped_column, sessionmaker
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    id = mapped_column(sa.Integer, primary_key=True)
+    item = mapped_column(sa.Text)
+
+
+class Points(Base):
+    __tablename__ = "points"
+    id = mapped_column(sa.Integer, primary_key=True)
+    order = mapped_column(sa.Text)
+    amount = mapped_column(sa.Integer)
+"""
+"""What the pages take for granted: a service's own models."""
+
+
+@pytest.mark.parametrize("page", ["tutorial.md", "../README.md"])
+def test_the_first_transaction(page: str, notify_server: InMemoryServer, tmp_path: Path) -> None:
+    """The tutorial and the README, on SQLite and a server in memory; the consumer stops after its first message."""
+    code = "\n".join(blocks(page, "python"))
+    code = re.sub(r'sa\.create_engine\("[^"]*"\).*', "engine", code).replace("engine = engine", "")
+    code = code.replace("http://127.0.0.1:7400", notify_server.url).replace('subscribe("order.placed")', EARLIEST)
+    code = code.replace("@producer.transactional(Session)", "@producer.transactional(sessionmaker(engine))")
+    placed, consumed = code.split("consumer = Consumer(")
+    setup = f"engine = sa.create_engine('sqlite:///{tmp_path}/shop.db')\nfrom notify.client import use_explicit_begin\n"
+    setup += "use_explicit_begin(engine)\nBase.metadata.create_all(engine)\n"
+    consumed = consumed.replace("consumer.run()", "import threading\nthreading.Timer(2, consumer.stop).start()\n"
+                                "consumer.run(signals=False)")  # fmt: skip
+    names = run(MODELS + setup + placed + "\nplace_order('book')\nconsumer = Consumer(" + consumed, tmp_path)
+    notify_server.wait_for("order.placed", 1)
+    with names["engine"].connect() as connection:
+        found = connection.exec_driver_sql("SELECT item FROM orders").fetchall()
+        effects = connection.exec_driver_sql("SELECT count(*) FROM points").scalar()
+    assert (found, effects) == ([("book",)], 1)
+    names["producer"].close()
+    names["engine"].dispose()
+
+
+EARLIEST = 'subscribe("order.placed", start="earliest")'
