@@ -42,6 +42,7 @@ class Settings:
         "Where transactions are kept. Empty: in the log under `data_dir`, with the queues. Else a database "
         "(PostgreSQL, MySQL, MariaDB or SQLite as an SQLAlchemy URL; several as `name=URL name=URL`, one a shard): "
         "then this server is stateless, and a bridge or relay moves what is committed to a queue server.",
+        secret=True,
     )
     sql_writers: int = _setting(
         2, "How many connections write to each database of `storage`; each carries the requests of many callers.", 1, 64
@@ -50,6 +51,7 @@ class Settings:
         "",
         "The database in which servers, bridges and consumers find each other; empty: the first one of `storage`, and "
         "without that none.",
+        secret=True,
     )
     roles: str = _setting(
         "transactions,queue",

@@ -6,6 +6,7 @@ import http.server
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from notify import ids
 from notify.bench.server import ServerProcess
 from notify.server.console.writes import CHANGES
 from tests.integration.test_access import Guarded, ask
+from tests.integration.test_settings import three_servers, until_all
 
 WHY = {"reason": "set up"}
 
@@ -335,3 +337,17 @@ def test_a_page_of_another_site_changes_nothing(shop: Shop, window: Any) -> None
     finally:
         evil.shutdown()
         evil.server_close()
+
+
+def test_a_setting_changed_here_reaches_three_servers(
+    window: Any, database_urls: dict[str, str], tmp_path: Path
+) -> None:
+    """And a server without queues has a console, too: it says who has them."""
+    with three_servers(database_urls, tmp_path) as servers:
+        w = window(servers[0].url)
+        change(w, "settings.put", "?setting=check_attempts", {"check_attempts": "8"})
+        assert until_all(servers, "check_attempts", 8) < 5
+        w.go("/nodes")
+        assert w.page.locator("tbody tr").count() == 3
+        assert w.go("/topics").status == 421 and "GET /v1/members names it" in w.text()
+        assert w.go("/").status == 200 and "Parked" in w.text()

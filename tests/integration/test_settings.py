@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from tests.integration.test_access import ask
 WHY = {"reason": "a test"}
 
 
-@pytest.fixture
-def cluster(database_urls: dict[str, str], tmp_path: Path) -> Iterator[list[ServerProcess]]:
+@contextmanager
+def three_servers(database_urls: dict[str, str], tmp_path: Path) -> Iterator[list[ServerProcess]]:
     """Three servers of one registry."""
     with ExitStack() as stack:
         url = stack.enter_context(empty_database("postgresql", database_urls, tmp_path))
@@ -32,6 +32,12 @@ def cluster(database_urls: dict[str, str], tmp_path: Path) -> Iterator[list[Serv
             servers.append(ServerProcess(tmp_path / str(n), flags=["--storage", url]))
             stack.callback(servers[-1].stop)
             servers[-1].start()
+        yield servers
+
+
+@pytest.fixture
+def cluster(database_urls: dict[str, str], tmp_path: Path) -> Iterator[list[ServerProcess]]:
+    with three_servers(database_urls, tmp_path) as servers:
         yield servers
 
 
@@ -59,6 +65,7 @@ def test_a_change_reaches_three_servers_and_is_rolled_back(cluster: list[ServerP
     assert values(first)["check_attempts"] == 3  # there at once
     until_all(cluster, "check_attempts", 3)
     assert values(third)["create_topics"] is False
+    assert values(first)["storage"] == "(secret)"  # it may hold a password
     # What holds is acted upon, not only shown: rates come the same way.
     ask(second.url, "PUT", "/v1/admin/limits", WHY | {"producer_groups": {"slow": 7.0}})
     until_all(cluster, "revision", 2)

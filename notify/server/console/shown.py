@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable
 from typing import Any
+
+from markupsafe import Markup, escape
 
 BODY_CHARACTERS = 20_000
 
@@ -64,6 +67,11 @@ def plain(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)[:BODY_CHARACTERS]
 
 
+def marked(text: str) -> Markup:
+    """A setting's paragraph: what stands in backticks is code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
 FILTERS: dict[str, Callable[..., str]] = {
     "count": count,
     "duration": duration,
@@ -71,4 +79,5 @@ FILTERS: dict[str, Callable[..., str]] = {
     "moment": moment,
     "body": body,
     "plain": plain,
+    "marked": marked,
 }
