@@ -117,6 +117,8 @@ class App:
 
     def _membership(self, store: TransactionStore) -> Membership | None:
         """Its place in the registry, if there is one. Raises InvalidRequest or StorageFailed for a bad one."""
+        if not self.settings.registry and store.queues() is not None:
+            return None  # what follows needs more than the extra `server`
         from storage.sql import schema
         from storage.sql.dialects import open_engine
         from storage.sql.shards import SqlShards
