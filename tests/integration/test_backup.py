@@ -125,7 +125,7 @@ def test_what_is_no_backup_is_refused(tmp_path: Path) -> None:
         code, _, error = cli("restore", str(backup), "--data-dir", str(tmp_path / "cut"))
         assert code == 2 and "another size" in error
         assert not (tmp_path / "cut").exists()
-        for path in ("nothing", "20260101T000000Z", "..", "%2e%2e"):
+        for path in ("nothing", "20260101T000000-000000Z", "..", "%2e%2e"):
             assert ask(server.url, "GET", f"/v1/admin/backups/{path}/files/admin.db")[0] == 404
     finally:
         server.stop()

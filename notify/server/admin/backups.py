@@ -22,7 +22,7 @@ from storage.log.store import LogStore
 
 AT_ONCE = 3
 """Snapshots that may be there: each keeps what the log has dropped since."""
-_NAME = re.compile(r"[0-9TZ]{16}\Z")
+_NAME = re.compile(r"[0-9]{8}T[0-9]{6}-[0-9]{6}Z\Z")
 Name = Annotated[str, Field(max_length=32)]
 
 
@@ -54,13 +54,16 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         store = desk.core.store
         if not isinstance(store, LogStore):
             raise InvalidRequest("this server has no log: back its database up with the database's own tools", "no_log")
-        name = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        name = datetime.now(UTC).strftime("%Y%m%dT%H%M%S-%fZ")
         directory = root() / name
         if root().exists() and sum(1 for path in root().iterdir() if path.is_dir()) >= AT_ONCE:
             raise Conflict(f"there are {AT_ONCE} backups on the server: delete one, each holds room")
 
         async def do() -> Any:
-            directory.mkdir(mode=0o700, parents=True)
+            try:
+                directory.mkdir(mode=0o700, parents=True)
+            except FileExistsError:
+                raise Conflict("another backup is made at this moment: try again") from None
             root().chmod(0o700)
             try:
                 await snapshot(store, directory / "log")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 from fastapi import Request
 
@@ -51,7 +51,7 @@ class Api:
             "http_version": "1.1",
             "method": method,
             "scheme": "http",
-            "path": _unquoted(path),
+            "path": unquote(path),
             "raw_path": path.encode(),
             "query_string": urlencode(query or {}).encode(),
             "headers": [(b"content-type", b"application/json"), (b"x-notify-user", b"console")],
@@ -75,9 +75,3 @@ class Api:
         if status != 200:
             raise Refused(status, found if isinstance(found, dict) else {})
         return dict(found)
-
-
-def _unquoted(path: str) -> str:
-    from urllib.parse import unquote
-
-    return unquote(path)

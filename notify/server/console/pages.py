@@ -15,7 +15,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 from fastapi.staticfiles import StaticFiles
 
 from notify import __version__
-from notify.errors import NotifyError, Unauthorized
+from notify.errors import InvalidRequest, NotFound, NotifyError, Unauthorized
 from notify.server.access import EVERYONE
 from notify.server.access.guard import COOKIE
 from notify.server.console import shown
@@ -196,29 +196,33 @@ def _writes(routes: APIRouter, app: App) -> None:
     async def carry_out(request: Request, name: str) -> Response:
         given = _form(await request.body())
         api = Api(app, request)
-        step = given.pop("step", "preview")
+        is_preview = given.pop("step", "preview") != "do"
         try:
             change = await _change(api, name, given)
-            targets = {target: given.get(target, "") for target in _targets(change)}
-            body = change.body(given) | {"reason": given.get("reason", ""), "dry_run": step != "do"}
-            if not all(targets.values()):
-                raise _missing(targets)
-            answer = await api.call(change.method, path_of(change.path, **targets), body)
         except NotifyError as error:
-            change = locals().get("change") or CHANGES.get(name) or Change("?", "GET", "")
+            return failed(request, error)
+        targets = {target: given.get(target, "") for target in _targets(change)}
+        try:
+            answer = await _carried_out(api, change, targets, given, is_preview)
+        except NotifyError as error:
             return _form_page(request, name, change, given, refused=error)
+        if is_preview:
+            return _form_page(request, name, change, given, preview=answer)
+        job = answer["result"].get("job") if isinstance(answer["result"], dict) else None
         back = change.back.format(**{k: quote(v, safe="") for k, v in targets.items()})
-        if step == "do":
-            job = answer["result"].get("job") if isinstance(answer["result"], dict) else None
-            back = back if job is None else f"/jobs/{job}"
-            return _page("done.html", request, title=change.title, answer=answer, back=back)
-        return _form_page(request, name, change, given, preview=answer)
+        back = back if job is None else f"/jobs/{job}"
+        return _page("done.html", request, title=change.title, answer=answer, back=back)
 
 
-def _missing(targets: dict[str, str]) -> NotifyError:
-    from notify.errors import InvalidRequest
-
-    return InvalidRequest(f"{', '.join(name for name, value in targets.items() if not value)} is missing")
+async def _carried_out(
+    api: Api, change: Change, targets: dict[str, str], given: dict[str, str], is_preview: bool
+) -> dict[str, Any]:
+    """What the admin route answers. Raises InvalidRequest for a form that lacks something, Refused."""
+    missing = [name for name, value in targets.items() if not value]
+    if missing:
+        raise InvalidRequest(f"{', '.join(missing)} is missing")
+    body = change.body(given) | {"reason": given.get("reason", ""), "dry_run": is_preview}
+    return await api.call(change.method, path_of(change.path, **targets), body)
 
 
 def _targets(change: Change) -> list[str]:
@@ -227,8 +231,6 @@ def _targets(change: Change) -> list[str]:
 
 async def _change(api: Api, name: str, given: dict[str, str]) -> Change:
     """The write by this name. Raises NotFound. A setting's input is made from what the setting is."""
-    from notify.errors import NotFound
-
     change = CHANGES.get(name)
     if change is None:
         raise NotFound(f"there is no write {name[:60]!r}")
