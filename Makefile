@@ -21,8 +21,9 @@ cluster-demo: install
 	@$(PY) -m tests.cluster_demo $(if $(KAFKA),--kafka,) $(if $(DATABASE),--database $(DATABASE),) \
 		$(if $(AUDIT),--audit notify-audit,)
 
+# Two workers: tests that wait for servers do so one after the other, beside those that compute (tests/conftest.py).
 test: install check
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadgroup
 
 # The documentation as a site, in site/.
 docs: install

@@ -21,6 +21,21 @@ structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
 DATABASES = ("sqlite", "postgresql", "mariadb")
 
 
+ALONE = ("contract", "browser", "integration", "crash")
+"""Folders whose tests wait for servers and watch the clock: one after the other, in this order."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Two workers (`make test`): one for the tests above, one for those that only compute, Spark's above all."""
+
+    def folder(item: pytest.Item) -> str:
+        return item.path.parent.name
+
+    items.sort(key=lambda item: ALONE.index(folder(item)) if folder(item) in ALONE else -1)
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("waits" if folder(item) in ALONE else "computes"))
+
+
 @pytest.fixture(scope="session")
 def database_urls() -> Iterator[dict[str, str]]:
     """URLs of started databases by name, filled on first use."""
