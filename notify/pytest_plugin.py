@@ -1,4 +1,4 @@
-"""pytest: the fixture `notify_server`, a server in memory of each test's own."""
+"""pytest: the fixture `notify_server`, a server in memory of each test's own. Every pytest loads this: it is small."""
 
 from __future__ import annotations
 
