@@ -25,6 +25,7 @@ ALONE = ("contract", "browser", "integration", "crash")
 """Folders whose tests wait for servers and watch the clock: one after the other, in this order."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Two workers (`make test`): one for the tests above, one for those that only compute, Spark's above all."""
 
