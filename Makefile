@@ -23,7 +23,7 @@ cluster-demo: install
 
 # Two workers: tests that wait for servers do so one after the other, beside those that compute (tests/conftest.py).
 test: install check
-	$(PY) -m pytest -n 2 --dist loadgroup
+	$(PY) -m pytest -n 2
 
 # The documentation as a site, in site/.
 docs: install

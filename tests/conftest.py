@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -21,20 +22,28 @@ structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
 DATABASES = ("sqlite", "postgresql", "mariadb")
 
 
-ALONE = ("contract", "browser", "integration", "crash")
+WAIT = ("contract", "browser", "integration", "crash")
 """Folders whose tests wait for servers and watch the clock: one after the other, in this order."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def folder(nodeid: str) -> str:
+    return nodeid.split("/")[1]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two workers (`make test`): one for the tests above, one for those that only compute, Spark's above all."""
+    items.sort(key=lambda item: WAIT.index(folder(item.nodeid)) if folder(item.nodeid) in WAIT else -1)
 
-    def folder(item: pytest.Item) -> str:
-        return item.path.parent.name
 
-    items.sort(key=lambda item: ALONE.index(folder(item)) if folder(item) in ALONE else -1)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("waits" if folder(item) in ALONE else "computes"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Two workers (`make test`): one for the tests that wait, one for those that compute, Spark's above all."""
+    from xdist.scheduler.loadscope import LoadScopeScheduling
+
+    class ByKind(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return "waits" if folder(nodeid) in WAIT else "computes"
+
+    return ByKind(config, log)
 
 
 @pytest.fixture(scope="session")
