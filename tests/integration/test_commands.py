@@ -106,7 +106,7 @@ def test_a_decided_transaction_shows_who_sent_it(server: ServerProcess, unique: 
 
 def test_the_demo_proves_itself_on_each_database(database: str, engine_url: str) -> None:
     given = [] if database == "sqlite" else ["--dsn", engine_url]
-    words = [sys.executable, "-m", "notify.cli.main", "demo", "--seconds", "3", "--json", *given]
+    words = [sys.executable, "-m", "notify.cli.main", "demo", "--seconds", "5", "--json", *given]
     done = subprocess.run(words, capture_output=True, text=True, timeout=240)
     proof = json.loads(done.stdout)
     assert done.returncode == 0, proof
