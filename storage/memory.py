@@ -21,6 +21,7 @@ from storage.store import (
     Checking,
     Decided,
     Due,
+    InDoubt,
     NewMessage,
     NewTransaction,
     Priorities,
@@ -32,6 +33,7 @@ from storage.store import (
     Subscription,
     Topic,
     Transaction,
+    counted,
     dead_letter_topic,
 )
 
@@ -277,6 +279,9 @@ class MemoryStore:
             record.next_check_us,
             list(shown),
         )
+
+    async def in_doubt(self) -> InDoubt:
+        return await counted(self)
 
     async def undecided(
         self, state: State | None, producer_group: str | None, older_than_us: int | None, limit: int

@@ -277,6 +277,36 @@ class BridgeBatch(msgspec.Struct):
     claim: bool = False  # a bridge begins: its epoch must be above every earlier one
 
 
+@dataclass(frozen=True, slots=True)
+class InDoubt:
+    """How many transactions are undecided, and since when the oldest of those that are not parked."""
+
+    prepared: int
+    parked: int
+    oldest_us: int = 0
+    """0: there is none."""
+    oldest_group: str = ""
+    counted_to: int = 0
+    """Where counting stops; 0: it does not."""
+
+
+COUNTED_TO = 1000
+
+
+async def counted(store: TransactionStore) -> InDoubt:
+    """`in_doubt` of a storage that finds undecided transactions, and does not keep count of them."""
+    prepared = await store.undecided(State.PREPARED, None, None, COUNTED_TO)
+    parked = await store.undecided(State.PARKED, None, None, COUNTED_TO)
+    first = prepared[0] if prepared else None
+    return InDoubt(
+        len(prepared),
+        len(parked),
+        first.stored_us if first is not None else 0,
+        first.producer_group if first is not None else "",
+        COUNTED_TO,
+    )
+
+
 class TransactionStore(Protocol):
     """Halves, outcomes and the schedule of checks; and which topics there are to send to."""
 
@@ -294,6 +324,10 @@ class TransactionStore(Protocol):
 
     async def close(self) -> None:
         """Make everything durable, then let go of files and threads."""
+        ...
+
+    async def in_doubt(self) -> InDoubt:
+        """How many transactions are undecided; asked every few seconds."""
         ...
 
     async def retain(self, now_us: int) -> int:

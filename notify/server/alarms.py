@@ -17,11 +17,9 @@ from notify.server import webhooks
 from notify.server.core import Core
 from notify.server.delivery.instances import states
 from notify.wire import encode_json, instant
-from storage.store import State
 
 log = structlog.get_logger("notify.server")
 
-PARKED_COUNTED_TO = 1000
 GROWTH_SAMPLES = 10
 """A lag grows where it has risen from each of so many samples to the next, over `alarm_lag_growing_seconds`."""
 SMALLEST_LAG = 100
@@ -111,17 +109,14 @@ class Alarms:
     async def _found(self, now_us: int) -> list[tuple[str, str, str]]:
         core, settings = self._core, self._core.settings
         found: list[tuple[str, str, str]] = []
-        oldest = await core.store.undecided(State.PREPARED, None, None, 1)
-        if settings.alarm_doubt_seconds and oldest:
-            age = (now_us - oldest[0].stored_us) / 1e6
-            if age > settings.alarm_doubt_seconds:
-                group = oldest[0].producer_group
-                text = f"A transaction of producer group {group} has been in doubt for {age:.0f} s"
-                found.append(("in_doubt", group, text))
-        if settings.alarm_parked:
-            parked = len(await core.store.undecided(State.PARKED, None, None, PARKED_COUNTED_TO))
-            if parked >= settings.alarm_parked:
-                found.append(("parked", "", f"{parked} transactions are parked and wait for a decision"))
+        doubt = await core.store.in_doubt()
+        age = (now_us - doubt.oldest_us) / 1e6 if doubt.oldest_us else 0.0
+        if settings.alarm_doubt_seconds and age > settings.alarm_doubt_seconds:
+            group = doubt.oldest_group
+            text = f"A transaction of producer group {group} has been in doubt for {age:.0f} s"
+            found.append(("in_doubt", group, text))
+        if settings.alarm_parked and doubt.parked >= settings.alarm_parked:
+            found.append(("parked", "", f"{doubt.parked} transactions are parked and wait for a decision"))
         disk = await asyncio.to_thread(shutil.disk_usage, settings.data_dir)
         share = 1 - disk.free / disk.total
         if settings.alarm_disk_share and share > settings.alarm_disk_share:

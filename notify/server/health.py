@@ -14,7 +14,6 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from notify.server.alarms import MEANING
 from notify.server.delivery.instances import states
 from notify.server.metrics import render
-from storage.store import State
 
 if TYPE_CHECKING:
     from notify.server.app import App
@@ -50,14 +49,13 @@ def router(app: App) -> APIRouter:
             return PlainTextResponse("", 503)
         now_us = core.clock()
         disk = await asyncio.to_thread(shutil.disk_usage, core.settings.data_dir)
-        oldest = await core.store.undecided(None, None, None, 1)
-        parked = len(await core.store.undecided(State.PARKED, None, None, 1000))
+        doubt = await core.store.in_doubt()
         gauges = {
             "notify_oldest_undecided_seconds": (
-                "Age of the oldest undecided transaction",
-                (now_us - oldest[0].stored_us) / 1e6 if oldest else 0,
+                "Age of the oldest undecided transaction that is not parked",
+                (now_us - doubt.oldest_us) / 1e6 if doubt.oldest_us else 0,
             ),
-            "notify_parked_transactions": ("Parked transactions (counted up to 1000)", parked),
+            "notify_parked_transactions": ("Parked transactions (SQL storage counts up to 1000)", doubt.parked),
             "notify_topics": ("Topics", len(core.store.topics())),
             "notify_disk_free_bytes": ("Free room on the disk of the log", disk.free),
             "notify_disk_size_bytes": ("Size of the disk of the log", disk.total),

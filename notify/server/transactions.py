@@ -156,6 +156,8 @@ class Transactions:
         if self.tracing:
             for t in request.transactions:
                 for m in t.messages:
+                    if m.headers is None or tracing.HEADER not in m.headers:
+                        continue
                     tracing.record("half", m.topic, m.headers, now_us, self.clock(), **{"notify.transaction": t.id})
         return answered
 

@@ -21,11 +21,13 @@ from storage.log.format import (
 )
 from storage.log.journal import Journal
 from storage.log.parts import Part
+from storage.log.pending import Pending
 from storage.log.queues import Queue
 from storage.log.sealed import ENTRY_TYPE, SealedPart
 from storage.log.segments import Segments
 from storage.log.state import LogState
 from storage.store import (
+    InDoubt,
     State,
     StoredMessage,
     Transaction,
@@ -307,6 +309,19 @@ class LogMessages:
         state = State.COMMITTED if committed else State.ROLLED_BACK
         group = self.state.producer_group_of(ended[0])
         return Transaction(transaction_id, group or "", state, stored_us, decided_us, messages=shown)
+
+    async def in_doubt(self) -> InDoubt:
+        parked = 0
+        oldest: Pending | None = None
+        for p in self.state.pending.by_id.values():  # the oldest first
+            if p.parked:
+                parked += 1
+            elif oldest is None:
+                oldest = p
+        prepared = len(self.state.pending.by_id) - parked
+        if oldest is None:
+            return InDoubt(prepared, parked)
+        return InDoubt(prepared, parked, oldest.stored_us, oldest.producer.group)
 
     async def undecided(
         self, state: State | None, producer_group: str | None, older_than_us: int | None, limit: int

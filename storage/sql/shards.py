@@ -21,6 +21,7 @@ from storage.store import (
     Checking,
     Decided,
     Due,
+    InDoubt,
     NewTransaction,
     PartlyStored,
     PutResult,
@@ -28,6 +29,7 @@ from storage.store import (
     Store,
     Topic,
     Transaction,
+    counted,
 )
 
 log = structlog.get_logger("notify.sql")
@@ -250,6 +252,9 @@ class SqlShards:
 
     async def transaction(self, transaction_id: bytes) -> Transaction | None:
         return next((t for t in await self._each(lambda s: s.transaction(transaction_id)) if t is not None), None)
+
+    async def in_doubt(self) -> InDoubt:
+        return await counted(self)
 
     async def undecided(
         self, state: State | None, producer_group: str | None, older_than_us: int | None, limit: int

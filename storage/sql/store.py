@@ -28,6 +28,7 @@ from storage.store import (
     Checking,
     Decided,
     Due,
+    InDoubt,
     NewTransaction,
     PutResult,
     State,
@@ -35,6 +36,7 @@ from storage.store import (
     StoredMessage,
     Topic,
     Transaction,
+    counted,
 )
 
 log = structlog.get_logger("notify.sql")
@@ -305,6 +307,9 @@ class SqlStore:
         name = ids.to_text(transaction_id)
         rows = (await self._read(lambda connection: _rows(connection, [name]))).get(name)
         return _transaction(rows, self.shard) if rows else None
+
+    async def in_doubt(self) -> InDoubt:
+        return await counted(self)
 
     async def undecided(
         self, state: State | None, producer_group: str | None, older_than_us: int | None, limit: int

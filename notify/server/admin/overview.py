@@ -14,9 +14,8 @@ from notify.server.admin.writes import Desk
 from notify.server.core import Core
 from notify.server.history import lag
 from notify.wire import instant
-from storage.store import State, dead_letter_topic
+from storage.store import dead_letter_topic
 
-COUNTED_TO = 1000
 WORST = 10
 READ_BYTES = 1 << 20
 
@@ -29,8 +28,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         """Rates of the last five seconds, what is in doubt, what is not delivered, who lags, room on the disk."""
         core = desk.core
         now_us = core.clock()
-        doubt = await core.store.undecided(State.PREPARED, None, None, COUNTED_TO)
-        parked = await core.store.undecided(State.PARKED, None, None, COUNTED_TO)
+        doubt = await core.store.in_doubt()
         disk = await asyncio.to_thread(shutil.disk_usage, core.settings.data_dir)
         return {
             "at": instant(now_us),
@@ -38,11 +36,11 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             "shards": list(core.store.shards()) or [core.settings.shard],
             "rates": desk.history.rates(),
             "in_doubt": {
-                "count": len(doubt),
-                "is_more": len(doubt) == COUNTED_TO,
-                "oldest_seconds": _age(now_us, doubt[0].stored_us) if doubt else None,
+                "count": doubt.prepared,
+                "is_more": doubt.prepared == doubt.counted_to != 0,
+                "oldest_seconds": _age(now_us, doubt.oldest_us) if doubt.oldest_us else None,
             },
-            "parked": {"count": len(parked), "is_more": len(parked) == COUNTED_TO},
+            "parked": {"count": doubt.parked, "is_more": doubt.parked == doubt.counted_to != 0},
             "disk": {"total": disk.total, "free": disk.free, "used_share": round(1 - disk.free / disk.total, 4)},
             "alarms": desk.alarms(),
             "queues": _queues(core, now_us) if core.has_queues else None,
