@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, Protocol, TypeVar
 
 try:
@@ -29,6 +30,12 @@ class Traced(Protocol):
 
     topic: str
     headers: dict[str, str] | None
+
+
+@cache
+def _tracer() -> trace.Tracer:
+    """Made once; before a provider is set it stands for the one to come."""
+    return trace.get_tracer(_SCOPE)
 
 
 def parse(headers: Mapping[str, str] | None) -> SpanContext | None:
@@ -52,8 +59,7 @@ def sending(group: str, messages: Sequence[Traced]) -> Iterator[None]:
         return
     attributes = _attributes("send", messages[0].topic) | {"messaging.batch.message_count": len(messages)}
     name = f"send {messages[0].topic}"
-    tracer = trace.get_tracer(_SCOPE)
-    with tracer.start_as_current_span(name, kind=SpanKind.PRODUCER, attributes=attributes) as span:
+    with _tracer().start_as_current_span(name, kind=SpanKind.PRODUCER, attributes=attributes) as span:
         context = span.get_span_context()
         if context.is_valid and context.trace_flags.sampled:
             text = f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
@@ -76,8 +82,7 @@ def continued(
     parent = trace.set_span_in_context(NonRecordingSpan(context))
     kind = SpanKind.CONSUMER if operation == "process" else SpanKind.CLIENT
     found = _attributes(operation, topic) | {f"messaging.{name}": value for name, value in attributes.items()}
-    tracer = trace.get_tracer(_SCOPE)
-    with tracer.start_as_current_span(f"{operation} {topic}", parent, kind, found) as span:
+    with _tracer().start_as_current_span(f"{operation} {topic}", parent, kind, found) as span:
         yield span.set_attribute
 
 
@@ -115,9 +120,7 @@ def record(
         return
     parent = trace.set_span_in_context(NonRecordingSpan(context))
     found = _attributes(operation, topic) | {f"messaging.{name}": value for name, value in attributes.items()}
-    span = trace.get_tracer(_SCOPE).start_span(
-        f"{operation} {topic}", parent, SpanKind.SERVER, found, start_time=start_us * 1000
-    )
+    span = _tracer().start_span(f"{operation} {topic}", parent, SpanKind.SERVER, found, start_time=start_us * 1000)
     span.end(end_us * 1000)
 
 
