@@ -52,7 +52,7 @@ def parse(headers: Mapping[str, str] | None) -> SpanContext | None:
 
 
 @contextlib.contextmanager
-def sending(group: str, messages: Sequence[Traced]) -> Iterator[None]:
+def sending(messages: Sequence[Traced]) -> Iterator[None]:
     """A span around sending messages; each gets its context. A header that is there already stays."""
     if trace is None or not messages:
         yield
@@ -86,29 +86,22 @@ def continued(
         yield span.set_attribute
 
 
-def traced(function: Callable[..., T], operation: str, group: str, message: Any) -> Callable[..., T]:
-    """`function` within a span of a message that was received; the function itself where the message has none."""
+def traced(function: Callable[..., T], group: str, message: Any) -> Callable[..., T]:
+    """`function` within `processing`, for a thread; the function itself where the message has no trace."""
     if parse(message.headers) is None:
         return function
 
     def call(*arguments: Any) -> T:
-        with continued(operation, message.topic, message.headers, **_of(group, message)):
+        with processing(group, message):
             return function(*arguments)
 
     return call
 
 
-def _of(group: str, message: Any) -> dict[str, str | int]:
-    return {
-        "consumer.group.name": group,
-        "message.id": message.id,
-        "notify.attempt": message.attempt,
-    }
-
-
 def processing(group: str, message: Any) -> Any:
-    """A span around a handler on the loop."""
-    return continued("process", message.topic, message.headers, **_of(group, message))
+    """A span around the handling of a message that was received."""
+    attributes = {"consumer.group.name": group, "message.id": message.id, "notify.attempt": message.attempt}
+    return continued("process", message.topic, message.headers, **attributes)
 
 
 def record(

@@ -117,11 +117,11 @@ async def _verified(log: Path) -> dict[str, Any]:
     try:
         damages = [str(d) for d in store.damages] + await asyncio.to_thread(verify, store)
         bounds = [store.bounds(t.name, q) for t in store.topics() for q in range(t.queues)]
-        undecided = len(await store.undecided(None, None, None, 1_000_000))
+        doubt = await store.in_doubt()
         return {
             "topics": len(store.topics()),
             "messages": sum(end - start for start, end in bounds),
-            "undecided": undecided,
+            "undecided": doubt.prepared + doubt.parked,
             "damages": damages,
         }
     finally:

@@ -192,11 +192,11 @@ class Binding:
         if not self._source:
             self._source = read_source(connection)[0]
         if self._sender.mode == "outbox":
-            with tracing.sending(self._sender.group, messages):
+            with tracing.sending(messages):
                 pass  # the row carries the context; a bridge or relay moves it
         else:
             try:
-                with tracing.sending(self._sender.group, messages):
+                with tracing.sending(messages):
                     item = self._sender.store_half(bound.id, messages, self._source)
             except NotifyError as error:
                 detail = f"the half message was not stored, so nothing is committed: {error}"

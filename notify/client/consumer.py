@@ -415,8 +415,8 @@ class Consumer(_Consumer):
     async def _call_handler(self, handler: _Handler, message: ReceivedMessage) -> None:
         loop = asyncio.get_running_loop()
         if self._inbox is not None:
-            run = tracing.traced(self._inbox.run, "process", self.group, message)
+            run = tracing.traced(self._inbox.run, self.group, message)
             await loop.run_in_executor(self._pool, run, self.group, message, handler.call)
         else:
-            run = tracing.traced(handler.call, "process", self.group, message)
+            run = tracing.traced(handler.call, self.group, message)
             await loop.run_in_executor(self._pool, run, message)

@@ -277,7 +277,7 @@ class TransactionProducer(_Producer):
         """Send a message without a transaction; its id. Durable when it returns."""
         thread, client = self._start()
         packed = pack(message)
-        with tracing.sending(self.group, [packed]):
+        with tracing.sending([packed]):
             return thread.run(client.publish(packed))
 
     def close(self) -> None:
@@ -425,13 +425,13 @@ class AsyncTransactionProducer(_Producer):
     async def publish(self, message: Message) -> str:
         """Send a message without a transaction; its id. Durable when it returns."""
         packed = pack(message)
-        with tracing.sending(self.group, [packed]):
+        with tracing.sending([packed]):
             return await self._started().publish(packed)
 
     async def prepare(self, messages: Sequence[Message], *, check_after: float | None = None) -> Prepared:
         """Store a half for a transaction of your own kind (no database): settle it with commit() or rollback()."""
         packed = [pack(m) for m in messages]
-        with tracing.sending(self.group, packed):
+        with tracing.sending(packed):
             item = await self._started().half(packed, check_after=check_after)
         return Prepared(self, item.id, item.shard)
 

@@ -137,7 +137,7 @@ class Alarms:
         for name in [name for name in self._lags if name not in groups]:
             del self._lags[name]
         for name, group in groups.items():
-            behind = sum(cursor.lag() for cursor in group.cursors.values())
+            behind = group.lag()
             if behind and not group.paused and settings.alarm_no_consumer_seconds:
                 there = any(s != "gone" for s in states(group.instances, now_us).values())
                 asked_us = max((i.asked_us for i in group.instances.values()), default=0)

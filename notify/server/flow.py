@@ -116,12 +116,11 @@ class Flow:
         gate.admit()
 
     def _take(self, bucket: TokenBucket, what: str) -> None:
-        now_us = self._clock()
-        if not bucket.available(now_us):
+        try:
+            bucket.admit(self._clock(), what)
+        except Backpressure:
             self._metrics.refused_rate += 1
-            seconds = (bucket.refilled_us(now_us) - now_us) / 1e6
-            raise Backpressure(f"{what}; send again in {seconds:.3f} s", "rate_limited", seconds)
-        bucket.take(1, now_us)
+            raise
 
     def drop_oldest(self) -> None:
         """Topics with that policy let go of what is beyond their backlog, for groups to pass over."""

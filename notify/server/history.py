@@ -66,4 +66,4 @@ def lag(core: Core) -> int:
     """Messages that no group has settled yet, summed over all groups."""
     if not core.has_queues:
         return 0
-    return sum(cursor.lag() for group in core.delivery.groups.values() for cursor in group.cursors.values())
+    return sum(group.lag() for group in core.delivery.groups.values())

@@ -27,7 +27,7 @@ class Membership:
     """Heartbeats, the members as of the last one, and how far this machine's clock is from the database's."""
 
     def __init__(self, engine: Engine, me: Member) -> None:
-        self.engine = self._engine = engine
+        self.engine = engine
         self.me = me
         self.members: Sequence[Member] = ()
         self.version = 0
@@ -68,7 +68,7 @@ class Membership:
         counted = (time.monotonic(), self.count())
         self.me.load = (counted[1] - self._counted[1]) / max(0.001, counted[0] - self._counted[0])
         self._counted = counted
-        with self._engine.begin() as connection:
+        with self.engine.begin() as connection:
             asked_us = wall_clock()
             at = registry.now(connection)
             self._compare_clocks(microseconds_of(at), (asked_us + wall_clock()) // 2)
@@ -129,7 +129,7 @@ class Membership:
             await asyncio.to_thread(self._leave)
 
     def _leave(self) -> None:
-        with self._engine.begin() as connection:
+        with self.engine.begin() as connection:
             registry.leave(connection, self.me.name)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -102,6 +103,11 @@ class Access:
             self._log_refusal(error)
             raise
 
+    async def principal(self, authorization: bytes, certificate: str | None) -> Principal:
+        """As `admit`, waiting for the provider where it has to. Raises Unauthorized, or Unavailable."""
+        found = self.admit(authorization, certificate)
+        return await self.verify(authorization) if found is None else found
+
     async def verify(self, authorization: bytes) -> Principal:
         """The principal of a provider's token. Raises Unauthorized, or Unavailable where the provider is away."""
         try:
@@ -179,5 +185,6 @@ class Access:
             log.warning("refused", reason=str(error)[:200])
 
 
-def _grants(c: Credential) -> tuple[object, ...]:
-    return (c.name, c.kind, c.proof, c.rights, c.requests, c.polls, c.expires_us, c.revoked_us)
+def _grants(c: Credential) -> Credential:
+    """All of it but when it was used."""
+    return dataclasses.replace(c, used_us=0)

@@ -44,9 +44,7 @@ async def admit(scope: dict[str, Any], app: App) -> None:
     headers = dict(scope["headers"])
     shown = headers.get(b"authorization", b"") or _from_cookie(headers.get(b"cookie", b""))
     try:
-        principal = access.admit(shown, scope.get("notify.certificate"))
-        if principal is None:
-            principal = await access.verify(shown)
+        principal = await access.principal(shown, scope.get("notify.certificate"))
     except Unauthorized:
         if not scope["path"].startswith(OPEN):
             raise

@@ -57,17 +57,8 @@ class Principal:
 
     def take_request(self, now_us: int) -> None:
         """One more request. Raises Backpressure above its rate."""
-        bucket = self._bucket
-        if bucket is None:
-            return
-        if not bucket.available(now_us):
-            seconds = (bucket.refilled_us(now_us) - now_us) / 1e6
-            raise Backpressure(
-                f"{self.name} may send {bucket.per_second:g} requests/s; again in {seconds:.3f} s",
-                "rate_limited",
-                seconds,
-            )
-        bucket.take(1, now_us)
+        if self._bucket is not None:
+            self._bucket.admit(now_us, f"{self.name} may send {self.requests:g} requests/s")
 
     def begin_poll(self) -> None:
         """A request that waits for something to hand out. Raises Backpressure where too many wait already."""

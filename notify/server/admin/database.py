@@ -48,8 +48,8 @@ class AdminDatabase:
     def __init__(self, data_dir: str) -> None:
         path = Path(data_dir) / "admin.db"
         path.touch(mode=0o600, exist_ok=True)
-        self.engine = self._engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": 10})
-        with self._engine.begin() as connection:
+        self.engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": 10})
+        with self.engine.begin() as connection:
             connection.exec_driver_sql("BEGIN")  # all tables at once, and one sync for them
             metadata.create_all(connection)
             administration.metadata.create_all(connection)
@@ -59,14 +59,14 @@ class AdminDatabase:
     def add_job(self, what: str, target: str, spec: dict[str, Any], total: int, now_us: int) -> int:
         """A new job's number."""
         row = {"what": what, "target": target, "spec": json.dumps(spec), "state": "running", "total": total}
-        with self._engine.begin() as connection:
+        with self.engine.begin() as connection:
             made = connection.execute(job.insert().values(started_us=now_us, position=spec.get("from", 0), **row))
             key = made.inserted_primary_key
         assert key is not None
         return int(key[0])
 
     def job(self, number: int) -> dict[str, Any] | None:
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             row = connection.execute(sa.select(job).where(job.c.id == number)).one_or_none()
         return None if row is None else dict(row._mapping) | {"spec": json.loads(row.spec)}
 
@@ -75,14 +75,14 @@ class AdminDatabase:
         query = sa.select(job).order_by(job.c.id.desc()).limit(limit)
         if state is not None:
             query = query.where(job.c.state == state)
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             rows = connection.execute(query).all()
         return [dict(row._mapping) | {"spec": json.loads(row.spec)} for row in rows]
 
     def advance(self, number: int, items: Sequence[dict[str, Any]], position: int, first: int) -> None:
         """Note what became of items, the one numbered `first` first, and up to where the job has come."""
         failed = sum(1 for item in items if item["status"] >= 400)
-        with self._engine.begin() as connection:
+        with self.engine.begin() as connection:
             if items:
                 rows = [
                     {"job_id": number, "number": first + n, "result": json.dumps(item)} for n, item in enumerate(items)
@@ -95,14 +95,14 @@ class AdminDatabase:
             )
 
     def end_job(self, number: int, state: str, detail: str, now_us: int) -> None:
-        with self._engine.begin() as connection:
+        with self.engine.begin() as connection:
             connection.execute(
                 job.update().where(job.c.id == number).values(state=state, detail=detail, ended_us=now_us)
             )
 
     def job_items(self, number: int, first: int, limit: int) -> list[dict[str, Any]]:
         """What became of a job's items, by number."""
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             rows = connection.execute(
                 sa.select(job_item.c.result)
                 .where(job_item.c.job_id == number, job_item.c.number >= first)
@@ -112,4 +112,4 @@ class AdminDatabase:
             return [json.loads(row) for row in rows]
 
     def close(self) -> None:
-        self._engine.dispose()
+        self.engine.dispose()

@@ -147,7 +147,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         rows = [
             {
                 "name": g.name,
-                "lag": sum(c.lag() for c in g.cursors.values()),
+                "lag": g.lag(),
                 "leased": g.in_flight(),
                 "paused": g.paused,
                 "consumers": sum(s != "gone" for s in states(g.instances, now_us).values()),

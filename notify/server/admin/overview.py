@@ -12,7 +12,6 @@ from fastapi import APIRouter
 from notify import __version__
 from notify.server.admin.writes import Desk
 from notify.server.core import Core
-from notify.server.history import lag
 from notify.wire import instant
 from storage.store import dead_letter_topic
 
@@ -54,7 +53,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
 def _queues(core: Core, now_us: int) -> dict[str, Any]:
     groups = core.delivery.groups.values()
-    worst = heapq.nlargest(WORST, ((sum(c.lag() for c in g.cursors.values()), g.name) for g in groups))
+    lags = [(g.lag(), g.name) for g in groups]
     rows = [
         {
             "name": name,
@@ -62,7 +61,7 @@ def _queues(core: Core, now_us: int) -> dict[str, Any]:
             "oldest_seconds": oldest_seconds(core, name, now_us),
             "paused": core.delivery.groups[name].paused,
         }
-        for behind, name in worst
+        for behind, name in heapq.nlargest(WORST, lags)
         if behind
     ]
     dead = 0
@@ -72,7 +71,7 @@ def _queues(core: Core, now_us: int) -> dict[str, Any]:
             start, end = core.queues.bounds(topic.name, 0)
             dead += end - start
     return {
-        "lag": lag(core),
+        "lag": sum(behind for behind, _ in lags),
         "topics": len(core.queues.topics()),
         "groups": len(groups),
         "leased": sum(g.in_flight() for g in groups),

@@ -147,9 +147,7 @@ def _signing_in(routes: APIRouter, app: App) -> None:
         try:
             if access is None or not access.on:
                 return RedirectResponse(then, 303)
-            shown_token = b"Bearer " + token.encode()
-            if access.admit(shown_token, None) is None:
-                await access.verify(shown_token)
+            await access.principal(b"Bearer " + token.encode(), None)
         except NotifyError as error:
             return _page("login.html", request, 401, title="Sign in", refused=str(error), next=then)
         answer = RedirectResponse(then, 303, SECURITY)
@@ -304,10 +302,14 @@ async def _message(api: Api, request: Request) -> dict[str, Any]:
     return {"title": f"Message {name}", "m": await api.get(path_of("messages/{id}", id=name))}
 
 
-async def _topics(api: Api, request: Request) -> dict[str, Any]:
-    q = request.query_params
-    found = await api.get("topics", prefix=q.get("prefix"), after=q.get("after"), max=ROWS)
-    return {"topics": found["topics"], "of": found["of"], "rows": ROWS}
+def _listed(kind: str) -> Page:
+    """Topics or groups by name, a page of them."""
+
+    async def ask(api: Api, request: Request) -> dict[str, Any]:
+        q = request.query_params
+        return await api.get(kind, prefix=q.get("prefix"), after=q.get("after"), max=ROWS) | {"rows": ROWS}
+
+    return ask
 
 
 async def _topic(api: Api, request: Request) -> dict[str, Any]:
@@ -317,12 +319,6 @@ async def _topic(api: Api, request: Request) -> dict[str, Any]:
         "t": await api.get(path_of("topics/{name}", name=name)),
         "groups": (await api.get(path_of("topics/{name}/groups", name=name)))["groups"],
     }
-
-
-async def _groups(api: Api, request: Request) -> dict[str, Any]:
-    q = request.query_params
-    found = await api.get("groups", prefix=q.get("prefix"), after=q.get("after"), max=ROWS)
-    return {"groups": found["groups"], "of": found["of"], "rows": ROWS}
 
 
 async def _group(api: Api, request: Request) -> dict[str, Any]:
@@ -403,9 +399,9 @@ PAGES: tuple[tuple[str, str, str, Page], ...] = (
     ("/transactions/{transaction}", "transaction.html", "", _transaction),
     ("/messages", "messages.html", "Messages", _messages),
     ("/messages/{message}", "message.html", "", _message),
-    ("/topics", "topics.html", "Topics", _topics),
+    ("/topics", "topics.html", "Topics", _listed("topics")),
     ("/topics/{topic}", "topic.html", "", _topic),
-    ("/groups", "groups.html", "Consumer groups", _groups),
+    ("/groups", "groups.html", "Consumer groups", _listed("groups")),
     ("/groups/{group}", "group.html", "", _group),
     ("/groups/{group}/dead-letters", "dead_letters.html", "", _dead_letters),
     ("/dead-letters", "dead_letter_groups.html", "Dead letters", _dead_letter_groups),

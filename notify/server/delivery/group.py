@@ -480,5 +480,9 @@ class Group:
             dead, self._worn_out = self._worn_out, []
             await self._dead_letter(dead, now_us)
 
+    def lag(self) -> int:
+        """Messages that the group has not settled yet, in all its queues."""
+        return sum(cursor.lag() for cursor in self.cursors.values())
+
     def in_flight(self) -> int:
         return sum(len(lease.open) for lease in self.leases.values())

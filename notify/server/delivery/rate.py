@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from notify.errors import Backpressure
+
 
 class TokenBucket:
     """So many messages a second, with bursts of one second's worth; times come from outside."""
@@ -28,6 +30,13 @@ class TokenBucket:
         """So many went."""
         self._fill(now_us)
         self._tokens -= count
+
+    def admit(self, now_us: int, what: str) -> None:
+        """One more, if it may go now. Raises Backpressure with `what` is bounded, and when it may."""
+        if not self.available(now_us):
+            seconds = (self.refilled_us(now_us) - now_us) / 1e6
+            raise Backpressure(f"{what}; send again in {seconds:.3f} s", "rate_limited", seconds)
+        self.take(1, now_us)
 
     def refilled_us(self, now_us: int) -> int:
         """When the next one may go."""
