@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -68,6 +69,8 @@ class LogStore(LogTransactions, LogTopics, LogMessages, LogGroups):
         self._checkpointed = 0
         """Position of the newest checkpoint, or of the one that is being made."""
         self._checkpoint_bytes = 0
+        self._checkpointing = threading.Lock()
+        """Held while one is written: retention takes its own while a sealing thread may be at another."""
         self._lock_fd: int | None = None
         self.journal: Journal
 
@@ -308,8 +311,9 @@ class LogStore(LogTransactions, LogTopics, LogMessages, LogGroups):
 
     def _write_checkpoint(self, encoded: Callable[[], bytes], position: int) -> None:
         data = encoded()
-        self._checkpoint_bytes = len(data)
-        checkpoint.write(self.disk, data, position)
+        with self._checkpointing:
+            self._checkpoint_bytes = len(data)
+            checkpoint.write(self.disk, data, position)
 
     def _failed(self, error: StorageFailed) -> None:
         log.critical("storage_failed", reason=str(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,7 @@ def test_only_a_synced_topic_waits_for_the_sync(tmp_path: Path) -> None:
         await store.open(T0)
         for flush in Flush:
             await store.create_topic(Topic(flush.name, flush=flush))
+        await _idle(store)
         store.journal._sync_average = 1.0  # a slow disk: its syncs are the thread's
         disk.go.clear()
         halves = {flush: half(topic=flush.name) for flush in Flush}
@@ -120,11 +122,44 @@ def test_only_a_synced_topic_waits_for_the_sync(tmp_path: Path) -> None:
         disk.go.set()
         assert (await synced)[0].flush == Flush.SYNC
         assert (await waiting)[0].flush == Flush.ASYNC
+        await _idle(store)  # else that frame's own sync, or the mark behind it, would be held
         disk.go.clear()
         another = half(topic="ASYNC")
         assert (await asyncio.wait_for(store.put([another], T0), 1))[0].flush == Flush.ASYNC
         assert (await asyncio.wait_for(store.put([another], T0), 1))[0].put == Put.ALREADY
         disk.go.set()
+        await store.close()
+
+    asyncio.run(whole())
+
+
+async def _idle(store: LogStore) -> None:
+    """Until no frame is on its way and the durable mark behind the last one is written."""
+    async with asyncio.timeout(10):
+        while store.journal.in_flight is not None or not store.journal._marked:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+class SlowDirectory(Disk):
+    """Long enough between listing the directory and acting on it for another thread to come in."""
+
+    def names(self) -> list[str]:
+        names = super().names()
+        time.sleep(0.02)
+        return names
+
+
+def test_checkpoints_are_written_one_after_the_other(tmp_path: Path) -> None:
+    """Retention's, while a segment is sealed: each would drop the same old one, and the second not find it."""
+
+    async def whole() -> None:
+        store = LogStore(tmp_path / "log", disk=SlowDirectory(tmp_path / "log"))
+        await store.open(T0)
+        await store.create_topic(Topic("t"))
+        for _ in range(3):
+            await asyncio.gather(*(store.checkpoint() for _ in range(4)))
+            await store.put([half()], T0)
+        assert len(list((tmp_path / "log").glob("*.ckpt"))) == 2
         await store.close()
 
     asyncio.run(whole())
