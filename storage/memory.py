@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +30,7 @@ from storage.store import (
     Put,
     PutResult,
     SettleKind,
+    Settlement,
     State,
     StoredMessage,
     Subscription,
@@ -36,6 +39,9 @@ from storage.store import (
     counted,
     dead_letter_topic,
 )
+
+SETTLEMENTS = 100_000
+"""How many are remembered, to tell a message's timeline."""
 
 
 @dataclass(slots=True)
@@ -73,6 +79,8 @@ class MemoryStore:
         self._priorities: dict[str, Priorities] = {}
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
         self._progress: dict[tuple[str, str, int], QueueProgress] = {}
+        self._settlements: deque[tuple[str, int, int, int, Settlement]] = deque(maxlen=SETTLEMENTS)
+        """(topic, queue, first offset, count, what was done)."""
         self._last_token = 0
         self._visible: list[Callable[[set[str]], None]] = []
 
@@ -484,11 +492,24 @@ class MemoryStore:
         self.settle_soon(group, topic, queue, list(runs), kind)
 
     def settle_soon(self, group: str, topic: str, queue: int, runs: list[tuple[int, int]], kind: SettleKind) -> None:
+        now_us = time.time_ns() // 1000
         for first, count in runs:
             self.progress(group, topic, queue).settle(first, count)
+            self._settlements.append((topic, queue, first, count, Settlement(group, kind, now_us)))
 
     def attempted(self, group: str, topic: str, queue: int, offsets: Sequence[tuple[int, int, int]]) -> None:
+        now_us = time.time_ns() // 1000
         self.progress(group, topic, queue).again(offsets)
+        for offset, attempts, *_ in offsets:
+            self._settlements.append((topic, queue, offset, 1, Settlement(group, None, now_us, attempts)))
+
+    async def settlements(self, topic: str, queue: int, offset: int) -> tuple[list[Settlement], bool]:
+        mine = [
+            done
+            for its_topic, its_queue, first, count, done in self._settlements
+            if (its_topic, its_queue) == (topic, queue) and first <= offset < first + count
+        ]
+        return mine, len(self._settlements) < SETTLEMENTS
 
     async def dead_letter(self, group: str, messages: Sequence[tuple[StoredMessage, bytes]], now_us: int) -> None:
         name = dead_letter_topic(group)

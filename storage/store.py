@@ -254,6 +254,19 @@ class SettleKind(enum.IntEnum):
     RESET = 5
 
 
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What a group did with a message."""
+
+    group: str
+    kind: SettleKind | None
+    """None: an attempt failed, and the message is to be delivered again."""
+    at_us: int
+    """When it was recorded, by the server's clock."""
+    attempts: int = 0
+    """Attempts until then, of a failed one."""
+
+
 class BridgeState(msgspec.Struct):
     """How far a bridge has come with a source: durable together with the messages up to there."""
 
@@ -523,6 +536,13 @@ class QueueStore(Protocol):
 
     async def dead_letter(self, group: str, messages: Sequence[tuple[StoredMessage, bytes]], now_us: int) -> None:
         """Move messages to the group's dead-letter topic with a new payload each, atomically."""
+        ...
+
+    async def settlements(self, topic: str, queue: int, offset: int) -> tuple[list[Settlement], bool]:
+        """What groups did with the message at an offset, in order; for administrators, as it may read much.
+
+        False beside it: only a part of what was recorded since could be read.
+        """
         ...
 
     def messages(self, transaction_id: bytes) -> list[StoredMessage]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -97,6 +98,41 @@ def test_the_move_to_the_dead_letters_is_one_step(run: Any) -> None:
         assert b.store.progress("c", "t", 0).floor == 1
         dead = b.store.read(DEAD_LETTER_PREFIX + "c", 0, 0, 10, 100)
         assert [(m.payload, m.transaction_id) for m in dead] == [(b"dead a", first.transaction_id)]
+
+    run(scenario)
+
+
+def test_what_groups_did_with_a_message_is_told(run: Any) -> None:
+    async def scenario(b: Bench) -> None:
+        await commit(b.store, *[half(b"%d" % n) for n in range(40)])
+        for group in ("a", "b", "c", "late"):
+            await b.store.subscribe(Subscription(group, "t"), [0])
+        began = time.time_ns() // 1000
+        assert await b.store.settlements("t", 0, 7) == ([], True)
+        b.store.attempted("b", "t", 0, [(7, 1, 0), (8, 1, 0)])
+        await b.store.settle("a", "t", 0, [(0, 5), (6, 3)], SettleKind.ACK, T0)
+        b.store.attempted("b", "t", 0, [(7, 2, 0)])
+        await b.store.dead_letter("c", [(b.store.read("t", 0, 7, 1, 100)[0], b"dead")], T0)
+        # What lies between, so that the small segments roll, and the index of the first ones is on the disk.
+        await commit(b.store, *[half(bytes(500)) for _ in range(30)])
+        await b.store.settle("b", "t", 0, [(7, 1)], SettleKind.EXPIRED, T0)
+        await b.restart()
+        found, whole = await b.store.settlements("t", 0, 7)
+        assert [(s.group, s.kind, s.attempts) for s in found] == [
+            ("b", None, 1),
+            ("a", SettleKind.ACK, 0),
+            ("b", None, 2),
+            ("c", SettleKind.DEAD_LETTER, 0),
+            ("b", SettleKind.EXPIRED, 0),
+        ]
+        assert whole
+        assert all(began <= s.at_us <= time.time_ns() // 1000 for s in found)
+        assert [s.at_us for s in found] == sorted(s.at_us for s in found)
+        found, whole = await b.store.settlements("t", 0, 8)
+        assert ([(s.group, s.kind, s.attempts) for s in found], whole) == (
+            [("b", None, 1), ("a", SettleKind.ACK, 0)],
+            True,
+        )
 
     run(scenario)
 

@@ -54,6 +54,8 @@ def test_admin_resolves_a_stuck_transaction(server: ServerProcess, unique: str) 
     assert [m["body"] for m in drain(server.url, unique, unique, 1)] == ["stuck"]
     timeline = cli("message", "show", name + ".0", *url)[1]
     assert [e["event"] for e in timeline["timeline"]][:2] == ["half stored", "COMMITTED"]
+    assert (timeline["timeline"][-1]["event"], timeline["timeline"][-1]["group"]) == ("acknowledged", unique)
+    assert timeline["timeline_whole"]
     assert timeline["groups"][0]["state"] == "settled"
 
 

@@ -16,6 +16,7 @@ from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.group import Group
 from notify.server.http import json_pulled
 from notify.wire import instant, microseconds
+from storage.store import SettleKind, Settlement
 
 From = Annotated[datetime | None, Query(alias="from")]
 To = Annotated[datetime | None, Query(alias="to")]
@@ -70,7 +71,11 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/messages/{message_id}")
     async def message(message_id: str) -> dict[str, Any]:
-        """One message's life: half, outcome, its place in the queue, and each group's progress past it."""
+        """One message's life: half, outcome, its place in the queue, and what each group did with it, and when.
+
+        An acknowledgement follows the handler's effect. `timeline_whole` is false where so much was recorded since
+        that not all was read; `notify audit explain` reads everything, the effect's own row included.
+        """
         try:
             transaction_id, number = ids.parse_message_id(message_id)
         except ValueError as error:
@@ -80,14 +85,19 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         mine = [m for m in t.messages if m.message_no == number] if t is not None else []
         if t is None or not mine:
             raise NotFound(f"no message {message_id} is known here")
-        events = [{"at": instant(t.stored_us), "event": "half stored" if t.producer_group else "stored"}]
+        events = [(t.stored_us, {"event": "half stored" if t.producer_group else "stored"})]
         if t.decided_us:
-            events.append({"at": instant(t.decided_us), "event": t.state.name})
+            events.append((t.decided_us, {"event": t.state.name}))
         places = [m for m in store.messages(transaction_id) if m.message_no == number]
         for place in places:
             where = f"{place.topic}/{place.queue}@{place.offset}"
-            events.append({"at": instant(place.committed_us), "event": f"in queue {where}"})
-        groups = []
+            events.append((place.committed_us, {"event": f"in queue {where}"}))
+        groups: list[dict[str, Any]] = []
+        whole = True
+        for place in places:
+            done, is_whole = await store.settlements(place.topic, place.queue, place.offset)
+            whole = whole and is_whole
+            events += [(s.at_us, _settled(s)) for s in done]
         for group in desk.core.delivery.groups.values():
             for place in places:
                 cursor = group.cursors.get((place.topic, place.queue))
@@ -97,9 +107,25 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             "id": ids.message_id(transaction_id, number),
             "transaction": transaction_row(t, desk.core.clock()) | {"messages": []},
             "message": json_pulled(mine[0]),
-            "timeline": events,
+            "timeline": [{"at": instant(at)} | event for at, event in sorted(events, key=lambda e: e[0])],
+            "timeline_whole": whole,
             "groups": groups,
         }
+
+
+_ENDS = {
+    SettleKind.ACK: "acknowledged",
+    SettleKind.FILTERED: "filtered out",
+    SettleKind.DEAD_LETTER: "moved to the dead letters",
+    SettleKind.CORRUPT: "given up: damaged on the disk",
+    SettleKind.EXPIRED: "expired",
+    SettleKind.RESET: "skipped by a reset",
+}
+
+
+def _settled(done: Settlement) -> dict[str, str]:
+    what = f"attempt {done.attempts} failed" if done.kind is None else _ENDS[done.kind]
+    return {"event": what, "group": done.group}
 
 
 def _group_view(group: Group, cursor: Cursor, offset: int) -> dict[str, Any]:

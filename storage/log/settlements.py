@@ -1,0 +1,81 @@
+"""What groups did with one message, and when: read back from the records behind it, which nothing indexes.
+
+Nothing is kept for it, so it costs deliveries nothing; whoever asks waits for a bounded part of the log to be read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from storage.log.disk import Disk
+from storage.log.format import RecordType
+from storage.log.recovery import walk
+from storage.log.segments import Segment
+from storage.log.state import decode, records
+from storage.store import SettleKind, Settlement
+
+MOST_SECONDS = 0.25
+"""How long is read: some 250 MiB of log under load, less where its frames are small."""
+
+
+def find(
+    disk: Disk,
+    segments: list[Segment],
+    place: tuple[int, int, int, int],
+    awaited: dict[str, int],
+) -> tuple[list[Settlement], bool]:
+    """What groups did with the message at `place`: (topic, queue, offset, position in the log where it may begin).
+
+    `awaited`: of each group how many failed attempts there are, -1 for one that has settled it; reading ends when all
+    of these were found. False beside the result: it ended sooner, after MOST_SECONDS or where a segment is gone.
+    Takes no part in the store's state, so it may run in any thread.
+    """
+    topic, queue, offset, start = place
+    found: list[Settlement] = []
+    left = dict(awaited)
+    until = time.monotonic() + MOST_SECONDS
+    for segment in segments:
+        if not left:
+            break
+        if segment.sealed_end and segment.sealed_end <= start:
+            continue
+        for time_us, record in _progress(disk, segment, start, until):
+            what, group, its_topic, its_queue, runs = record
+            if its_topic != topic or its_queue != queue:
+                continue
+            if what == "attempts":
+                tried = [attempts for at, attempts, *_ in runs if at == offset]
+                found += [Settlement(group, None, time_us, attempts) for attempts in tried]
+                if tried and 0 <= left.get(group, -1) <= tried[-1]:
+                    del left[group]
+            elif any(first <= offset < first + count for first, count in runs):
+                found.append(Settlement(group, SettleKind(what), time_us))
+                left.pop(group, None)
+            if not left:
+                break
+    return found, not left
+
+
+def _progress(disk: Disk, segment: Segment, start: int, until: float) -> Iterator[tuple[int, list[Any]]]:
+    """The records of progress in a segment, with the time of each; none where the segment was dropped meanwhile."""
+    try:
+        fd = disk.open(segment.name)
+    except FileNotFoundError:
+        return
+    try:
+        mine = Segment(segment.base, segment.name, fd, segment.created_us)
+        mine.sealed_end = segment.sealed_end
+        for frame in walk(disk, mine, start, not mine.sealed_end, []):
+            if time.monotonic() > until:
+                return
+            for kind, _flags, _entries, data in records(frame.body):
+                if kind == RecordType.PROGRESS:
+                    yield frame.time_us, decode(bytes(data))
+                elif kind == RecordType.DEAD_LETTER:
+                    size = int.from_bytes(data[:4], "little")
+                    for record in decode(bytes(data[4 : 4 + size])):
+                        yield frame.time_us, record
+    finally:
+        disk.close(fd)
