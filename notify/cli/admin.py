@@ -14,6 +14,7 @@ from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, call, show, write
 from notify.limits import MODES
 
 FOLLOW_SECONDS = 0.2
+BEFORE = "latest (all that is there), an instant (RFC 3339), or an offset where the topic has one queue."
 
 
 def register(app: typer.Typer) -> None:
@@ -73,6 +74,20 @@ def _topics(app: typer.Typer) -> None:
         """Delete a topic with its messages and subscriptions."""
         show(call(url, "DELETE", "topics", name, body=write(reason, dry_run)), as_json)
 
+    @group.command("purge")
+    def purge_topic(
+        name: str,
+        before: str = typer.Option(..., help=BEFORE),
+        force: bool = typer.Option(False, "--force", help="Although a group still has to get some of them."),
+        reason: str = REASON,
+        dry_run: bool = DRY_RUN,
+        url: str = URL,
+        as_json: bool = AS_JSON,
+    ) -> None:
+        """Let go of a topic's messages up to a point."""
+        body = write(reason, dry_run, before=_place(before), force=force)
+        show(call(url, "POST", "topics", name, "purge", body=body), as_json)
+
 
 def _groups(app: typer.Typer) -> None:
     group = typer.Typer(help="Consumer groups.", no_args_is_help=True)
@@ -99,8 +114,7 @@ def _groups(app: typer.Typer) -> None:
         as_json: bool = AS_JSON,
     ) -> None:
         """Move a group's position; what is leased there becomes stale."""
-        target: str | int = int(to) if to.isdigit() else to
-        body = write(reason, dry_run, topic=topic, to=target)
+        body = write(reason, dry_run, topic=topic, to=_place(to))
         show(call(url, "POST", "groups", name, "reset", body=body), as_json)
 
     @group.command()
@@ -234,6 +248,19 @@ def _dead_letters(app: typer.Typer) -> None:
         """A group's dead letters, with why they are there."""
         show(call(url, "GET", "groups", group_name, "dead-letters", query=f"?max={max}"), as_json, "messages")
 
+    @group.command("purge")
+    def purge_dead(
+        group_name: str = typer.Argument(..., metavar="GROUP"),
+        before: str = typer.Option(..., help=BEFORE),
+        reason: str = REASON,
+        dry_run: bool = DRY_RUN,
+        url: str = URL,
+        as_json: bool = AS_JSON,
+    ) -> None:
+        """Let go of a group's dead letters that died before a point, redriven or not."""
+        body = write(reason, dry_run, before=_place(before))
+        show(call(url, "POST", "groups", group_name, "dead-letters", "purge", body=body), as_json)
+
     @group.command()
     def redrive(
         group_name: str = typer.Argument(..., metavar="GROUP"),
@@ -281,6 +308,18 @@ def _jobs(app: typer.Typer) -> None:
     ) -> None:
         """A job's progress, and what became of its items."""
         show(call(url, "GET", "jobs", str(number), query=f"?offset={offset}&max={max}"), as_json)
+
+    @group.command("cancel")
+    def cancel_job(
+        number: int, reason: str = REASON, dry_run: bool = DRY_RUN, url: str = URL, as_json: bool = AS_JSON
+    ) -> None:
+        """Stop a job for good; what it has done stays done."""
+        show(call(url, "POST", "jobs", str(number), "cancel", body=write(reason, dry_run)), as_json)
+
+
+def _place(text: str) -> str | int:
+    """An offset as a number; anything else as it is."""
+    return int(text) if text.isdigit() else text
 
 
 def _followed(url: str, number: int, as_json: bool) -> dict[str, Any]:

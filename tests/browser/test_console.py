@@ -13,6 +13,7 @@ import pytest
 
 from notify import ids
 from notify.bench.server import ServerProcess
+from notify.server.admin.database import AdminDatabase
 from notify.server.console.writes import CHANGES
 from tests.integration.test_access import Guarded, ask
 from tests.integration.test_settings import three_servers, until_all
@@ -68,6 +69,14 @@ class Shop:
         found = self.call("GET", "/v1/admin/groups/points/dead-letters")["messages"]
         return [m["id"] for m in found if not m["redriven"]]
 
+    def unended_job(self) -> int:
+        """A job that runs, as far as the server knows, and does not end by itself."""
+        database = AdminDatabase(str(self.server.data_dir))
+        try:
+            return database.add_job("redrive", "points", {"from": 0, "until": 0}, 0, 0)
+        finally:
+            database.close()
+
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
@@ -106,7 +115,8 @@ def test_what_is_there_is_shown(shop: Shop, window: Any) -> None:
     w.go(f"/messages/{shop.message}")
     text = w.text()
     assert "<script>alert(1)</script>" in text  # as text
-    assert "in queue order.placed/0@0" in text and "points" in text
+    for event in ("in queue order.placed/0@0", "points moved to the dead letters", "mail acknowledged"):
+        assert event in text
     w.go(f"/transactions/{shop.transactions[0]}")
     assert "offline" in w.text() and "nobody can be asked" in w.text()
     w.go("/groups/points/dead-letters?contains=customer")
@@ -201,6 +211,17 @@ def test_every_write_is_previewed_done_and_recorded(shop: Shop, window: Any) -> 
     w.page.click("a:has-text('Go on')")
     w.page.wait_for_selector("dd.good:has-text('done')", timeout=9000)
     assert shop.dead() == []
+    shop.kill(1)
+    do("dead-letters.purge", "?group=points", before="latest")
+    assert shop.dead() == []
+    assert "missed" in do("topic.purge", "?topic=new.topic", before="latest")
+    job = shop.unended_job()
+    w.go(f"/jobs/{job}")
+    w.page.click("a:has-text('Stop it')")
+    assert f"job={job}" in w.page.url
+    do("job.cancel", f"?job={job}")
+    w.page.click("a:has-text('Go on')")
+    assert "cancelled" in w.text()
     do("messages.redeliver", "?group=mail", ids=shop.message)
     do("limits.put", topics="order.placed=1000\norder.paid=50.5")
     assert shop.call("GET", "/v1/admin/limits")["topics"] == {"order.placed": 1000.0, "order.paid": 50.5}

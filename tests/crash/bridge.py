@@ -31,6 +31,7 @@ from notify.bench.server import ServerProcess
 from notify.bench.verify import pulled
 from notify.client.http import HttpClient
 from notify.client.table import create_tables
+from notify.errors import NotFound
 from tests.integration.databases import MariaDbServer
 
 TOPIC = "bridged"
@@ -205,6 +206,8 @@ async def in_log(url: str) -> dict[str, list[int]]:
             assert m.key == body["key"]
             found.setdefault(body["key"], []).append(body["n"])
         return found
+    except NotFound:
+        return {}  # on a slow machine every bridge was killed before its first message made the topic
     finally:
         http.close()
 

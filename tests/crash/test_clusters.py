@@ -33,7 +33,7 @@ def test_servers_are_killed_and_nobody_notices(database: str, database_urls: dic
         url = stack.enter_context(empty_database(database, database_urls, directory))
         made = cluster.Cluster(url, directory, stack)
         result = asyncio.run(cluster.run(made, seconds=10, every=2, callers=32, seed=5))
-    assert result["kills"] >= 2 and result["acknowledged"] > 1000, result
+    assert result["kills"] >= 1 and result["acknowledged"] > 1000, result
     assert cluster.verdict(result) == [], result
 
 

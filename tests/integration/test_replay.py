@@ -202,6 +202,33 @@ def test_all_dead_letters_as_a_job_that_survives_a_kill(unique: str, tmp_path: P
         server.stop()
 
 
+def test_a_cancelled_job_stops_for_good(unique: str, tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "data").start()
+    try:
+        subscribe(server, unique, unique, "shared")
+        caller = Caller(server, unique, "i")
+        publish(server, unique, [str(n) for n in range(4000)])
+        die(caller, unique, 4000, "boom")
+        job = redrive(server, unique, all=True)["job"]
+        path = f"jobs/{job}/cancel"
+        assert call(server.url, "POST", path, {"dry_run": True})["result"]["state"] == "running"
+        ended = call(server.url, "POST", path, {"reason": "the wrong group"})["result"]
+        assert (ended["state"], ended["done"] % 500, ended["done"] < 4000) == ("cancelled", 0, True)
+        assert "the wrong group" in ended["detail"] and ended["ended_at"] and ended["progress"] < 1
+        assert refusal(server.url, "POST", path) == (409, "conflict")
+        assert refusal(server.url, "POST", "jobs/999/cancel") == (404, "not_found")
+        server.stop()
+        server.start()  # nor does it go on at the next start
+        caller = Caller(server, unique, "i")
+        got: list[str] = []
+        while batch := caller.receive(unique, wait=1, max=2000):
+            caller.settle(batch)
+            got += bodies(batch)
+        assert len(got) == ended["done"] == call(server.url, "GET", f"jobs/{job}")["done"]
+    finally:
+        server.stop()
+
+
 def test_what_cannot_be_redriven_says_why(server: ServerProcess, unique: str) -> None:
     subscribe(server, unique, unique, "shared")
     publish(server, unique, ["a"])

@@ -107,7 +107,7 @@ def check_admin(request: Request) -> None:
         # Whoever follows a topic has it kept: that takes a right to both.
         for name in {asked["name"], asked.get("topic", asked["name"])}:
             principal.check("admin", name)
-    elif path.startswith("/v1/admin/transactions/"):
-        principal.check_some("admin")  # the route knows the producer group once it has the transaction
+    elif path.startswith(("/v1/admin/transactions/", "/v1/admin/jobs/")):
+        principal.check_some("admin")  # the route knows the producer group once it has the transaction, or the job
     else:
         principal.check("admin")

@@ -20,6 +20,7 @@ from notify.server.admin import (
     limits,
     messages,
     overview,
+    purge,
     repairs,
     settings,
     topics,
@@ -39,12 +40,13 @@ def router(app: App) -> APIRouter:
     app.jobs = Jobs(desk)
     topics.add_routes(routes, desk)
     dead_letters.add_routes(routes, desk, app.jobs)
-    repairs.add_routes(routes, desk)  # before those with an {action}
+    purge.add_routes(routes, desk)  # before those with an {action}
+    repairs.add_routes(routes, desk)
     groups.add_routes(routes, desk)
     transactions.add_routes(routes, desk)
     messages.add_routes(routes, desk)
     limits.add_routes(routes, desk)
-    jobs.add_routes(routes, desk)
+    jobs.add_routes(routes, desk, app.jobs)
     bridges.add_routes(routes, desk)
     settings.add_routes(routes, desk)
     backups.add_routes(routes, desk)

@@ -94,11 +94,12 @@ class AdminDatabase:
                 .values(done=job.c.done + len(items), failed=job.c.failed + failed, position=position)
             )
 
-    def end_job(self, number: int, state: str, detail: str, now_us: int) -> None:
+    def end_job(self, number: int, state: str, detail: str, now_us: int) -> bool:
+        """False: it has ended already."""
+        running = (job.c.id == number) & (job.c.state == "running")
         with self.engine.begin() as connection:
-            connection.execute(
-                job.update().where(job.c.id == number).values(state=state, detail=detail, ended_us=now_us)
-            )
+            ended = connection.execute(job.update().where(running).values(state=state, detail=detail, ended_us=now_us))
+        return ended.rowcount == 1
 
     def job_items(self, number: int, first: int, limit: int) -> list[dict[str, Any]]:
         """What became of a job's items, by number."""

@@ -9,10 +9,10 @@ from typing import Any
 import structlog
 from fastapi import APIRouter
 
-from notify.errors import NotFound
+from notify.errors import Conflict, NotFound
 from notify.limits import check_between
 from notify.server.admin.redrive import DeadLetters, Wanted
-from notify.server.admin.writes import Desk
+from notify.server.admin.writes import Asker, Desk, Who, Write
 from notify.wire import instant
 
 log = structlog.get_logger("notify.server")
@@ -26,6 +26,7 @@ class Jobs:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._running: dict[int, asyncio.Task[None]] = {}
+        self._cancelled: set[int] = set()
 
     async def start(self, what: str, target: str, spec: dict[str, Any], total: int) -> int:
         """Begin a job; its number."""
@@ -51,6 +52,17 @@ class Jobs:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
+    async def cancel(self, number: int, why: str) -> None:
+        """Stop a job for good, after the batch that it is at. Raises Conflict where it ended before that."""
+        database = self._desk.database
+        task = self._running.get(number)
+        if task is not None:
+            self._cancelled.add(number)
+            await asyncio.wait([task])
+            self._cancelled.discard(number)
+        if not await asyncio.to_thread(database.end_job, number, "cancelled", why[:500], self._desk.core.clock()):
+            raise Conflict(f"job {number} has ended already")
+
     async def _redrive(self, number: int) -> None:
         """Send a group's dead letters of [from, until) that match again. Repeating a batch sends none twice."""
         database, core = self._desk.database, self._desk.core
@@ -61,6 +73,8 @@ class Jobs:
         position, done = job["position"], job["done"]
         try:
             while position < spec["until"]:
+                if number in self._cancelled:
+                    return
                 batch = [m for m in letters.read(position, BATCH) if m.offset < spec["until"]]
                 if not batch:
                     break
@@ -74,7 +88,7 @@ class Jobs:
             await asyncio.to_thread(database.end_job, number, "failed", str(error)[:500], core.clock())
 
 
-def add_routes(routes: APIRouter, desk: Desk) -> None:
+def add_routes(routes: APIRouter, desk: Desk, jobs: Jobs) -> None:
     """The routes under `jobs`."""
 
     def shown(job: dict[str, Any]) -> dict[str, Any]:
@@ -95,8 +109,15 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             "detail": job["detail"],
         }
 
+    async def found(number: int) -> dict[str, Any]:
+        check_between("id", number, 0, 1 << 62)
+        job = await asyncio.to_thread(desk.database.job, number)
+        if job is None:
+            raise NotFound(f"there is no job {number}")
+        return job
+
     @routes.get("/jobs")
-    async def jobs(max: int = 100) -> dict[str, Any]:
+    async def newest(max: int = 100) -> dict[str, Any]:
         """The newest jobs."""
         check_between("max", max, 1, 10_000)
         return {"jobs": [shown(job) for job in await asyncio.to_thread(desk.database.jobs, max)]}
@@ -104,10 +125,21 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/jobs/{number}")
     async def job(number: int, offset: int = 0, max: int = 100) -> dict[str, Any]:
         """A job's progress, and what became of its items from number `offset` on."""
-        check_between("id", number, 0, 1 << 62)
         check_between("max", max, 1, 10_000)
         check_between("offset", offset, 0, 1 << 62)
-        found = await asyncio.to_thread(desk.database.job, number)
-        if found is None:
-            raise NotFound(f"there is no job {number}")
-        return shown(found) | {"items": await asyncio.to_thread(desk.database.job_items, number, offset, max)}
+        job = await found(number)
+        return shown(job) | {"items": await asyncio.to_thread(desk.database.job_items, number, offset, max)}
+
+    @routes.post("/jobs/{number}/cancel")
+    async def cancel(number: int, write: Write, who: Who, asker: Asker) -> dict[str, Any]:
+        """Stop a job for good. What it has done stays done; it is not undone."""
+        job = await found(number)
+        asker.check("admin", job["target"])
+        if job["state"] != "running":
+            raise Conflict(f"job {number} has ended already: {job['state']}")
+
+        async def do() -> Any:
+            await jobs.cancel(number, f"by {who}: {write.reason}" if who else write.reason)
+            return shown(await found(number))
+
+        return await desk.carry_out(write, who, "job.cancel", str(number), do, shown(job))

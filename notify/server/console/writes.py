@@ -82,6 +82,7 @@ _DEAD = (
     Input("contains", "Reason contains"),
     Input("filter", "Filter", help="CEL over headers, key, tag and topic."),
 )
+_BEFORE = Input("before", "Before", required=True, help="An instant (RFC 3339), or latest for all that is there.")
 _SUBSCRIPTION = (
     Input("mode", "Mode", "choice", MODES),
     Input("start", "Start of a new one", help="earliest, latest, an offset or an instant."),
@@ -123,6 +124,11 @@ CHANGES: dict[str, Change] = {
         "Delete a topic", "DELETE", "topics/{topic}", back="/topics",
         warning="Its messages and subscriptions go with it, delivered or not.",
     ),
+    "topic.purge": Change(
+        "Let go of a topic's messages", "POST", "topics/{topic}/purge", back="/topics/{topic}",
+        inputs=(_BEFORE, Input("force", "Although groups still have to get some of them", "check")),
+        warning="They are not delivered any more, nor to be had again. The preview says which groups miss how many.",
+    ),
     "subscription.put": Change(
         "Subscribe a group, or change how", "PUT", "groups/{group}/subscriptions/{topic}", inputs=_SUBSCRIPTION,
         back="/groups/{group}",
@@ -160,6 +166,15 @@ CHANGES: dict[str, Change] = {
         "Send all dead letters again that match", "POST", "groups/{group}/dead-letters/redrive", inputs=_DEAD,
         at="wanted", fixed={"all": True}, back="/jobs",
         warning="This runs as a job. What was sent again already is left out.",
+    ),
+    "dead-letters.purge": Change(
+        "Let go of dead letters", "POST", "groups/{group}/dead-letters/purge",
+        inputs=(_BEFORE,), back="/groups/{group}/dead-letters",
+        warning="They cannot be sent again afterwards, whether they were before or not.",
+    ),
+    "job.cancel": Change(
+        "Stop a job for good", "POST", "jobs/{job}/cancel", back="/jobs/{job}",
+        warning="What it has done stays done.",
     ),
     "messages.redeliver": Change(
         "Send messages to a group again", "POST", "groups/{group}/redeliver",

@@ -1,0 +1,86 @@
+"""Admin routes that let go of messages: of a topic's, or of a group's dead letters, up to a point.
+
+One step, however many there are: the queues begin later, and retention drops the segments when nothing else needs
+them. So it is no job.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import Field, StrictInt
+
+from notify.errors import Conflict, NotFound
+from notify.server.admin.writes import Desk, Who, Write
+from notify.server.core import Core
+from storage.store import Topic, dead_letter_topic
+
+
+class Purge(Write):
+    before: str | StrictInt = Field(
+        description="latest (all that is there), an instant, or an offset where the topic has one queue",
+        examples=["2026-01-31T12:00:00Z"],
+    )
+
+
+class PurgeTopic(Purge):
+    force: bool = Field(False, description="although a group still has to get some of them")
+
+
+def _preview(core: Core, topic: Topic, before: str | int) -> dict[str, Any]:
+    """What would be gone: of each queue from where to where, and how many messages each group would never get."""
+    rows = []
+    missed: dict[str, int] = {}
+    subscriptions = [s for s, _ in core.delivery.subscriptions_of(topic.name) if s.mode != "broadcast"]
+    for queue in range(topic.queues):
+        start = core.queues.bounds(topic.name, queue)[0]
+        to = max(start, core.delivery.resolve(topic.name, queue, before))
+        rows.append({"queue": queue, "from": start, "to": to, "dropped": to - start})
+        for s in subscriptions:
+            progress = core.queues.progress(s.group, topic.name, queue)
+            floor = max(start, progress.floor)
+            waiting = max(0, to - floor) - sum(1 for offset in progress.settled if floor <= offset < to)
+            if waiting:
+                missed[s.group] = missed.get(s.group, 0) + waiting
+    return {"queues": rows, "missed": missed}
+
+
+def add_routes(routes: APIRouter, desk: Desk) -> None:
+    """The routes `topics/{name}/purge` and `groups/{name}/dead-letters/purge`."""
+
+    def found(name: str) -> Topic:
+        topic = desk.core.queues.topic(name)
+        if topic is None:
+            raise NotFound(f"there is no topic {name[:100]!r}")
+        return topic
+
+    async def drop(topic: Topic, preview: dict[str, Any]) -> dict[str, Any]:
+        for row in preview["queues"]:
+            desk.core.queues.trim(topic.name, row["queue"], row["to"])
+        await desk.core.queues.sync()
+        return preview
+
+    @routes.post("/topics/{name}/purge")
+    async def purge(name: str, write: PurgeTopic, who: Who) -> dict[str, Any]:
+        """Let go of a topic's messages up to a point. What groups still have to get is only dropped with `force`.
+
+        Transactions in doubt and delayed messages are in no queue yet: they stay.
+        """
+        topic = found(name)
+        preview = _preview(desk.core, topic, write.before)
+        if preview["missed"] and not write.force and not write.dry_run:
+            groups = ", ".join(f"{group} {count}" for group, count in sorted(preview["missed"].items())[:10])
+            refused = Conflict(
+                f"groups have not settled all of them: {groups}; let them catch up, reset them, or purge with force"
+            )
+            refused.code = "not_settled"
+            raise refused
+        return await desk.carry_out(write, who, "topic.purge", name, lambda: drop(topic, preview), preview)
+
+    @routes.post("/groups/{name}/dead-letters/purge")
+    async def purge_dead_letters(name: str, write: Purge, who: Who) -> dict[str, Any]:
+        """Let go of a group's dead letters that died before a point, redriven or not."""
+        topic = found(dead_letter_topic(name))
+        preview = _preview(desk.core, topic, write.before)
+        return await desk.carry_out(write, who, "dead_letter.purge", name, lambda: drop(topic, preview), preview)
