@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -34,12 +36,13 @@ def register(app: typer.Typer) -> None:
         days: float = typer.Option(90.0, min=0.001, max=3650, help="Until it expires."),
         requests: float = typer.Option(0.0, min=0, help="Requests a second; 0: as the settings say."),
         polls: int = typer.Option(0, min=0, help="Polls that may wait at once; 0: as the settings say."),
+        out: Path | None = typer.Option(None, help="Leave the token in this new file, and do not print it."),
         reason: str = REASON,
         dry_run: bool = DRY_RUN,
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
-        """Let someone in. The token is printed once, and cannot be shown again."""
+        """Let someone in. The token is printed once, or left in a file, and cannot be shown again."""
         if certificate is not None and subject is not None:
             raise typer.BadParameter("give --certificate or --subject, not both")
         fields: dict[str, Any] = {"name": name, "rights": right, "expires_in": days * 86_400}
@@ -48,7 +51,13 @@ def register(app: typer.Typer) -> None:
             fields |= {"kind": "certificate", "subject": certificate}
         elif subject is not None:
             fields |= {"kind": "subject", "subject": subject}
-        show(call(url, "POST", "credentials", body=write(reason, dry_run, **fields)), as_json)
+        if out is not None and out.exists():
+            raise typer.BadParameter(f"{out} is there already: remove it, or name another file")
+        answer = call(url, "POST", "credentials", body=write(reason, dry_run, **fields))
+        if out is not None and "token" in answer:
+            with open(out, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                file.write(answer.pop("token") + "\n")
+        show(answer, as_json)
 
     @group.command()
     def revoke(id: str, reason: str = REASON, dry_run: bool = DRY_RUN, url: str = URL, as_json: bool = AS_JSON) -> None:

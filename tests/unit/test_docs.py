@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -90,10 +91,13 @@ def test_the_compose_file_starts_what_exists() -> None:
         if service.get("image") != "notify:local":
             continue
         words = service["command"]
+        if "entrypoint" in service:
+            words = shlex.split(words[0].partition("notify ")[2])
         found: Any = command
-        while words and not words[0].startswith("--"):
+        while words and words[0] in getattr(found, "commands", {}):
             found = found.commands[words[0]]
             words = words[1:]
+        assert found is not command, name
         options = {option for parameter in found.params for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= options, name
     assert "--binlog-row-metadata=FULL" in services["mysql"]["command"]

@@ -1,0 +1,151 @@
+"""The services of docker-compose.yml as processes on MariaDB, since no Docker engine is asked for.
+
+Their commands, environments, order and health checks are the file's; ports, directories and the database are ours.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from sqlalchemy.orm import Session
+
+from notify.client import Message, TransactionProducer
+from notify.client.table import create_tables
+from tests.conftest import empty_database, make_engine
+from tests.integration.databases import free_port
+from tests.integration.shop import eventually
+from tests.integration.test_access import ask
+
+ROOT = Path(__file__).parents[2]
+STORAGE = "mysql+pymysql://notify:notify@127.0.0.1:3306/notify"
+
+
+class Composition:
+    """What `docker compose up` starts, but for MySQL and Kafka."""
+
+    def __init__(self, database: str, directory: Path) -> None:
+        self._services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+        self._database = database
+        self.data = directory / "data"
+        self.data.mkdir()
+        self._ports = {str(port): str(free_port()) for port in range(7400, 7404)}
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._ended: set[str] = set()
+        self._logs = directory
+
+    def port(self, port: int) -> str:
+        return self._ports[str(port)]
+
+    def _here(self, text: str) -> str:
+        """A word of the file as it is in this place."""
+        text = text.replace(STORAGE, self._database).replace("0.0.0.0", "127.0.0.1")
+        text = re.sub(r"/data\b", str(self.data), text)
+        return re.sub(r"\b740[0-3]\b", lambda m: self._ports[m[0]], text)
+
+    def _command(self, service: dict[str, Any]) -> list[str]:
+        words = [self._here(word) for word in service["command"]]
+        notify = [sys.executable, "-m", "notify.cli.main"]
+        if "entrypoint" in service:  # a shell's words
+            script = words[0].replace("notify token", shlex.join(notify) + " token")
+            return [*service["entrypoint"], script]
+        return notify + words
+
+    def up(self, name: str) -> None:
+        """Start a service once what it depends on is as the file asks."""
+        if name in self._running or name in self._ended or name == "mysql":
+            return
+        service = self._services[name]
+        for other in service["depends_on"]:
+            self.up(other)
+        environment = {key: self._here(value) for key, value in service["environment"].items()}
+        with open(self._logs / f"{name}.log", "wb") as log:
+            process = subprocess.Popen(
+                self._command(service), env=os.environ | environment, stdout=log, stderr=subprocess.STDOUT
+            )
+        if service.get("restart") == "no":
+            assert process.wait(60) == 0, self.log(name)
+            self._ended.add(name)
+            return
+        self._running[name] = process
+        if "healthcheck" in service:
+            self._wait_until_healthy(name, service["healthcheck"]["test"])
+
+    def _wait_until_healthy(self, name: str, test: list[str]) -> None:
+        assert test[:2] == ["CMD", "python"]
+        command = [sys.executable, *(self._here(word) for word in test[2:])]
+        until = time.monotonic() + 60
+        while subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode:
+            assert time.monotonic() < until and self._running[name].poll() is None, self.log(name)
+            time.sleep(0.2)
+
+    def is_ready(self, url: str) -> bool:
+        try:
+            return ask(url, "GET", "/readyz")[0] == 200
+        except OSError:
+            return False
+
+    def log(self, name: str) -> str:
+        return (self._logs / f"{name}.log").read_text()[-3000:]
+
+    def down(self) -> None:
+        for process in self._running.values():
+            process.terminate()
+        for process in self._running.values():
+            process.wait(30)
+
+
+@pytest.fixture
+def composed(database_urls: dict[str, str], tmp_path: Path) -> Iterator[Composition]:
+    with ExitStack() as stack:
+        url = stack.enter_context(empty_database("mariadb", database_urls, tmp_path))
+        made = Composition(url, tmp_path)
+        stack.callback(made.down)
+        for name in ("server-1", "server-2", "server-3", "bridge"):
+            made.up(name)
+        yield made
+
+
+def test_what_the_compose_file_starts(composed: Composition, tmp_path: Path, unique: str) -> None:
+    queue, server = (f"http://127.0.0.1:{composed.port(port)}" for port in (7400, 7401))
+    admin = (composed.data / "queue" / "admin.token").read_text().strip()
+    assert not list(composed.data.glob("server-*/admin.token")), "one first token, for all"
+    assert (composed.data / "bridge.token").stat().st_mode & 0o077 == 0
+    # Nobody gets in without a token; with the first one, the console of each answers.
+    for url in (queue, server):
+        eventually(lambda url=url: composed.is_ready(url), 60)
+        assert ask(url, "GET", "/v1/admin/overview")[0] == 401
+        eventually(lambda url=url: ask(url, "GET", "/v1/admin/overview", token=admin)[0] == 200)
+        page = urllib.request.Request(url + "/", headers={"authorization": f"Bearer {admin}"})
+        assert b"Overview" in urllib.request.urlopen(page, timeout=10).read()
+    # A service of its own, let in as the file's first lines say.
+    rights = ["publish:*", "check:*", "consume:*"]
+    body = {"name": "shop", "rights": rights, "reason": "the shop"}
+    token = ask(queue, "POST", "/v1/admin/credentials", body, admin)[1]["token"]
+    shop = make_engine(f"sqlite:///{tmp_path}/shop.db")
+    create_tables(shop)
+    eventually(lambda: ask(server, "GET", "/v1/members", token=token)[0] == 200)
+    subscription = f"/v1/admin/groups/{unique}/subscriptions/{unique}"
+    assert ask(queue, "PUT", f"/v1/admin/topics/{unique}", {"reason": "r"}, admin)[0] == 200
+    assert ask(queue, "PUT", subscription, {"reason": "r"}, admin)[0] == 200
+    with TransactionProducer(server, group=unique, engine=shop, token=token) as producer:
+        with Session(shop) as session, producer.transaction(session) as transaction:
+            transaction.send(Message(unique, "through the bridge"))
+        members = ask(server, "GET", "/v1/members", token=token)[1]["members"]
+        assert {m["url"] for m in members if m["kind"] == "server"} == {
+            f"http://127.0.0.1:{composed.port(port)}" for port in range(7400, 7404)
+        }
+    asked = {"instance": "i", "topics": [unique], "wait": 20}
+    status, answer = ask(queue, "POST", f"/v1/groups/{unique}/receive", asked, token)
+    assert (status, [m["body"] for m in answer["messages"]]) == (200, ["through the bridge"]), composed.log("bridge")
