@@ -103,6 +103,49 @@ def test_the_compose_file_starts_what_exists() -> None:
     assert "--binlog-row-metadata=FULL" in services["mysql"]["command"]
 
 
+def _documented_commands() -> list[tuple[str, list[str]]]:
+    """(page, words) of every `notify …` and `make …` in the README's and the docs' blocks and code spans."""
+    found = []
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        text = page.read_text()
+        blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.M | re.S)
+        lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+        lines += re.findall(r"`((?:notify|make) [^`\n]+)`", text)
+        for line in lines:
+            command = re.match(r"\$? ?(?:[A-Z_]+=\S+ )*((?:notify|make) .+)", line.strip())
+            if command is not None:
+                words = re.split(r" (?:#|&&|\||>|&$)", command[1].replace("…", ""))[0]
+                found.append((page.name, shlex.split(words)))
+    return found
+
+
+def test_documented_commands_exist() -> None:
+    """Each command, subcommand and flag that a reader may copy. Placeholders in capitals stand for arguments."""
+    commands.registered()
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    found = _documented_commands()
+    assert len(found) > 100
+    wrong = []
+    for page, words in found:
+        if words[0] == "make":
+            if words[1] not in targets:
+                wrong.append((page, words))
+            continue
+        command: Any = typer.main.get_command(cli.app)
+        rest = words[1:]
+        while rest and rest[0] in getattr(command, "commands", {}):
+            command = command.commands[rest[0]]
+            rest = rest[1:]
+        if hasattr(command, "commands") and rest and not rest[0].startswith("-"):
+            wrong.append((page, words))
+            continue
+        options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        given = {word.partition("=")[0] for word in rest if word.startswith("--")}
+        if not given <= options:
+            wrong.append((page, [*words, f"has no {given - options}"]))
+    assert wrong == []
+
+
 def test_flag_before_environment_before_file(tmp_path: Path) -> None:
     file = tmp_path / "notify.toml"
     file.write_text('port = 1\nshard = "file"\nhost = "::1"\n')
