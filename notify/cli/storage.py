@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import typer
 
@@ -11,6 +12,8 @@ from notify.cli.api import AS_JSON
 STORAGE = typer.Option(
     ..., "--storage", envvar="NOTIFY_STORAGE", help="SQLAlchemy URL of the database. [env: NOTIFY_STORAGE]"
 )
+
+FOLLOW_SECONDS = 0.2
 
 app = typer.Typer(help="The server's tables in a database.", no_args_is_help=True)
 
@@ -36,21 +39,42 @@ def upgrade(
 
 
 @app.command("key-map")
-def key_map(
+def change_key_map(
     storage: str = STORAGE,
     shards: str | None = typer.Option(None, help="Make a new version: shard names in order, separated by commas."),
+    wait: float = typer.Option(60.0, min=0, help="Seconds to follow a change that is under way."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Show which shards keys map to, or change it: servers follow within seconds."""
-    from storage.sql import registry
+    """Show which shards keys map to, or change it while servers run; a change is followed until it is through.
+
+    Keys that move are refused meanwhile (producers try again): some seconds, or while bridges and relays are behind.
+    """
+    from storage.sql import key_map
     from storage.sql.dialects import open_engine
 
-    with open_engine(storage).begin() as connection:
+    engine = open_engine(storage)
+    with engine.begin() as connection:
         if shards is not None:
-            registry.set_key_map(connection, [name.strip() for name in shards.split(",") if name.strip()])
-        version, found = registry.key_map(connection)
-    shown = {"version": version, "shards": list(found)}
-    typer.echo(json.dumps(shown) if as_json else f"version {version}: {', '.join(found) or 'the shards by name'}")
+            key_map.change(connection, [name.strip() for name in shards.split(",") if name.strip()])
+        found = key_map.newest(connection)
+    said = ""
+    until = time.monotonic() + wait
+    while found.previous and time.monotonic() < until:
+        if found.waits_for != said:
+            said = found.waits_for
+            typer.echo(f"version {found.version} waits for {said}", err=True)
+        time.sleep(FOLLOW_SECONDS)
+        with engine.connect() as connection:
+            found = key_map.newest(connection)
+    engine.dispose()
+    shown = {"version": found.version, "shards": list(found.shards), "waits_for": found.waits_for}
+    if as_json:
+        typer.echo(json.dumps(shown))
+    else:
+        state = f" (waits for {found.waits_for})" if found.previous else ""
+        typer.echo(f"version {found.version}: {', '.join(found.shards) or 'the shards by name'}{state}")
+    if found.previous and shards is not None:
+        raise typer.Exit(1)
 
 
 @app.command()

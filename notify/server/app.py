@@ -138,7 +138,7 @@ class App:
         shards = tuple(store.shards()) or (self.settings.shard,)
         membership = Membership(engine, Member(name, "server", self.url, roles, shards, self.settings.room))
         if isinstance(store, SqlShards):
-            membership.on_key_map = store.set_key_map
+            membership.shards = store
         return membership
 
     def _consumers(self) -> list[Member]:

@@ -6,15 +6,19 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import sqlalchemy as sa
 import structlog
-from sqlalchemy.engine import Engine
+from sqlalchemy.engine import Connection, Engine
 
 from notify.server.clock import wall_clock
-from storage.sql import registry
+from storage.sql import key_map, registry
 from storage.sql.registry import Member
 from storage.sql.rows import microseconds_of
+
+if TYPE_CHECKING:
+    from storage.sql.shards import SqlShards
 
 log = structlog.get_logger("notify.server")
 
@@ -41,9 +45,10 @@ class Membership:
         self.consumers: Callable[[], Sequence[Member]] = lambda: ()
         """The consumers that ask this server for messages."""
         self._beats = 0
-        self.on_key_map: Callable[[Sequence[str]], None] | None = None
-        """Called with the shards of the newest key map; from a thread."""
+        self.shards: SqlShards | None = None
+        """What follows the key map, and whose changes of it are carried on here."""
         self._task: asyncio.Task[None] | None = None
+        self._changing: asyncio.Task[None] | None = None
 
     def clock(self) -> int:
         """The database's clock, as nearly as is known: servers need not agree on their own."""
@@ -63,6 +68,10 @@ class Membership:
                 await asyncio.to_thread(self._beat, consumers)
             except Exception as error:
                 log.warning("heartbeat_failed", reason=str(error)[:300])
+            # Beside the heartbeats: a shard that does not answer must not make this server look gone.
+            shards = self.shards
+            if shards is not None and shards.key_map.previous and (self._changing is None or self._changing.done()):
+                self._changing = asyncio.get_running_loop().create_task(asyncio.to_thread(self._change_key_map, shards))
 
     def _beat(self, consumers: Sequence[Member] = ()) -> None:
         counted = (time.monotonic(), self.count())
@@ -78,12 +87,26 @@ class Membership:
             if self._beats % FORGET_EVERY == 0:
                 registry.forget_the_long_gone(connection)
             found = registry.members(connection)
-            version, shards = registry.key_map(connection)
-        if version and self.on_key_map is not None:
-            self.on_key_map(shards)
+            if self.shards is not None:
+                self._follow_key_map(connection, self.shards)
         if _servers(found) != _servers(self.members):
             self.version += 1
         self.members = found
+
+    def _follow_key_map(self, connection: Connection, shards: SqlShards) -> None:
+        newest = key_map.newest(connection)
+        if not newest.version:
+            key_map.make_first(connection, shards.key_map.shards)
+            newest = key_map.newest(connection)
+        self.me.detail[key_map.FOLLOWS] = shards.follow(newest)
+
+    def _change_key_map(self, shards: SqlShards) -> None:
+        """Take the next step of a change of the key map if it is due."""
+        try:
+            with self.engine.begin() as connection:
+                key_map.advance(connection, shards.key_map, shards.engines)
+        except (sa.exc.SQLAlchemyError, OSError) as error:
+            log.warning("key_map_waits", version=shards.key_map.version, reason=str(error)[:300])
 
     def _compare_clocks(self, database_us: int, mine_us: int) -> None:
         offset = database_us - mine_us

@@ -6,7 +6,6 @@ Times are the database's clock, so that members need not agree on theirs.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -16,7 +15,7 @@ from sqlalchemy.engine import Connection
 
 from notify.databases import INSTANT, database_now
 from storage.sql.rows import microseconds_of
-from storage.sql.tables import server_key_map, server_member
+from storage.sql.tables import server_member
 
 HEARTBEAT_SECONDS = 1.0
 GONE_SECONDS = 5.0
@@ -117,20 +116,3 @@ def read_through_us(connection: Connection) -> int:
     rows = connection.scalars(sa.select(_m.detail).where(_m.kind == "bridge"))
     times = [int(json.loads(row).get("read_through_us", 0)) for row in rows]
     return min(times, default=0)
-
-
-def key_map(connection: Connection) -> tuple[int, Sequence[str]]:
-    """The newest version of the key map, and its shards; version 0 without shards where none was made."""
-    row = connection.execute(
-        sa.select(server_key_map.c.version, server_key_map.c.shards).order_by(server_key_map.c.version.desc()).limit(1)
-    ).one_or_none()
-    return (0, ()) if row is None else (int(row[0]), tuple(json.loads(row[1])))
-
-
-def set_key_map(connection: Connection, shards: Sequence[str]) -> int:
-    """Make the next version of the key map; the version."""
-    version = key_map(connection)[0] + 1
-    connection.execute(
-        server_key_map.insert().values(version=version, shards=json.dumps(list(shards)), made_at=now(connection))
-    )
-    return version

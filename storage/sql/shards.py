@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import random
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 import structlog
+from sqlalchemy.engine import Engine
 
 from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailable
 from storage.hashing import key_hash
+from storage.sql.key_map import LEASE_SECONDS, KeyMap
 from storage.sql.store import DatabaseAway, SqlStore
 from storage.store import (
     NO_SHARDS,
@@ -50,8 +53,13 @@ class SqlShards:
         self.by_name = {store.shard: store for store in stores}
         if len(self.by_name) != len(stores):
             raise InvalidRequest("--storage: two databases have the same shard name")
-        self.key_map: Sequence[str] = tuple(sorted(self.by_name))
+        self.key_map = KeyMap(shards=tuple(sorted(self.by_name)))
         """The shards of keys, in order: a key's is the one that its hash picks."""
+        self._sending: Counter[int] = Counter()
+        """How many batches are on their way that were sent by a version of the map."""
+        self._confirmed: float | None = None
+        """When the registry last said which version holds; None: there is no registry to ask."""
+        self._complained = 0
         self._opened: set[str] = set()
         self._probing: dict[str, asyncio.Task[None]] = {}
         self._probed: dict[str, float] = {}
@@ -112,35 +120,91 @@ class SqlShards:
             raise Unavailable(f"shard {shard!r} does not answer; try again")
         return store
 
-    def set_key_map(self, shards: Sequence[str]) -> None:
-        """Follow a new version of the key map, as far as its databases are known here."""
-        wanted = tuple(name for name in shards if name in self.by_name)
-        if len(wanted) == len(shards) and wanted != tuple(self.key_map):
-            log.info("key_map_changed", shards=wanted)
-            self.key_map = wanted
+    @property
+    def engines(self) -> dict[str, Engine]:
+        """The databases by the names of their shards."""
+        return {name: store.engine for name, store in self.by_name.items()}
+
+    def follow(self, key_map: KeyMap) -> int:
+        """Go by what the registry says from now on; the oldest version by which something is on its way.
+
+        A map with a shard that is not known here cannot be followed: then this server goes on as before, and the change
+        waits for it.
+        """
+        unknown = [name for name in (*key_map.shards, *key_map.previous) if name not in self.by_name]
+        if unknown:
+            if key_map.version != self._complained:
+                self._complained = key_map.version
+                remedy = "start it with --storage that names every shard of the map"
+                log.error("key_map_not_followed", version=key_map.version, unknown=unknown, remedy=remedy)
+        else:
+            if key_map.version != self.key_map.version:
+                log.info("key_map_followed", version=key_map.version, shards=key_map.shards)
+            self.key_map = key_map
+            self._confirmed = time.monotonic()
+        return min(list(self._sending), default=self.key_map.version)
 
     def shard_of(self, t: NewTransaction) -> str | None:
-        """Where a transaction has to go: by the first key in it; None: anywhere."""
+        """Where a transaction has to go: by the first key in it; None: anywhere.
+
+        Raises Unavailable for a key that moves in a change of the map, and where the registry has not been heard.
+        """
+        return self._shard_of(t, self.key_map)
+
+    def _shard_of(self, t: NewTransaction, key_map: KeyMap) -> str | None:
         for m in t.messages:
             if m.key is not None:
-                return self.key_map[key_hash(m.key) % len(self.key_map)]
+                return self._shard_of_key(m.key, key_map)
         return None
+
+    def _shard_of_key(self, key: str, now: KeyMap) -> str:
+        if self._confirmed is not None and time.monotonic() - self._confirmed > LEASE_SECONDS:
+            raise Unavailable("the registry has not been heard for long: where keys belong is not known; try again")
+        hashed = key_hash(key)
+        shard = now.shards[hashed % len(now.shards)]
+        if now.previous and now.previous[hashed % len(now.previous)] != shard:
+            raise Unavailable(
+                f"key {key[:40]!r} moves to shard {shard!r} (version {now.version} of the key map), and waits for "
+                f"{now.waits_for}; try again"
+            )
+        return shard
+
+    def _begin(self) -> KeyMap:
+        """The map to send by, noted as in use. Another may come from `follow`'s thread between the two: then again."""
+        while True:
+            key_map = self.key_map
+            self._sending[key_map.version] += 1
+            if key_map is self.key_map:
+                return key_map
+            self._end(key_map)
+
+    def _end(self, key_map: KeyMap) -> None:
+        self._sending[key_map.version] -= 1
+        if not self._sending[key_map.version]:
+            del self._sending[key_map.version]
 
     async def put(self, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
         healthy = self.healthy()
         anywhere = random.choice(healthy).shard if healthy else min(self._opened)
         by_shard: dict[str, list[int]] = {}
-        for i, t in enumerate(transactions):
-            by_shard.setdefault(self.shard_of(t) or anywhere, []).append(i)
         results: dict[int, PutResult] = {}
         failed: dict[int, Unavailable] = {}
-        for shard, numbers in by_shard.items():
-            try:
-                stored = await self._at(shard).put([transactions[i] for i in numbers], now_us)
-            except Unavailable as error:
-                failed |= dict.fromkeys(numbers, error)
-            else:
-                results |= dict(zip(numbers, stored, strict=True))
+        key_map = self._begin()
+        try:
+            for i, t in enumerate(transactions):
+                try:
+                    by_shard.setdefault(self._shard_of(t, key_map) or anywhere, []).append(i)
+                except Unavailable as error:
+                    failed[i] = error
+            for shard, numbers in by_shard.items():
+                try:
+                    stored = await self._at(shard).put([transactions[i] for i in numbers], now_us)
+                except Unavailable as error:
+                    failed |= dict.fromkeys(numbers, error)
+                else:
+                    results |= dict(zip(numbers, stored, strict=True))
+        finally:
+            self._end(key_map)
         if failed and results:
             raise PartlyStored([results.get(i) or failed[i] for i in range(len(transactions))])
         if failed:

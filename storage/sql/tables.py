@@ -112,3 +112,15 @@ server_key_map = sa.Table(
     **_INNODB,
 )
 """Which shard a key belongs to, by version: the newest holds."""
+
+server_key_map_change = sa.Table(
+    "server_key_map_change",
+    metadata,
+    sa.Column("of_version", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("previous", TEXT, nullable=False),  # JSON: the shards of the version before
+    sa.Column("followed_at", INSTANT),
+    sa.Column("settled_at", INSTANT),
+    sa.Column("drained_at", INSTANT),
+    **_INNODB,
+)
+"""How far a change to a version has come: see storage/sql/key_map.py."""

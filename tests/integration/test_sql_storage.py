@@ -18,9 +18,10 @@ from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailabl
 from notify.wire import Payload, encode_msgpack
 from storage.sql import registry, schema
 from storage.sql.dialects import open_engine
+from storage.sql.key_map import KeyMap
 from storage.sql.shards import SqlShards, open_storage
 from storage.sql.store import SqlStore
-from storage.sql.tables import server_half_message
+from storage.sql.tables import server_half_message, server_key_map_change
 from storage.store import CheckAnswer, NewMessage, NewTransaction, PartlyStored, Put, State
 from tests.conftest import empty_database
 from tests.integration.proxy import Proxy
@@ -265,7 +266,7 @@ def test_a_shard_that_fails_is_left_out_and_comes_back(database_urls: dict[str, 
                     break
             assert {(await store.put([half()], now()))[0].shard for _ in range(40)} == {"a", "b"}
             # A new version of the key map moves keys.
-            store.set_key_map(["b", "a"])
+            store.follow(KeyMap(1, ("b", "a")))
             assert store.shard_of(half(key="some key")) != mine
             await store.close()
 
@@ -297,6 +298,12 @@ def test_tables_of_another_version_are_named(engine_url: str, database: str) -> 
     schema.upgrade(engine, "main")
     schema.upgrade(engine, "main")  # again: nothing to do
     assert "shard 'main'" in refusal(engine_url, "other")
+    with engine.begin() as connection:  # as version 0002 left it
+        server_key_map_change.drop(connection)
+        connection.exec_driver_sql("UPDATE server_schema_version SET version_num = '0002'")
+    assert "are of version 0002" in refusal(engine_url)
+    schema.upgrade(engine, "main")
+    assert sa.inspect(engine).has_table(server_key_map_change.name)
     with engine.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE server_half_message DROP COLUMN attempts")
     assert "lacks attempts" in refusal(engine_url)

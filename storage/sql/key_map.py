@@ -1,0 +1,163 @@
+"""Which shard a key belongs to, by version, and how a new version takes the place of an old one without mixing order.
+
+A change has steps, each recorded in the registry by whichever server finds it done:
+
+1. followed: every server that was heard of lately sends by the new version, and nothing that it sent by the old one is
+   on its way. From its own step on, a server refuses (retryable) what has a key that moves.
+2. settled: what was prepared under the old version is decided. What is still in doubt after SETTLE_SECONDS is not
+   waited for: the order of a key never includes transactions whose producer has not heard what became of them.
+3. drained: a bridge or relay has put into the queue what was committed until then. Now keys that moved are taken.
+
+A server that has not heard from the registry for LEASE_SECONDS takes nothing with a key: it cannot know the map.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
+from notify.errors import Conflict, InvalidRequest
+from storage.sql import registry
+from storage.sql.rows import microseconds_of, moment_of
+from storage.sql.tables import is_waiting, server_half_message, server_key_map, server_key_map_change
+
+LEASE_SECONDS = 20.0
+SETTLE_SECONDS = 30.0
+CLOCKS_US = 2_000_000
+"""How far the clocks of two databases may be apart; servers warn above a second."""
+FOLLOWS = "key_map"
+"""In a server's heartbeat: the version by which all that it has on its way was sent."""
+
+_t, _c = server_half_message.c, server_key_map_change.c
+
+
+@dataclass(frozen=True, slots=True)
+class KeyMap:
+    """One version. While a change is under way, `previous` are the shards of the version before, else empty."""
+
+    version: int = 0
+    shards: tuple[str, ...] = ()
+    previous: tuple[str, ...] = ()
+    followed_us: int = 0
+    settled_us: int = 0
+
+    @property
+    def waits_for(self) -> str:
+        """What the change waits for; "" where none is under way."""
+        if not self.previous:
+            return ""
+        if not self.followed_us:
+            return "servers to follow"
+        if not self.settled_us:
+            return "what was prepared before it to be decided"
+        return "what was committed before it to reach the queue"
+
+
+def newest(connection: Connection) -> KeyMap:
+    """The version that holds; version 0 without shards where none was made."""
+    row = connection.execute(
+        sa.select(server_key_map.c.version, server_key_map.c.shards, server_key_map_change)
+        .outerjoin(server_key_map_change, _c.of_version == server_key_map.c.version)
+        .order_by(server_key_map.c.version.desc())
+        .limit(1)
+    ).one_or_none()
+    if row is None:
+        return KeyMap()
+    shards = tuple(json.loads(row.shards))
+    if row.of_version is None or row.drained_at is not None:
+        return KeyMap(int(row.version), shards)
+    return KeyMap(
+        int(row.version),
+        shards,
+        tuple(json.loads(row.previous)),
+        microseconds_of(row.followed_at) if row.followed_at is not None else 0,
+        microseconds_of(row.settled_at) if row.settled_at is not None else 0,
+    )
+
+
+def make_first(connection: Connection, shards: Sequence[str]) -> None:
+    """Write down the map of a registry that has none, so that a shard added later does not move keys by itself."""
+    if newest(connection).version == 0:
+        _insert(connection, 1, shards)
+
+
+def change(connection: Connection, shards: Sequence[str]) -> int:
+    """Make the next version; the version. It holds for a key that moves once the change is through.
+
+    Raises InvalidRequest for a map that cannot be, Conflict while another change is under way.
+    """
+    if not shards or len(set(shards)) != len(shards):
+        raise InvalidRequest("a key map names at least one shard, and each once")
+    now = newest(connection)
+    if now.previous:
+        raise Conflict(f"version {now.version} of the key map is not through: it waits for {now.waits_for}")
+    _insert(connection, now.version + 1, shards)
+    if now.version:
+        connection.execute(
+            server_key_map_change.insert().values(of_version=now.version + 1, previous=json.dumps(list(now.shards)))
+        )
+    return now.version + 1
+
+
+def _insert(connection: Connection, version: int, shards: Sequence[str]) -> None:
+    at = registry.now(connection)
+    connection.execute(server_key_map.insert().values(version=version, shards=json.dumps(list(shards)), made_at=at))
+
+
+def advance(connection: Connection, key_map: KeyMap, engines: Mapping[str, Engine]) -> None:
+    """Take the next step of a change if it is due. `connection`: to the registry; `engines`: of the shards, by name.
+
+    Any server may do this, at any time. Raises what SQLAlchemy raises where a shard does not answer: then not now.
+    """
+    at = registry.now(connection)
+    if not key_map.followed_us:
+        servers = registry.members(connection, within=LEASE_SECONDS + registry.GONE_SECONDS)
+        senders = [s for s in servers if s.kind == "server" and "transactions" in s.roles]
+        done = all(int(s.detail.get(FOLLOWS, 0)) >= key_map.version for s in senders)
+        step: dict[str, Any] = {"followed_at": at}
+    elif not key_map.settled_us:
+        over = microseconds_of(at) - key_map.followed_us > SETTLE_SECONDS * 1e6
+        until = key_map.followed_us + CLOCKS_US
+        done = over or not any(_is_open(engines[shard], until) for shard in key_map.previous)
+        step = {"settled_at": at}
+    else:
+        until = key_map.settled_us + CLOCKS_US
+        done = all(_is_read(engines[shard], until) for shard in key_map.previous)
+        step = {"drained_at": at}
+    if done:
+        name = next(iter(step))
+        connection.execute(
+            server_key_map_change.update()
+            .where(_c.of_version == key_map.version, server_key_map_change.c[name].is_(None))
+            .values(step)
+        )
+
+
+def _is_open(engine: Engine, until_us: int) -> bool:
+    """Whether something with a key was prepared before, and not long before, that is undecided."""
+    begun = moment_of(until_us) - timedelta(seconds=2 * SETTLE_SECONDS)
+    prepared = sa.and_(_t.next_check_us.is_not(None), _t.state == "PREPARED")
+    keyed = server_half_message.alias()
+    has_key = sa.exists().where(keyed.c.transaction_id == _t.transaction_id, keyed.c.key.is_not(None))
+    with engine.connect() as connection:
+        found = connection.execute(
+            sa.select(_t.transaction_id)
+            .where(prepared, _t.created_at > begun, _t.created_at < moment_of(until_us), has_key)
+            .limit(1)
+        ).first()
+    return found is not None
+
+
+def _is_read(engine: Engine, until_us: int) -> bool:
+    """Whether what was committed until then is in the queue."""
+    with engine.connect() as connection:
+        if engine.dialect.name in ("mysql", "mariadb"):
+            return registry.read_through_us(connection) >= until_us
+        waiting = sa.select(_t.transaction_id).where(is_waiting, _t.decided_at < moment_of(until_us)).limit(1)
+        return connection.execute(waiting).first() is None

@@ -1,0 +1,19 @@
+"""The steps of a change of the key map."""
+
+from __future__ import annotations
+
+from alembic import op
+
+from storage.sql.tables import server_key_map_change
+
+revision = "0003"
+down_revision = "0002"
+
+
+def upgrade() -> None:
+    # The first revision makes every table that there is: on a new database it is here already.
+    server_key_map_change.create(op.get_bind(), checkfirst=True)
+
+
+def downgrade() -> None:
+    server_key_map_change.drop(op.get_bind(), checkfirst=True)

@@ -1,0 +1,247 @@
+"""Keys move to other shards while producers send: each key stays in order, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from notify import ids
+from notify.bench.server import ServerProcess
+from notify.binlog_bridge.relay import Relay
+from notify.client.http import HttpClient
+from notify.errors import InvalidRequest, NotifyError, Unavailable
+from notify.wire import OutcomeItem, Outcomes, PackedMessage, PackedTransaction, PackedTransactions, encode_msgpack
+from storage.hashing import key_hash
+from storage.sql import key_map, schema
+from storage.sql.dialects import open_engine
+from storage.sql.key_map import KeyMap
+from storage.sql.shards import SqlShards, open_storage
+from storage.store import State
+from tests.conftest import empty_database, make_engine
+from tests.integration.shop import drain, eventually, subscribe
+from tests.integration.test_commands import cli
+from tests.integration.test_sql_storage import half, now
+
+KEYS = [f"k{n}" for n in range(12)]
+STAYS = {k for k in KEYS if key_hash(k) % 2 == key_hash(k) % 3}  # from shards a, b to a, b, c
+
+
+@pytest.fixture
+def databases(database_urls: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Three databases of PostgreSQL as the shards a, b and c."""
+    with ExitStack() as stack:
+        urls = {}
+        for name in "abc":
+            urls[name] = stack.enter_context(empty_database("postgresql", database_urls, tmp_path))
+            engine = open_engine(urls[name])
+            schema.upgrade(engine, name)
+            engine.dispose()
+        yield urls
+
+
+def storage_of(databases: dict[str, str], names: str) -> str:
+    return " ".join(f"{name}={databases[name]}" for name in names)
+
+
+class Producers:
+    """One for each key: sends 0, 1, 2, … , each after the one before is committed."""
+
+    def __init__(self, url: str, topic: str) -> None:
+        self.url, self.topic = url, topic
+        self.sent = dict.fromkeys(KEYS, 0)
+        self.refusals: set[str] = set()
+        self._http: dict[str, HttpClient] = {}
+        self._tasks = [asyncio.create_task(self._send(key)) for key in KEYS]
+
+    async def _send(self, key: str) -> None:
+        while True:
+            body = json.dumps({"key": key, "n": self.sent[key]}).encode()
+            name = ids.to_text(ids.new_id())
+            t = PackedTransaction(id=name, messages=[PackedMessage(topic=self.topic, body=body, key=key)])
+            request = PackedTransactions(producer_group="g", transactions=[t])
+            stored = await self._carried_out("/v1/transactions", request)
+            outcome = OutcomeItem(id=name, outcome="COMMIT", shard=stored["shard"])
+            await self._carried_out("/v1/transactions/outcomes", Outcomes(producer_group="g", outcomes=[outcome]))
+            self.sent[key] += 1
+            await asyncio.sleep(0.01)
+
+    async def _carried_out(self, path: str, request: Any) -> Any:
+        while True:
+            try:
+                http = self._http.setdefault(self.url, HttpClient(self.url))
+                item = msgspec.msgpack.decode(await http.call("POST", path, encode_msgpack(request), 10))["items"][0]
+            except NotifyError as error:
+                item = {"status": 503, "detail": str(error)}
+            if item["status"] in (200, 201):
+                return item
+            assert item["status"] == 503, item
+            self.refusals.add(item["detail"])
+            await asyncio.sleep(0.05)
+
+    async def more_of(self, keys: set[str], seconds: float = 15) -> None:
+        """Wait until each of these keys has sent some more."""
+        before = dict(self.sent)
+        async with asyncio.timeout(seconds):
+            while any(self.sent[key] < before[key] + 3 for key in keys):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for http in self._http.values():
+            http.close()
+
+
+@asynccontextmanager
+async def relaying(url: str, queue: str) -> AsyncIterator[Relay]:
+    engine = make_engine(url)
+    relay = Relay(engine, queue)
+    task = asyncio.create_task(relay.run(interval=0.05))
+    try:
+        yield relay
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        engine.dispose()
+
+
+def test_keys_move_under_load_and_stay_in_order(
+    databases: dict[str, str], server: ServerProcess, unique: str, tmp_path: Path
+) -> None:
+    subscribe(server.url, unique, unique)
+    show = ("storage", "key-map", "--storage", databases["a"], "--json", "--wait")
+
+    async def run(stack: ExitStack) -> int:
+        def serve(names: str) -> ServerProcess:
+            place = tmp_path / f"server-{names}"
+            made = ServerProcess(place, flags=["--storage", storage_of(databases, names)]).start()
+            stack.callback(lambda: made.process.poll() is None and made.stop())  # type: ignore[union-attr]
+            return made
+
+        old = await asyncio.to_thread(serve, "ab")
+        await asyncio.to_thread(eventually, lambda: cli(*show, "0")[1]["version"] == 1)
+        new = await asyncio.to_thread(serve, "abc")
+        assert cli(*show, "0")[1] == {
+            "version": 1,
+            "shards": ["a", "b"],
+            "waits_for": "",
+        }  # c is there, and has no keys
+        producers = Producers(old.url, unique)
+        try:
+            async with relaying(databases["b"], server.url), relaying(databases["c"], server.url):
+                async with relaying(databases["a"], server.url):
+                    await producers.more_of(set(KEYS))
+                # From here on nobody carries what a has. The old server does not know c: it cannot follow.
+                code, found = await asyncio.to_thread(cli, *show, "3", "--shards", "a,b,c")
+                assert (code, found["waits_for"]) == (1, "servers to follow")
+                await producers.more_of(set(KEYS))
+                producers.url = new.url
+                await asyncio.to_thread(old.stop)
+                reach = "what was committed before it to reach the queue"
+                await asyncio.to_thread(eventually, lambda: cli(*show, "0")[1]["waits_for"] == reach, 20)
+                stuck = dict(producers.sent)
+                await producers.more_of(STAYS)
+                assert {key for key in KEYS if producers.sent[key] == stuck[key]} == set(KEYS) - STAYS
+                assert any("moves to shard" in text for text in producers.refusals)
+                code, refused = cli(*show, "0", "--shards", "a")
+                assert code == 2 and "is not through" in refused["text"]
+                async with relaying(databases["a"], server.url):
+                    assert await asyncio.to_thread(cli, *show, "20") == (
+                        0,
+                        {"version": 2, "shards": ["a", "b", "c"], "waits_for": ""},
+                    )
+                    await producers.more_of(set(KEYS))
+                    await producers.stop()
+                    await asyncio.sleep(1)
+        finally:
+            await producers.stop()
+        return sum(producers.sent.values())
+
+    with ExitStack() as stack:
+        total = asyncio.run(run(stack))
+    by_key: dict[str, list[int]] = defaultdict(list)
+    for m in drain(server.url, unique, unique, total):
+        body = json.loads(m["body"])
+        by_key[body["key"]].append(body["n"])
+    # One more of a key may have been committed as its producer was stopped.
+    assert {k: v for k, v in by_key.items() if v != list(range(len(v)))} == {}
+    assert total <= sum(map(len, by_key.values())) <= total + len(KEYS)
+
+
+def test_what_is_prepared_is_waited_for(databases: dict[str, str]) -> None:
+    """The steps one by one, without servers: a half that is open holds the second step up, one in doubt does not."""
+
+    async def run() -> None:
+        store = open_storage(storage_of(databases, "ab"), "main", retention_us=0, writers=1)
+        assert isinstance(store, SqlShards)
+        await store.open(now())
+        engine = store.engines["a"]
+
+        def step() -> KeyMap:
+            with engine.begin() as connection:
+                key_map.advance(connection, key_map.newest(connection), store.engines)
+            with engine.begin() as connection:
+                return key_map.newest(connection)
+
+        with engine.begin() as connection:
+            key_map.make_first(connection, ["a", "b"])
+            key_map.make_first(connection, ["b"])  # there is one
+            for wrong in ([], ["a", "a"]):
+                with pytest.raises(InvalidRequest):
+                    key_map.change(connection, wrong)
+            assert key_map.newest(connection) == KeyMap(1, ("a", "b"))
+        mine = next(key for key in KEYS if store.shard_of(half(key=key)) == "a")
+        doubtful = half(key=mine)
+        await store.put([doubtful], now() - 300 * 1_000_000)  # in doubt for five minutes: its producer is away
+        begun, plain = half(key=mine), half()
+        await store.put([begun, plain], now())
+        with engine.begin() as connection:
+            assert key_map.change(connection, ["b", "a"]) == 2
+            assert store.follow(key_map.newest(connection)) == 2
+        with pytest.raises(Unavailable, match="moves to shard 'b'"):
+            await store.put([half(key=mine)], now())
+        assert (await store.put([half()], now()))[0].state == State.PREPARED  # what has no key is taken
+        assert step().waits_for == "what was prepared before it to be decided"
+        assert step().waits_for == "what was prepared before it to be decided"
+        await store.decide([(begun.id, "g", State.COMMITTED)], now())
+        assert step().waits_for == "what was committed before it to reach the queue"
+        assert step().waits_for == "what was committed before it to reach the queue"
+        with store.engines["a"].begin() as connection:  # as a relay does once the queue has it
+            connection.exec_driver_sql("UPDATE server_half_message SET relayed = 1 WHERE state = 'COMMITTED'")
+        assert store.follow(step()) == 2
+        assert (await store.put([half(key=mine)], now()))[0].shard == "b"
+        # A server that has not heard from the registry for long knows of no keys.
+        assert store._confirmed is not None
+        store._confirmed -= key_map.LEASE_SECONDS + 1
+        with pytest.raises(Unavailable, match="registry"):
+            await store.put([half(key=mine)], now())
+        assert (await store.put([half()], now()))[0].state == State.PREPARED
+        await store.close()
+
+    asyncio.run(run())
+
+
+def test_what_is_on_its_way_counts_as_the_old_version(databases: dict[str, str]) -> None:
+    async def run() -> None:
+        store = open_storage(storage_of(databases, "ab"), "main", retention_us=0, writers=1)
+        assert isinstance(store, SqlShards)
+        await store.open(now())
+        assert store.follow(KeyMap(1, ("a", "b"))) == 1
+        sending = asyncio.create_task(store.put([half(key="k")], now()))
+        await asyncio.sleep(0)
+        assert store.follow(KeyMap(2, ("b", "a"), ("a", "b"))) == 1
+        await sending
+        assert store.follow(KeyMap(2, ("b", "a"), ("a", "b"))) == 2
+        assert store.follow(KeyMap(3, ("b", "z"), ("b", "a"))) == 2  # there is no z here
+        await store.close()
+
+    asyncio.run(run())
