@@ -25,26 +25,34 @@ from notify.client.http import HttpClient
 from notify.wire import OutcomeItem, Outcomes, PackedMessage, PackedTransaction, PackedTransactions, encode_msgpack
 
 CALLERS = 128
-TRACED_SHARE = 100
-"""With traces one transaction in so many is sampled, as services do."""
+BATCH = 16
+PACE_SECONDS = 0.0128
+"""Between two batches of a caller: 10,000 transactions a second in all."""
 EXPORT_MS = 1000
 """Spans are sent five times as often as they are by default, so that a window holds its own."""
 BAR = 0.05
 
 
-async def rate(url: str, seconds: float, traced: bool) -> float:
-    """Transactions a second, in batches as the SDK sends them."""
+async def rate(url: str, seconds: float, one_in: int = 0) -> float:
+    """Transactions a second, in batches as the SDK sends them, at half of what the server can do; with traces of one
+    in so many.
+
+    At a steady pace: at its limit the size of the group commits, and with it the CPU time of each, swings by a third.
+    """
     http = HttpClient(url)
     until = time.perf_counter() + seconds
     done = 0
 
-    async def caller() -> None:
+    async def caller(number: int) -> None:
         nonlocal done
-        while time.perf_counter() < until:
-            names = [ids.to_text(ids.new_id()) for _ in range(16)]
+        due = time.perf_counter() + PACE_SECONDS * number * BATCH / CALLERS
+        while due < until:
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            due += PACE_SECONDS
+            names = [ids.to_text(ids.new_id()) for _ in range(BATCH)]
             halves = []
             for n, name in enumerate(names):
-                sampled = traced and (done + n) % TRACED_SHARE == 0
+                sampled = one_in and (done + n) % one_in == 0
                 headers = {"traceparent": f"00-{name.replace('-', '')}-00000000000000a1-01"} if sampled else None
                 message = PackedMessage(topic="t", body=b"x" * 200, headers=headers)
                 halves.append(PackedTransaction(id=name, messages=[message]))
@@ -55,7 +63,7 @@ async def rate(url: str, seconds: float, traced: bool) -> float:
             await http.call("POST", "/v1/transactions/outcomes", body, 30)
             done += len(names)
 
-    await asyncio.gather(*[caller() for _ in range(CALLERS // 16)])
+    await asyncio.gather(*[caller(n) for n in range(CALLERS // BATCH)])
     http.close()
     return done / seconds
 
@@ -106,11 +114,11 @@ def cpu_seconds(server: ServerProcess) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def window(server: ServerProcess, kind: str, seconds: float) -> tuple[float, float]:
+def window(server: ServerProcess, kind: str, seconds: float, one_in: int = 0) -> tuple[float, float]:
     """Transactions a second, and microseconds of CPU time for each."""
     watcher = Watcher(server.url, seconds) if kind != "bare" else None
     before = cpu_seconds(server)
-    per_second = asyncio.run(rate(server.url, seconds, kind == "traced"))
+    per_second = asyncio.run(rate(server.url, seconds, one_in if kind == "traced" else 0))
     if watcher is not None:
         watcher.stop()
     time.sleep(2 * EXPORT_MS / 1000)  # what it has left to do, such as sending spans, belongs to its own window
@@ -121,6 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=3)
+    parser.add_argument("--one-in", type=int, default=1000, help="transactions of which one is sampled")
     given = parser.parse_args()
     threading.Thread(target=COLLECTOR.serve_forever, daemon=True).start()
     environment = {
@@ -137,7 +146,7 @@ def main() -> None:
             before = window(server, "bare", given.seconds)[1]
             for _ in range(given.rounds):
                 for kind, found in costs.items():
-                    per_second, its = window(server, kind, given.seconds)
+                    per_second, its = window(server, kind, given.seconds, given.one_in)
                     after = window(server, "bare", given.seconds)[1]
                     found.append(2 * its / (before + after) - 1)
                     bare.append(after)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 from notify.errors import NotifyError, Unavailable
@@ -16,14 +16,24 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 MAX_WAITING = 100_000
+LATER_LOOK_SECONDS = 0.02
+
+
+class Later:
+    """In place of a result: the item is to be sent again after so many seconds, with whatever waits then."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
 
 
 class Batcher(Generic[Item, Result]):
-    """Gathers items into requests. `send` gets a list and returns one result each, in order."""
+    """Gathers items into requests. `send` gets a list and returns one result each, in order, or Later."""
 
     def __init__(
         self,
-        send: Callable[[list[Item]], Awaitable[list[Result]]],
+        send: Callable[[list[Item]], Awaitable[Sequence[Result | Later]]],
         *,
         max_items: int = 1000,
         max_bytes: int = 4 << 20,
@@ -38,6 +48,8 @@ class Batcher(Generic[Item, Result]):
         self._running: set[asyncio.Task[None]] = set()
         self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
         self._scheduled = False
+        self._later = 0
+        """How many items are to be sent again after a while."""
         self._loop = asyncio.get_running_loop()
 
     def submit(self, item: Item) -> asyncio.Future[Result]:
@@ -45,11 +57,18 @@ class Batcher(Generic[Item, Result]):
         if len(self._waiting) >= MAX_WAITING:
             raise Unavailable("too much waits to be sent; the server is slow or away")
         future: asyncio.Future[Result] = self._loop.create_future()
+        self._append(item, future)
+        return future
+
+    def _append(self, item: Item, future: asyncio.Future[Result]) -> None:
         self._waiting.append((item, future))
         if not self._scheduled and len(self._running) < self._in_flight:
             self._scheduled = True
             self._loop.call_soon(self._start)
-        return future
+
+    def _again(self, item: Item, future: asyncio.Future[Result]) -> None:
+        self._later -= 1
+        self._append(item, future)
 
     def _start(self) -> None:
         self._scheduled = False
@@ -79,8 +98,11 @@ class Batcher(Generic[Item, Result]):
         try:
             if batch:
                 results = await self._send([item for item, _ in batch])
-                for (_, future), result in zip(batch, results, strict=True):
-                    if not future.done():
+                for (item, future), result in zip(batch, results, strict=True):
+                    if isinstance(result, Later):
+                        self._later += 1
+                        self._loop.call_later(result.seconds, self._again, item, future)
+                    elif not future.done():
                         future.set_result(result)
         except BaseException as error:
             told = error if isinstance(error, NotifyError) else Unavailable(f"the request failed: {error!r}")
@@ -98,8 +120,8 @@ class Batcher(Generic[Item, Result]):
 
     async def drain(self) -> None:
         """Wait until nothing waits and nothing is on its way."""
-        while self._waiting or self._running:
+        while self._waiting or self._running or self._later:
             if self._running:
                 await asyncio.wait(list(self._running))
             else:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0 if self._waiting else LATER_LOOK_SECONDS)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from notify import ids
-from notify.client.batch import Batcher
+from notify.client.batch import Batcher, Later
 from notify.client.http import error_of
 from notify.client.servers import Servers
 from notify.errors import NotifyError, TransactionRefused, Unavailable
@@ -32,6 +33,8 @@ HALF_SECONDS = 3.0
 OUTCOME_SECONDS = 10.0
 OUTCOME_TRIES = 5
 OUTCOME_WAIT_SECONDS = 0.2
+ITEM_WAIT_SECONDS = 0.1
+"""Until one of a batch is sent again that the server could not take for the moment."""
 _decode_items = msgspec.msgpack.Decoder(Items).decode
 
 
@@ -87,6 +90,8 @@ class TransactionClient:
         self.source = ""
         self._half_seconds = half_seconds
         self._check_after = check_after
+        self._deadlines: dict[str, float] = {}
+        """Of items that are to be sent again, by id."""
         self._halves: Batcher[PackedTransaction, Item] = Batcher(
             self._send_halves,
             size_of=_size,
@@ -112,12 +117,42 @@ class TransactionClient:
         after = self._check_after if check_after is None else check_after
         return self._halves.submit(PackedTransaction(id=transaction_id, messages=messages, check_after=after))
 
-    async def _send_halves(self, halves: list[PackedTransaction]) -> list[Item]:
+    async def _send_halves(self, halves: list[PackedTransaction]) -> Sequence[Item | Later]:
         request = PackedTransactions(
             producer_group=self.group, transactions=halves, source=self.source or None, instance=self.instance
         )
         body = encode_msgpack(request)
-        return _decode_items(await self._retried("/v1/transactions", body, self._half_seconds)).items
+        return await self._items("/v1/transactions", body, [half.id for half in halves], self._half_seconds)
+
+    async def _items(self, path: str, body: bytes, names: list[str], seconds: float) -> Sequence[Item | Later]:
+        """What became of each, by id `names`; Later for those that the server could not take for the moment."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        try:
+            items = _decode_items(await self._retried(path, body, seconds)).items
+        except NotifyError:
+            for name in names:
+                self._deadlines.pop(name, None)
+            raise
+        return self._or_later(names, items, deadline)
+
+    def _or_later(self, names: list[str], items: list[Item], deadline: float) -> Sequence[Item | Later]:
+        """The items, and Later for those that may be taken in a moment: a shard is away, or a key moves.
+
+        Until the deadline of the first attempt, which is kept by id. Where all were refused, the whole request was, and
+        `_retried` has tried it again.
+        """
+        kept = self._deadlines
+        if not kept and all(item.status != 503 for item in items):
+            return items
+        now = asyncio.get_running_loop().time()
+        found: list[Item | Later] = []
+        for name, item in zip(names, items, strict=True):
+            if item.status == 503 and now + ITEM_WAIT_SECONDS < kept.setdefault(name, deadline):
+                found.append(Later(ITEM_WAIT_SECONDS))
+            else:
+                kept.pop(name, None)
+                found.append(item)
+        return found
 
     async def _retried(self, path: str, body: bytes, seconds: float) -> bytes:
         """Send again while the server is away, within the deadline: ids make that safe."""
@@ -184,9 +219,9 @@ class TransactionClient:
             raise error_of(item.status, item.code or "refused", item.detail or "", item.retry_after)
         return item.id
 
-    async def _send_messages(self, messages: list[PackedPublished]) -> list[Item]:
+    async def _send_messages(self, messages: list[PackedPublished]) -> Sequence[Item | Later]:
         body = encode_msgpack(PackedMessages(messages=messages))
-        return _decode_items(await self._retried("/v1/messages", body, OUTCOME_SECONDS)).items
+        return await self._items("/v1/messages", body, [message.id or "" for message in messages], OUTCOME_SECONDS)
 
     async def close(self, seconds: float = 5.0) -> None:
         """Flush what waits, for so long at most, then cut the connections."""

@@ -17,8 +17,17 @@ from notify import ids
 from notify.bench.server import ServerProcess
 from notify.binlog_bridge.relay import Relay
 from notify.client.http import HttpClient
+from notify.client.transactions import TransactionClient, accepted
 from notify.errors import InvalidRequest, NotifyError, Unavailable
-from notify.wire import OutcomeItem, Outcomes, PackedMessage, PackedTransaction, PackedTransactions, encode_msgpack
+from notify.wire import (
+    Item,
+    OutcomeItem,
+    Outcomes,
+    PackedMessage,
+    PackedTransaction,
+    PackedTransactions,
+    encode_msgpack,
+)
 from storage.hashing import key_hash
 from storage.sql import key_map, schema
 from storage.sql.dialects import open_engine
@@ -114,6 +123,23 @@ async def relaying(url: str, queue: str) -> AsyncIterator[Relay]:
         engine.dispose()
 
 
+async def the_sdk_tries_again(patient: TransactionClient, url: str, topic: str) -> asyncio.Future[Item]:
+    """Two keys in one batch, one of which moves: the other is taken at once, this one later or not at all."""
+
+    def half_of(client: TransactionClient, key: str) -> asyncio.Future[Item]:
+        return client.half_soon(ids.to_text(ids.new_id()), [PackedMessage(topic=f"{topic}-sdk", body=b"x", key=key)])
+
+    moves, stays = min(set(KEYS) - STAYS), min(STAYS)
+    waiting = half_of(patient, moves)
+    assert accepted(await asyncio.wait_for(half_of(patient, stays), 3)).status == 201
+    hasty = TransactionClient(url, "sdk", instance="i", half_seconds=0.5)
+    late, taken = half_of(hasty, moves), half_of(hasty, stays)
+    assert [(await asyncio.wait_for(item, 5)).status for item in (late, taken)] == [503, 201]
+    assert hasty._deadlines == {} and not waiting.done()
+    await hasty.close()
+    return waiting
+
+
 def test_keys_move_under_load_and_stay_in_order(
     databases: dict[str, str], server: ServerProcess, unique: str, tmp_path: Path
 ) -> None:
@@ -152,6 +178,8 @@ def test_keys_move_under_load_and_stay_in_order(
                 await producers.more_of(STAYS)
                 assert {key for key in KEYS if producers.sent[key] == stuck[key]} == set(KEYS) - STAYS
                 assert any("moves to shard" in text for text in producers.refusals)
+                client = TransactionClient(new.url, "sdk", instance="i", half_seconds=40)
+                waiting = await the_sdk_tries_again(client, new.url, unique)
                 code, refused = cli(*show, "0", "--shards", "a")
                 assert code == 2 and "is not through" in refused["text"]
                 async with relaying(databases["a"], server.url):
@@ -159,6 +187,8 @@ def test_keys_move_under_load_and_stay_in_order(
                         0,
                         {"version": 2, "shards": ["a", "b", "c"], "waits_for": ""},
                     )
+                    assert accepted(await asyncio.wait_for(waiting, 10)).status == 201
+                    await client.close()
                     await producers.more_of(set(KEYS))
                     await producers.stop()
                     await asyncio.sleep(1)
