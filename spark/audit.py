@@ -7,121 +7,30 @@ as done, a database shows too, and what a database shows beyond the log's waterm
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.window import Window
 
 from notify import ids
 from notify.errors import InvalidRequest
-from spark import findings, life
-from spark.databases import Database, Span
+from spark import findings, life, searches
+from spark.databases import Span
+from spark.evidence import STATES, detail
 from spark.findings import BAD, BY_NAME, SKEW_US, Terms
-from spark.kafka_input import KafkaInput
 from spark.life import Groups
 from spark.log_input import LogInput
 from spark.report.histogram import STEPS
+from spark.result import LATENCIES, Found, Inputs, Plan, Result
 from spark.scan import COMMITTED
 from spark.session import PARTITIONS
-from storage.store import SettleKind
 
-MOST_FINDINGS = 100_000
-"""Rows of evidence that are kept of a class; its count is exact."""
 _BYPASS = "spark.sql.execution.bypassPartialAggregation"
 ROWS_A_PARTITION = 300_000
 MOST_PARTITIONS = 2000
-LATENCIES = ("commit_to_queue", "queue_to_ack", "queue_to_effect")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to audit. Times in microseconds since 1970; 0: from what is retained, up to now."""
-
-    from_us: int = 0
-    to_us: int = 0
-    max_transaction_seconds: float = 600.0
-    deliver_seconds: float = 600.0
-    """Within what time a message that is in its queue should be settled."""
-    bucket_seconds: float = 60.0
-    effects: tuple[tuple[str, str], ...] = ()
-    """(database, query) that names business effects, see Database.doubled."""
-    closes_by_clock: bool = False
-    """Close by this machine's clock alone, as `watch` does: an input that stalls must not hide what is lost."""
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Where everything comes from."""
-
-    databases: Sequence[Database] = ()
-    logs: Sequence[LogInput] = ()
-    kafka: Sequence[KafkaInput] = ()
-    storages: Sequence[Database] = ()
-
-
-@dataclass
-class Found:
-    """One finding, with its evidence."""
-
-    finding: str
-    transaction_id: str = ""
-    message_no: int = 0
-    detail: str = ""
-    topic: str = ""
-    queue: int | None = None
-    offset: int | None = None
-    producer_group: str = ""
-    groups: list[str] = field(default_factory=list)
-    at_us: int = 0
-    database: str = ""
-    log: str = ""
-    evidence: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def message_id(self) -> str:
-        return f"{self.transaction_id}.{self.message_no}" if self.transaction_id else ""
-
-    @property
-    def key(self) -> str:
-        """What makes it the same finding in another audit."""
-        where = self.message_id or f"{self.log}:{self.evidence.get('position', '')}:{self.detail}"
-        return f"{self.finding}:{where}:{','.join(self.groups)}"
-
-
-@dataclass
-class Result:
-    """What an audit says."""
-
-    verdict: str = "INCONCLUSIVE"
-    """PASS, FINDINGS or INCONCLUSIVE."""
-    reasons: list[str] = field(default_factory=list)
-    """Why it is inconclusive."""
-    notes: list[str] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
-    not_checked: dict[str, str] = field(default_factory=dict)
-    totals: dict[str, int] = field(default_factory=dict)
-    found: list[Found] = field(default_factory=list)
-    inputs: list[dict[str, Any]] = field(default_factory=list)
-    buckets: list[dict[str, Any]] = field(default_factory=list)
-    latencies: dict[str, list[tuple[int, str, int, int]]] = field(default_factory=dict)
-    """Of each kind (bucket, topic, bin, messages)."""
-    from_us: int = 0
-    to_us: int = 0
-    closed_us: int = 0
-    seconds: float = 0.0
-    steps: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def exit_code(self) -> int:
-        """0 PASS, 1 findings, 2 inconclusive; 1 goes before 2."""
-        if any(self.counts.get(name) for name in BAD):
-            return 1
-        return 2 if self.reasons else 0
 
 
 class Audit:
@@ -287,7 +196,7 @@ class Audit:
         for number, log in enumerate(self._inputs.logs):
             parts += self._of_log(log, number, span)
         for number, kafka in enumerate(self._inputs.kafka, len(self._inputs.logs)):
-            parts.append(_within(kafka.messages(self._spark, groups, number), span))
+            parts.append(searches.within(kafka.messages(self._spark, groups, number), span))
         for storage in self._inputs.storages:
             halves = storage.halves(self._spark, span)
             if halves is None:
@@ -301,7 +210,7 @@ class Audit:
             effects = database.effects(self._spark, span)
             if effects is not None:
                 named = effects.withColumnRenamed("consumer_group", "group").join(bits, "group", "left")
-                parts.append(life.of_effects(_within(named, span), groups))
+                parts.append(life.of_effects(searches.within(named, span), groups))
         together = life.together(parts, groups)
         # Rows that only acks speak of belong to messages outside of the time that is looked at.
         event = findings.event_us()
@@ -344,12 +253,12 @@ class Audit:
                 .where("kind IS NULL OR kind != 'dead_letter'")
                 .join(F.broadcast(producers), "producer_group", "left")
             )
-            parts.append(life.of_messages(_within(named, span), groups, number))
+            parts.append(life.of_messages(searches.within(named, span), groups, number))
         acks = log.acks(spark, from_us, loose_only=True)
         if acks is not None:
             bits = F.broadcast(groups.table(spark))
             # An instance's own progress in a broadcast says nothing of its group.
-            parts.append(life.of_acks(_within(acks.join(bits, "group"), span), groups))
+            parts.append(life.of_acks(searches.within(acks.join(bits, "group"), span), groups))
         return parts
 
     def _expected(self) -> DataFrame:
@@ -456,7 +365,7 @@ class Audit:
     def _collect(self, rows: DataFrame) -> None:
         """The evidence of what was found."""
         for name in [n for n, count in self.result.counts.items() if count and n != "PENDING"]:
-            most = MOST_FINDINGS if BY_NAME[name].is_bad else 1000
+            most = searches.MOST_FINDINGS if BY_NAME[name].is_bad else 1000
             for row in rows.where(findings.has(name)).limit(most).toLocalIterator():
                 self.result.found.append(self._found(name, row.asDict()))
 
@@ -522,12 +431,12 @@ class Audit:
             )
         elif name == "REDELIVERED":
             found.groups = groups.of(masks("attempted"))
-        found.detail = _detail(name, row, found)
+        found.detail = detail(name, row, found)
         times = ("t_us", "half_us", "due_us", "queued_us", "acked_us", "effect_us")
         found.evidence = {key: row[key] for key in times if row[key] is not None}
         found.evidence |= {
-            "local": _STATES.get(row["local"], "no row"),
-            "server": _STATES.get(row["outcomes"], "PREPARED" if row["half_us"] else "unknown"),
+            "local": STATES.get(row["local"], "no row"),
+            "server": STATES.get(row["outcomes"], "PREPARED" if row["half_us"] else "unknown"),
             "mode": "" if state is None else "outbox" if state & life.OUTBOX else "half",
         }
         return found
@@ -559,17 +468,20 @@ class Audit:
     def _special(self) -> None:
         result = self.result
         for log in self._inputs.logs:
-            self._add("CORRUPT", [_corrupt(log, broken) for broken in log.broken() if self._in_time(broken["time_us"])])
-            self._add("BRIDGE_GAP", [g for g in _gaps(log) if self._in_time(g.at_us)])
+            self._add(
+                "CORRUPT",
+                [searches.corrupt(log, broken) for broken in log.broken() if self._in_time(broken["time_us"])],
+            )
+            self._add("BRIDGE_GAP", [g for g in searches.gaps(log) if self._in_time(g.at_us)])
             self._progress("looking at order")
-            self._add("DISORDER", self._disorder(log))
+            self._add("DISORDER", searches.disorder(self._spark, log, self._span()))
         if not self._plan.effects:
             result.not_checked["DUP_EFFECT"] = "name the business effects with --effects"
         for name, query in self._plan.effects:
             database = next((d for d in self._inputs.databases if d.name == name or not name), None)
             if database is None:
                 raise InvalidRequest(f"--effects names database {name!r}, which is none of those given")
-            self._add("DUP_EFFECT", self._doubled(database, query))
+            self._add("DUP_EFFECT", searches.doubled(self._spark, database, query, self._between()))
         if self._inputs.kafka and not self._inputs.logs:
             result.not_checked["BRIDGE_GAP"] = "Kafka keeps only the last position of a bridge"
             result.not_checked["DISORDER"] = result.not_checked["REDELIVERED"] = "Kafka keeps no record of each ack"
@@ -577,70 +489,16 @@ class Audit:
         if not self._terms.inbox_groups:
             result.not_checked["ACKED_NO_EFFECT"] = "no database given has inbox rows"
 
+    def _between(self) -> tuple[int, int] | None:
+        """From when to when ids were made that are audited; None: all."""
+        return (self.result.from_us, self.result.to_us) if self._span() is not None else None
+
     def _in_time(self, at_us: int) -> bool:
         return not at_us or self.result.from_us <= at_us < self.result.to_us or not self._plan.from_us
 
     def _add(self, name: str, found: list[Found]) -> None:
         self.result.counts[name] = self.result.counts.get(name, 0) + len(found)
         self.result.found += found
-
-    def _disorder(self, log: LogInput) -> list[Found]:
-        """Settled messages of ordered groups behind later ones of their key."""
-        ordered = [s for s in log.catalog.subscriptions.values() if s.mode == "ordered"]
-        numbers = {name: n for n, name in log.catalog.topics.items()}
-        wanted = [(s.group, numbers[s.topic], list(s.moved)) for s in ordered if s.topic in numbers]
-        if not wanted:
-            return []
-        span = self._span()
-        acks = log.acks(self._spark, span.start_us if span else 0)
-        if acks is None:
-            return []
-        which = F.broadcast(self._spark.createDataFrame(wanted, "group string, topic bigint, moved array<bigint>"))
-        topics = sorted({topic for _, topic, _ in wanted})
-        if len(topics) <= 1000:
-            acks = acks.where(F.col("topic").isin(topics))
-        chosen = acks.where(
-            F.col("kind").isin(int(SettleKind.ACK), int(SettleKind.DEAD_LETTER)) & (F.col("key_hash") != 0)
-        ).join(which, ["group", "topic"])
-        chosen = chosen.withColumn("epoch", F.size(F.filter("moved", lambda at: at <= F.col("seq"))))
-        before = (
-            Window.partitionBy("group", "topic", "queue", "key_hash", "epoch")
-            .orderBy("seq", "offset")
-            .rowsBetween(Window.unboundedPreceding, -1)
-        )
-        late = chosen.withColumn("highest", F.max("offset").over(before)).where("highest > offset")
-        found = []
-        for row in _within(late, span).limit(MOST_FINDINGS).toLocalIterator():
-            topic = log.catalog.topics.get(row["topic"], "")
-            found.append(
-                Found(
-                    "DISORDER", ids.to_text(bytes(row["id"])), row["no"],
-                    f"group {row['group']} settled offset {row['offset']} after {row['highest']} of the same key",
-                    topic, row["queue"], row["offset"], "", [row["group"]], row["at_us"], "", log.name,
-                    {"settled_us": row["at_us"], "after_offset": row["highest"]},
-                )
-            )  # fmt: skip
-        return found
-
-    def _doubled(self, database: Database, query: str) -> list[Found]:
-        span = self._span()
-        found = []
-        for row in database.doubled(self._spark, query).limit(MOST_FINDINGS).toLocalIterator():
-            try:
-                transaction, number = ids.parse_message_id(row["message_id"])
-            except ValueError as error:
-                raise InvalidRequest(f"--effects on database {database.name}: {error}") from None
-            made_us = ids.milliseconds(transaction) * 1000
-            if span is not None and not self.result.from_us <= made_us < self.result.to_us:
-                continue
-            found.append(
-                Found(
-                    "DUP_EFFECT", ids.to_text(transaction), number, f"the effect is there {row['times']} times",
-                    groups=[row["consumer_group"]] if row["consumer_group"] else [], at_us=made_us,
-                    database=database.name, evidence={"times": row["times"]},
-                )
-            )  # fmt: skip
-        return found
 
     # --- the verdict ------------------------------------------------------------------------------------------
 
@@ -669,72 +527,9 @@ class Audit:
         result.verdict = "FINDINGS" if bad else "INCONCLUSIVE" if result.reasons else "PASS"
 
 
-_STATES = {1: "COMMITTED", 2: "ROLLED_BACK", 3: "COMMITTED and ROLLED_BACK"}
-
-
 def _mask(subscribed: Column, block: int) -> Column:
     """The groups' bits of some subscriptions, in one number."""
     return F.aggregate(subscribed, F.lit(0).cast("bigint"), lambda mask, s: mask.bitwiseOR(s[f"bit{block}"]))
-
-
-def _within(rows: DataFrame, span: Span | None) -> DataFrame:
-    """Rows whose ids were made in a span."""
-    if span is None:
-        return rows
-    first = F.lit(bytes(max(0, span.start_us // 1000).to_bytes(6)))
-    last = F.lit(bytes(min(span.end_us // 1000, (1 << 48) - 1).to_bytes(6)))
-    return rows.where((F.col("id") >= first) & (F.col("id") < last))
-
-
-def _detail(name: str, row: dict[str, Any], found: Found) -> str:
-    local = _STATES.get(row["local"], "nothing")
-    if name == "CONFLICT":
-        return f"the database says {local}, the server {_STATES[row['outcomes']]}"
-    if name == "IN_DOUBT":
-        return f"a half without an outcome; the database says {local}"
-    if name == "LOST":
-        if row["outcomes"] == 1:
-            return "committed in the database and on the server, and in no queue"
-        return "committed in the database; the server has " + ("the half only" if row["half_us"] else "nothing of it")
-    if name == "GHOST":
-        return "in a queue; the database " + ("rolled it back" if row["local"] == 2 else "has no row of it")
-    if name == "DUP_ENQUEUE":
-        return f"in {row['places']} places, the first at offset {row['offset']}"
-    if name == "UNDELIVERED":
-        return f"not settled by {', '.join(found.groups)}"
-    if name == "ACKED_NO_EFFECT":
-        return f"acknowledged by {', '.join(found.groups)}, whose inbox has no row"
-    if name == "REDELIVERED":
-        return f"delivered again to {', '.join(found.groups)}"
-    if name == "ORPHAN_ROW":
-        return "a tombstone without a half" if row["local"] == 2 else "an inbox row of a message that nobody has"
-    return ""
-
-
-def _corrupt(log: LogInput, broken: dict[str, Any]) -> Found:
-    return Found(
-        "CORRUPT", broken["id"] or "", broken["no"] or 0, broken["detail"], at_us=broken["time_us"], log=log.name,
-        evidence={"position": broken["position"], "end": broken["end"], "is_read": broken["read"]},
-    )  # fmt: skip
-
-
-def _gaps(log: LogInput) -> Iterable[Found]:
-    last: dict[str, Any] = {}
-    for b in log.catalog.bridges:
-        before = last.get(b.source)
-        last[b.source] = b
-        if before is None:
-            continue
-        if b.since is not None and b.since != before.position:
-            detail = f"source {b.source} went on from {b.since or 'its beginning'}, and stood at {before.position}"
-        elif b.epoch < before.epoch:
-            detail = f"source {b.source}: epoch {b.epoch} wrote after epoch {before.epoch}"
-        else:
-            continue
-        yield Found(
-            "BRIDGE_GAP", detail=detail, at_us=b.time_us, log=log.name,
-            evidence={"position": b.at, "from": before.position, "to": b.since, "source": b.source},
-        )  # fmt: skip
 
 
 def _text(us: int) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 from notify import ids
 from notify.errors import InvalidRequest
-from spark.audit import Inputs
 from spark.log_input import LogInput
+from spark.result import Inputs
 from spark.scan import ATTEMPTED
 from storage.sql.rows import microseconds_of
 from storage.store import SettleKind

@@ -26,8 +26,8 @@ from notify.check.local import answer
 from notify.client.http import HttpClient
 from notify.errors import NotifyError
 from notify.wire import JSON
-from spark.audit import Found, Inputs
 from spark.databases import Database
+from spark.result import Found, Inputs
 
 AT_ONCE = 500
 CALL_SECONDS = 60.0

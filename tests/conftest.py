@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -73,6 +75,34 @@ def engine_url(database: str, database_urls: dict[str, str], tmp_path: Path) -> 
     """The URL of an empty database of its own."""
     with empty_database(database, database_urls, tmp_path) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def binlog_server() -> Iterator[databases.MariaDbServer]:
+    """A MariaDB of its own for bridges: its variables are changed, its binlogs purged, and nobody else fills them."""
+    directory = Path(tempfile.mkdtemp(prefix="notify-bridge-"))
+    try:
+        try:
+            server = databases.MariaDbServer(directory).create()
+        except databases.NotAvailable as reason:
+            pytest.skip(str(reason))
+        yield server
+        server.stop()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def binlog_url(binlog_server: databases.MariaDbServer) -> Iterator[str]:
+    """An empty database behind an empty binlog; the server's variables are put right again afterwards."""
+    name = "d" + uuid.uuid4().hex[:10]
+    binlog_server.execute("RESET MASTER", f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+    yield sa.make_url(binlog_server.url).set(database=name).render_as_string(hide_password=False)
+    binlog_server.execute(
+        "SET GLOBAL binlog_format = 'ROW', GLOBAL binlog_row_image = 'FULL', GLOBAL binlog_row_metadata = 'FULL', "
+        "GLOBAL log_bin_compress = OFF",
+        f"DROP DATABASE {name}",
+    )
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from notify.wire import instant
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark.audit import Inputs, Result
+    from spark.result import Inputs, Result
 
 DATABASE = typer.Option(
     [], "--database", envvar="NOTIFY_AUDIT_DATABASE", help="A business database as `NAME=URL` or URL, given again for "
@@ -82,9 +82,9 @@ def effect_queries(given: list[str], names: list[str]) -> tuple[tuple[str, str],
 @contextmanager
 def opened(database: list[str], log: list[str], kafka: list[str], storage: list[str]) -> Iterator[Inputs]:
     """The inputs that flags name. Raises what opening them raises."""
-    from spark.audit import Inputs
     from spark.databases import Database
     from spark.log_input import LogInput
+    from spark.result import Inputs
 
     databases: list[Database] = []
     try:
@@ -171,8 +171,9 @@ def run(
     """Audit once. Exit code 0: nothing is wrong; 1: something is; 2: it could not be told."""
     from_us, to_us = instant_us("--from", since), instant_us("--to", to)
     with spark_errors(), opened_here(database, log, kafka, storage) as inputs:
-        from spark.audit import Audit, Plan
+        from spark.audit import Audit
         from spark.report.files import plain, write
+        from spark.result import Plan
 
         names = [d.name for d in inputs.databases]
         plan = Plan(
@@ -312,7 +313,7 @@ def watch(
 
     from_us = instant_us("--from", since)
     with spark_errors(), opened_here(database, log, kafka, storage) as checked:
-        from spark.audit import Plan
+        from spark.result import Plan
         from spark.watch import Watch
 
         names = [d.name for d in checked.databases]

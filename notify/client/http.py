@@ -92,6 +92,11 @@ class _Connection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.close()
 
+    def cut(self) -> None:
+        """Without TLS's farewell, which a busy or silent peer would have to answer first."""
+        if self.transport is not None:
+            self.transport.abort()
+
 
 class HttpClient:
     """Requests to one server. Belongs to one event loop."""
@@ -189,7 +194,12 @@ class HttpClient:
         """Cut every connection; what is on its way fails as Unavailable."""
         self._closed = True
         for connection in list(self._open):
-            connection.close()
+            connection.cut()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the loop still has a connection of it."""
+        return bool(self._open)
 
 
 _decode_problem = msgspec.json.Decoder(Problem).decode

@@ -27,6 +27,8 @@ DOWN_SECONDS = 1.0
 """A server that failed is not asked again for so long, if another can be."""
 LONG_POLL_SECONDS = 15.0
 SHORTEST_ATTEMPT_SECONDS = 0.5
+CLOSE_ROUNDS = 1000
+"""Of a millisecond and more."""
 
 
 class _Member(msgspec.Struct):
@@ -70,6 +72,8 @@ class Servers:
         self._room = os.environ.get("NOTIFY_ROOM", "") if room is None else room
         self._tls, self._token = tls, token
         self._clients = {seed: HttpClient(seed, tls=tls, token=token) for seed in self._seeds}
+        self._left: list[HttpClient] = []
+        """Of members that left, with requests on their way."""
         self._members: list[_Member] = []
         self._known: tuple[object, ...] = ()
         self._down: dict[str, float] = {}
@@ -180,22 +184,28 @@ class Servers:
         self._current = ""
         wanted = {*self._seeds, *(m.url for m in members)}
         for url in [url for url in self._clients if url not in wanted]:
-            self._clients.pop(url).close_when_idle()
+            left = self._clients.pop(url)
+            left.close_when_idle()
+            self._left = [client for client in (*self._left, left) if client.is_open]
 
     async def aclose(self) -> None:
         """Cut every connection, and wait until the loop has let go of them."""
         self.close()
         if self._refreshing is not None:
             await asyncio.gather(self._refreshing, return_exceptions=True)
-        for _ in range(2):  # a transport closes its socket in the loop's next round
-            await asyncio.sleep(0)
+        clients = [*self._clients.values(), *self._left]
+        for _ in range(CLOSE_ROUNDS):
+            # A loop must not be closed while it has connections: each is let go of in one of its next rounds.
+            await asyncio.sleep(0.001)
+            if not any(client.is_open for client in clients):
+                break
 
     def close(self) -> None:
         """Cut every connection, without waiting."""
         self._closed = True
         if self._refreshing is not None:
             self._refreshing.cancel()
-        for client in self._clients.values():
+        for client in (*self._clients.values(), *self._left):
             client.close()
 
 

@@ -15,6 +15,7 @@ from notify.server.access import Access, tokens
 from notify.server.admin.records import CREDENTIALS, SETTINGS, Credential, Records, Revision
 from notify.server.clock import Clock
 from notify.server.configuration import Configuration
+from notify.server.tasks import ended
 from notify.settings import Settings
 
 log = structlog.get_logger("notify.server")
@@ -97,8 +98,6 @@ class Administration:
 
     async def stop(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await ended(self._task)
             with contextlib.suppress(Exception):
                 await self._note_used()

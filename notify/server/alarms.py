@@ -16,6 +16,7 @@ from notify.errors import NotifyError, WrongRole
 from notify.server import webhooks
 from notify.server.core import Core
 from notify.server.delivery.instances import states
+from notify.server.tasks import ended
 from notify.wire import encode_json, instant
 
 log = structlog.get_logger("notify.server")
@@ -76,10 +77,7 @@ class Alarms:
         self._tasks = [loop.create_task(self._run()), loop.create_task(self._send())]
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await ended(*self._tasks)
 
     def now(self) -> list[dict[str, Any]]:
         """What is wrong, what has been so for longest first."""

@@ -33,6 +33,7 @@ from notify.server.http import Answer, DataRoutes, json_check, problem
 from notify.server.http import Request as DataRequest
 from notify.server.membership import Membership
 from notify.server.openapi import describe_data_routes
+from notify.server.tasks import ended
 from notify.settings import Settings
 from notify.wire import PROBLEM
 from storage.sql.registry import Member
@@ -175,10 +176,7 @@ class App:
         if self.administration is not None:
             await self.administration.stop()
         await self.jobs.stop()
-        if self._run is not None:
-            self._run.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._run
+        await ended(self._run)
         core, self.core, self._data = self.core, None, None
         if core is not None:
             await core.stop()

@@ -7,7 +7,6 @@ fields of `POST /v1/transactions/outcomes`. No answer, or an unknown one, is `un
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ import structlog
 from notify.errors import NotifyError
 from notify.server import webhooks
 from notify.server.core import Core
+from notify.server.tasks import ended
 from notify.wire import OutcomeItem, Outcomes, Poll, encode_json
 
 log = structlog.get_logger("notify.server")
@@ -52,10 +52,7 @@ class CheckWebhooks:
             self._running[(group, url)] = asyncio.get_running_loop().create_task(self._run(group, url))
 
     async def stop(self) -> None:
-        for task in self._running.values():
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await ended(*self._running.values())
 
     async def _run(self, group: str, url: str) -> None:
         wait = RETRY_SECONDS

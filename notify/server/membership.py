@@ -10,19 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 import structlog
-from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.engine import Engine
 
 from notify.server.clock import wall_clock
+from notify.server.tasks import ended
 from storage.sql import key_map, registry
 from storage.sql.registry import Member
 from storage.sql.rows import microseconds_of
 
 if TYPE_CHECKING:
+    from storage.sql.key_map import KeyMap
     from storage.sql.shards import SqlShards
 
 log = structlog.get_logger("notify.server")
 
 CLOCK_WARNING_US = 1_000_000
+STOP_SECONDS = 5.0
 CONSUMERS_EVERY, FORGET_EVERY = 2, 600
 """Heartbeats of its own, a second each, between two of its consumers, and between two looks for what is long gone."""
 
@@ -87,17 +90,19 @@ class Membership:
             if self._beats % FORGET_EVERY == 0:
                 registry.forget_the_long_gone(connection)
             found = registry.members(connection)
-            if self.shards is not None:
-                self._follow_key_map(connection, self.shards)
+            newest = None if self.shards is None else key_map.newest(connection)
+        if self.shards is not None and newest is not None:
+            self._follow_key_map(newest, self.shards)
         if _servers(found) != _servers(self.members):
             self.version += 1
         self.members = found
 
-    def _follow_key_map(self, connection: Connection, shards: SqlShards) -> None:
-        newest = key_map.newest(connection)
+    def _follow_key_map(self, newest: KeyMap, shards: SqlShards) -> None:
         if not newest.version:
-            key_map.make_first(connection, shards.key_map.shards)
-            newest = key_map.newest(connection)
+            with contextlib.suppress(sa.exc.IntegrityError), self.engine.begin() as connection:
+                key_map.make_first(connection, shards.key_map.shards)
+            with self.engine.connect() as connection:
+                newest = key_map.newest(connection)
         self.me.detail[key_map.FOLLOWS] = shards.follow(newest)
 
     def _change_key_map(self, shards: SqlShards) -> None:
@@ -144,10 +149,9 @@ class Membership:
 
     async def stop(self) -> None:
         """Leave in good order: others stop sending here at once, not only when the heartbeats are missed."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await ended(self._task)
+        if self._changing is not None:
+            await asyncio.wait([self._changing], timeout=STOP_SECONDS)
         with contextlib.suppress(Exception):
             await asyncio.to_thread(self._leave)
 

@@ -329,10 +329,10 @@ class LogStore(LogTransactions, LogTopics, LogMessages, LogGroups):
                     await asyncio.to_thread(self._write_sealed, part, part.end)
                 else:
                     self._write_sealed(part, part.end)
+                self._swap_in(part)
             except OSError as error:
                 log.error("seal_failed", reason=str(error), segment=part.base)
                 return  # tried again when the next frame is durable
-            self._swap_in(part)
             del self.state.being_sealed[0]
 
     def _write_sealed(self, part: LivePart, end: int) -> None:

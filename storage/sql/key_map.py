@@ -22,6 +22,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
+from notify import ids
 from notify.errors import Conflict, InvalidRequest
 from storage.sql import registry
 from storage.sql.rows import microseconds_of, moment_of
@@ -31,6 +32,8 @@ LEASE_SECONDS = 20.0
 SETTLE_SECONDS = 30.0
 CLOCKS_US = 2_000_000
 """How far the clocks of two databases may be apart; servers warn above a second."""
+IDS_MS = 600_000
+"""How far ids may lie behind the time at which they were stored: late clocks of producers, and long transactions."""
 FOLLOWS = "key_map"
 """In a server's heartbeat: the version by which all that it has on its way was sent."""
 
@@ -82,7 +85,10 @@ def newest(connection: Connection) -> KeyMap:
 
 
 def make_first(connection: Connection, shards: Sequence[str]) -> None:
-    """Write down the map of a registry that has none, so that a shard added later does not move keys by itself."""
+    """Write down the map of a registry that has none, so that a shard added later does not move keys by itself.
+
+    Raises IntegrityError where another server does so at this moment.
+    """
     if newest(connection).version == 0:
         _insert(connection, 1, shards)
 
@@ -97,7 +103,10 @@ def change(connection: Connection, shards: Sequence[str]) -> int:
     now = newest(connection)
     if now.previous:
         raise Conflict(f"version {now.version} of the key map is not through: it waits for {now.waits_for}")
-    _insert(connection, now.version + 1, shards)
+    try:
+        _insert(connection, now.version + 1, shards)
+    except sa.exc.IntegrityError:
+        raise Conflict("another change of the key map was made at this moment") from None
     if now.version:
         connection.execute(
             server_key_map_change.insert().values(of_version=now.version + 1, previous=json.dumps(list(now.shards)))
@@ -142,13 +151,21 @@ def advance(connection: Connection, key_map: KeyMap, engines: Mapping[str, Engin
 def _is_open(engine: Engine, until_us: int) -> bool:
     """Whether something with a key was prepared before, and not long before, that is undecided."""
     begun = moment_of(until_us) - timedelta(seconds=2 * SETTLE_SECONDS)
+    # Ids rise with their producers' clocks, so the primary key finds what is young: no scan of the table.
+    lowest = ids.to_text(max(0, until_us // 1000 - IDS_MS).to_bytes(6) + bytes(10))
     prepared = sa.and_(_t.next_check_us.is_not(None), _t.state == "PREPARED")
     keyed = server_half_message.alias()
     has_key = sa.exists().where(keyed.c.transaction_id == _t.transaction_id, keyed.c.key.is_not(None))
     with engine.connect() as connection:
         found = connection.execute(
             sa.select(_t.transaction_id)
-            .where(prepared, _t.created_at > begun, _t.created_at < moment_of(until_us), has_key)
+            .where(
+                _t.transaction_id > lowest,
+                prepared,
+                _t.created_at > begun,
+                _t.created_at < moment_of(until_us),
+                has_key,
+            )
             .limit(1)
         ).first()
     return found is not None

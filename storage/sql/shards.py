@@ -60,6 +60,8 @@ class SqlShards:
         self._confirmed: float | None = None
         """When the registry last said which version holds; None: there is no registry to ask."""
         self._complained = 0
+        self._refusal = ""
+        """Why nothing with a key is taken; empty: it is."""
         self._opened: set[str] = set()
         self._probing: dict[str, asyncio.Task[None]] = {}
         self._probed: dict[str, float] = {}
@@ -133,16 +135,26 @@ class SqlShards:
         """
         unknown = [name for name in (*key_map.shards, *key_map.previous) if name not in self.by_name]
         if unknown:
-            if key_map.version != self._complained:
-                self._complained = key_map.version
-                remedy = "start it with --storage that names every shard of the map"
-                log.error("key_map_not_followed", version=key_map.version, unknown=unknown, remedy=remedy)
+            self._cannot_follow(key_map, unknown)
         else:
             if key_map.version != self.key_map.version:
                 log.info("key_map_followed", version=key_map.version, shards=key_map.shards)
             self.key_map = key_map
-            self._confirmed = time.monotonic()
+            self._refusal = ""
+        self._confirmed = time.monotonic()
         return min(list(self._sending), default=self.key_map.version)
+
+    def _cannot_follow(self, key_map: KeyMap, unknown: list[str]) -> None:
+        why = (
+            f"version {key_map.version} of the key map has shards {', '.join(unknown)}, which this server does not know"
+        )
+        remedy = "start it with a --storage that names every shard of the map"
+        if key_map.version != self._complained:
+            self._complained = key_map.version
+            log.error("key_map_not_followed", reason=why, remedy=remedy)
+        # As long as the change waits for this server, the version that it has holds.
+        holds = key_map.previous and not key_map.followed_us and self.key_map.version == key_map.version - 1
+        self._refusal = "" if holds else f"{why}; {remedy}"
 
     def shard_of(self, t: NewTransaction) -> str | None:
         """Where a transaction has to go: by the first key in it; None: anywhere.
@@ -160,6 +172,8 @@ class SqlShards:
     def _shard_of_key(self, key: str, now: KeyMap) -> str:
         if self._confirmed is not None and time.monotonic() - self._confirmed > LEASE_SECONDS:
             raise Unavailable("the registry has not been heard for long: where keys belong is not known; try again")
+        if self._refusal:
+            raise Unavailable(self._refusal)
         hashed = key_hash(key)
         shard = now.shards[hashed % len(now.shards)]
         if now.previous and now.previous[hashed % len(now.previous)] != shard:

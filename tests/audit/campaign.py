@@ -18,9 +18,10 @@ from pathlib import Path
 import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
-from spark.audit import Audit, Inputs, Plan, Result
+from spark.audit import Audit
 from spark.databases import Database
 from spark.log_input import LogInput
+from spark.result import Inputs, Plan, Result
 from spark.session import open_session
 from tests.audit.made import STEP_US, Made, load, make_log, open_engine
 from tests.audit.plant import Planted, Planter, copied

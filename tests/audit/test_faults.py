@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from spark.audit import Audit, Inputs, Plan
+from spark.audit import Audit
 from spark.databases import Database
 from spark.findings import FINDINGS
 from spark.log_input import LogInput
+from spark.result import Inputs, Plan
 from tests.audit.campaign import campaign
 from tests.audit.made import STEP_US
 from tests.conftest import empty_database

@@ -23,9 +23,10 @@ from notify.bench.server import ServerProcess
 from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox, notify_source
 from notify.errors import InvalidRequest, StorageFailed, Unavailable
-from spark.audit import Audit, Inputs, Plan, Result
+from spark.audit import Audit
 from spark.databases import Database
 from spark.log_input import LogInput
+from spark.result import Inputs, Plan, Result
 from storage.sql import schema
 from storage.sql.rows import moment_of, text_of
 from tests.audit.campaign import made_run

@@ -17,10 +17,11 @@ from notify import ids
 from notify.bench.server import ServerProcess
 from notify.client import Consumer, Inbox, Message, TransactionProducer, create_tables
 from notify.client.table import half_message, notify_inbox
-from spark.audit import Audit, Inputs, Plan, Result
+from spark.audit import Audit
 from spark.databases import Database
 from spark.log_input import LogInput
 from spark.repair import Repair
+from spark.result import Inputs, Plan, Result
 from tests.conftest import empty_database, make_engine
 from tests.integration.shop import Base, Order
 

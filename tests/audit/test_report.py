@@ -13,11 +13,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from spark.audit import Found, Result
 from spark.findings import FINDINGS
 from spark.report.files import write
 from spark.report.histogram import merged, percentile, shown
 from spark.report.page import page
+from spark.result import Found, Result
 
 T0 = 1_800_000_000_000_000
 

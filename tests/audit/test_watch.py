@@ -19,9 +19,9 @@ import pytest
 from notify import ids
 from notify.client.table import half_message
 from notify.errors import Unavailable
-from spark.audit import Inputs, Plan
 from spark.databases import Database
 from spark.log_input import LogInput
+from spark.result import Inputs, Plan
 from spark.watch import RECHECKS, Watch
 from storage.log.store import LogStore
 from storage.sql.rows import moment_of

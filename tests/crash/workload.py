@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 from notify import ids
-from notify.errors import NotifyError
+from notify.errors import NotifyError, StorageFailed
 from storage.store import NewMessage, NewTransaction, SettleKind, State, Store, Subscription, Topic
 
 T0 = 1_800_000_000_000_000
@@ -23,6 +23,13 @@ class History:
     commit_tried: set[bytes] = field(default_factory=set)
     rollback_tried: set[bytes] = field(default_factory=set)
     acked: int = 0
+    power_is_lost: bool = False
+    """From then on nobody hears an answer."""
+
+    def heard(self) -> None:
+        """Raises StorageFailed where an answer came after the power was lost."""
+        if self.power_is_lost:
+            raise StorageFailed("the power is lost: nobody hears this")
 
 
 async def work(store: Store, history: History, chance: random.Random, steps: int) -> None:
@@ -42,6 +49,7 @@ async def work(store: Store, history: History, chance: random.Random, steps: int
             history.intents[t.id] = payloads
             new.append(t)
         await store.put(new, now)
+        history.heard()
         for t in new:
             history.halves[t.id] = history.intents[t.id]
             open_ids.append(t.id)
@@ -52,6 +60,7 @@ async def work(store: Store, history: History, chance: random.Random, steps: int
         outcomes = [(i, "g", State.COMMITTED if c else State.ROLLED_BACK) for i, c in ended]
         if outcomes:
             await store.decide(outcomes, now)
+            history.heard()
         for transaction_id, commit in ended:
             if commit:
                 history.committed.append(transaction_id)
@@ -62,6 +71,7 @@ async def work(store: Store, history: History, chance: random.Random, steps: int
             target = chance.randint(history.acked, end)
             if target > history.acked:
                 await store.settle("c", "t", 0, [(history.acked, target - history.acked)], SettleKind.ACK, now)
+                history.heard()
                 history.acked = target
 
 

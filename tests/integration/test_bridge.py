@@ -5,15 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-import uuid
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,36 +38,13 @@ from storage.sql.dialects import open_engine
 from storage.sql.store import SqlStore
 from storage.store import NewMessage, NewTransaction, State
 from tests.crash.bridge import History, violations
-from tests.integration.databases import MariaDbServer, NotAvailable
+from tests.integration.databases import MariaDbServer
 from tests.integration.shop import Base, Order, drain, subscribe
 
 
-@pytest.fixture(scope="module")
-def mariadb() -> Iterator[MariaDbServer]:
-    """A server of its own: its variables are changed, its binlogs purged."""
-    directory = Path(tempfile.mkdtemp(prefix="notify-bridge-"))
-    try:
-        try:
-            server = MariaDbServer(directory).create()
-        except NotAvailable as reason:
-            pytest.skip(str(reason))
-        yield server
-        server.stop()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
 @pytest.fixture
-def url(mariadb: MariaDbServer) -> Iterator[str]:
-    """An empty database behind whatever is in the binlog; the server's variables are put right again afterwards."""
-    name = "d" + uuid.uuid4().hex[:10]
-    mariadb.execute("RESET MASTER", f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
-    yield sa.make_url(mariadb.url).set(database=name).render_as_string(hide_password=False)
-    mariadb.execute(
-        "SET GLOBAL binlog_format = 'ROW', GLOBAL binlog_row_image = 'FULL', GLOBAL binlog_row_metadata = 'FULL', "
-        "GLOBAL log_bin_compress = OFF",
-        f"DROP DATABASE {name}",
-    )
+def url(binlog_url: str) -> str:
+    return binlog_url
 
 
 def outbox(url: str, topic: str, numbers: range, **options: Any) -> None:
@@ -170,7 +142,9 @@ def test_a_second_bridge_takes_over_and_the_first_stops(
     asyncio.run(run())
 
 
-def test_two_readers_with_one_server_id(url: str, mariadb: MariaDbServer, server: ServerProcess, unique: str) -> None:
+def test_two_readers_with_one_server_id(
+    url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str
+) -> None:
     """The source cuts one of them off, again and again: a bridge says why, and stops."""
     outbox(url, unique, range(2))
     bridge = Bridge([url], server.url, server_id=4711)
@@ -194,22 +168,22 @@ def test_two_readers_with_one_server_id(url: str, mariadb: MariaDbServer, server
             asyncio.run(asyncio.wait_for(bridge.run(), 40))
     finally:
         stop.set()
-        mariadb.execute("FLUSH BINARY LOGS")  # wakes the one that waits
+        binlog_server.execute("FLUSH BINARY LOGS")  # wakes the one that waits
         thread.join(20)
 
 
 def test_what_was_purged_stops_it_and_is_backfilled(
-    url: str, mariadb: MariaDbServer, server: ServerProcess, unique: str
+    url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str
 ) -> None:
     subscribe(server.url, unique, unique)
     outbox(url, unique, range(8))
     move(url, server)
     outbox(url, unique, range(8, 16))
-    mariadb.execute("FLUSH BINARY LOGS", "FLUSH BINARY LOGS")
-    last = str(mariadb.execute("SHOW BINARY LOGS")[-1][0])
+    binlog_server.execute("FLUSH BINARY LOGS", "FLUSH BINARY LOGS")
+    last = str(binlog_server.execute("SHOW BINARY LOGS")[-1][0])
     for _ in range(50):  # a connection that is over may hold a file for a moment
-        mariadb.execute(f"PURGE BINARY LOGS TO '{last}'")
-        if len(mariadb.execute("SHOW BINARY LOGS")) == 1:
+        binlog_server.execute(f"PURGE BINARY LOGS TO '{last}'")
+        if len(binlog_server.execute("SHOW BINARY LOGS")) == 1:
             break
         time.sleep(0.2)
     outbox(url, unique, range(16, 24))
@@ -252,15 +226,17 @@ def test_a_foreign_position_stops_it(url: str, server: ServerProcess, unique: st
     ],
 )
 def test_a_source_that_would_leave_gaps_is_refused_at_start(
-    url: str, mariadb: MariaDbServer, server: ServerProcess, unique: str, statement: str, remedy: str
+    url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str, statement: str, remedy: str
 ) -> None:
     outbox(url, unique, range(2))
-    mariadb.execute(statement)
+    binlog_server.execute(statement)
     with pytest.raises(InvalidRequest, match=f"SET GLOBAL {remedy}"):
         move(url, server)
 
 
-def test_a_source_that_turns_bad_stops_it(url: str, mariadb: MariaDbServer, server: ServerProcess, unique: str) -> None:
+def test_a_source_that_turns_bad_stops_it(
+    url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str
+) -> None:
     """A session may still write statements after the bridge has looked: it stops, and says what to do."""
     outbox(url, unique, range(2))
     move(url, server)
@@ -273,9 +249,9 @@ def test_a_source_that_turns_bad_stops_it(url: str, mariadb: MariaDbServer, serv
         move(url, server)
 
 
-def test_missing_grants_and_tables_are_named(url: str, mariadb: MariaDbServer, server: ServerProcess) -> None:
+def test_missing_grants_and_tables_are_named(url: str, binlog_server: MariaDbServer, server: ServerProcess) -> None:
     name = sa.make_url(url).database
-    mariadb.execute(
+    binlog_server.execute(
         "CREATE OR REPLACE USER poor@'127.0.0.1' IDENTIFIED BY 'poor'", f"GRANT SELECT ON {name}.* TO poor@'127.0.0.1'"
     )
     poor = sa.make_url(url).set(username="poor", password="poor").render_as_string(hide_password=False)
@@ -361,11 +337,13 @@ def test_the_history_catches_what_a_bridge_may_do_wrong() -> None:
         assert any(what in bad for bad in violations(history, {"k": found})), what
 
 
-def test_several_sources_in_one_process(url: str, mariadb: MariaDbServer, server: ServerProcess, unique: str) -> None:
+def test_several_sources_in_one_process(
+    url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str
+) -> None:
     """`notify bridge` with two databases; one whose table is no good stops alone, and the exit code says so."""
     other, bad = (sa.make_url(url).set(database=f"{unique[:20]}_{n}") for n in ("other", "bad"))
     for database in (other, bad):
-        mariadb.execute(f"CREATE DATABASE {database.database} CHARACTER SET utf8mb4")
+        binlog_server.execute(f"CREATE DATABASE {database.database} CHARACTER SET utf8mb4")
     addresses = [u.render_as_string(hide_password=False) for u in (other, bad)]
     subscribe(server.url, unique, unique)
     outbox(url, unique, range(4))
@@ -384,4 +362,4 @@ def test_several_sources_in_one_process(url: str, mariadb: MariaDbServer, server
     assert [s["rows"] for s in result["sources"].values()] == [3, 3, 0]
     assert sorted(numbers(server, unique, 6)) == [0, 1, 2, 4, 5, 6]
     for database in (other, bad):
-        mariadb.execute(f"DROP DATABASE {database.database}")
+        binlog_server.execute(f"DROP DATABASE {database.database}")

@@ -95,7 +95,7 @@ class Producers:
             self.refusals.add(item["detail"])
             await asyncio.sleep(0.05)
 
-    async def more_of(self, keys: set[str], seconds: float = 15) -> None:
+    async def more_of(self, keys: set[str], seconds: float = 40) -> None:
         """Wait until each of these keys has sent some more."""
         before = dict(self.sent)
         async with asyncio.timeout(seconds):
@@ -131,10 +131,10 @@ async def the_sdk_tries_again(patient: TransactionClient, url: str, topic: str) 
 
     moves, stays = min(set(KEYS) - STAYS), min(STAYS)
     waiting = half_of(patient, moves)
-    assert accepted(await asyncio.wait_for(half_of(patient, stays), 3)).status == 201
-    hasty = TransactionClient(url, "sdk", instance="i", half_seconds=0.5)
+    assert accepted(await asyncio.wait_for(half_of(patient, stays), 10)).status == 201
+    hasty = TransactionClient(url, "sdk", instance="i", half_seconds=2)
     late, taken = half_of(hasty, moves), half_of(hasty, stays)
-    assert [(await asyncio.wait_for(item, 5)).status for item in (late, taken)] == [503, 201]
+    assert [(await asyncio.wait_for(item, 10)).status for item in (late, taken)] == [503, 201]
     assert hasty._deadlines == {} and not waiting.done()
     await hasty.close()
     return waiting
@@ -147,13 +147,14 @@ def test_keys_move_under_load_and_stay_in_order(
     show = ("storage", "key-map", "--storage", databases["a"], "--json", "--wait")
 
     async def run(stack: ExitStack) -> int:
-        def serve(names: str) -> ServerProcess:
-            place = tmp_path / f"server-{names}"
+        def serve(names: str, number: int = 0) -> ServerProcess:
+            place = tmp_path / f"server-{names}-{number}"
             made = ServerProcess(place, flags=["--storage", storage_of(databases, names)]).start()
             stack.callback(lambda: made.process.poll() is None and made.stop())  # type: ignore[union-attr]
             return made
 
-        old = await asyncio.to_thread(serve, "ab")
+        # Two at once: both would write down the first version.
+        old, other = await asyncio.gather(*(asyncio.to_thread(serve, "ab", number) for number in range(2)))
         await asyncio.to_thread(eventually, lambda: cli(*show, "0")[1]["version"] == 1)
         new = await asyncio.to_thread(serve, "abc")
         assert cli(*show, "0")[1] == {
@@ -171,9 +172,9 @@ def test_keys_move_under_load_and_stay_in_order(
                 assert (code, found["waits_for"]) == (1, "servers to follow")
                 await producers.more_of(set(KEYS))
                 producers.url = new.url
-                await asyncio.to_thread(old.stop)
+                await asyncio.gather(asyncio.to_thread(old.stop), asyncio.to_thread(other.stop))
                 reach = "what was committed before it to reach the queue"
-                await asyncio.to_thread(eventually, lambda: cli(*show, "0")[1]["waits_for"] == reach, 20)
+                await asyncio.to_thread(eventually, lambda: cli(*show, "0")[1]["waits_for"] == reach, 40)
                 stuck = dict(producers.sent)
                 await producers.more_of(STAYS)
                 assert {key for key in KEYS if producers.sent[key] == stuck[key]} == set(KEYS) - STAYS
@@ -183,11 +184,11 @@ def test_keys_move_under_load_and_stay_in_order(
                 code, refused = cli(*show, "0", "--shards", "a")
                 assert code == 2 and "is not through" in refused["text"]
                 async with relaying(databases["a"], server.url):
-                    assert await asyncio.to_thread(cli, *show, "20") == (
+                    assert await asyncio.to_thread(cli, *show, "60") == (
                         0,
                         {"version": 2, "shards": ["a", "b", "c"], "waits_for": ""},
                     )
-                    assert accepted(await asyncio.wait_for(waiting, 10)).status == 201
+                    assert accepted(await asyncio.wait_for(waiting, 30)).status == 201
                     await client.close()
                     await producers.more_of(set(KEYS))
                     await producers.stop()
@@ -271,7 +272,15 @@ def test_what_is_on_its_way_counts_as_the_old_version(databases: dict[str, str])
         assert store.follow(KeyMap(2, ("b", "a"), ("a", "b"))) == 1
         await sending
         assert store.follow(KeyMap(2, ("b", "a"), ("a", "b"))) == 2
-        assert store.follow(KeyMap(3, ("b", "z"), ("b", "a"))) == 2  # there is no z here
+        # There is no z here: as long as the change waits for this server it goes on, and no longer.
+        assert store.follow(KeyMap(2, ("b", "a"))) == 2
+        assert store.follow(KeyMap(3, ("b", "z"), ("b", "a"))) == 2
+        assert (await store.put([half(key="k")], now()))[0].state == State.PREPARED
+        for foreign in (KeyMap(3, ("b", "z"), ("b", "a"), followed_us=1), KeyMap(3, ("b", "z")), KeyMap(9, ("z",))):
+            assert store.follow(foreign) == 2
+            with pytest.raises(Unavailable, match="does not know"):
+                await store.put([half(key="k")], now())
+            assert (await store.put([half()], now()))[0].state == State.PREPARED
         await store.close()
 
     asyncio.run(run())

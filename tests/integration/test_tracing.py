@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from sqlalchemy.orm import Session
 
 from notify import tracing
+from notify.binlog_bridge.pump import Bridge
 from notify.client import Consumer, Inbox, Message, TransactionProducer, create_tables
 from notify.message import ReceivedMessage
 from notify.testing import Crashed, InMemoryServer, crashing
@@ -85,6 +87,27 @@ def test_one_trace_through_a_crash_and_a_check(spans: InMemorySpanExporter, tmp_
     attributes = found["process order.placed"].attributes or {}
     assert attributes["messaging.consumer.group.name"] == "points" and attributes["messaging.system"] == "notify"
     assert (found["check order.placed"].attributes or {})["notify.outcome"] == "COMMIT"
+
+
+def test_a_bridge_goes_on_with_the_trace(spans: InMemorySpanExporter, binlog_url: str) -> None:
+    """From the request through the outbox's row and the binlog into the queue."""
+    with InMemoryServer(tracing=True) as server:
+        engine = make_engine(binlog_url)
+        create_tables(engine)
+        with (
+            TransactionProducer("http://127.0.0.1:9", group="orders", engine=engine, mode="outbox") as producer,
+            trace.get_tracer("shop").start_as_current_span("POST /orders") as root,
+            Session(engine) as session,
+            session.begin(),
+        ):
+            producer.send(session, Message("order.placed", "book"))
+        asyncio.run(Bridge([binlog_url], server.url).run(once=True))
+        assert [m.text for m in server.wait_for("order.placed", 1)] == ["book"]
+        engine.dispose()
+    append, send = by_name(spans, "append order.placed"), by_name(spans, "send order.placed")
+    assert append.context.trace_id == root.get_span_context().trace_id
+    assert append.parent is not None and append.parent.span_id == send.context.span_id
+    assert str((append.attributes or {})["messaging.notify.source"])
 
 
 def test_headers_of_others_and_nonsense(spans: InMemorySpanExporter) -> None:

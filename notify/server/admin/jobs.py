@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Any
 
 import structlog
@@ -13,6 +12,7 @@ from notify.errors import Conflict, NotFound
 from notify.limits import check_between
 from notify.server.admin.redrive import DeadLetters, Wanted
 from notify.server.admin.writes import Asker, Desk, Who, Write
+from notify.server.tasks import ended
 from notify.wire import instant
 
 log = structlog.get_logger("notify.server")
@@ -47,10 +47,7 @@ class Jobs:
 
     async def stop(self) -> None:
         """Stop what runs; it goes on at the next start."""
-        for task in list(self._running.values()):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await ended(*self._running.values())
 
     async def cancel(self, number: int, why: str) -> None:
         """Stop a job for good, after the batch that it is at. Raises Conflict where it ended before that."""

@@ -1,0 +1,100 @@
+"""What an audit is asked, what it reads, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark.databases import Database
+from spark.findings import BAD
+from spark.kafka_input import KafkaInput
+from spark.log_input import LogInput
+
+LATENCIES = ("commit_to_queue", "queue_to_ack", "queue_to_effect")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to audit. Times in microseconds since 1970; 0: from what is retained, up to now."""
+
+    from_us: int = 0
+    to_us: int = 0
+    max_transaction_seconds: float = 600.0
+    deliver_seconds: float = 600.0
+    """Within what time a message that is in its queue should be settled."""
+    bucket_seconds: float = 60.0
+    effects: tuple[tuple[str, str], ...] = ()
+    """(database, query) that names business effects, see Database.doubled."""
+    closes_by_clock: bool = False
+    """Close by this machine's clock alone, as `watch` does: an input that stalls must not hide what is lost."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where everything comes from."""
+
+    databases: Sequence[Database] = ()
+    logs: Sequence[LogInput] = ()
+    kafka: Sequence[KafkaInput] = ()
+    storages: Sequence[Database] = ()
+
+
+@dataclass
+class Found:
+    """One finding, with its evidence."""
+
+    finding: str
+    transaction_id: str = ""
+    message_no: int = 0
+    detail: str = ""
+    topic: str = ""
+    queue: int | None = None
+    offset: int | None = None
+    producer_group: str = ""
+    groups: list[str] = field(default_factory=list)
+    at_us: int = 0
+    database: str = ""
+    log: str = ""
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def message_id(self) -> str:
+        return f"{self.transaction_id}.{self.message_no}" if self.transaction_id else ""
+
+    @property
+    def key(self) -> str:
+        """What makes it the same finding in another audit."""
+        where = self.message_id or f"{self.log}:{self.evidence.get('position', '')}:{self.detail}"
+        return f"{self.finding}:{where}:{','.join(self.groups)}"
+
+
+@dataclass
+class Result:
+    """What an audit says."""
+
+    verdict: str = "INCONCLUSIVE"
+    """PASS, FINDINGS or INCONCLUSIVE."""
+    reasons: list[str] = field(default_factory=list)
+    """Why it is inconclusive."""
+    notes: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    not_checked: dict[str, str] = field(default_factory=dict)
+    totals: dict[str, int] = field(default_factory=dict)
+    found: list[Found] = field(default_factory=list)
+    inputs: list[dict[str, Any]] = field(default_factory=list)
+    buckets: list[dict[str, Any]] = field(default_factory=list)
+    latencies: dict[str, list[tuple[int, str, int, int]]] = field(default_factory=dict)
+    """Of each kind (bucket, topic, bin, messages)."""
+    from_us: int = 0
+    to_us: int = 0
+    closed_us: int = 0
+    seconds: float = 0.0
+    steps: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """0 PASS, 1 findings, 2 inconclusive; 1 goes before 2."""
+        if any(self.counts.get(name) for name in BAD):
+            return 1
+        return 2 if self.reasons else 0

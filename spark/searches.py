@@ -1,0 +1,114 @@
+"""The findings that need more than a message's row: damage, gaps of a bridge, order per key, doubled effects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.window import Window
+
+from notify import ids
+from notify.errors import InvalidRequest
+from spark.databases import Database, Span
+from spark.log_input import LogInput
+from spark.result import Found
+from storage.store import SettleKind
+
+MOST_FINDINGS = 100_000
+"""Rows of evidence that are kept of a class; its count is exact."""
+
+
+def corrupt(log: LogInput, broken: dict[str, Any]) -> Found:
+    return Found(
+        "CORRUPT", broken["id"] or "", broken["no"] or 0, broken["detail"], at_us=broken["time_us"], log=log.name,
+        evidence={"position": broken["position"], "end": broken["end"], "is_read": broken["read"]},
+    )  # fmt: skip
+
+
+def gaps(log: LogInput) -> Iterable[Found]:
+    last: dict[str, Any] = {}
+    for b in log.catalog.bridges:
+        before = last.get(b.source)
+        last[b.source] = b
+        if before is None:
+            continue
+        if b.since is not None and b.since != before.position:
+            detail = f"source {b.source} went on from {b.since or 'its beginning'}, and stood at {before.position}"
+        elif b.epoch < before.epoch:
+            detail = f"source {b.source}: epoch {b.epoch} wrote after epoch {before.epoch}"
+        else:
+            continue
+        yield Found(
+            "BRIDGE_GAP", detail=detail, at_us=b.time_us, log=log.name,
+            evidence={"position": b.at, "from": before.position, "to": b.since, "source": b.source},
+        )  # fmt: skip
+
+
+def disorder(spark: SparkSession, log: LogInput, span: Span | None) -> list[Found]:
+    """Settled messages of ordered groups behind later ones of their key."""
+    ordered = [s for s in log.catalog.subscriptions.values() if s.mode == "ordered"]
+    numbers = {name: n for n, name in log.catalog.topics.items()}
+    wanted = [(s.group, numbers[s.topic], list(s.moved)) for s in ordered if s.topic in numbers]
+    if not wanted:
+        return []
+    acks = log.acks(spark, span.start_us if span else 0)
+    if acks is None:
+        return []
+    which = F.broadcast(spark.createDataFrame(wanted, "group string, topic bigint, moved array<bigint>"))
+    topics = sorted({topic for _, topic, _ in wanted})
+    if len(topics) <= 1000:
+        acks = acks.where(F.col("topic").isin(topics))
+    chosen = acks.where(
+        F.col("kind").isin(int(SettleKind.ACK), int(SettleKind.DEAD_LETTER)) & (F.col("key_hash") != 0)
+    ).join(which, ["group", "topic"])
+    chosen = chosen.withColumn("epoch", F.size(F.filter("moved", lambda at: at <= F.col("seq"))))
+    before = (
+        Window.partitionBy("group", "topic", "queue", "key_hash", "epoch")
+        .orderBy("seq", "offset")
+        .rowsBetween(Window.unboundedPreceding, -1)
+    )
+    late = chosen.withColumn("highest", F.max("offset").over(before)).where("highest > offset")
+    found = []
+    for row in within(late, span).limit(MOST_FINDINGS).toLocalIterator():
+        topic = log.catalog.topics.get(row["topic"], "")
+        found.append(
+            Found(
+                "DISORDER", ids.to_text(bytes(row["id"])), row["no"],
+                f"group {row['group']} settled offset {row['offset']} after {row['highest']} of the same key",
+                topic, row["queue"], row["offset"], "", [row["group"]], row["at_us"], "", log.name,
+                {"settled_us": row["at_us"], "after_offset": row["highest"]},
+            )
+        )  # fmt: skip
+    return found
+
+
+def doubled(spark: SparkSession, database: Database, query: str, between: tuple[int, int] | None) -> list[Found]:
+    """Business effects that are there more than once, by a query of the user's. `between`: made in [from, to)."""
+    found = []
+    for row in database.doubled(spark, query).limit(MOST_FINDINGS).toLocalIterator():
+        try:
+            transaction, number = ids.parse_message_id(row["message_id"])
+        except ValueError as error:
+            raise InvalidRequest(f"--effects on database {database.name}: {error}") from None
+        made_us = ids.milliseconds(transaction) * 1000
+        if between is not None and not between[0] <= made_us < between[1]:
+            continue
+        found.append(
+            Found(
+                "DUP_EFFECT", ids.to_text(transaction), number, f"the effect is there {row['times']} times",
+                groups=[row["consumer_group"]] if row["consumer_group"] else [], at_us=made_us,
+                database=database.name, evidence={"times": row["times"]},
+            )
+        )  # fmt: skip
+    return found
+
+
+def within(rows: DataFrame, span: Span | None) -> DataFrame:
+    """Rows whose ids were made in a span."""
+    if span is None:
+        return rows
+    first = F.lit(bytes(max(0, span.start_us // 1000).to_bytes(6)))
+    last = F.lit(bytes(min(span.end_us // 1000, (1 << 48) - 1).to_bytes(6)))
+    return rows.where((F.col("id") >= first) & (F.col("id") < last))
