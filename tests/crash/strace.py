@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,13 +38,15 @@ def _one(fail_at: int) -> None:
         ["strace", "-f", "-qq", "-o", os.devnull, "-e", "trace=fdatasync", "-e", inject, *server],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
         asyncio.run(_send_until_refused(f"http://127.0.0.1:{port}"))
         if process.wait(20) == 0:
             raise AssertionError("the server survived a failed fdatasync")
     finally:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the server that it traces, too
         process.wait()
         shutil.rmtree(directory, ignore_errors=True)
 
