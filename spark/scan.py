@@ -32,7 +32,7 @@ from storage.log.format import (
 from storage.log.recovery import Damage, SegmentReader, walk
 from storage.log.sealed import ENTRY_TYPE, due_times
 from storage.log.segments import Segment
-from storage.log.state import decode
+from storage.log.state import decode, progress_of
 
 ATTEMPTED = 100
 """In the column `kind` of acks: not settled, but to be delivered again. Other values are SettleKind's."""
@@ -194,11 +194,8 @@ class SegmentScan:
                 self._entries.append(bytes(body[at + RECORD_HEADER_SIZE : data_at]))
                 self._counts.append(count)
                 self._sources.append(self._source_of(body, data_at) if kind in _WITH_PRODUCER else -1)
-            if kind == RecordType.PROGRESS:
-                self._progress(decode(bytes(body[data_at:stop])), time_us, position + at)
-            elif kind == RecordType.DEAD_LETTER:
-                size = int.from_bytes(body[data_at : data_at + 4], "little")
-                for record in decode(bytes(body[data_at + 4 : data_at + 4 + size])):
+            if kind in (RecordType.PROGRESS, RecordType.DEAD_LETTER):
+                for record in progress_of(kind, body[data_at:stop]):
                     self._progress(record, time_us, position + at)
             elif kind == RecordType.CHECK:
                 name, answered, parked, _ = decode(bytes(body[data_at:stop]))

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from notify.errors import NotFound
-from storage.log import settlements
-from storage.log.disk import Disk
-from storage.log.format import (
-    ENTRY,
-    ENTRY_HEAD,
-    ENTRY_SIZE,
-    ENTRY_TAIL,
-    RECORD_HEADER_SIZE,
-    EntryKind,
-    RecordType,
-    crc32c,
-)
+from storage.log.format import ENTRY_HEAD, ENTRY_SIZE, ENTRY_TAIL, RECORD_HEADER_SIZE, EntryKind, RecordType, crc32c
 from storage.log.journal import Journal
-from storage.log.queues import Queue
-from storage.log.segments import Segments
 from storage.log.state import LogState, encode
 from storage.progress import QueueProgress
-from storage.store import Priorities, SettleKind, Settlement, StoredMessage, Subscription, Topic, dead_letter_topic
+from storage.store import Priorities, SettleKind, StoredMessage, Subscription, Topic, dead_letter_topic
 
 
 class LogGroups:
@@ -34,18 +20,8 @@ class LogGroups:
 
     state: LogState
     journal: Journal
-    segments: Segments
-    disk: Disk
 
     if TYPE_CHECKING:
-
-        def _entries(self, queue: Queue, offset: int, limit: int) -> bytes:
-            """Given by LogMessages."""
-            raise NotImplementedError
-
-        def _part_of(self, queue: Queue, offset: int) -> int:
-            """Given by LogMessages."""
-            raise NotImplementedError
 
         async def create_topic(self, topic: Topic) -> Topic:
             """Given by LogTopics."""
@@ -125,25 +101,6 @@ class LogGroups:
             progress.settle(first, count)
         record = encode((int(kind), group, found.topic.id, queue, runs))
         self.journal.append(RecordType.PROGRESS, 0, [], record)
-
-    async def settlements(self, topic: str, queue: int, offset: int) -> tuple[list[Settlement], bool]:
-        where = self.state.queue(topic, queue)
-        entry = self._entries(where, offset, 1)
-        if not entry or ENTRY.unpack(entry)[5] != offset:
-            return [], False
-        awaited: dict[str, int] = {}
-        for group, name in self.state.subscriptions:
-            if name == topic:
-                progress = self.state.group_progress(group, where.topic.id, queue)
-                attempts = progress.attempts.get(offset, 0)
-                if progress.is_settled(offset) or attempts:
-                    awaited[group] = attempts or -1
-        if not awaited:
-            return [], True
-        # The entry lies in its part's segment; its payload may be older.
-        start = max(self.state.parts[self._part_of(where, offset)].base, ENTRY.unpack(entry)[6])
-        place = (where.topic.id, queue, offset, start)
-        return await asyncio.to_thread(settlements.find, self.disk, self.segments.all(), place, awaited)
 
     async def sync(self) -> None:
         """Wait until everything so far is durable."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from storage.hashing import key_hash
+from storage.log import settlements
+from storage.log.disk import Disk
 from storage.log.format import (
     ENTRY,
     ENTRY_HEAD,
@@ -28,6 +31,7 @@ from storage.log.segments import Segments
 from storage.log.state import LogState
 from storage.store import (
     InDoubt,
+    Settlement,
     State,
     StoredMessage,
     Transaction,
@@ -55,6 +59,7 @@ class LogMessages:
     state: LogState
     journal: Journal
     segments: Segments
+    disk: Disk
     corrupt_messages: int
     _places: dict[tuple[int, int], Part]
     """(queue, offset) to the part in which a reader that went on from there will find its entries."""
@@ -235,6 +240,25 @@ class LogMessages:
             payload is None,
             row[14],
         )
+
+    async def settlements(self, topic: str, queue: int, offset: int) -> tuple[list[Settlement], bool]:
+        where = self.state.queue(topic, queue)
+        entry = self._entries(where, offset, 1)
+        if not entry or ENTRY.unpack(entry)[5] != offset:
+            return [], False
+        awaited: dict[str, int] = {}
+        for group, name in self.state.subscriptions:
+            if name == topic:
+                progress = self.state.group_progress(group, where.topic.id, queue)
+                attempts = progress.attempts.get(offset, 0)
+                if progress.is_settled(offset) or attempts:
+                    awaited[group] = attempts or -1
+        if not awaited:
+            return [], True
+        # The entry lies in its part's segment; its payload may be older.
+        start = max(self.state.parts[self._part_of(where, offset)].base, ENTRY.unpack(entry)[6])
+        place = (where.topic.id, queue, offset, start)
+        return await asyncio.to_thread(settlements.find, self.disk, self.segments.all(), place, awaited)
 
     # --- delayed messages -------------------------------------------------------------------------------------
 

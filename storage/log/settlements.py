@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from storage.log.disk import Disk
-from storage.log.format import RecordType
 from storage.log.recovery import walk
 from storage.log.segments import Segment
-from storage.log.state import decode, records
+from storage.log.state import progress_of, records
 from storage.store import SettleKind, Settlement
 
 MOST_SECONDS = 0.08
@@ -37,7 +36,7 @@ def find(
     left = dict(awaited)
     until = time.thread_time() + MOST_SECONDS
     for segment in segments:
-        if not left:
+        if not left or time.thread_time() > until:
             break
         if segment.sealed_end and segment.sealed_end <= start:
             continue
@@ -71,11 +70,7 @@ def _progress(disk: Disk, segment: Segment, start: int, until: float) -> Iterato
             if time.thread_time() > until:
                 return
             for kind, _flags, _entries, data in records(frame.body):
-                if kind == RecordType.PROGRESS:
-                    yield frame.time_us, decode(bytes(data))
-                elif kind == RecordType.DEAD_LETTER:
-                    size = int.from_bytes(data[:4], "little")
-                    for record in decode(bytes(data[4 : 4 + size])):
-                        yield frame.time_us, record
+                for record in progress_of(kind, data):
+                    yield frame.time_us, record
     finally:
         disk.close(fd)

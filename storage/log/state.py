@@ -114,11 +114,8 @@ class LogState:
                 self._apply_outcome(entries)
             elif kind == RecordType.RELEASE:
                 self.times.released = max(self.times.released, RELEASED.unpack(data))
-            elif kind == RecordType.PROGRESS:
-                self._apply_progress(decode(bytes(data)))
-            elif kind == RecordType.DEAD_LETTER:
-                size = int.from_bytes(data[:4], "little")
-                for progress in decode(bytes(data[4 : 4 + size])):
+            elif kind in (RecordType.PROGRESS, RecordType.DEAD_LETTER):
+                for progress in progress_of(kind, data):
                     self._apply_progress(progress)
             elif kind == RecordType.META:
                 self._apply_meta(decode(bytes(data)))
@@ -399,6 +396,16 @@ def due_of(entry: bytes) -> int:
     fields = ENTRY.unpack(entry)
     due: int = fields[10]
     return int(fields[4]) + due if fields[1] & FLAG_DELAY else due
+
+
+def progress_of(kind: int, data: memoryview) -> list[Any]:
+    """What groups did by a record: (kind or "attempts", group, topic, queue, runs) each; empty for other records."""
+    if kind == RecordType.PROGRESS:
+        return [decode(bytes(data))]
+    if kind == RecordType.DEAD_LETTER:
+        size = int.from_bytes(data[:4], "little")
+        return list(decode(bytes(data[4 : 4 + size])))
+    return []
 
 
 def records(body: memoryview) -> Iterator[tuple[int, int, memoryview, memoryview]]:

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import Field, StrictInt
 
-from notify.errors import Conflict, NotFound
+from notify.errors import Conflict
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.core import Core
 from storage.store import Topic, dead_letter_topic
@@ -49,12 +49,6 @@ def _preview(core: Core, topic: Topic, before: str | int) -> dict[str, Any]:
 def add_routes(routes: APIRouter, desk: Desk) -> None:
     """The routes `topics/{name}/purge` and `groups/{name}/dead-letters/purge`."""
 
-    def found(name: str) -> Topic:
-        topic = desk.core.queues.topic(name)
-        if topic is None:
-            raise NotFound(f"there is no topic {name[:100]!r}")
-        return topic
-
     async def drop(topic: Topic, preview: dict[str, Any]) -> dict[str, Any]:
         for row in preview["queues"]:
             desk.core.queues.trim(topic.name, row["queue"], row["to"])
@@ -67,7 +61,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
         Transactions in doubt and delayed messages are in no queue yet: they stay.
         """
-        topic = found(name)
+        topic = desk.topic(name)
         preview = _preview(desk.core, topic, write.before)
         if preview["missed"] and not write.force and not write.dry_run:
             groups = ", ".join(f"{group} {count}" for group, count in sorted(preview["missed"].items())[:10])
@@ -81,6 +75,6 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/groups/{name}/dead-letters/purge")
     async def purge_dead_letters(name: str, write: Purge, who: Who) -> dict[str, Any]:
         """Let go of a group's dead letters that died before a point, redriven or not."""
-        topic = found(dead_letter_topic(name))
+        topic = desk.topic(dead_letter_topic(name))
         preview = _preview(desk.core, topic, write.before)
         return await desk.carry_out(write, who, "dead_letter.purge", name, lambda: drop(topic, preview), preview)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from pydantic import Field
 
-from notify.errors import InvalidRequest, NotFound
+from notify.errors import InvalidRequest
 from notify.limits import LIMITS, check_between, check_name
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.core import Core
@@ -96,16 +96,12 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/topics/{name}")
     async def topic(name: str) -> dict[str, Any]:
         """One topic: its queues with the offsets they hold, and its policy."""
-        found = desk.core.queues.topic(name)
-        if found is None:
-            raise NotFound(f"there is no topic {name[:100]!r}")
-        return shown(found)
+        return shown(desk.topic(name))
 
     @routes.get("/topics/{name}/groups")
     async def groups_of(name: str) -> dict[str, Any]:
         """The groups that subscribe to a topic, and how far each is behind."""
-        if desk.core.queues.topic(name) is None:
-            raise NotFound(f"there is no topic {name[:100]!r}")
+        desk.topic(name)
         found = desk.core.delivery.subscriptions_of(name)
         return {"groups": [{"group": s.group, "mode": s.mode, "lag": lag} for s, lag in found]}
 
@@ -140,9 +136,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     @routes.delete("/topics/{name}")
     async def delete_topic(name: str, write: Write, who: Who) -> dict[str, Any]:
         """Delete a topic with its messages and subscriptions, delivered or not."""
-        found = desk.core.queues.topic(name)
-        if found is None:
-            raise NotFound(f"there is no topic {name[:100]!r}")
+        found = desk.topic(name)
 
         async def do() -> Any:
             groups = [s.group for s in desk.core.queues.subscriptions() if s.topic == name]

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import Depends, Header, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from notify.errors import Unavailable
+from notify.errors import NotFound, Unavailable
 from notify.server.access import EVERYONE, Principal
 from notify.server.core import Core
+from storage.store import Topic
 
 if TYPE_CHECKING:
     from notify.server.admin.database import AdminDatabase
@@ -57,6 +58,13 @@ class Desk:
         if self._app.core is None:
             raise Unavailable("the server is starting or stopping; try again")
         return self._app.core
+
+    def topic(self, name: str) -> Topic:
+        """Raises NotFound."""
+        found = self.core.queues.topic(name)
+        if found is None:
+            raise NotFound(f"there is no topic {name[:100]!r}")
+        return found
 
     def members(self) -> dict[str, Any]:
         return self._app.members()
