@@ -11,8 +11,8 @@ import urllib.request
 from pathlib import Path
 
 from notify import ids
-from notify.bench.server import ServerProcess
 from notify.client.http import HttpClient
+from notify.testing.process import ServerProcess
 from notify.wire import PackedMessages, PackedPublished, encode_msgpack
 
 BAR_SECONDS = 0.3

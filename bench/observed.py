@@ -20,8 +20,8 @@ import urllib.request
 from pathlib import Path
 
 from notify import ids
-from notify.bench.server import ServerProcess
 from notify.client.http import HttpClient
+from notify.testing.process import ServerProcess
 from notify.wire import OutcomeItem, Outcomes, PackedMessage, PackedTransaction, PackedTransactions, encode_msgpack
 
 CALLERS = 128

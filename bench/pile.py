@@ -8,10 +8,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from notify.bench.server import ServerProcess
 from notify.client.loop import new_event_loop
 from notify.client.transactions import TransactionClient, pack
 from notify.message import Message
+from notify.testing.process import ServerProcess
 
 CALLERS = 1024
 TOPICS = 16

@@ -11,8 +11,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from notify import ids
-from notify.bench.server import ServerProcess
 from notify.client.http import HttpClient
+from notify.testing.process import ServerProcess
 from notify.wire import OutcomeItem, Outcomes, PackedMessage, PackedTransaction, PackedTransactions, encode_msgpack
 
 CALLERS = 16

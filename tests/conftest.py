@@ -14,8 +14,8 @@ import pytest
 import sqlalchemy as sa
 import structlog
 
-from notify.bench.server import ServerProcess
 from notify.client import create_tables, use_explicit_begin
+from notify.testing.process import ServerProcess
 from tests.integration import databases
 
 # Recovery reports every fault that a test plants.

@@ -11,7 +11,7 @@ from typing import Any
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 
-from notify.bench.server import ServerProcess
+from notify.testing.process import ServerProcess
 
 FULL = 507
 """A request may be refused because the disk is full: that is no error of the server."""

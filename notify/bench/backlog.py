@@ -18,7 +18,7 @@ from typing import Any
 
 from notify.bench import children
 from notify.bench.admin import subscribe
-from notify.bench.server import ServerProcess
+from notify.testing.process import ServerProcess
 
 TOPICS = 16
 PILE_GROUP, HEAD_GROUP, FROM_START = "down", "head", "from-start"

@@ -20,12 +20,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine.url import URL
 
 from notify import ids
-from notify.bench.server import ServerProcess
 from notify.bench.verify import pulled
 from notify.binlog_bridge import source
 from notify.binlog_bridge.pump import Bridge
 from notify.client.http import HttpClient
 from notify.client.table import create_tables
+from notify.testing.process import ServerProcess
 from notify.wire import PackedBridgeBatch, encode_msgpack
 
 WRITERS = 16

@@ -10,7 +10,7 @@ from typing import Any
 
 from notify.bench import children
 from notify.bench.admin import subscribe
-from notify.bench.server import ServerProcess
+from notify.testing.process import ServerProcess
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from notify.bench import children, verify
-from notify.bench.server import ServerProcess
+from notify.testing.process import ServerProcess
 
 FEW = 16
 SMALL = 16

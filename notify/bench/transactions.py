@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from notify.bench import children
-from notify.bench.server import ServerProcess
 from notify.bench.verify import count_in_queues, missing_in_database
+from notify.testing.process import ServerProcess
 
 
 @dataclass(frozen=True, slots=True)

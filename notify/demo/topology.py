@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
-from notify.bench.server import ServerProcess
 from notify.demo.shop import GROUP
+from notify.testing.process import ServerProcess
 
 SERVERS = 3
 QUICK_CHECKS = {"NOTIFY_CHECK_BACKOFF_SECONDS": "1"}

@@ -1,15 +1,35 @@
-"""For the tests of services that use Notify: a whole server in the test's own process, with a clock that one can move.
+"""For the tests of services that use Notify.
+
+`InMemoryServer` is a whole server in the test's own process, with a clock that the test moves:
 
     from notify.testing import InMemoryServer
 
     with InMemoryServer() as server:
         producer = TransactionProducer(server.url, group="orders", engine=engine)
 
-With pytest the fixture `notify_server` is there by itself. Needs the extra `server`; nothing of it is for production:
-what is in memory is gone with the process.
+With pytest the fixture `notify_server` is there by itself. `ServerProcess` is a real server as a child process, which
+a test may kill and start again on the same data. Both need the extra `server`; nothing here is for production: what is
+in memory is gone with the process.
 """
 
-from notify.testing.crashes import crashing
-from notify.testing.server import Crashed, InMemoryServer, Stored
+from __future__ import annotations
 
-__all__ = ["Crashed", "InMemoryServer", "Stored", "crashing"]
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from notify.testing.crashes import crashing
+    from notify.testing.process import ServerProcess
+    from notify.testing.server import Crashed, InMemoryServer, Stored
+
+__all__ = ["Crashed", "InMemoryServer", "ServerProcess", "Stored", "crashing"]
+
+_ROOMS = {"crashing": "crashes", "ServerProcess": "process"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: who only wants a child process (a benchmark) does not load the server into its own."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_ROOMS.get(name, 'server')}"), name)

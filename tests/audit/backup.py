@@ -17,8 +17,8 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from notify.bench.server import ServerProcess
 from notify.client import Message
+from notify.testing.process import ServerProcess
 from tests.audit.test_repair import TOPIC, Order, Shop
 
 PRODUCERS = 4

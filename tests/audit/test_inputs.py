@@ -19,10 +19,10 @@ import pytest
 import sqlalchemy as sa
 
 from notify import ids
-from notify.bench.server import ServerProcess
 from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox, notify_source
 from notify.errors import InvalidRequest, StorageFailed, Unavailable
+from notify.testing.process import ServerProcess
 from spark.audit import Audit
 from spark.databases import Database
 from spark.log_input import LogInput

@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify import ids
-from notify.bench.server import ServerProcess
 from notify.client import Consumer, Inbox, Message, TransactionProducer, create_tables
 from notify.client.table import half_message, notify_inbox
+from notify.testing.process import ServerProcess
 from spark.audit import Audit
 from spark.databases import Database
 from spark.log_input import LogInput

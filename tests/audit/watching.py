@@ -26,10 +26,10 @@ from sqlalchemy.orm import Session
 
 from bench.audit import resident_mb
 from notify import ids
-from notify.bench.server import ServerProcess
 from notify.client import Consumer, Inbox, Message, TransactionProducer, create_tables
 from notify.client.table import half_message
 from notify.errors import NotifyError
+from notify.testing.process import ServerProcess
 from tests.conftest import make_engine
 from tests.integration.databases import postgresql
 from tests.integration.shop import Base, Order

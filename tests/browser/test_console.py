@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from notify import ids
-from notify.bench.server import ServerProcess
 from notify.server.admin.database import AdminDatabase
 from notify.server.console.writes import CHANGES
+from notify.testing.process import ServerProcess
 from tests.integration.test_access import Guarded, ask
 from tests.integration.test_settings import three_servers, until_all
 

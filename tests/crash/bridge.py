@@ -27,11 +27,11 @@ import pymysql
 import sqlalchemy as sa
 
 from notify import ids
-from notify.bench.server import ServerProcess
 from notify.bench.verify import pulled
 from notify.client.http import HttpClient
 from notify.client.table import create_tables
 from notify.errors import NotFound
+from notify.testing.process import ServerProcess
 from tests.integration.databases import MariaDbServer
 
 TOPIC = "bridged"

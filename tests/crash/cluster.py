@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from notify import ids
-from notify.bench.server import ServerProcess
 from notify.bench.verify import pulled
 from notify.client.http import HttpClient
 from notify.client.transactions import HALF_SECONDS, TransactionClient, accepted, pack
 from notify.errors import NotifyError
 from notify.message import Message
+from notify.testing.process import ServerProcess
 from storage.sql import schema
 from storage.sql.dialects import open_engine
 from tests.integration import databases

@@ -14,10 +14,10 @@ import msgspec
 
 from notify import ids
 from notify.bench.consume import ranges
-from notify.bench.server import ServerProcess
 from notify.client.http import HttpClient
 from notify.client.loop import new_event_loop
 from notify.errors import NotifyError
+from notify.testing.process import ServerProcess
 from notify.wire import PackedMessages, PackedPublished, Receive, Received, Settle, encode_msgpack
 
 BATCH = 2000

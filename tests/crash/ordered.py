@@ -19,9 +19,9 @@ import msgspec
 from notify.bench import children
 from notify.bench.admin import call, subscribe
 from notify.bench.consume import ranges
-from notify.bench.server import ServerProcess
 from notify.client.http import HttpClient
 from notify.client.loop import new_event_loop
+from notify.testing.process import ServerProcess
 from notify.wire import Receive, Received, Settle, encode_msgpack
 
 TOPIC = "bench-0"

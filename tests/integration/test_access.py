@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from notify import ids
-from notify.bench.server import ServerProcess
 from notify.client import Consumer, Message, TransactionProducer
 from notify.errors import Forbidden, InvalidRequest, Unauthorized
 from notify.server.access.rights import Right, parse_right
 from notify.server.serve import check_host
 from notify.settings import Settings
+from notify.testing.process import ServerProcess
 
 READS = ("topics", "groups", "transactions", "limits", "settings", "settings/revisions", "credentials", "actions",
          "jobs", "bridges", "nodes")  # fmt: skip

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from notify import ids
-from notify.bench.server import ServerProcess
 from notify.errors import InvalidRequest, Unavailable
 from notify.server import webhooks
 from notify.server.alarms import MEANING
 from notify.settings import Settings
+from notify.testing.process import ServerProcess
 from tests.integration.shop import eventually
 from tests.integration.test_access import ask
 

@@ -10,11 +10,11 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 
-from notify.bench.server import ServerProcess
 from notify.check.question import read_source
 from notify.client import Message, TransactionProducer
 from notify.client import alembic as helper
 from notify.client.table import metadata
+from notify.testing.process import ServerProcess
 from tests.conftest import make_engine
 from tests.integration.shop import Base, drain, subscribe
 

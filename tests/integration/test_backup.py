@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from notify.bench.server import ServerProcess
 from notify.client import Message, Reader, TransactionProducer
+from notify.testing.process import ServerProcess
 from tests.integration.test_access import Guarded, ask
 
 WHY = {"reason": "a test"}

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from notify import ids
-from notify.bench.server import ServerProcess
+from notify.testing.process import ServerProcess
 
 
 def call(

@@ -16,7 +16,6 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify import ids
-from notify.bench.server import ServerProcess
 from notify.binlog_bridge import source
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.position import Position
@@ -26,6 +25,7 @@ from notify.cli.api import call as admin
 from notify.client import Message, TransactionProducer, create_tables
 from notify.client.http import HttpClient
 from notify.errors import Conflict, InvalidRequest, NotifyError
+from notify.testing.process import ServerProcess
 from notify.wire import (
     BridgedTransaction,
     PackedBridgeBatch,

@@ -12,11 +12,11 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify import ids
-from notify.bench.server import ServerProcess
 from notify.check import CheckMessageListener, CheckUnavailable, HalfMessage, LocalTransactionCheck, Outcome
 from notify.check.question import read_source
 from notify.client import Message, TransactionProducer
 from notify.client.table import database_now, half_message, notify_source
+from notify.testing.process import ServerProcess
 from tests.conftest import make_engine
 from tests.integration.shop import Base, Order, drain, subscribe
 

@@ -12,8 +12,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from notify.bench.server import ServerProcess
 from notify.client import AsyncTransactionProducer, Message, TransactionProducer
+from notify.testing.process import ServerProcess
 from tests.integration.command import cli
 from tests.integration.shop import drain, post, subscribe
 

@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 
-from notify.bench.server import ServerProcess
 from notify.client import (
     AsyncConsumer,
     AsyncTransactionProducer,
@@ -26,6 +25,7 @@ from notify.client import (
     use_explicit_begin,
 )
 from notify.errors import BindingRefused
+from notify.testing.process import ServerProcess
 from tests.integration.shop import Base, Order, drain, eventually, subscribe
 
 

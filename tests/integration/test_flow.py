@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify.bench.admin import call
-from notify.bench.server import ServerProcess
 from notify.client import Consumer, Message, ReceivedMessage, TransactionProducer
 from notify.errors import Backpressure, InvalidRequest, NotifyError
+from notify.testing.process import ServerProcess
 from tests.integration.shop import Base, Order, drain, eventually
 from tests.integration.test_modes import Caller, bodies, publish, subscribe
 

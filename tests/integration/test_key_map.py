@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from notify import ids
-from notify.bench.server import ServerProcess
 from notify.binlog_bridge.relay import Relay
 from notify.client.http import HttpClient
 from notify.client.transactions import TransactionClient, accepted
 from notify.errors import InvalidRequest, NotifyError, Unavailable
+from notify.testing.process import ServerProcess
 from notify.wire import (
     Item,
     OutcomeItem,

@@ -13,9 +13,9 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from notify.bench.server import ServerProcess
 from notify.client import Message, TransactionProducer, create_tables
 from notify.errors import TransactionRefused
+from notify.testing.process import ServerProcess
 from tests.conftest import make_engine
 from tests.integration.proxy import Proxy
 from tests.integration.shop import Base, Order, drain, eventually, subscribe

@@ -16,7 +16,6 @@ import msgspec
 import pytest
 
 from notify import ids
-from notify.bench.server import ServerProcess
 from notify.binlog_bridge.relay import Relay
 from notify.cli.api import call as admin
 from notify.client.http import HttpClient
@@ -24,6 +23,7 @@ from notify.client.servers import Servers
 from notify.client.transactions import TransactionClient, accepted, pack
 from notify.errors import InvalidRequest, Unavailable
 from notify.message import Message
+from notify.testing.process import ServerProcess
 from notify.wire import (
     OutcomeItem,
     Outcomes,

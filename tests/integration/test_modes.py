@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from notify.bench.server import ServerProcess
 from notify.client import Consumer, Message, ReceivedMessage, TransactionProducer
 from notify.client.http import HttpClient
 from notify.errors import Conflict, InvalidRequest, NotifyError
+from notify.testing.process import ServerProcess
 from tests.integration.shop import eventually, post
 
 

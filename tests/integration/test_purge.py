@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from notify.bench.admin import call
-from notify.bench.server import ServerProcess
+from notify.testing.process import ServerProcess
 from tests.integration.test_commands import cli
 from tests.integration.test_flow import refusal
 from tests.integration.test_modes import Caller, bodies, publish, subscribe

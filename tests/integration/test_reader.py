@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from notify.bench.server import ServerProcess
 from notify.client import AsyncReader, Message, Reader, TransactionProducer
 from notify.errors import InvalidRequest, NotFound
+from notify.testing.process import ServerProcess
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify import ids
-from notify.bench.server import ServerProcess
 from notify.binlog_bridge.leases import BUCKETS, PostgreSqlLeases
 from notify.binlog_bridge.relay import Relay
 from notify.client import Message, TransactionProducer, create_tables
+from notify.testing.process import ServerProcess
 from notify.wire import Payload, encode_msgpack
 from storage.sql import schema
 from storage.sql.store import SqlStore

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from notify.bench.admin import call
-from notify.bench.server import ServerProcess
 from notify.client import Message, TransactionProducer
+from notify.testing.process import ServerProcess
 from tests.integration.shop import eventually
 from tests.integration.test_commands import cli
 from tests.integration.test_flow import refusal

@@ -11,9 +11,9 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
-from notify.bench.server import ServerProcess
 from notify.client import Message, TransactionProducer, create_tables, use_explicit_begin
 from notify.errors import BindingRefused, TransactionRefused
+from notify.testing.process import ServerProcess
 from tests.conftest import make_engine
 from tests.integration.shop import Base, Order, drain, eventually, subscribe
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from notify.bench.server import ServerProcess
+from notify.testing.process import ServerProcess
 from storage.sql import schema
 from storage.sql.dialects import open_engine
 from tests.conftest import empty_database

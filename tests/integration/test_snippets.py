@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from notify.bench.server import ServerProcess
 from notify.testing import InMemoryServer
+from notify.testing.process import ServerProcess
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -22,12 +22,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
-from notify.bench.server import ServerProcess
 from notify.client import Message, TransactionProducer
 from notify.errors import Forbidden, InvalidRequest, Unauthorized, Unavailable
 from notify.server.access.oidc import Provider
 from notify.server.serve import serve
 from notify.settings import Settings
+from notify.testing.process import ServerProcess
 from tests.integration.test_access import Guarded, ask
 
 

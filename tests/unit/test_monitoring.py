@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from notify.bench.server import ServerProcess
+from notify.testing.process import ServerProcess
 
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring"
 

@@ -1,4 +1,4 @@
-"""A server process of the bench's or the demo's own, on a free port and a temporary directory."""
+"""`notify serve` as a child process: for tests that kill and restart a real server, for the benchmarks and the demo."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ from notify.errors import Unavailable
 
 
 class ServerProcess:
-    """`notify serve` as a child. `url` once it is ready."""
+    """A server of the caller's own, on a free port. `url` is its address once it is ready.
+
+        server = ServerProcess(tmp_path / "data").start()
+        ...
+        server.kill()       # as a crash would
+        server.start()      # the same data directory, the same port
+        server.stop()
+    """
 
     def __init__(
         self,
