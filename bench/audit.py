@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from tests.audit.campaign import made_run
-from tests.integration.databases import mariadb, postgresql
+from tests.support.databases import mariadb, postgresql
 
 
 def resident_mb(root: int) -> float:

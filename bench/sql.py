@@ -32,7 +32,7 @@ from notify.binlog_bridge.sinks import QueueSink
 from notify.client.table import create_tables
 from notify.testing.process import ServerProcess
 from notify.wire import PackedBridgeBatch
-from tests.integration import databases
+from tests.support import databases
 
 CONNECTIONS = 128
 BODY = 256

@@ -21,7 +21,7 @@ from notify.demo.kafka import KafkaCluster
 from notify.demo.run import Demo, Proof
 from notify.demo.topology import Cluster, Topology
 from notify.errors import NotifyError
-from tests.integration import databases
+from tests.support import databases
 
 
 def main() -> int:

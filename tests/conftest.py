@@ -1,68 +1,56 @@
-"""Fixtures that several folders share: databases, a server, an engine per database."""
+"""Fixtures that several folders share, and how the tests are parted among workers."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
 import structlog
 
-from notify.client import create_tables, use_explicit_begin
+from notify.client import create_tables
 from notify.testing.process import ServerProcess
-from tests.integration import databases
+from tests.support import databases, workers
+from tests.support.databases import DATABASES, empty_database
+from tests.support.shop import make_engine
 
 # Recovery reports every fault that a test plants.
 structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
 
-DATABASES = ("sqlite", "postgresql", "mariadb")
+pytest_configure = workers.pytest_configure
+pytest_configure_node = workers.pytest_configure_node
+pytest_unconfigure = workers.pytest_unconfigure
+pytest_collection_modifyitems = workers.pytest_collection_modifyitems
+pytest_xdist_make_scheduler = workers.pytest_xdist_make_scheduler
 
 
-WAIT = ("contract", "browser", "integration", "crash")
-"""Folders whose tests wait for servers and watch the clock: one after the other, in this order."""
+class OrSkip(dict[str, str]):
+    """URLs of database servers by kind; a test that asks for one that cannot run here is skipped with the reason."""
 
+    def __init__(self, urls: Mapping[str, str]) -> None:
+        self._urls = urls
 
-def folder(nodeid: str) -> str:
-    return nodeid.split("/")[1]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: WAIT.index(folder(item.nodeid)) if folder(item.nodeid) in WAIT else -1)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Two workers (`make test`): one for the tests that wait, one for those that compute, Spark's above all."""
-    from xdist.scheduler.loadscope import LoadScopeScheduling
-
-    class ByKind(LoadScopeScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            return "waits" if folder(nodeid) in WAIT else "computes"
-
-    return ByKind(config, log)
+    def __missing__(self, kind: str) -> str:
+        try:
+            return self._urls[kind]
+        except databases.NotAvailable as reason:
+            pytest.skip(str(reason))
 
 
 @pytest.fixture(scope="session")
-def database_urls() -> Iterator[dict[str, str]]:
-    """URLs of started databases by name, filled on first use."""
+def database_urls(request: pytest.FixtureRequest) -> Iterator[Mapping[str, str]]:
+    """URLs of database servers by kind, started on first use."""
+    started = workers.databases_of(request.config)
+    if started is not None:
+        yield OrSkip(databases.UrlsOfWorker(started))
+        return
     with ExitStack() as stack:
-
-        class Lazy(dict[str, str]):
-            def __missing__(self, name: str) -> str:
-                try:
-                    url = stack.enter_context(getattr(databases, name)())
-                except databases.NotAvailable as reason:
-                    pytest.skip(str(reason))
-                self[name] = url
-                return url
-
-        yield Lazy()
+        yield OrSkip(databases.Urls(stack))
 
 
 @pytest.fixture(params=DATABASES)
@@ -71,7 +59,7 @@ def database(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def engine_url(database: str, database_urls: dict[str, str], tmp_path: Path) -> Iterator[str]:
+def engine_url(database: str, database_urls: Mapping[str, str], tmp_path: Path) -> Iterator[str]:
     """The URL of an empty database of its own."""
     with empty_database(database, database_urls, tmp_path) as url:
         yield url
@@ -105,34 +93,9 @@ def binlog_url(binlog_server: databases.MariaDbServer) -> Iterator[str]:
     )
 
 
-@contextmanager
-def empty_database(database: str, database_urls: dict[str, str], tmp_path: Path) -> Iterator[str]:
-    """The URL of a database that is dropped afterwards."""
-    if database == "sqlite":
-        yield f"sqlite:///{tmp_path}/shop.db"
-        return
-    url = sa.make_url(database_urls[database])
-    name = "t" + uuid.uuid4().hex[:12]
-    admin = sa.create_engine(url, isolation_level="AUTOCOMMIT")
-    with admin.connect() as connection:
-        connection.exec_driver_sql(f"CREATE DATABASE {name}")
-    yield url.set(database=name).render_as_string(hide_password=False)
-    with admin.connect() as connection:
-        connection.exec_driver_sql(f"DROP DATABASE {name}" + (" WITH (FORCE)" if database == "postgresql" else ""))
-    admin.dispose()
-
-
-def make_engine(url: str) -> sa.Engine:
-    """An engine as a careful service makes it."""
-    if url.startswith("sqlite"):
-        engine = sa.create_engine(url, connect_args={"timeout": 20})
-        use_explicit_begin(engine)
-        return engine
-    return sa.create_engine(url)
-
-
 @pytest.fixture
 def engine(engine_url: str) -> Iterator[sa.Engine]:
+    """An engine of an empty database with the SDK's tables."""
     engine = make_engine(engine_url)
     create_tables(engine)
     yield engine
@@ -141,7 +104,7 @@ def engine(engine_url: str) -> Iterator[sa.Engine]:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One server for tests that do not disturb it; they use topics and groups of their own."""
+    """One server process for tests that do not disturb it; they use topics and groups of their own."""
     process = ServerProcess(
         tmp_path_factory.mktemp("server"), environment={"NOTIFY_CHECK_BACKOFF_SECONDS": "0.2"}
     ).start()

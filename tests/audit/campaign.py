@@ -25,7 +25,7 @@ from spark.result import Inputs, Plan, Result
 from spark.session import open_session
 from tests.audit.made import STEP_US, Made, load, make_log, open_engine
 from tests.audit.plant import Planted, Planter, copied
-from tests.integration.databases import mariadb, postgresql
+from tests.support.databases import mariadb, postgresql
 
 PLAN = Plan(max_transaction_seconds=5, deliver_seconds=5, effects=(("", "SELECT message_id FROM ledger"),))
 

@@ -22,7 +22,7 @@ from notify.demo.kafka import free_ports
 from spark.report.files import plain
 from spark.session import open_session
 from tests.audit.campaign import PLAN, audited, made_run, planted
-from tests.integration.databases import postgresql
+from tests.support.databases import postgresql
 
 
 @contextlib.contextmanager

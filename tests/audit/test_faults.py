@@ -19,7 +19,7 @@ from spark.log_input import LogInput
 from spark.result import Inputs, Plan
 from tests.audit.campaign import campaign
 from tests.audit.made import STEP_US
-from tests.conftest import empty_database
+from tests.support.databases import empty_database
 
 CLASSES = {f.name for f in FINDINGS} - {"PENDING"}
 

@@ -31,7 +31,7 @@ from storage.sql import schema
 from storage.sql.rows import moment_of, text_of
 from tests.audit.campaign import made_run
 from tests.audit.made import Made
-from tests.conftest import make_engine
+from tests.support.shop import make_engine
 
 PLAN = Plan(max_transaction_seconds=5, deliver_seconds=5)
 
@@ -190,7 +190,7 @@ def test_purged_rows_are_no_ghosts(spark: Any, run: tuple[Made, str], tmp_path: 
 
 
 def test_a_database_that_goes_away_midway(spark: Any, run: tuple[Made, str], tmp_path: Path) -> None:
-    from tests.integration.databases import NotAvailable, PostgreSqlServer
+    from tests.support.databases import NotAvailable, PostgreSqlServer
 
     directory = Path(tempfile.mkdtemp(prefix="notify-pg-"))
     try:

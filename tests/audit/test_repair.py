@@ -22,8 +22,8 @@ from spark.databases import Database
 from spark.log_input import LogInput
 from spark.repair import Repair
 from spark.result import Inputs, Plan, Result
-from tests.conftest import empty_database, make_engine
-from tests.integration.shop import Base, Order
+from tests.support.databases import empty_database
+from tests.support.shop import Base, Order, make_engine
 
 PLAN = Plan(max_transaction_seconds=1, deliver_seconds=1)
 TOPIC = "order.placed"

@@ -29,7 +29,7 @@ from storage.store import NewMessage, NewTransaction, SettleKind
 from tests.audit.campaign import made_run
 from tests.audit.made import CONSUMERS, PRODUCERS, Made, payload_of, transaction_id
 from tests.audit.plant import copied
-from tests.conftest import make_engine
+from tests.support.shop import make_engine
 
 COUNT = 25_000  # two and a half seconds' worth
 

@@ -30,9 +30,8 @@ from notify.client import Consumer, Inbox, Message, TransactionProducer, create_
 from notify.client.table import half_message
 from notify.errors import NotifyError
 from notify.testing.process import ServerProcess
-from tests.conftest import make_engine
-from tests.integration.databases import postgresql
-from tests.integration.shop import Base, Order
+from tests.support.databases import postgresql
+from tests.support.shop import Base, Order, make_engine
 
 WINDOW = 10.0
 TOPIC = "order.placed"

@@ -15,8 +15,9 @@ from notify import ids
 from notify.server.admin.database import AdminDatabase
 from notify.server.console.writes import CHANGES
 from notify.testing.process import ServerProcess
-from tests.integration.test_access import Guarded, ask
-from tests.integration.test_settings import three_servers, until_all
+from tests.integration.test_settings import until_all
+from tests.support.http import ask
+from tests.support.servers import Guarded, three_servers
 
 WHY = {"reason": "set up"}
 

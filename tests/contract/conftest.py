@@ -11,8 +11,8 @@ import pytest
 from storage.store import (
     Topic,
 )
-from tests.conftest import DATABASES, empty_database
 from tests.contract.stores import T0, Bench, Scenario, SqlBench
+from tests.support.databases import DATABASES, empty_database
 
 
 @pytest.fixture(params=["memory", "log", "small-segments"])

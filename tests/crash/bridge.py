@@ -32,7 +32,7 @@ from notify.client.http import HttpClient
 from notify.client.table import create_tables
 from notify.errors import NotFound
 from notify.testing.process import ServerProcess
-from tests.integration.databases import MariaDbServer
+from tests.support.databases import MariaDbServer
 
 TOPIC = "bridged"
 KEYS = 12

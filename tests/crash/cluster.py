@@ -30,7 +30,7 @@ from notify.message import Message
 from notify.testing.process import ServerProcess
 from storage.sql import schema
 from storage.sql.dialects import open_engine
-from tests.integration import databases
+from tests.support import databases
 
 TOPIC = "cluster"
 SERVERS = 3

@@ -26,7 +26,7 @@ from notify.client.table import create_tables
 from notify.demo.kafka import KafkaCluster
 from notify.errors import Unavailable
 from notify.kafka_records import ID, header, listed
-from tests.integration.databases import MariaDbServer
+from tests.support.databases import MariaDbServer
 
 NODES = 3
 

@@ -37,7 +37,7 @@ from notify.wire import (
     encode_msgpack,
 )
 from tests.crash.modes import some_key, watchers
-from tests.integration.databases import free_port
+from tests.support.databases import free_port
 
 CALLERS = 12
 UNDECIDED = 1000

@@ -17,12 +17,13 @@ from typing import Any
 import msgspec
 
 from notify.bench import children
-from notify.bench.admin import call, subscribe
+from notify.bench.admin import subscribe
 from notify.bench.consume import ranges
 from notify.client.http import HttpClient
 from notify.client.loop import new_event_loop
 from notify.testing.process import ServerProcess
 from notify.wire import Receive, Received, Settle, encode_msgpack
+from tests.support.http import admin
 
 TOPIC = "bench-0"
 GROUP = "ordered"
@@ -97,7 +98,7 @@ def run(messages: int, keys: int, consumers: int, kill_every: float, seed: int) 
             children.result(children.start("notify.bench.fill", spec))
             running = [begin() for _ in range(consumers)]
             deadline = time.monotonic() + 900
-            while call(server.url, "GET", f"groups/{GROUP}")["queues"][0]["lag"]:
+            while admin(server.url, "GET", f"groups/{GROUP}")["queues"][0]["lag"]:
                 assert time.monotonic() < deadline, "the topic is not drained"
                 time.sleep(kill_every * chance.random() * 2)
                 victim = chance.randrange(consumers)

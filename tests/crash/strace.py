@@ -16,7 +16,7 @@ from pathlib import Path
 from notify.client import AsyncTransactionProducer, Message
 from notify.errors import NotifyError, Unavailable
 from notify.server.admin.database import AdminDatabase
-from tests.integration.databases import free_port
+from tests.support.databases import free_port
 
 
 def fail_syncs(times: int) -> str:

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import empty_database
 from tests.crash import bridge, cluster
-from tests.integration.databases import NotAvailable
+from tests.support.databases import NotAvailable, empty_database
 
 pytestmark = pytest.mark.crash
 

@@ -6,8 +6,6 @@ import itertools
 import json
 import stat
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,49 +19,11 @@ from notify.server.access.rights import Right, parse_right
 from notify.server.serve import check_host
 from notify.settings import Settings
 from notify.testing.process import ServerProcess
+from tests.support.http import ask
+from tests.support.servers import Guarded
 
 READS = ("topics", "groups", "transactions", "limits", "settings", "settings/revisions", "credentials", "actions",
          "jobs", "bridges", "nodes")  # fmt: skip
-
-
-def ask(
-    url: str,
-    method: str,
-    path: str,
-    body: Any = None,
-    token: str | None = None,
-    headers: dict[str, str] | None = None,
-) -> tuple[int, Any]:
-    """Status and decoded body of one request."""
-    data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    sent = {"content-type": "application/json"} | ({} if token is None else {"authorization": f"Bearer {token}"})
-    request = urllib.request.Request(url + path, data, sent | (headers or {}), method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            status, raw = answer.status, answer.read()
-    except urllib.error.HTTPError as refused:
-        with refused:
-            status, raw = refused.code, refused.read()
-    try:
-        return status, json.loads(raw)
-    except ValueError:
-        return status, raw.decode()
-
-
-class Guarded:
-    """A server with access on, and tokens made for it."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.server = ServerProcess(directory, environment={"NOTIFY_ACCESS": "1"}).start()
-        self.url = self.server.url
-        self.admin = (directory / "admin.token").read_text().strip()
-
-    def make(self, *rights: str, **fields: Any) -> str:
-        body = {"name": "t", "rights": list(rights), "reason": "a test"} | fields
-        status, made = ask(self.url, "POST", "/v1/admin/credentials", body, self.admin)
-        assert status == 200, made
-        return str(made["token"])
 
 
 @pytest.fixture(scope="module")

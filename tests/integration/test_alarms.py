@@ -20,8 +20,8 @@ from notify.server import webhooks
 from notify.server.alarms import MEANING
 from notify.settings import Settings
 from notify.testing.process import ServerProcess
-from tests.integration.shop import eventually
-from tests.integration.test_access import ask
+from tests.support.clock import eventually
+from tests.support.http import ask
 
 SECRET = "a secret of the tests"
 WHY = {"reason": "a test"}

@@ -15,8 +15,8 @@ from notify.client import Message, TransactionProducer
 from notify.client import alembic as helper
 from notify.client.table import metadata
 from notify.testing.process import ServerProcess
-from tests.conftest import make_engine
-from tests.integration.shop import Base, drain, subscribe
+from tests.support.groups import drain, subscribe
+from tests.support.shop import Base, make_engine
 
 
 @pytest.fixture

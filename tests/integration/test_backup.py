@@ -13,7 +13,8 @@ import pytest
 
 from notify.client import Message, Reader, TransactionProducer
 from notify.testing.process import ServerProcess
-from tests.integration.test_access import Guarded, ask
+from tests.support.http import ask
+from tests.support.servers import Guarded
 
 WHY = {"reason": "a test"}
 

@@ -38,8 +38,9 @@ from storage.sql.dialects import open_engine
 from storage.sql.store import SqlStore
 from storage.store import NewMessage, NewTransaction, State
 from tests.crash.bridge import History, violations
-from tests.integration.databases import MariaDbServer
-from tests.integration.shop import Base, Order, drain, subscribe
+from tests.support.databases import MariaDbServer
+from tests.support.groups import drain, subscribe
+from tests.support.shop import Base, Order
 
 
 @pytest.fixture

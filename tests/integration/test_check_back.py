@@ -17,8 +17,8 @@ from notify.check.question import read_source
 from notify.client import Message, TransactionProducer
 from notify.client.table import database_now, half_message, notify_source
 from notify.testing.process import ServerProcess
-from tests.conftest import make_engine
-from tests.integration.shop import Base, Order, drain, subscribe
+from tests.support.groups import drain, subscribe
+from tests.support.shop import Base, Order, make_engine
 
 
 def half_of(engine: sa.Engine, transaction_id: str | None = None, shard: str = "main") -> HalfMessage:
@@ -200,7 +200,7 @@ def _decided(url: str, transaction_id: str) -> str:
     import json
     import urllib.request
 
-    from tests.integration.shop import eventually
+    from tests.support.clock import eventually
 
     def state() -> str | None:
         with urllib.request.urlopen(f"{url}/v1/admin/transactions/{transaction_id}") as answer:

@@ -14,8 +14,9 @@ from sqlalchemy.orm import Session
 
 from notify.client import AsyncTransactionProducer, Message, TransactionProducer
 from notify.testing.process import ServerProcess
-from tests.integration.command import cli
-from tests.integration.shop import drain, post, subscribe
+from tests.support.commands import cli
+from tests.support.groups import drain, subscribe
+from tests.support.http import post
 
 
 def test_commands(engine: sa.Engine, engine_url: str, server: ServerProcess, unique: str) -> None:

@@ -23,10 +23,10 @@ from sqlalchemy.orm import Session
 
 from notify.client import Message, TransactionProducer
 from notify.client.table import create_tables
-from tests.conftest import make_engine
-from tests.integration.databases import free_port
-from tests.integration.shop import eventually
-from tests.integration.test_access import ask
+from tests.support.clock import eventually
+from tests.support.databases import free_port
+from tests.support.http import ask
+from tests.support.shop import make_engine
 
 ROOT = Path(__file__).parents[2]
 STORAGE = "mysql+pymysql://notify:notify@127.0.0.1:3306/notify"

@@ -26,7 +26,9 @@ from notify.client import (
 )
 from notify.errors import BindingRefused
 from notify.testing.process import ServerProcess
-from tests.integration.shop import Base, Order, drain, eventually, subscribe
+from tests.support.clock import eventually
+from tests.support.groups import drain, subscribe
+from tests.support.shop import Base, Order
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import urllib.error
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,28 +13,20 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from notify.bench.admin import call
 from notify.client import Consumer, Message, ReceivedMessage, TransactionProducer
 from notify.errors import Backpressure, InvalidRequest, NotifyError
 from notify.testing.process import ServerProcess
-from tests.integration.shop import Base, Order, drain, eventually
-from tests.integration.test_modes import Caller, bodies, publish, subscribe
-
-
-def refusal(url: str, method: str, path: str, **body: Any) -> tuple[int, str]:
-    """Status and code of an admin request that is refused."""
-    import json
-
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        call(url, method, path, body)
-    return refused.value.code, json.loads(refused.value.read())["code"]
+from tests.support.clock import eventually
+from tests.support.groups import Caller, bodies, drain, publish, subscribe
+from tests.support.http import admin, refusal
+from tests.support.shop import Base, Order
 
 
 @pytest.fixture
 def limits(server: ServerProcess) -> Iterator[Any]:
     """Set rate limits; there are none afterwards."""
-    yield lambda **limits: call(server.url, "PUT", "limits", limits)
-    call(server.url, "PUT", "limits", {})
+    yield lambda **limits: admin(server.url, "PUT", "limits", limits)
+    admin(server.url, "PUT", "limits", {})
 
 
 # --- rates ----------------------------------------------------------------------------------------------------
@@ -53,7 +44,7 @@ def test_a_producer_over_its_rate_is_told_when_to_come_back(server: ServerProces
         time.sleep(refused.value.retry_after + 0.02)
         producer.publish(Message(unique, "x"))
     limits(producer_groups={unique: 1e6})
-    assert call(server.url, "GET", "limits")["producer_groups"] == {unique: 1e6}
+    assert admin(server.url, "GET", "limits")["producer_groups"] == {unique: 1e6}
 
 
 def test_a_refused_half_fails_the_commit_and_nothing_is_sent(
@@ -66,7 +57,7 @@ def test_a_refused_half_fails_the_commit_and_nothing_is_sent(
     use_explicit_begin(engine)
     create_tables(engine)
     Base.metadata.create_all(engine)
-    subscribe(server, unique, unique, "shared")
+    subscribe(server.url, unique, unique, "shared")
     limits(producer_groups={unique: 1})
     with TransactionProducer(server.url, group=unique, engine=engine) as producer:
 
@@ -101,10 +92,10 @@ def test_the_answer_to_curl_carries_retry_after(server: ServerProcess, unique: s
 
 
 def test_a_group_is_given_no_more_than_its_rate(server: ServerProcess, unique: str, limits: Any) -> None:
-    subscribe(server, unique, unique, "shared")
-    publish(server, unique, [str(n) for n in range(60)])
+    subscribe(server.url, unique, unique, "shared")
+    publish(server.url, unique, [str(n) for n in range(60)])
     limits(consumer_groups={unique: 20})
-    caller = Caller(server, unique, "i")
+    caller = Caller(server.url, unique, "i")
     started = time.monotonic()
     got = 0
     while got < 50:
@@ -117,15 +108,15 @@ def test_a_group_is_given_no_more_than_its_rate(server: ServerProcess, unique: s
 
 
 def test_a_full_backlog_refuses_until_the_group_has_caught_up(server: ServerProcess, unique: str) -> None:
-    subscribe(server, unique, unique, "shared")
-    call(server.url, "PUT", f"topics/{unique}", {"backlog": 10, "backlog_policy": "refuse"})
+    subscribe(server.url, unique, unique, "shared")
+    admin(server.url, "PUT", f"topics/{unique}", {"backlog": 10, "backlog_policy": "refuse"})
     with TransactionProducer(server.url, group=unique) as producer:
         for n in range(10):
             producer.publish(Message(unique, str(n)))
         with pytest.raises(Backpressure, match="backlog") as refused:
             producer.publish(Message(unique, "one too many"))
         assert refused.value.code == "backlog_full"
-        caller = Caller(server, unique, "i")
+        caller = Caller(server.url, unique, "i")
         assert caller.settle(caller.receive(unique)) == [200] * 10
         time.sleep(0.05)
         producer.publish(Message(unique, "room again"))
@@ -133,10 +124,10 @@ def test_a_full_backlog_refuses_until_the_group_has_caught_up(server: ServerProc
 
 
 def test_hold_makes_the_producer_wait_for_room(server: ServerProcess, unique: str) -> None:
-    subscribe(server, unique, unique, "shared")
-    call(server.url, "PUT", f"topics/{unique}", {"backlog": 5, "backlog_policy": "hold"})
-    publish(server, unique, [str(n) for n in range(5)])
-    caller = Caller(server, unique, "i")
+    subscribe(server.url, unique, unique, "shared")
+    admin(server.url, "PUT", f"topics/{unique}", {"backlog": 5, "backlog_policy": "hold"})
+    publish(server.url, unique, [str(n) for n in range(5)])
+    caller = Caller(server.url, unique, "i")
     held = caller.receive(unique)
     threading.Timer(0.5, lambda: caller.settle(held)).start()
     with TransactionProducer(server.url, group=unique) as producer:
@@ -151,27 +142,27 @@ def test_hold_makes_the_producer_wait_for_room(server: ServerProcess, unique: st
 
 
 def test_drop_oldest_lets_go_and_counts(server: ServerProcess, unique: str) -> None:
-    subscribe(server, unique, unique, "shared")
-    call(server.url, "PUT", f"topics/{unique}", {"backlog": 10, "backlog_policy": "drop_oldest"})
-    publish(server, unique, [str(n) for n in range(50)])
-    eventually(lambda: call(server.url, "GET", f"topics/{unique}")["queues"][0]["start"] == 40)
-    assert bodies(Caller(server, unique, "i").receive(unique)) == [str(n) for n in range(40, 50)]
+    subscribe(server.url, unique, unique, "shared")
+    admin(server.url, "PUT", f"topics/{unique}", {"backlog": 10, "backlog_policy": "drop_oldest"})
+    publish(server.url, unique, [str(n) for n in range(50)])
+    eventually(lambda: admin(server.url, "GET", f"topics/{unique}")["queues"][0]["start"] == 40)
+    assert bodies(Caller(server.url, unique, "i").receive(unique)) == [str(n) for n in range(40, 50)]
 
 
 def test_a_backlog_below_what_is_stored_is_refused_and_drops_nothing(server: ServerProcess, unique: str) -> None:
-    subscribe(server, unique, unique, "shared")
-    publish(server, unique, [str(n) for n in range(20)])
+    subscribe(server.url, unique, unique, "shared")
+    publish(server.url, unique, [str(n) for n in range(20)])
     for policy in ("refuse", "drop_oldest"):
         found = refusal(server.url, "PUT", f"topics/{unique}", backlog=19, backlog_policy=policy)
         assert found == (422, "backlog_below_stored")
-    assert len(Caller(server, unique, "i").receive(unique)) == 20
+    assert len(Caller(server.url, unique, "i").receive(unique)) == 20
 
 
 # --- time -----------------------------------------------------------------------------------------------------
 
 
 def test_expired_messages_are_passed_over(server: ServerProcess, unique: str) -> None:
-    subscribe(server, unique, unique, "shared")
+    subscribe(server.url, unique, unique, "shared")
     with TransactionProducer(server.url, group=unique) as producer:
         producer.publish(Message(unique, "short", ttl=0.2))
         producer.publish(Message(unique, "long", ttl=60))
@@ -180,20 +171,20 @@ def test_expired_messages_are_passed_over(server: ServerProcess, unique: str) ->
         with pytest.raises(NotifyError, match="ttl"):
             producer.publish(Message(unique, "none", ttl=0))
     time.sleep(0.9)
-    caller = Caller(server, unique, "i")
+    caller = Caller(server.url, unique, "i")
     assert bodies(caller.receive(unique)) == ["long", "for ever"]
-    call(server.url, "PUT", f"topics/{unique}", {"ttl": 1})
-    publish(server, unique, ["of the topic"])
+    admin(server.url, "PUT", f"topics/{unique}", {"ttl": 1})
+    publish(server.url, unique, ["of the topic"])
     time.sleep(1.1)
     assert caller.receive(unique) == []
-    queue = call(server.url, "GET", f"groups/{unique}")["queues"][0]
+    queue = admin(server.url, "GET", f"groups/{unique}")["queues"][0]
     assert (queue["position"], queue["settled_above"]) == (1, 2)  # what expired is settled, the two leased ones are not
 
 
 def test_a_ttl_shorter_than_the_retry_is_refused(server: ServerProcess, unique: str) -> None:
-    subscribe(server, unique, unique, "shared", retry_min=5)
+    subscribe(server.url, unique, unique, "shared", retry_min=5)
     assert refusal(server.url, "PUT", f"topics/{unique}", ttl=4) == (422, "ttl_below_retry")
-    call(server.url, "PUT", f"topics/{unique}", {"ttl": 6})
+    admin(server.url, "PUT", f"topics/{unique}", {"ttl": 6})
     path = f"groups/{unique}/subscriptions/{unique}"
     assert refusal(server.url, "PUT", path, retry_min=7) == (422, "ttl_below_retry")
     assert refusal(server.url, "PUT", path, retry_min=5, retry_max=4) == (422, "out_of_bounds")
@@ -207,7 +198,7 @@ def test_delay_and_deliver_at_inside_a_transaction_with_keys(
     engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
     use_explicit_begin(engine)
     create_tables(engine)
-    subscribe(server, unique, unique, "ordered")
+    subscribe(server.url, unique, unique, "ordered")
     with TransactionProducer(server.url, group=unique, engine=engine) as producer:
         with Session(engine) as session, session.begin():
             producer.send(session, Message(unique, "later", key="k", delay=1.0))
@@ -216,7 +207,7 @@ def test_delay_and_deliver_at_inside_a_transaction_with_keys(
             producer.send(session, Message(unique, "at", key="k", deliver_at=at))
             producer.send(session, Message(unique, "in 40 days", key="k", delay=40 * 86_400))
         sent = time.time()
-    caller = Caller(server, unique, "i")
+    caller = Caller(server.url, unique, "i")
     for body, due in (("now", 0.0), ("at", 0.5), ("later", 1.0)):
         found = caller.receive(unique, wait=5)
         assert bodies(found) == [body]
@@ -228,16 +219,16 @@ def test_delay_and_deliver_at_inside_a_transaction_with_keys(
 def test_a_retry_keeps_its_time_over_a_restart(unique: str, tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data").start()
     try:
-        subscribe(server, unique, unique, "shared")
-        publish(server, unique, ["a", "b"])
-        caller = Caller(server, unique, "i")
+        subscribe(server.url, unique, unique, "shared")
+        publish(server.url, unique, ["a", "b"])
+        caller = Caller(server.url, unique, "i")
         first = caller.receive(unique)
         caller.settle(first[:1], "retry", delay=3)
         caller.settle(first[1:], "retry", delay=0)
         settled = time.monotonic()
         server.kill()
         server.start()
-        caller = Caller(server, unique, "i")
+        caller = Caller(server.url, unique, "i")
         again = caller.receive(unique, wait=1)
         assert bodies(again) == ["b"] and again[0]["attempt"] == 2
         again = caller.receive(unique, wait=10)
@@ -277,7 +268,7 @@ def test_filters_by_header_and_tag(server: ServerProcess, unique: str) -> None:
         consumer.stop()
         thread.join(10)
     assert sorted(got) == [("big", "3"), ("big", "5"), ("eu", "1"), ("eu", "3"), ("eu", "5")]
-    assert call(server.url, "GET", f"groups/{unique}-eu")["queues"][0]["lag"] == 0
+    assert admin(server.url, "GET", f"groups/{unique}-eu")["queues"][0]["lag"] == 0
 
 
 @pytest.mark.parametrize("text", ["headers.region ==", "nope == 1", "1 + 1", "x" * 1001, '"text"'])
@@ -288,30 +279,30 @@ def test_a_filter_that_cannot_be_is_refused(server: ServerProcess, unique: str, 
 
 def test_a_filter_passes_over_a_large_backlog(server: ServerProcess, unique: str) -> None:
     """One that matches lies behind 60,000 that do not: more than is looked at in one go."""
-    call(server.url, "PUT", f"groups/{unique}/subscriptions/{unique}", {"tags": ["rare"], "start": "latest"})
+    admin(server.url, "PUT", f"groups/{unique}/subscriptions/{unique}", {"tags": ["rare"], "start": "latest"})
     filtered = f"{unique}-cel"
-    call(server.url, "PUT", f"groups/{filtered}/subscriptions/{unique}", {"filter": 'tag == "rare"'})
+    admin(server.url, "PUT", f"groups/{filtered}/subscriptions/{unique}", {"filter": 'tag == "rare"'})
     for _ in range(15):
-        publish(server, unique, ["x"] * 4000)
+        publish(server.url, unique, ["x"] * 4000)
     with TransactionProducer(server.url, group=unique) as producer:
         producer.publish(Message(unique, "found", tag="rare"))
     for group in (unique, filtered):
-        assert bodies(Caller(server, group, "i").receive(unique, wait=20)) == ["found"]
+        assert bodies(Caller(server.url, group, "i").receive(unique, wait=20)) == ["found"]
 
 
 def test_priorities_are_changed_while_consumers_run(server: ServerProcess, unique: str) -> None:
     group = unique
     for kind in ("high", "low"):
-        subscribe(server, group, f"{unique}-{kind}", "shared")
+        subscribe(server.url, group, f"{unique}-{kind}", "shared")
     classes = [{"name": "high", "topics": ["*-high"]}, {"name": "normal"}, {"name": "low", "topics": ["*-low"]}]
-    answer = call(server.url, "PUT", f"groups/{group}/priorities", {"classes": classes})
+    answer = admin(server.url, "PUT", f"groups/{group}/priorities", {"classes": classes})
     assert [c["weight"] for c in answer["result"]["classes"]] == [6, 3, 1]
     for kind in ("high", "low"):
-        publish(server, f"{unique}-{kind}", ["x"] * 3000)
+        publish(server.url, f"{unique}-{kind}", ["x"] * 3000)
 
     def share(of: int) -> float:
         found: list[str] = []
-        caller = Caller(server, group, "i")
+        caller = Caller(server.url, group, "i")
         caller_topics = [f"{unique}-high", f"{unique}-low"]
         while len(found) < of:
             request = {"instance": "i", "topics": caller_topics, "max": 70, "wait": 0, "lease": 30}
@@ -322,7 +313,7 @@ def test_priorities_are_changed_while_consumers_run(server: ServerProcess, uniqu
 
     assert abs(share(1400) - 6 / 7) < 0.05
     classes = [{"name": "high", "topics": ["*-high"], "weight": 1}, {"name": "low", "topics": ["*-low"], "weight": 1}]
-    call(server.url, "PUT", f"groups/{group}/priorities", {"classes": classes})
+    admin(server.url, "PUT", f"groups/{group}/priorities", {"classes": classes})
     assert abs(share(1400) - 0.5) < 0.05
     path = f"groups/{group}/priorities"
     assert refusal(server.url, "PUT", path, classes=[{"name": "a", "weight": 0}])[0] == 422
@@ -340,7 +331,7 @@ def test_topics_made_on_the_fly_are_consumed_by_a_pattern(server: ServerProcess,
         got.append(message.topic)
 
     # What the consumer does itself as it starts: here it must be there before the first topic is made.
-    call(server.url, "PUT", f"groups/{unique}/subscriptions/{unique}.*", {})
+    admin(server.url, "PUT", f"groups/{unique}/subscriptions/{unique}.*", {})
     thread = threading.Thread(target=consumer.run, kwargs={"signals": False})
     thread.start()
     with TransactionProducer(server.url, group=unique) as producer:
@@ -350,7 +341,7 @@ def test_topics_made_on_the_fly_are_consumed_by_a_pattern(server: ServerProcess,
     consumer.stop()
     thread.join(10)
     assert sorted(got) == sorted(f"{unique}.{n}" for n in range(20))
-    call(server.url, "DELETE", f"groups/{unique}/subscriptions/{unique}.*", {})
+    admin(server.url, "DELETE", f"groups/{unique}/subscriptions/{unique}.*", {})
     with pytest.raises(InvalidRequest, match="pattern"):
         consumer.subscribe("x*", mode="broadcast")
 
@@ -358,13 +349,13 @@ def test_topics_made_on_the_fly_are_consumed_by_a_pattern(server: ServerProcess,
 def test_a_stuck_consumer_is_in_the_metrics_and_in_the_admin_api(server: ServerProcess, unique: str) -> None:
     import urllib.request
 
-    subscribe(server, unique, unique, "shared")
-    publish(server, unique, [str(n) for n in range(8)])
-    caller = Caller(server, unique, "sleeper")
+    subscribe(server.url, unique, unique, "shared")
+    publish(server.url, unique, [str(n) for n in range(8)])
+    caller = Caller(server.url, unique, "sleeper")
     assert len(caller.receive(unique, lease=1)) == 8
 
     def state() -> str:
-        return str(call(server.url, "GET", f"groups/{unique}")["instances"][0]["state"])
+        return str(admin(server.url, "GET", f"groups/{unique}")["instances"][0]["state"])
 
     eventually(lambda: state() == "stuck")
     with urllib.request.urlopen(f"{server.url}/metrics") as answer:

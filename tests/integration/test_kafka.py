@@ -23,8 +23,9 @@ from notify.client import Consumer, DeadLetter, Inbox, Message, TransactionProdu
 from notify.demo.kafka import KafkaCluster
 from notify.errors import InvalidRequest, Unavailable
 from notify.kafka_records import brokers_of, dead_letter_topic, header, listed
-from tests.conftest import empty_database, make_engine
-from tests.integration.shop import Base, Order, eventually
+from tests.support.clock import eventually
+from tests.support.databases import empty_database
+from tests.support.shop import Base, Order, make_engine
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 

@@ -34,10 +34,12 @@ from storage.sql.dialects import open_engine
 from storage.sql.key_map import KeyMap
 from storage.sql.shards import SqlShards, open_storage
 from storage.store import State
-from tests.conftest import empty_database, make_engine
-from tests.integration.shop import drain, eventually, subscribe
-from tests.integration.test_commands import cli
 from tests.integration.test_sql_storage import half, now
+from tests.support.clock import eventually
+from tests.support.commands import cli
+from tests.support.databases import empty_database
+from tests.support.groups import drain, subscribe
+from tests.support.shop import make_engine
 
 KEYS = [f"k{n}" for n in range(12)]
 STAYS = {k for k in KEYS if key_hash(k) % 2 == key_hash(k) % 3}  # from shards a, b to a, b, c

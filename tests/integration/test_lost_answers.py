@@ -16,9 +16,10 @@ from sqlalchemy.orm import Session
 from notify.client import Message, TransactionProducer, create_tables
 from notify.errors import TransactionRefused
 from notify.testing.process import ServerProcess
-from tests.conftest import make_engine
-from tests.integration.proxy import Proxy
-from tests.integration.shop import Base, Order, drain, eventually, subscribe
+from tests.support.clock import eventually
+from tests.support.groups import drain, subscribe
+from tests.support.proxy import Proxy
+from tests.support.shop import Base, Order, make_engine
 
 
 @pytest.fixture
@@ -126,8 +127,8 @@ import os, signal, sys
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from notify.client import Message, TransactionProducer
-from tests.conftest import make_engine
-from tests.integration.shop import Order
+from tests.support.shop import make_engine
+from tests.support.shop import Order
 
 url, group, dsn, point = sys.argv[1:]
 engine = make_engine(dsn)

@@ -35,8 +35,9 @@ from notify.wire import (
 )
 from storage.sql import registry, schema
 from storage.sql.dialects import open_engine
-from tests.conftest import empty_database
-from tests.integration.shop import eventually, subscribe
+from tests.support.clock import eventually
+from tests.support.databases import empty_database
+from tests.support.groups import subscribe
 
 FOLLOWS_SECONDS = 5.0
 

@@ -19,7 +19,9 @@ from notify.client.purge import counts, purge, purge_by_force
 from notify.client.table import notify_inbox, notify_source
 from notify.errors import InvalidRequest, Unavailable
 from notify.testing.process import ServerProcess
-from tests.integration.shop import Base, Order, drain, eventually, subscribe
+from tests.support.clock import eventually
+from tests.support.groups import drain, subscribe
+from tests.support.shop import Base, Order
 
 
 def move(engine: sa.Engine, url: str) -> tuple[int, int]:

@@ -6,50 +6,49 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from notify.bench.admin import call
 from notify.testing.process import ServerProcess
-from tests.integration.test_commands import cli
-from tests.integration.test_flow import refusal
-from tests.integration.test_modes import Caller, bodies, publish, subscribe
 from tests.integration.test_replay import die, redrive
+from tests.support.commands import cli
+from tests.support.groups import Caller, bodies, publish, subscribe
+from tests.support.http import admin, refusal
 
 
 def start_of(server: ServerProcess, topic: str) -> int:
-    return int(call(server.url, "GET", f"topics/{topic}")["queues"][0]["start"])
+    return int(admin(server.url, "GET", f"topics/{topic}")["queues"][0]["start"])
 
 
 def test_a_topic_is_purged_up_to_an_instant(server: ServerProcess, unique: str) -> None:
-    subscribe(server, unique, unique, "shared")
-    publish(server, unique, [str(n) for n in range(6)])
-    caller = Caller(server, unique, "i")
+    subscribe(server.url, unique, unique, "shared")
+    publish(server.url, unique, [str(n) for n in range(6)])
+    caller = Caller(server.url, unique, "i")
     had = caller.receive(unique)
     assert caller.settle([m for m in had if m["body"] in "0123"]) == [200] * 4
     time.sleep(0.02)
     between = datetime.now(UTC).isoformat()
-    publish(server, unique, ["6", "7"])
+    publish(server.url, unique, ["6", "7"])
     path = f"topics/{unique}/purge"
     row = {"queue": 0, "from": 0, "to": 6, "dropped": 6}
-    preview = call(server.url, "POST", path, {"before": between, "dry_run": True})
+    preview = admin(server.url, "POST", path, {"before": between, "dry_run": True})
     assert preview["result"] == {"queues": [row], "missed": {unique: 2}}
     # Two are handed out and not settled: nothing is dropped without force.
     assert refusal(server.url, "POST", path, before=between) == (409, "not_settled")
     assert start_of(server, unique) == 0
-    done = call(server.url, "POST", path, {"before": between, "force": True, "reason": "a test's leftovers"})
+    done = admin(server.url, "POST", path, {"before": between, "force": True, "reason": "a test's leftovers"})
     assert done["result"] == preview["result"] and start_of(server, unique) == 6
     assert caller.settle([m for m in had if m["body"] in "45"]) == [200, 200]  # who has them may end them
     assert bodies(caller.receive(unique)) == ["6", "7"]
     late = f"{unique}-late"
-    call(server.url, "PUT", f"groups/{late}/subscriptions/{unique}", {"start": "earliest"})
-    assert bodies(Caller(server, late, "i").receive(unique)) == ["6", "7"]
-    recorded = call(server.url, "GET", "actions?max=20")["actions"]
+    admin(server.url, "PUT", f"groups/{late}/subscriptions/{unique}", {"start": "earliest"})
+    assert bodies(Caller(server.url, late, "i").receive(unique)) == ["6", "7"]
+    recorded = admin(server.url, "GET", "actions?max=20")["actions"]
     assert any((a["what"], a["target"], a["reason"]) == ("topic.purge", unique, "a test's leftovers") for a in recorded)
 
 
 def test_a_purge_survives_a_kill_and_a_group_goes_on_behind_it(unique: str, tmp_path: Any) -> None:
     server = ServerProcess(tmp_path / "data").start()
     try:
-        subscribe(server, unique, unique, "shared")
-        publish(server, unique, ["0", "1", "2"])
+        subscribe(server.url, unique, unique, "shared")
+        publish(server.url, unique, ["0", "1", "2"])
         code, answer = cli(
             *("topic", "purge", unique, "--before", "2", "--force", "--reason", "r", "--url", server.url, "--json")
         )
@@ -57,24 +56,24 @@ def test_a_purge_survives_a_kill_and_a_group_goes_on_behind_it(unique: str, tmp_
         server.kill()
         server.start()
         assert start_of(server, unique) == 2
-        assert call(server.url, "GET", f"topics/{unique}/groups")["groups"][0]["lag"] == 1
-        assert bodies(Caller(server, unique, "i").receive(unique)) == ["2"]
+        assert admin(server.url, "GET", f"topics/{unique}/groups")["groups"][0]["lag"] == 1
+        assert bodies(Caller(server.url, unique, "i").receive(unique)) == ["2"]
     finally:
         server.stop()
 
 
 def test_dead_letters_are_purged(server: ServerProcess, unique: str) -> None:
-    subscribe(server, unique, unique, "shared")
-    publish(server, unique, ["a", "b"])
-    caller = Caller(server, unique, "i")
+    subscribe(server.url, unique, unique, "shared")
+    publish(server.url, unique, ["a", "b"])
+    caller = Caller(server.url, unique, "i")
     die(caller, unique, 2, "boom")
     time.sleep(0.02)
     between = datetime.now(UTC).isoformat()
-    publish(server, unique, ["c"])
+    publish(server.url, unique, ["c"])
     die(caller, unique, 1, "boom")
     path = f"groups/{unique}/dead-letters/purge"
-    assert call(server.url, "POST", path, {"before": between})["result"]["queues"][0]["dropped"] == 2
-    listed = call(server.url, "GET", f"groups/{unique}/dead-letters")["messages"]
+    assert admin(server.url, "POST", path, {"before": between})["result"]["queues"][0]["dropped"] == 2
+    listed = admin(server.url, "GET", f"groups/{unique}/dead-letters")["messages"]
     assert [m["body"] for m in listed] == ["c"]
     assert [i["status"] for i in redrive(server, unique)["items"]] == [201]
     assert bodies(caller.receive(unique, wait=5)) == ["c"]
@@ -82,11 +81,11 @@ def test_dead_letters_are_purged(server: ServerProcess, unique: str) -> None:
         *("dead-letter", "purge", unique, "--before", "latest", "--reason", "r", "--url", server.url, "--json")
     )
     assert code == 0 and answer["result"]["queues"][0]["dropped"] == 1
-    assert call(server.url, "GET", f"groups/{unique}/dead-letters")["messages"] == []
+    assert admin(server.url, "GET", f"groups/{unique}/dead-letters")["messages"] == []
 
 
 def test_what_cannot_be_purged_says_why(server: ServerProcess, unique: str) -> None:
-    publish(server, unique, ["a"])
+    publish(server.url, unique, ["a"])
     path = f"topics/{unique}/purge"
     assert refusal(server.url, "POST", path, before="yesterday") == (422, "invalid_start")
     assert refusal(server.url, "POST", path, before=2) == (422, "out_of_bounds")

@@ -19,8 +19,10 @@ from notify.wire import Payload, encode_msgpack
 from storage.sql import schema
 from storage.sql.store import SqlStore
 from storage.store import NewMessage, NewTransaction, State
-from tests.conftest import empty_database, make_engine
-from tests.integration.shop import Base, Order, drain, eventually, subscribe
+from tests.support.clock import eventually
+from tests.support.databases import empty_database
+from tests.support.groups import drain, subscribe
+from tests.support.shop import Base, Order, make_engine
 
 
 def outbox(engine: sa.Engine, group: str) -> TransactionProducer:

@@ -10,67 +10,66 @@ from typing import Any
 
 import pytest
 
-from notify.bench.admin import call
 from notify.client import Message, TransactionProducer
 from notify.testing.process import ServerProcess
-from tests.integration.shop import eventually
-from tests.integration.test_commands import cli
-from tests.integration.test_flow import refusal
-from tests.integration.test_modes import Caller, bodies, publish, subscribe
+from tests.support.clock import eventually
+from tests.support.commands import cli
+from tests.support.groups import Caller, bodies, publish, subscribe
+from tests.support.http import admin, refusal
 
 # --- resets ---------------------------------------------------------------------------------------------------
 
 
 def test_a_reset_says_what_it_will_do_and_begins_an_epoch(server: ServerProcess, unique: str) -> None:
-    subscribe(server, unique, unique, "shared")
-    publish(server, unique, [str(n) for n in range(5)])
+    subscribe(server.url, unique, unique, "shared")
+    publish(server.url, unique, [str(n) for n in range(5)])
     between = datetime.now(UTC)
     time.sleep(0.05)
-    publish(server, unique, [str(n) for n in range(5, 10)])
-    caller = Caller(server, unique, "i")
+    publish(server.url, unique, [str(n) for n in range(5, 10)])
+    caller = Caller(server.url, unique, "i")
     had = caller.receive(unique)
     assert caller.settle(had[:8]) == [200] * 8
     reset = f"groups/{unique}/reset"
-    preview = call(server.url, "POST", reset, {"topic": unique, "to": between.isoformat(), "dry_run": True})
+    preview = admin(server.url, "POST", reset, {"topic": unique, "to": between.isoformat(), "dry_run": True})
     row = {"queue": 0, "from": 8, "to": 5, "again": 3, "left_out": 0}
     assert preview["dry_run"] and preview["result"] == {"epoch": 1, "queues": [row]}
     assert caller.settle(had[8:9]) == [200]  # nothing has changed
-    done = call(server.url, "POST", reset, {"topic": unique, "to": between.isoformat()})
+    done = admin(server.url, "POST", reset, {"topic": unique, "to": between.isoformat()})
     assert done["result"]["epoch"] == 1
     assert caller.settle(had[9:]) == [410]
     assert bodies(caller.receive(unique)) == ["5", "6", "7", "8", "9"]
-    call(server.url, "POST", reset, {"topic": unique, "to": "latest"})
-    described = call(server.url, "GET", f"groups/{unique}")["subscriptions"][0]
+    admin(server.url, "POST", reset, {"topic": unique, "to": "latest"})
+    described = admin(server.url, "GET", f"groups/{unique}")["subscriptions"][0]
     assert described["epoch"] == 2
-    subscribe(server, unique, unique, "shared")  # the same again keeps the epoch
-    assert call(server.url, "GET", f"groups/{unique}")["subscriptions"][0]["epoch"] == 2
-    recorded = call(server.url, "GET", "actions?max=20")["actions"]
+    subscribe(server.url, unique, unique, "shared")  # the same again keeps the epoch
+    assert admin(server.url, "GET", f"groups/{unique}")["subscriptions"][0]["epoch"] == 2
+    recorded = admin(server.url, "GET", "actions?max=20")["actions"]
     assert any(a["what"] == "group.reset" and a["target"] == f"{unique}/{unique}" for a in recorded)
 
 
 def test_a_reset_beyond_the_log_is_refused(server: ServerProcess, unique: str) -> None:
-    subscribe(server, unique, unique, "shared")
-    publish(server, unique, ["a", "b"])
+    subscribe(server.url, unique, unique, "shared")
+    publish(server.url, unique, ["a", "b"])
     future = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     for to in (3, -1, future):
         assert refusal(server.url, "POST", f"groups/{unique}/reset", topic=unique, to=to) == (422, "out_of_bounds")
     for to in ("yesterday", True):
         assert refusal(server.url, "POST", f"groups/{unique}/reset", topic=unique, to=to)[0] == 422
     assert refusal(server.url, "POST", f"groups/{unique}/reset", topic="nowhere", to=0) == (404, "not_found")
-    assert bodies(Caller(server, unique, "i").receive(unique)) == ["a", "b"]
+    assert bodies(Caller(server.url, unique, "i").receive(unique)) == ["a", "b"]
 
 
 def test_a_second_group_starts_anywhere(server: ServerProcess, unique: str) -> None:
-    publish(server, unique, [str(n) for n in range(6)])
+    publish(server.url, unique, [str(n) for n in range(6)])
     middle = datetime.now(UTC)
     time.sleep(0.05)
-    publish(server, unique, ["6", "7"])
+    publish(server.url, unique, ["6", "7"])
     for start, first in (("earliest", "0"), (4, "4"), (middle.isoformat(), "6")):
         group = f"{unique}-{first}"
-        call(server.url, "PUT", f"groups/{group}/subscriptions/{unique}", {"start": start})
-        assert bodies(Caller(server, group, "i").receive(unique)) == [str(n) for n in range(int(first), 8)]
-    call(server.url, "PUT", f"groups/{unique}-late/subscriptions/{unique}", {"start": "latest"})
-    assert Caller(server, f"{unique}-late", "i").receive(unique) == []
+        admin(server.url, "PUT", f"groups/{group}/subscriptions/{unique}", {"start": start})
+        assert bodies(Caller(server.url, group, "i").receive(unique)) == [str(n) for n in range(int(first), 8)]
+    admin(server.url, "PUT", f"groups/{unique}-late/subscriptions/{unique}", {"start": "latest"})
+    assert Caller(server.url, f"{unique}-late", "i").receive(unique) == []
 
 
 # --- finding messages -----------------------------------------------------------------------------------------
@@ -85,7 +84,7 @@ def test_messages_by_key_by_time_and_by_id(server: ServerProcess, unique: str) -
         producer.publish(Message(f"{unique}-other", "3", key="order 7"))
 
     def find(**query: str) -> list[str]:
-        found = call(server.url, "GET", "messages?" + urllib.parse.urlencode(query))["messages"]
+        found = admin(server.url, "GET", "messages?" + urllib.parse.urlencode(query))["messages"]
         return [m["body"] if "body" in m else m["message"]["body"] for m in found]
 
     assert find(key="order 7") == ["1", "3"]
@@ -114,23 +113,23 @@ def die(caller: Caller, topic: str, count: int, reason: str) -> None:
 
 
 def redrive(server: ServerProcess, group: str, **body: Any) -> Any:
-    return call(server.url, "POST", f"groups/{group}/dead-letters/redrive", body)["result"]
+    return admin(server.url, "POST", f"groups/{group}/dead-letters/redrive", body)["result"]
 
 
 def test_dead_letters_go_back_to_their_own_group_only(server: ServerProcess, unique: str) -> None:
     other = f"{unique}-other"
     for group in (unique, other):
-        subscribe(server, group, unique, "shared")
-    publish(server, unique, ["a", "b", "c"])
-    caller, bystander = Caller(server, unique, "i"), Caller(server, other, "i")
+        subscribe(server.url, group, unique, "shared")
+    publish(server.url, unique, ["a", "b", "c"])
+    caller, bystander = Caller(server.url, unique, "i"), Caller(server.url, other, "i")
     assert bystander.settle(bystander.receive(unique)) == [200] * 3
     die(caller, unique, 2, "no such account")
     die(caller, unique, 1, "timeout")
-    listed = call(server.url, "GET", f"groups/{unique}/dead-letters")["messages"]
+    listed = admin(server.url, "GET", f"groups/{unique}/dead-letters")["messages"]
     assert [(m["body"], m["redriven"]) for m in listed] == [("a", False), ("b", False), ("c", False)]
-    found = call(server.url, "GET", f"groups/{unique}/dead-letters?contains=account")["messages"]
+    found = admin(server.url, "GET", f"groups/{unique}/dead-letters?contains=account")["messages"]
     assert bodies(found) == ["a", "b"]
-    preview = call(
+    preview = admin(
         server.url,
         "POST",
         f"groups/{unique}/dead-letters/redrive",
@@ -150,19 +149,19 @@ def test_dead_letters_go_back_to_their_own_group_only(server: ServerProcess, uni
     assert [i["status"] for i in redrive(server, unique, ids=[name, "nonsense"])["items"]] == [200, 404]
     assert bodies(caller.receive(unique, wait=5)) == ["a"]
     assert caller.receive(unique) == []
-    flags = [m["redriven"] for m in call(server.url, "GET", f"groups/{unique}/dead-letters")["messages"]]
+    flags = [m["redriven"] for m in admin(server.url, "GET", f"groups/{unique}/dead-letters")["messages"]]
     assert flags == [True, False, True]
 
 
 def test_a_redriven_message_that_fails_again_is_dead_again(server: ServerProcess, unique: str) -> None:
-    subscribe(server, unique, unique, "shared")
-    publish(server, unique, ["a"])
-    caller = Caller(server, unique, "i")
+    subscribe(server.url, unique, unique, "shared")
+    publish(server.url, unique, ["a"])
+    caller = Caller(server.url, unique, "i")
     die(caller, unique, 1, "first time")
     for round_number in range(2):
         assert [i["status"] for i in redrive(server, unique)["items"]] == [201]
         die(caller, unique, 1, f"round {round_number}")
-    listed = call(server.url, "GET", f"groups/{unique}/dead-letters")["messages"]
+    listed = admin(server.url, "GET", f"groups/{unique}/dead-letters")["messages"]
     assert [m["headers"]["notify-dead-letter-reason"] for m in listed] == ["first time", "round 0", "round 1"]
     assert {m["headers"]["notify-dead-letter-topic"] for m in listed} == {unique}
 
@@ -170,23 +169,23 @@ def test_a_redriven_message_that_fails_again_is_dead_again(server: ServerProcess
 def test_all_dead_letters_as_a_job_that_survives_a_kill(unique: str, tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data").start()
     try:
-        subscribe(server, unique, unique, "shared")
-        caller = Caller(server, unique, "i")
+        subscribe(server.url, unique, unique, "shared")
+        caller = Caller(server.url, unique, "i")
         total = 8_000
         for first in range(0, total, 4000):
-            publish(server, unique, [str(n) for n in range(first, first + 4000)])
+            publish(server.url, unique, [str(n) for n in range(first, first + 4000)])
         die(caller, unique, total, "boom")
         job = redrive(server, unique, all=True, wanted={"contains": "boom", "filter": 'topic != "x"'})["job"]
-        eventually(lambda: call(server.url, "GET", f"jobs/{job}")["done"] > 0)
+        eventually(lambda: admin(server.url, "GET", f"jobs/{job}")["done"] > 0)
         server.kill()
         server.start()
-        found = eventually(lambda: [j for j in [call(server.url, "GET", f"jobs/{job}")] if j["state"] != "running"])[0]
+        found = eventually(lambda: [j for j in [admin(server.url, "GET", f"jobs/{job}")] if j["state"] != "running"])[0]
         assert (found["state"], found["done"], found["failed"], found["progress"]) == ("done", total, 0, 1.0)
         items: list[dict[str, Any]] = []
-        while batch := call(server.url, "GET", f"jobs/{job}?offset={len(items)}&max=5000")["items"]:
+        while batch := admin(server.url, "GET", f"jobs/{job}?offset={len(items)}&max=5000")["items"]:
             items += batch
         assert len({i["id"] for i in items}) == total and {i["status"] for i in items} <= {200, 201}
-        caller = Caller(server, unique, "i")
+        caller = Caller(server.url, unique, "i")
         got: list[str] = []
         while batch := caller.receive(unique, wait=1, max=2000):
             assert set(caller.settle(batch)) == {200}
@@ -205,36 +204,36 @@ def test_all_dead_letters_as_a_job_that_survives_a_kill(unique: str, tmp_path: P
 def test_a_cancelled_job_stops_for_good(unique: str, tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data").start()
     try:
-        subscribe(server, unique, unique, "shared")
-        caller = Caller(server, unique, "i")
-        publish(server, unique, [str(n) for n in range(4000)])
+        subscribe(server.url, unique, unique, "shared")
+        caller = Caller(server.url, unique, "i")
+        publish(server.url, unique, [str(n) for n in range(4000)])
         die(caller, unique, 4000, "boom")
         job = redrive(server, unique, all=True)["job"]
         path = f"jobs/{job}/cancel"
-        assert call(server.url, "POST", path, {"dry_run": True})["result"]["state"] == "running"
-        ended = call(server.url, "POST", path, {"reason": "the wrong group"})["result"]
+        assert admin(server.url, "POST", path, {"dry_run": True})["result"]["state"] == "running"
+        ended = admin(server.url, "POST", path, {"reason": "the wrong group"})["result"]
         assert (ended["state"], ended["done"] % 500, ended["done"] < 4000) == ("cancelled", 0, True)
         assert "the wrong group" in ended["detail"] and ended["ended_at"] and ended["progress"] < 1
         assert refusal(server.url, "POST", path) == (409, "conflict")
         assert refusal(server.url, "POST", "jobs/999/cancel") == (404, "not_found")
         server.stop()
         server.start()  # nor does it go on at the next start
-        caller = Caller(server, unique, "i")
+        caller = Caller(server.url, unique, "i")
         got: list[str] = []
         while batch := caller.receive(unique, wait=1, max=2000):
             caller.settle(batch)
             got += bodies(batch)
-        assert len(got) == ended["done"] == call(server.url, "GET", f"jobs/{job}")["done"]
+        assert len(got) == ended["done"] == admin(server.url, "GET", f"jobs/{job}")["done"]
     finally:
         server.stop()
 
 
 def test_what_cannot_be_redriven_says_why(server: ServerProcess, unique: str) -> None:
-    subscribe(server, unique, unique, "shared")
-    publish(server, unique, ["a"])
-    caller = Caller(server, unique, "i")
+    subscribe(server.url, unique, unique, "shared")
+    publish(server.url, unique, ["a"])
+    caller = Caller(server.url, unique, "i")
     die(caller, unique, 1, "boom")
-    call(server.url, "DELETE", f"groups/{unique}/subscriptions/{unique}", {})
+    admin(server.url, "DELETE", f"groups/{unique}/subscriptions/{unique}", {})
     assert [(i["status"], i["code"]) for i in redrive(server, unique)["items"]] == [(404, "not_found")]
     path = f"groups/{unique}/dead-letters/redrive"
     assert refusal(server.url, "POST", path, wanted={"filter": "nope =="}) == (422, "invalid_filter")

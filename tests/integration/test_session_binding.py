@@ -14,8 +14,9 @@ from sqlalchemy.orm import Session, sessionmaker
 from notify.client import Message, TransactionProducer, create_tables, use_explicit_begin
 from notify.errors import BindingRefused, TransactionRefused
 from notify.testing.process import ServerProcess
-from tests.conftest import make_engine
-from tests.integration.shop import Base, Order, drain, eventually, subscribe
+from tests.support.clock import eventually
+from tests.support.groups import drain, subscribe
+from tests.support.shop import Base, Order, make_engine
 
 
 class Shop:

@@ -13,8 +13,8 @@ import pytest
 from notify.testing.process import ServerProcess
 from storage.sql import schema
 from storage.sql.dialects import open_engine
-from tests.conftest import empty_database
-from tests.integration.test_access import ask
+from tests.support.databases import empty_database
+from tests.support.http import ask
 
 WHY = {"reason": "a test"}
 

@@ -23,8 +23,8 @@ from storage.sql.shards import SqlShards, open_storage
 from storage.sql.store import SqlStore
 from storage.sql.tables import server_half_message, server_key_map_change
 from storage.store import CheckAnswer, NewMessage, NewTransaction, PartlyStored, Put, State
-from tests.conftest import empty_database
-from tests.integration.proxy import Proxy
+from tests.support.databases import empty_database
+from tests.support.proxy import Proxy
 
 SECOND = 1_000_000
 

@@ -21,7 +21,7 @@ from notify.client import AsyncTransactionProducer, Consumer, Inbox, Message, Tr
 from notify.errors import DeadLetter, InvalidRequest, TransactionRefused
 from notify.message import ReceivedMessage
 from notify.testing import Crashed, InMemoryServer, crashing
-from tests.conftest import make_engine
+from tests.support.shop import make_engine
 
 metadata = sa.MetaData()
 orders = sa.Table("orders", metadata, sa.Column("id", sa.Integer, primary_key=True), sa.Column("item", sa.Text))

@@ -28,7 +28,8 @@ from notify.server.access.oidc import Provider
 from notify.server.serve import serve
 from notify.settings import Settings
 from notify.testing.process import ServerProcess
-from tests.integration.test_access import Guarded, ask
+from tests.support.http import ask
+from tests.support.servers import Guarded
 
 
 class Authority:

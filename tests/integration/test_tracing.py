@@ -20,7 +20,7 @@ from notify.binlog_bridge.pump import Bridge
 from notify.client import Consumer, Inbox, Message, TransactionProducer, create_tables
 from notify.message import ReceivedMessage
 from notify.testing import Crashed, InMemoryServer, crashing
-from tests.conftest import make_engine
+from tests.support.shop import make_engine
 
 
 @pytest.fixture(scope="module")

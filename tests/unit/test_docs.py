@@ -21,7 +21,7 @@ from notify.server.app import App
 from notify.server.metrics import HELP, Metrics
 from notify.settings import Settings, environment_name, load
 from storage.memory import MemoryStore
-from tests.integration import command as commands
+from tests.support import commands
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference.md"

@@ -1,4 +1,8 @@
-"""Real database servers for tests: a DSN from the environment, else a container, else a local server of our own."""
+"""Real database servers for tests: a DSN from the environment, else a container, else a local server of our own.
+
+When pytest runs in several workers, its controller starts one server of each kind for all of them (`ForWorkers`), and
+each test gets an empty database of its own in it (`empty_database`).
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,19 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import sqlalchemy as sa
+
+from tests.support.clock import eventually
+
+DATABASES = ("sqlite", "postgresql", "mariadb")
+"""What a test of the SDK runs on."""
 
 
 class NotAvailable(Exception):
@@ -35,7 +46,7 @@ def _docker_answers() -> bool:
         return False
 
 
-def wait_for(url: str, seconds: float = 60) -> None:
+def wait_for(url: str, seconds: float = 120) -> None:
     """Until a connection to the database works. Raises the last failure."""
     engine = sa.create_engine(url, poolclass=sa.NullPool)
     deadline = time.monotonic() + seconds
@@ -46,16 +57,16 @@ def wait_for(url: str, seconds: float = 60) -> None:
         except sa.exc.OperationalError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(0.1)
+            time.sleep(0.1)  # the pause between two tries to connect
 
 
-def _wait_for_file(path: Path, seconds: float = 60) -> None:
+def _wait_for_file(path: Path, seconds: float = 120) -> None:
     """PyMySQL leaks its socket when a connect fails: first see that there is something to connect to."""
     deadline = time.monotonic() + seconds
     while not path.exists():
         if time.monotonic() > deadline:
             raise NotAvailable(f"the database server did not make {path}")
-        time.sleep(0.05)
+        time.sleep(0.05)  # the pause between two looks
 
 
 @contextmanager
@@ -131,12 +142,12 @@ class PostgreSqlServer:
         """The whole server, as when its machine goes: its children notice that it is gone."""
         assert self.process is not None
         self.process.kill()
-        self.process.wait(30)
+        self.process.wait(60)
         # Its children end by themselves; until then a new one is refused.
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         pid = self.directory / "data" / "postmaster.pid"
         while time.monotonic() < deadline and self._children():
-            time.sleep(0.1)
+            time.sleep(0.1)  # the pause between two looks
         pid.unlink(missing_ok=True)
 
     def _children(self) -> bool:
@@ -153,7 +164,7 @@ class PostgreSqlServer:
     def stop(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(2)
-            self.process.wait(30)
+            self.process.wait(60)
 
 
 class MariaDbServer:
@@ -250,7 +261,7 @@ class MariaDbServer:
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()
-        self.process.wait(30)
+        self.process.wait(60)
 
     def stop(self) -> None:
         if self.process is not None and self.process.poll() is None:
@@ -282,3 +293,90 @@ def mariadb() -> Iterator[str]:
             server.stop()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+SERVERS: Mapping[str, Callable[[], AbstractContextManager[str]]] = {"postgresql": postgresql, "mariadb": mariadb}
+
+
+class Urls(dict[str, str]):
+    """URLs of database servers by kind. A server is started on first use, and stopped with the stack.
+
+    Raises NotAvailable for a kind that cannot run here.
+    """
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+
+    def __missing__(self, kind: str) -> str:
+        self[kind] = url = self._stack.enter_context(SERVERS[kind]())
+        return url
+
+
+class ForWorkers:
+    """Database servers that pytest's controller starts while its workers collect, and stops when they have ended.
+
+    `directory` has a file for each kind, once it is known: its URL, or after a `!` the reason why it cannot run here.
+    """
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="notify-databases-"))
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._serve, args=(kind,)) for kind in SERVERS]
+        for thread in self._threads:
+            thread.start()
+
+    def _serve(self, kind: str) -> None:
+        try:
+            with SERVERS[kind]() as url:
+                self._say(kind, url)
+                self._over.wait()
+        except NotAvailable as reason:
+            self._say(kind, f"!{reason}")
+
+    def _say(self, kind: str, text: str) -> None:
+        written = self.directory / f"{kind}.new"
+        written.write_text(text)
+        written.rename(self.directory / kind)
+
+    def stop(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class UrlsOfWorker(dict[str, str]):
+    """What `ForWorkers` wrote, as a worker reads it. Raises NotAvailable for a kind that cannot run here."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def __missing__(self, kind: str) -> str:
+        place = self._directory / kind
+        eventually(place.exists, f"the controller to start {kind}", seconds=180)
+        text = place.read_text()
+        if text.startswith("!"):
+            raise NotAvailable(text[1:])
+        self[kind] = text
+        return text
+
+
+@contextmanager
+def empty_database(kind: str, urls: Mapping[str, str], directory: Path) -> Iterator[str]:
+    """The URL of a database that is dropped afterwards; SQLite's file lies in `directory`.
+
+    Raises NotAvailable where its server cannot run here.
+    """
+    if kind == "sqlite":
+        yield f"sqlite:///{directory}/shop.db"
+        return
+    url = sa.make_url(urls[kind])
+    name = "t" + uuid.uuid4().hex[:12]
+    admin = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    with admin.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    try:
+        yield url.set(database=name).render_as_string(hide_password=False)
+    finally:
+        with admin.connect() as connection:
+            connection.exec_driver_sql(f"DROP DATABASE {name}" + (" WITH (FORCE)" if kind == "postgresql" else ""))

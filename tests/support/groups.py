@@ -1,0 +1,90 @@
+"""A consumer group over plain HTTP, and consumers of the SDK in threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from notify.client import Consumer
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.http import admin, ask, post
+
+
+class Caller:
+    """One instance of a group."""
+
+    def __init__(self, url: str, group: str, instance: str) -> None:
+        self.url, self.group, self.instance = url, group, instance
+
+    def receive(self, *topics: str, wait: float = 0, lease: float = 30, max: int = 100) -> list[dict[str, Any]]:
+        """One poll. `wait` is how long the server may wait for a first message, in seconds."""
+        request = {"instance": self.instance, "topics": list(topics), "max": max, "wait": wait, "lease": lease}
+        messages: list[dict[str, Any]] = post(self.url, f"/v1/groups/{self.group}/receive", request)["messages"]
+        return messages
+
+    def settle(self, messages: list[dict[str, Any]], action: str = "ack", **options: Any) -> list[int]:
+        """The status of each message's settling."""
+        items = [{"receipt": m["receipt"], "action": action, **options} for m in messages]
+        return [item["status"] for item in post(self.url, f"/v1/groups/{self.group}/settle", {"items": items})["items"]]
+
+
+def bodies(messages: list[dict[str, Any]]) -> list[str]:
+    return [m["body"] for m in messages]
+
+
+def publish(url: str, topic: str, bodies: list[str], key: bool = False) -> None:
+    """Messages without a transaction, in one request; with `key` the first letter of each body is its key."""
+    messages = [{"topic": topic, "body": body} | ({"key": body[0]} if key else {}) for body in bodies]
+    items = post(url, "/v1/messages", {"messages": messages})["items"]
+    assert [item["status"] for item in items] == [201] * len(bodies), items
+
+
+def subscribe(url: str, group: str, topic: str, mode: str = "shared", **fields: Any) -> None:
+    """Make or change a subscription; without `start` it begins with what comes from now on."""
+    admin(url, "PUT", f"groups/{group}/subscriptions/{topic}", {"mode": mode, "start": "latest", **fields})
+
+
+def is_subscribed(url: str, group: str) -> bool:
+    """Whether the group is there: a consumer makes it when it starts."""
+    return ask(url, "GET", f"/v1/admin/groups/{group}")[0] == 200
+
+
+def drain(url: str, group: str, topic: str, want: int) -> list[dict[str, Any]]:
+    """Receive and acknowledge until `want` messages came, then look once more for one too many.
+
+    Fails if fewer come. One too many that is late is missed: it can make a test pass, never fail.
+    """
+    caller = Caller(url, group, "test")
+    drained: list[dict[str, Any]] = []
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        missing = len(drained) < want
+        batch = caller.receive(topic, wait=5 if missing else 0.3, max=1000)
+        if batch:
+            caller.settle(batch)
+        drained += batch
+        if not batch and not missing:
+            return drained
+        assert batch or time.monotonic() < deadline, f"waited for {want} messages of {topic}; came: {bodies(drained)}"
+
+
+@contextmanager
+def running(*consumers: Consumer, subscribed: bool = False) -> Iterator[None]:
+    """Run consumers in threads, and stop them at the end; `subscribed` waits until their groups are there."""
+    threads = [threading.Thread(target=c.run, kwargs={"signals": False}, daemon=True) for c in consumers]
+    for thread in threads:
+        thread.start()
+    try:
+        for consumer in consumers if subscribed else ():
+            url, group = consumer.url, consumer.group
+            eventually(lambda url=url, group=group: is_subscribed(url, group), f"the group {group}")  # type: ignore[misc]
+        yield
+    finally:
+        for consumer in consumers:
+            consumer.stop()
+        for thread in threads:
+            thread.join(PATIENCE_SECONDS)
+        assert not any(thread.is_alive() for thread in threads), "a consumer did not stop"

@@ -1,0 +1,86 @@
+"""The tests' HTTP client: plain JSON over the standard library, as a stranger to the SDK would write it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from typing import Any
+from urllib.parse import urlsplit
+
+from tests.support.clock import PATIENCE_SECONDS
+
+JSON = "application/json"
+REASON = "a test"
+"""The reason that `admin` gives for its writes."""
+
+
+def ask(
+    url: str,
+    method: str,
+    path: str,
+    body: Any = None,
+    token: str | None = None,
+    headers: dict[str, str] | None = None,
+    *,
+    kind: str = JSON,
+    tls: ssl.SSLContext | None = None,
+) -> tuple[int, Any]:
+    """Status and decoded answer of one request on a connection of its own; an answer that is no JSON comes as text.
+
+    `body`: bytes are sent as they are, anything else as JSON. Raises OSError where the server is away.
+    """
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    sent = {"content-type": kind} | ({} if token is None else {"authorization": f"Bearer {token}"}) | (headers or {})
+    parts = urlsplit(url)
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        connection = http.client.HTTPSConnection(
+            parts.hostname or "", parts.port, timeout=PATIENCE_SECONDS, context=tls
+        )
+    else:
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE_SECONDS)
+    try:
+        connection.request(method, path, data, sent)
+        answer = connection.getresponse()
+        raw = answer.read()
+    finally:
+        connection.close()
+    try:
+        return answer.status, json.loads(raw)
+    except ValueError:
+        return answer.status, raw.decode()
+
+
+def call(url: str, method: str, path: str, body: Any = None, token: str | None = None) -> Any:
+    """The answer of a request that succeeds; fails with what the server said otherwise."""
+    status, answer = ask(url, method, path, body, token)
+    assert 200 <= status < 300, f"{method} {path} was answered with {status}: {answer}"
+    return answer
+
+
+def post(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a POST that succeeds."""
+    answer: dict[str, Any] = call(url, "POST", path, body)
+    return answer
+
+
+def admin(url: str, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    """The answer of an admin route that succeeds; `path` begins after `/v1/admin/`, and a write gets a reason."""
+    return call(url, method, f"/v1/admin/{path}", body if body is None else {"reason": REASON, **body})
+
+
+def refusal(url: str, method: str, path: str, **body: Any) -> tuple[int, str]:
+    """Status and code of an admin request that must be refused."""
+    sent = None if method == "GET" else {"reason": REASON, **body}
+    status, problem = ask(url, method, f"/v1/admin/{path}", sent)
+    assert status >= 400, f"{method} {path} was not refused, but answered with {status}: {problem}"
+    return status, problem["code"]
+
+
+def metric(url: str, name: str) -> float:
+    """A sample of `/metrics` by its name and labels as they are printed; 0 where there is none."""
+    for line in str(call(url, "GET", "/metrics")).splitlines():
+        if line.startswith(name + " "):
+            return float(line.split()[1])
+    return 0.0

@@ -1,0 +1,68 @@
+"""Server processes as several tests need them: with access on, and several over one database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from notify.testing.process import ServerProcess
+from storage.sql import schema
+from storage.sql.dialects import open_engine
+from tests.support.http import REASON, call
+
+
+class Guarded:
+    """A server with access on, and tokens made for it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.server = ServerProcess(directory, environment={"NOTIFY_ACCESS": "1"}).start()
+        self.url = self.server.url
+        self.admin = (directory / "admin.token").read_text().strip()
+
+    def make(self, *rights: str, **fields: Any) -> str:
+        """A token with these rights."""
+        body = {"name": "t", "rights": list(rights), "reason": REASON} | fields
+        return str(call(self.url, "POST", "/v1/admin/credentials", body, self.admin)["token"])
+
+
+def make_storage(url: str, shard: str = "main") -> None:
+    """The server's tables in an empty database."""
+    engine = open_engine(url)
+    schema.upgrade(engine, shard)
+    engine.dispose()
+
+
+class Started:
+    """Servers over one database, stopped with the stack."""
+
+    def __init__(self, storage: str, directory: Path, stack: ExitStack) -> None:
+        """`storage`: the URL of a database with the server's tables."""
+        self.storage, self._directory, self._stack = storage, directory, stack
+        self.servers: list[ServerProcess] = []
+
+    def add(self, *flags: str, **environment: str) -> ServerProcess:
+        """One more server; the test may kill or stop it before its end."""
+        place = self._directory / f"s{len(self.servers)}"
+        server = ServerProcess(place, environment=environment, flags=["--storage", self.storage, *flags])
+        self._stack.callback(stop_if_running, server)
+        self.servers.append(server.start())
+        return server
+
+
+def stop_if_running(server: ServerProcess) -> None:
+    if server.process is not None and server.process.poll() is None:
+        server.stop()
+
+
+@contextmanager
+def three_servers(storage: str, directory: Path) -> Iterator[list[ServerProcess]]:
+    """Three servers of one registry in an empty database."""
+    make_storage(storage)
+    with ExitStack() as stack:
+        started = Started(storage, directory, stack)
+        for _ in range(3):
+            started.add()
+        yield started.servers

@@ -1,0 +1,84 @@
+"""How tests are parted among workers (pytest-xdist), and what the workers share.
+
+A worker takes whole files, one after the other, and each file goes to the next worker that is free. Files that use
+something that is there once and is dear (the Spark session, the Kafka node) go to one worker together.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.databases import ForWorkers
+
+TOGETHER = ("tests/audit/",)
+"""What begins with one of these shares a worker: one Spark session for all tests of the audit."""
+
+LONGEST_FIRST = (
+    "tests/audit/",
+    "tests/simulation/",
+    "tests/crash/",
+    "tests/browser/",
+    "tests/integration/test_kafka.py",
+    "tests/integration/test_bridge.py",
+)
+"""The order in which work is given out: what takes long begins first, so that the workers end together."""
+
+_STARTED = "databases of the workers"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """In the controller of several workers: start the databases while the workers collect."""
+    is_worker = hasattr(config, "workerinput")
+    if not is_worker and config.getoption("numprocesses", None) and not config.option.collectonly:
+        config.stash[STARTED] = ForWorkers()
+
+
+STARTED = pytest.StashKey[ForWorkers]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """In the controller, for each worker: tell it where the databases are."""
+    node.workerinput[_STARTED] = str(node.config.stash[STARTED].directory)
+
+
+def databases_of(config: pytest.Config) -> Path | None:
+    """Where a worker finds the databases that the controller started; None where there is one process only."""
+    directory = getattr(config, "workerinput", {}).get(_STARTED)
+    return None if directory is None else Path(directory)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The workers have ended: stop what they shared."""
+    if STARTED in config.stash:
+        config.stash[STARTED].stop()
+
+
+def rank(nodeid: str) -> int:
+    """The place of a test in the order of work."""
+    for place, beginning in enumerate(LONGEST_FIRST):
+        if nodeid.startswith(beginning):
+            return place
+    return len(LONGEST_FIRST)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: rank(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give out whole files, and what belongs together as one."""
+    from xdist.scheduler.loadscope import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            for beginning in TOGETHER:
+                if nodeid.startswith(beginning):
+                    return beginning
+            return nodeid.partition("::")[0]
+
+    return ByFile(config, log)
