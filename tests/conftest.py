@@ -71,7 +71,7 @@ def binlog_server() -> Iterator[databases.MariaDbServer]:
     directory = Path(tempfile.mkdtemp(prefix="notify-bridge-"))
     try:
         try:
-            server = databases.MariaDbServer(directory).create()
+            server = databases.MariaDbServer(directory, durable=False).create()
         except databases.NotAvailable as reason:
             pytest.skip(str(reason))
         yield server

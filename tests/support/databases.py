@@ -84,7 +84,7 @@ def postgresql() -> Iterator[str]:
         return
     directory = Path(tempfile.mkdtemp(prefix="notify-pg-"))
     try:
-        server = PostgreSqlServer(directory).create()
+        server = PostgreSqlServer(directory, durable=False).create()
         try:
             yield server.url
         finally:
@@ -94,14 +94,18 @@ def postgresql() -> Iterator[str]:
 
 
 class PostgreSqlServer:
-    """A PostgreSQL of our own in a directory, fully durable; may be killed and started again."""
+    """A PostgreSQL of our own in a directory; may be killed and started again."""
 
-    def __init__(self, directory: Path) -> None:
-        """Raises NotAvailable where PostgreSQL is not installed."""
+    def __init__(self, directory: Path, *, durable: bool = True) -> None:
+        """Raises NotAvailable where PostgreSQL is not installed.
+
+        Without `durable` nothing is synced: it survives kill -9, and would not survive a loss of power.
+        """
         found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
         if not found:
             raise NotAvailable("no PostgreSQL: neither NOTIFY_TEST_POSTGRESQL, nor Docker, nor Debian's postgresql")
         self._programs = found[-1].parent
+        self._unsynced = [] if durable else ["-c", "fsync=off", "-c", "full_page_writes=off"]
         self.directory = directory
         self.port = free_port()
         # PostgreSQL refuses to run as root.
@@ -121,7 +125,7 @@ class PostgreSqlServer:
         subprocess.run(
             [
                 self._programs / "initdb", "-D", self.directory / "data", "-A", "trust", "-U", "postgres", "-E", "UTF8",
-                "--locale=C",
+                "--locale=C", *(["--no-sync"] if self._unsynced else []),
             ],
             check=True, cwd=self.directory, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, **self._drop,
         )  # fmt: skip
@@ -132,7 +136,7 @@ class PostgreSqlServer:
         self.process = subprocess.Popen(
             [
                 self._programs / "postgres", "-D", self.directory / "data", "-p", str(self.port), "-k", self.directory,
-                "-h", "127.0.0.1", "-c", "max_connections=300",
+                "-h", "127.0.0.1", "-c", "max_connections=300", *self._unsynced,
             ],
             cwd=self.directory, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, **self._drop,
         )  # fmt: skip
@@ -172,8 +176,13 @@ class MariaDbServer:
 
     USER = "shop"
 
-    def __init__(self, directory: Path, server_id: int = 1, options: Sequence[str] = ()) -> None:
-        """Raises NotAvailable where MariaDB is not installed."""
+    def __init__(
+        self, directory: Path, server_id: int = 1, options: Sequence[str] = (), *, durable: bool = True
+    ) -> None:
+        """Raises NotAvailable where MariaDB is not installed.
+
+        Without `durable` nothing is synced: it survives kill -9, and would not survive a loss of power.
+        """
         program = shutil.which("mariadbd") or shutil.which("mariadbd", path="/usr/sbin")
         install = shutil.which("mariadb-install-db")
         if program is None or install is None:
@@ -182,7 +191,8 @@ class MariaDbServer:
         self._user = pwd.getpwuid(os.getuid()).pw_name
         self.directory = directory
         self.server_id = server_id
-        self._options = options
+        self._unsynced = [] if durable else ["--innodb-flush-method=nosync"]
+        self._options = [f"--sync-binlog={int(durable)}", *self._unsynced, *options]
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -199,7 +209,7 @@ class MariaDbServer:
         subprocess.run(
             [
                 self._install, "--no-defaults", f"--datadir={self.directory}/data", f"--user={self._user}",
-                "--skip-test-db", "--auth-root-authentication-method=normal",
+                "--skip-test-db", "--auth-root-authentication-method=normal", *self._unsynced,
             ],
             check=True, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
         )  # fmt: skip
@@ -219,7 +229,7 @@ class MariaDbServer:
                 self._program, "--no-defaults", f"--user={self._user}", f"--datadir={self.directory}/data",
                 "--bind-address=127.0.0.1", f"--port={self.port}", f"--socket={self._socket}",
                 f"--pid-file={self.directory}/pid", "--log-bin=bin", f"--server-id={self.server_id}",
-                "--binlog-format=ROW", "--binlog-row-metadata=FULL", "--gtid-strict-mode=ON", "--sync-binlog=1",
+                "--binlog-format=ROW", "--binlog-row-metadata=FULL", "--gtid-strict-mode=ON",
                 "--log-slave-updates=ON", "--max-connections=500", *self._options,
             ],
             stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
@@ -286,7 +296,7 @@ def mariadb() -> Iterator[str]:
         return
     directory = Path(tempfile.mkdtemp(prefix="notify-my-"))
     try:
-        server = MariaDbServer(directory).create()
+        server = MariaDbServer(directory, durable=False).create()
         try:
             yield server.url
         finally:
