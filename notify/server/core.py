@@ -73,6 +73,8 @@ class Core:
         """Why retention failed when it was last tried; "" where it did not."""
         self.ticked_us = clock()
         """When time was last acted upon: health is progress."""
+        self._asked_to_act: list[asyncio.Future[None]] = []
+        self._sleeping: asyncio.Future[None] | None = None
 
     def configure(self, settings: Settings, limits: RateLimits) -> None:
         """Other settings and rates hold from now on."""
@@ -120,6 +122,7 @@ class Core:
     async def run(self) -> None:
         """Act on leases, retries, delays and checks as they come due, until cancelled."""
         while True:
+            asked, self._asked_to_act = self._asked_to_act, []
             try:
                 self.flow.drop_oldest()
                 if self._delivery is not None:
@@ -131,7 +134,16 @@ class Core:
                 # No room on the disk: what is due waits, and is tried again.
                 await asyncio.sleep(LONGEST_SLEEP_SECONDS)
             self.ticked_us = self.clock()
+            _wake(*asked)
             await self._sleep()
+
+    async def act(self) -> None:
+        """Act at once on what is due by now, and return when that is done: for a clock that jumps, as a test's does."""
+        asked = asyncio.get_running_loop().create_future()
+        self._asked_to_act.append(asked)
+        if self._sleeping is not None:
+            _wake(self._sleeping)
+        await asked
 
     def _retain_now_and_then(self) -> None:
         """Retention runs beside everything else; what stops it (a full disk, say) is tried again later."""
@@ -159,7 +171,22 @@ class Core:
         seconds = LONGEST_SLEEP_SECONDS
         if due_us is not None:
             seconds = min(seconds, max(0.001, (due_us - self.clock()) / 1_000_000))
-        await asyncio.sleep(seconds)
+        if self._asked_to_act:
+            return
+        loop = asyncio.get_running_loop()
+        self._sleeping = loop.create_future()
+        timer = loop.call_later(seconds, _wake, self._sleeping)
+        try:
+            await self._sleeping
+        finally:
+            timer.cancel()
+            self._sleeping = None
+
+
+def _wake(*waiting: asyncio.Future[None]) -> None:
+    for future in waiting:
+        if not future.done():
+            future.set_result(None)
 
 
 def _schedule(settings: Settings) -> CheckSchedule:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -28,8 +29,8 @@ from notify.wire import Outcomes, decode_payload
 from storage.memory import MemoryStore
 from storage.store import State
 
-START_SECONDS = 20.0
-SETTLE_SECONDS = 5.0
+START_SECONDS = 60.0
+SETTLE_SECONDS = 30.0
 _json_outcomes = msgspec.json.Decoder(Outcomes).decode
 _packed_outcomes = msgspec.msgpack.Decoder(Outcomes).decode
 
@@ -95,6 +96,7 @@ class InMemoryServer:
         quick = {"check_backoff_seconds": 0.1, "check_backoff_max_seconds": 0.2, "alarm_disk_share": 0.0}
         self._settings = Settings(**(quick | settings | {"data_dir": self._directory.name, "port": 0}))
         self._offset_us = 0
+        self._frozen_us: int | None = None
         self._loop = new_event_loop()
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
@@ -106,7 +108,7 @@ class InMemoryServer:
 
     def start(self) -> InMemoryServer:
         """Serve. Raises StorageFailed where it cannot."""
-        self._app = _TestedApp(self._settings, MemoryStore, clock=lambda: wall_clock() + self._offset_us)
+        self._app = _TestedApp(self._settings, MemoryStore, clock=self._clock)
         config = uvicorn.Config(
             self._app, http=Protocol, ws="none", lifespan="on", interface="asgi3", log_config=None, access_log=False,
             server_header=False, proxy_headers=False, timeout_graceful_shutdown=2,
@@ -146,11 +148,30 @@ class InMemoryServer:
 
     # --- time -------------------------------------------------------------------------------------------------
 
+    @property
+    def now(self) -> datetime:
+        """The server's time, in UTC."""
+        return datetime.fromtimestamp(self._clock() / 1_000_000, UTC)
+
     def advance(self, seconds: float) -> None:
-        """Move the server's clock on: delays, retries, leases and checks that are due by then come at once."""
+        """Move the server's clock on: delays, retries, leases and checks that are due by then come at once.
+
+        When it returns the server has acted on them: what was leased may be received, what was delayed is in its queue.
+        """
         if seconds < 0:
             raise ValueError("time goes on, not back")
         self._offset_us += round(seconds * 1_000_000)
+        core = None if self._server is None else self._app.core
+        if core is not None:
+            asyncio.run_coroutine_threadsafe(core.act(), self._loop).result(SETTLE_SECONDS)
+
+    def freeze(self) -> None:
+        """Stop the server's clock: from now on only `advance` moves it, and nothing runs out on a slow machine."""
+        if self._frozen_us is None:
+            self._frozen_us = wall_clock()
+
+    def _clock(self) -> int:
+        return (wall_clock() if self._frozen_us is None else self._frozen_us) + self._offset_us
 
     # --- faults -----------------------------------------------------------------------------------------------
 
