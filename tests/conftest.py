@@ -14,6 +14,7 @@ import sqlalchemy as sa
 import structlog
 
 from notify.client import create_tables
+from notify.testing import forked
 from notify.testing.process import ServerProcess
 from tests.support import databases, workers
 from tests.support.databases import DATABASES, empty_database
@@ -21,6 +22,9 @@ from tests.support.shop import make_engine
 
 # Recovery reports every fault that a test plants.
 structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+
+# Some 150 server processes are started, and the imports of each would take a second of CPU.
+ServerProcess.launch = staticmethod(forked.launch)
 
 pytest_configure = workers.pytest_configure
 pytest_configure_node = workers.pytest_configure_node
@@ -110,6 +114,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     ).start()
     yield process
     process.stop()
+
+
+@pytest.fixture(scope="session")
+def frozen_server() -> Iterator[InMemoryServer]:
+    """A server in memory whose clock only `advance` moves; tests use topics and groups of their own."""
+    with InMemoryServer() as server:
+        server.freeze()
+        yield server
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@
         producer = TransactionProducer(server.url, group="orders", engine=engine)
 
 With pytest the fixture `notify_server` is there by itself. `ServerProcess` is a real server as a child process, which
-a test may kill and start again on the same data. Both need the extra `server`; nothing here is for production: what is
-in memory is gone with the process.
+a test may kill and start again on the same data; `forked` starts many of them quickly. All need the extra `server`;
+nothing here is for production: what is in memory is gone with the process.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from notify.testing.crashes import crashing
+    from notify.testing.crashes import Crashed, crashing
     from notify.testing.process import ServerProcess
-    from notify.testing.server import Crashed, InMemoryServer, Stored
+    from notify.testing.server import InMemoryServer, Stored
 
 __all__ = ["Crashed", "InMemoryServer", "ServerProcess", "Stored", "crashing"]
 
-_ROOMS = {"crashing": "crashes", "ServerProcess": "process"}
+_ROOMS = {"Crashed": "crashes", "crashing": "crashes", "ServerProcess": "process"}
 
 
 def __getattr__(name: str) -> Any:

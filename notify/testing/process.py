@@ -12,10 +12,39 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO, ClassVar, Protocol
 
 from notify.errors import Unavailable
+
+
+class Child(Protocol):
+    """What is used of `subprocess.Popen[str]`."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def stdout(self) -> IO[str] | None: ...
+    @property
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, number: int, /) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+def launch(arguments: Sequence[str], environment: Mapping[str, str]) -> Child:
+    """Start `notify` with these arguments and exactly this environment; stdout and stderr come as one text."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "notify.cli.main", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=dict(environment),
+        start_new_session=True,
+    )
 
 
 class ServerProcess:
@@ -27,6 +56,9 @@ class ServerProcess:
         server.start()      # the same data directory, the same port
         server.stop()
     """
+
+    launch: ClassVar[staticmethod[[Sequence[str], Mapping[str, str]], Child]] = staticmethod(launch)
+    """How a process is started; `notify.testing.forked.launch` is quicker."""
 
     def __init__(
         self,
@@ -43,36 +75,25 @@ class ServerProcess:
         self._environment = environment or {}
         self._flags = flags
         self.url = ""
-        self.process: subprocess.Popen[str] | None = None
+        self.process: Child | None = None
         self.output: list[str] = []
         self.ready_seconds = 0.0
         self._reader: threading.Thread | None = None
 
-    def start(self, seconds: float = 60.0) -> ServerProcess:
+    def start(self, seconds: float = 120.0) -> ServerProcess:
         """Start and wait until it is ready. Raises Unavailable with its last words."""
         started = time.perf_counter()
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                *("-m", "notify.cli.main", "serve"),
-                *("--port", str(self._port), "--data-dir", str(self.data_dir)),
-                *self._flags,
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | self._environment,
-            start_new_session=True,
-        )
+        arguments = ["serve", "--port", str(self._port), "--data-dir", str(self.data_dir), *self._flags]
+        self.process = self.launch(arguments, os.environ | self._environment)
         self.output = []
         self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
         self._reader.start()
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self.process.poll() is None:
             if not self.url or self._port == 0:
-                found = re.search(r"https?://[0-9.:]+", "".join(self.output))
-                if found:
-                    self.url = found[0]
+                address = re.search(r"https?://[0-9.:]+", "".join(self.output))
+                if address:
+                    self.url = address[0]
                     self._port = int(self.url.rpartition(":")[2])
             if self.url and self._is_ready():
                 self.ready_seconds = time.perf_counter() - started
@@ -81,7 +102,7 @@ class ServerProcess:
         self.stop()
         raise Unavailable("the server did not become ready: " + "".join(self.output)[-2000:])
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
+    def _read(self, process: Child) -> None:
         assert process.stdout is not None
         with contextlib.suppress(ValueError):
             for line in process.stdout:
@@ -90,7 +111,7 @@ class ServerProcess:
 
     def _is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(self.url + "/readyz", timeout=1, context=self._tls) as answer:
+            with urllib.request.urlopen(self.url + "/readyz", timeout=10, context=self._tls) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
@@ -99,9 +120,9 @@ class ServerProcess:
         """SIGKILL, as a crash would."""
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
-        self._wait(30)
+        self._wait(60)
 
-    def stop(self, seconds: float = 30.0) -> int:
+    def stop(self, seconds: float = 60.0) -> int:
         """SIGTERM and wait; the exit code."""
         assert self.process is not None
         if self.process.poll() is None:

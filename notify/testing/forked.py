@@ -1,0 +1,101 @@
+"""`notify …` forked from one process that has imported everything: for suites that start many servers.
+
+The imports of `notify serve` take a second of CPU. A suite pays them once if it says, before its first server starts:
+
+    from notify.testing import ServerProcess, forked
+
+    ServerProcess.launch = staticmethod(forked.launch)
+
+A child is a whole server process as any other: it has its own session, signals reach it alone, SIGKILL kills it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from subprocess import TimeoutExpired
+from typing import IO
+
+PRELOADED = ("notify.cli.main", "notify.cli.serve", "notify.server.serve", "notify.server.app")
+
+
+class Forked:
+    """A child and what it prints; offers what `ServerProcess` uses of `subprocess.Popen`."""
+
+    def __init__(self, process: ForkServerProcess, stdout: IO[str], arguments: Sequence[str]) -> None:
+        self._process = process
+        self._arguments = arguments
+        self.stdout: IO[str] | None = stdout
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """The exit code, minus the signal's number where one killed it; None while it runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code once it has ended. Raises subprocess.TimeoutExpired."""
+        self._process.join(timeout)
+        code = self._process.exitcode
+        if code is None:
+            raise TimeoutExpired(list(self._arguments), timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Nothing where it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def launch(arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
+    """Start `notify` with these arguments and exactly this environment; stdout and stderr come as one text."""
+    reading, writing = _server().Pipe(duplex=False)
+    process = _server().Process(target=_run, args=(list(arguments), dict(environment), os.getcwd(), writing))
+    process.start()
+    writing.close()
+    stdout = os.fdopen(os.dup(reading.fileno()), "r", encoding="utf-8", errors="replace")
+    reading.close()
+    return Forked(process, stdout, arguments)
+
+
+@cache
+def _server() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    return context
+
+
+def _run(arguments: list[str], environment: dict[str, str], directory: str, writing: Connection) -> None:
+    """In the child: become `notify`."""
+    from notify.cli import main
+    from storage import crash_point
+
+    os.setsid()
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environment)
+    for number in (1, 2):
+        os.dup2(writing.fileno(), number)
+    writing.close()
+    crash_point.arm(environment.get("NOTIFY_CRASH_AT", ""))
+    sys.argv = ["notify", *arguments]
+    main.main()

@@ -1,0 +1,55 @@
+"""Server processes as tests start them: by command or by fork, they are killed, restarted and stopped alike."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notify.errors import Unavailable
+from notify.testing import forked, process
+from notify.testing.process import ServerProcess
+from tests.support.clock import eventually
+from tests.support.groups import publish
+from tests.support.http import ask
+
+
+@pytest.fixture(params=[process.launch, forked.launch], ids=["command", "forked"])
+def launch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.setattr(ServerProcess, "launch", staticmethod(request.param))
+    return request.param  # type: ignore[no-any-return]
+
+
+def test_it_is_started_killed_and_stopped(launch: Any, tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "data", environment={"NOTIFY_CREATE_TOPICS": "1"}).start()
+    publish(server.url, "t", ["kept"])
+    url = server.url
+    server.kill()
+    assert server.process is not None and server.process.returncode == -signal.SIGKILL
+    server.start()
+    assert server.url == url
+    assert [m["body"] for m in ask(url, "GET", "/v1/topics/t/queues/0/messages")[1]["messages"]] == ["kept"]
+    assert server.stop() == -signal.SIGTERM
+    assert "listening" in "".join(server.output)
+
+
+def test_its_environment_is_its_own(launch: Any, tmp_path: Path) -> None:
+    """A crash point in it kills it; the next one has none."""
+    server = ServerProcess(tmp_path / "data", environment={"NOTIFY_CRASH_AT": "half.before_sync"}).start()
+    with pytest.raises(OSError):
+        publish(server.url, "t", ["dies with it"])
+    child = server.process
+    assert child is not None
+    eventually(lambda: child.poll() == -signal.SIGKILL, "the crash point to kill it")
+    server.stop()
+    other = ServerProcess(tmp_path / "other").start()
+    publish(other.url, "t", ["lives"])
+    other.stop()
+
+
+def test_one_that_cannot_start_says_why(launch: Any, tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="check_attempts"):
+        ServerProcess(tmp_path / "data", environment={"NOTIFY_CHECK_ATTEMPTS": "no number"}).start()
