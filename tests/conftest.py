@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
@@ -19,6 +20,9 @@ from notify.testing.process import ServerProcess
 from tests.support import databases, workers
 from tests.support.databases import DATABASES, empty_database
 from tests.support.shop import make_engine
+
+if TYPE_CHECKING:
+    from notify.testing import InMemoryServer
 
 # Recovery reports every fault that a test plants.
 structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
@@ -119,6 +123,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 @pytest.fixture(scope="session")
 def frozen_server() -> Iterator[InMemoryServer]:
     """A server in memory whose clock only `advance` moves; tests use topics and groups of their own."""
+    from notify.testing.server import InMemoryServer
+
     with InMemoryServer() as server:
         server.freeze()
         yield server

@@ -8,7 +8,8 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -21,13 +22,13 @@ from notify.client.http import error_of
 from notify.client.loop import new_event_loop
 from notify.errors import StorageFailed, Unavailable
 from notify.server.app import App
-from notify.server.clock import wall_clock
+from notify.server.clock import Clock, wall_clock
 from notify.server.http import Answer, Request
 from notify.server.protocol import Protocol
 from notify.settings import Settings
 from notify.wire import Outcomes, decode_payload
 from storage.memory import MemoryStore
-from storage.store import State
+from storage.store import State, TransactionStore
 
 START_SECONDS = 60.0
 SETTLE_SECONDS = 30.0
@@ -61,13 +62,24 @@ class Stored:
 
 
 class _TestedApp(App):
-    """Loses what it is told to lose."""
+    """Loses what it is told to lose, and counts the requests that it has not answered yet."""
 
     lose_outcomes = False
     lose_answers = ""
     is_down = False
 
+    def __init__(self, settings: Settings, open_store: Callable[[], TransactionStore], clock: Clock) -> None:
+        super().__init__(settings, open_store, clock)
+        self.under_way: Counter[str] = Counter()
+
     async def answer(self, request: Request) -> Answer:
+        self.under_way[request.path] += 1
+        try:
+            return await self._answer(request)
+        finally:
+            self.under_way[request.path] -= 1
+
+    async def _answer(self, request: Request) -> Answer:
         if self.is_down:
             return Answer.problem(Unavailable("the test has taken the server down"))
         if self.lose_outcomes and request.path == "/v1/transactions/outcomes" and not _are_answers(request):
@@ -214,6 +226,10 @@ class InMemoryServer:
     def halves(self, topic: str | None = None) -> list[Stored]:
         """Messages of transactions whose outcome is not known yet."""
         return [m for m in self._stored(topic) if m.state in (State.PREPARED.name, State.PARKED.name)]
+
+    def under_way(self, path: str) -> int:
+        """How many requests to a data route are not answered yet: of consumers that wait, of producers that it holds."""
+        return self._app.under_way[path]
 
     def wait_for(self, topic: str, count: int, seconds: float = SETTLE_SECONDS) -> list[Stored]:
         """The messages of a topic once there are so many. Raises AssertionError after `seconds`."""
