@@ -70,8 +70,8 @@ def _wait_for_file(path: Path, seconds: float = 120) -> None:
 
 
 @contextmanager
-def postgresql() -> Iterator[str]:
-    """A SQLAlchemy URL of a PostgreSQL server."""
+def postgresql(*, durable: bool = True) -> Iterator[str]:
+    """A SQLAlchemy URL of a PostgreSQL server. A benchmark measures a `durable` one; tests need none."""
     given = os.environ.get("NOTIFY_TEST_POSTGRESQL")
     if given:
         yield given
@@ -84,7 +84,7 @@ def postgresql() -> Iterator[str]:
         return
     directory = Path(tempfile.mkdtemp(prefix="notify-pg-"))
     try:
-        server = PostgreSqlServer(directory, durable=False).create()
+        server = PostgreSqlServer(directory, durable=durable).create()
         try:
             yield server.url
         finally:
@@ -280,8 +280,8 @@ class MariaDbServer:
 
 
 @contextmanager
-def mariadb() -> Iterator[str]:
-    """A SQLAlchemy URL of a MariaDB server, with a binlog that can be bridged."""
+def mariadb(*, durable: bool = True) -> Iterator[str]:
+    """A SQLAlchemy URL of a MariaDB server, with a binlog that can be bridged; `durable` as with PostgreSQL."""
     given = os.environ.get("NOTIFY_TEST_MARIADB")
     if given:
         yield given
@@ -296,7 +296,7 @@ def mariadb() -> Iterator[str]:
         return
     directory = Path(tempfile.mkdtemp(prefix="notify-my-"))
     try:
-        server = MariaDbServer(directory, durable=False).create()
+        server = MariaDbServer(directory, durable=durable).create()
         try:
             yield server.url
         finally:
@@ -305,7 +305,7 @@ def mariadb() -> Iterator[str]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-SERVERS: Mapping[str, Callable[[], AbstractContextManager[str]]] = {"postgresql": postgresql, "mariadb": mariadb}
+SERVERS: Mapping[str, Callable[..., AbstractContextManager[str]]] = {"postgresql": postgresql, "mariadb": mariadb}
 
 
 class Urls(dict[str, str]):
@@ -318,7 +318,7 @@ class Urls(dict[str, str]):
         self._stack = stack
 
     def __missing__(self, kind: str) -> str:
-        self[kind] = url = self._stack.enter_context(SERVERS[kind]())
+        self[kind] = url = self._stack.enter_context(SERVERS[kind](durable=False))
         return url
 
 
@@ -337,7 +337,7 @@ class ForWorkers:
 
     def _serve(self, kind: str) -> None:
         try:
-            with SERVERS[kind]() as url:
+            with SERVERS[kind](durable=False) as url:
                 self._say(kind, url)
                 self._over.wait()
         except NotAvailable as reason:
