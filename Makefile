@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: docs install demo cluster-demo test check crash crash-bridge crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-console bench-observed bench-slow-clients fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs install demo cluster-demo test check crash crash-bridge crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-console bench-observed bench-slow-clients compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -112,5 +112,12 @@ bench-backlog: install
 bench-sql: install
 	$(PY) -m bench.sql
 
+# What is here beside BASE=<revision>, as ratios of BENCH='transactions --clients 128' run PAIRS=9 times each: 6 minutes.
+compare: install
+	@$(PY) -m bench.compare --base='$(BASE)' --bench='$(or $(BENCH),transactions --clients 128)' \
+		--pairs=$(or $(PAIRS),9) --run-seconds=$(or $(RUN_SECONDS),900) $(if $(JSON),--json,) \
+		$(if $(RATE_AT_LEAST),--rate-at-least=$(RATE_AT_LEAST),) $(if $(CPU_AT_MOST),--cpu-at-most=$(CPU_AT_MOST),)
+
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .compare build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	-git worktree prune
