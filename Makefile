@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: docs install demo cluster-demo test check crash crash-bridge crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-console bench-observed bench-slow-clients compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs install demo cluster-demo test test-quick test-long check crash crash-bridge crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-console bench-observed bench-slow-clients compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -21,9 +21,20 @@ cluster-demo: install
 	@$(PY) -m tests.cluster_demo $(if $(KAFKA),--kafka,) $(if $(DATABASE),--database $(DATABASE),) \
 		$(if $(AUDIT),--audit notify-audit,)
 
-# Two workers: tests that wait for servers do so one after the other, beside those that compute (tests/conftest.py).
+# Everything but what is marked `long`. Most tests wait for servers: four workers keep two cores busy (tests/support).
+WORKERS ?= 4
 test: install check
-	$(PY) -m pytest -n 2
+	$(PY) -m pytest -n $(WORKERS)
+
+# For every save: style, types, unit and contract tests, and races under a virtual clock. 90 s.
+test-quick: install check
+	@$(PY) -m pytest -n 2 tests/unit tests/contract tests/simulation \
+		&& echo "VERDICT: PASS style, types, unit, contract, simulation" \
+		|| { echo "VERDICT: FAIL see above"; exit 1; }
+
+# Before an issue ends: whole matrices and short campaigns. 40 minutes at most.
+test-long: install check
+	$(PY) -m tests.long --workers $(WORKERS)
 
 # The documentation as a site, in site/.
 docs: install
