@@ -228,7 +228,7 @@ class InMemoryServer:
         return [m for m in self._stored(topic) if m.state in (State.PREPARED.name, State.PARKED.name)]
 
     def under_way(self, path: str) -> int:
-        """How many requests to a data route are not answered yet: of consumers that wait, of producers that it holds."""
+        """How many requests to a data route are not answered yet: consumers that wait, producers that it holds."""
         return self._app.under_way[path]
 
     def wait_for(self, topic: str, count: int, seconds: float = SETTLE_SECONDS) -> list[Stored]:
