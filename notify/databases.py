@@ -41,6 +41,9 @@ def use_explicit_begin(engine: Any) -> None:
 
     @event.listens_for(sync_engine, "begin")
     def begin(connection: Connection) -> None:
+        driver: Any = connection.connection.dbapi_connection
+        if driver.isolation_level is not None:
+            driver.isolation_level = None  # an isolation level of the connection's last user set it otherwise
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 

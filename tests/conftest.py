@@ -19,7 +19,7 @@ from notify.testing import forked
 from notify.testing.process import ServerProcess
 from tests.support import databases, workers
 from tests.support.databases import DATABASES, empty_database
-from tests.support.shop import make_engine
+from tests.support.shop import Base, make_engine
 
 if TYPE_CHECKING:
     from notify.testing import InMemoryServer
@@ -108,6 +108,19 @@ def engine(engine_url: str) -> Iterator[sa.Engine]:
     create_tables(engine)
     yield engine
     engine.dispose()
+
+
+@pytest.fixture(scope="module", params=DATABASES)
+def shared_engine(
+    request: pytest.FixtureRequest, database_urls: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[sa.Engine]:
+    """As `engine`, with the shop's orders; the tests of a module share it, and use groups and rows of their own."""
+    with empty_database(request.param, database_urls, tmp_path_factory.mktemp("shared")) as url:
+        engine = make_engine(url)
+        create_tables(engine)
+        Base.metadata.create_all(engine)
+        yield engine
+        engine.dispose()
 
 
 @pytest.fixture(scope="session")
