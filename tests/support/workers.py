@@ -1,7 +1,7 @@
 """How tests are parted among workers (pytest-xdist), and what the workers share.
 
-A worker takes whole files, one after the other, and each file goes to the next worker that is free. Files that use
-something that is there once and is dear (the Spark session, the Kafka node) go to one worker together.
+A worker takes whole files, one after the other, and each file goes to the next worker that is free. What is dear to
+start (a Spark session) is shared by files that go to one worker together; tests that only compute go one by one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from tests.support.databases import ForWorkers
 TOGETHER = ("tests/audit/",)
 """What begins with one of these shares a worker: one Spark session for all tests of the audit."""
 
+ONE_BY_ONE = ("tests/simulation/",)
+"""Tests of these files go to whichever worker is free."""
+
 LONGEST_FIRST = (
     "tests/audit/",
     "tests/simulation/",
@@ -26,6 +29,7 @@ LONGEST_FIRST = (
 )
 """The order in which work is given out: what takes long begins first, so that the workers end together."""
 
+STARTED = pytest.StashKey[ForWorkers]()
 _STARTED = "databases of the workers"
 
 
@@ -34,9 +38,6 @@ def pytest_configure(config: pytest.Config) -> None:
     is_worker = hasattr(config, "workerinput")
     if not is_worker and config.getoption("numprocesses", None) and not config.option.collectonly:
         config.stash[STARTED] = ForWorkers()
-
-
-STARTED = pytest.StashKey[ForWorkers]()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -79,6 +80,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             for beginning in TOGETHER:
                 if nodeid.startswith(beginning):
                     return beginning
+            if nodeid.startswith(ONE_BY_ONE):
+                return nodeid
             return nodeid.partition("::")[0]
 
     return ByFile(config, log)
