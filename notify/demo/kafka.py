@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import time
 from pathlib import Path
 
 from notify.errors import Unavailable
 from notify.maven import fetched
+from notify.testing.ports import free_ports
 
 POM = Path(__file__).parents[2] / "tests" / "kafka" / "pom.xml"
 CLUSTER_ID = "5L6g3nShT-eMCtK--X86sw"
@@ -20,17 +20,6 @@ def jars() -> Path:
     """The directory of Kafka's jars; fetched by Maven once. Raises Unavailable with the reason."""
     directory = Path(os.environ.get("NOTIFY_KAFKA_LIB") or POM.parents[2] / ".venv" / "kafka")
     return fetched(POM, directory, "kafka_2.13-*.jar", "Kafka")
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 class KafkaCluster:

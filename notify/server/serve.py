@@ -122,7 +122,10 @@ def serve(settings: Settings) -> int:
             tracing.export_from_environment()
         except ImportError as error:
             raise InvalidRequest(f"tracing needs the extra otel: pip install 'notify-tx[otel]' ({error})") from None
-    Path(settings.data_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        Path(settings.data_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequest(f"cannot make the data directory {settings.data_dir}: {error.strerror}") from None
     sys.setswitchinterval(SWITCH_SECONDS)
     app = App(settings, open_store)
     config = uvicorn.Config(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, ClassVar, Protocol
 
 from notify.errors import Unavailable
+from notify.testing.ports import free_port
 
 
 class Child(Protocol):
@@ -68,10 +69,10 @@ class ServerProcess:
         flags: Sequence[str] = (),
         ca: Path | None = None,
     ) -> None:
-        """`ca`: the authority of the server's certificate, where it serves TLS."""
+        """`port` 0: a free one, kept over restarts; `ca`: the authority of its certificate, where it has one."""
         self._tls = None if ca is None else ssl.create_default_context(cafile=str(ca))
         self.data_dir = data_dir
-        self._port = port
+        self._port = port or free_port()
         self._environment = environment or {}
         self._flags = flags
         self.url = ""
@@ -90,15 +91,12 @@ class ServerProcess:
         self._reader.start()
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self.process.poll() is None:
-            if not self.url or self._port == 0:
-                address = re.search(r"https?://[0-9.:]+", "".join(self.output))
-                if address:
-                    self.url = address[0]
-                    self._port = int(self.url.rpartition(":")[2])
+            if not self.url and (address := re.search(r"https?://[0-9.:]+", "".join(self.output))):
+                self.url = address[0]
             if self.url and self._is_ready():
                 self.ready_seconds = time.perf_counter() - started
                 return self
-            time.sleep(0.02)
+            time.sleep(0.02)  # the pause between two looks
         self.stop()
         raise Unavailable("the server did not become ready: " + "".join(self.output)[-2000:])
 

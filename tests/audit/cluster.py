@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from notify.demo.kafka import free_ports
+from notify.testing.ports import free_ports
 from spark.report.files import plain
 from spark.session import open_session
 from tests.audit.campaign import PLAN, audited, made_run, planted

@@ -20,6 +20,7 @@ import msgspec
 from notify import ids
 from notify.client.http import HttpClient
 from notify.errors import NotFound, NotifyError, Unavailable
+from notify.testing.ports import free_port
 from notify.wire import (
     Items,
     OutcomeItem,
@@ -37,7 +38,6 @@ from notify.wire import (
     encode_msgpack,
 )
 from tests.crash.modes import some_key, watchers
-from tests.support.databases import free_port
 
 CALLERS = 12
 UNDECIDED = 1000

@@ -16,7 +16,7 @@ from pathlib import Path
 from notify.client import AsyncTransactionProducer, Message
 from notify.errors import NotifyError, Unavailable
 from notify.server.admin.database import AdminDatabase
-from tests.support.databases import free_port
+from notify.testing.ports import free_port
 
 
 def fail_syncs(times: int) -> str:

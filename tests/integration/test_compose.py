@@ -23,8 +23,8 @@ from sqlalchemy.orm import Session
 
 from notify.client import Message, TransactionProducer
 from notify.client.table import create_tables
+from notify.testing.ports import free_port
 from tests.support.clock import eventually
-from tests.support.databases import free_port
 from tests.support.http import ask
 from tests.support.shop import make_engine
 

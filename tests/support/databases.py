@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 import threading
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from notify.testing.ports import free_port
 from tests.support.clock import eventually
 
 DATABASES = ("sqlite", "postgresql", "mariadb")
@@ -29,12 +29,6 @@ DATABASES = ("sqlite", "postgresql", "mariadb")
 
 class NotAvailable(Exception):
     """Why a database cannot run here; the tests that need it are skipped with this reason."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _docker_answers() -> bool:

@@ -1,0 +1,45 @@
+"""Ports for servers that are killed and come back on the same port."""
+
+from __future__ import annotations
+
+import random
+import socket
+from pathlib import Path
+
+_LOWEST = 10_000
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_TRIES = 200
+
+
+def free_ports(count: int = 1) -> list[int]:
+    """Ports of 127.0.0.1 on which nobody listens now.
+
+    They lie below the range from which the kernel serves outgoing connections: a port of that range may be taken by
+    one while its server is away. Raises OSError where none can be had.
+    """
+    ports: list[int] = []
+    chance = random.SystemRandom()
+    for _ in range(_TRIES):
+        port = chance.randrange(_LOWEST, _first_ephemeral())
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        if port not in ports:
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise OSError(f"could not get {count} free ports on 127.0.0.1 in {_TRIES} tries")
+
+
+def free_port() -> int:
+    """One of them."""
+    return free_ports()[0]
+
+
+def _first_ephemeral() -> int:
+    try:
+        return max(_LOWEST + 1000, int(_EPHEMERAL.read_text().split()[0]))
+    except (OSError, ValueError, IndexError):
+        return 32_768  # no Linux, or no /proc
