@@ -94,7 +94,8 @@ class MemoryStore:
         self._last_token = max(self._last_token, now_us)
 
     async def close(self) -> None:
-        """Nothing to let go of: what is here is gone with the object."""
+        """What is here is gone with the object; who was told of new messages is told no more."""
+        self._visible.clear()
 
     async def sync(self) -> None:
         """Memory is as durable as it gets."""

@@ -109,6 +109,7 @@ class InMemoryServer:
         self._settings = Settings(**(quick | settings | {"data_dir": self._directory.name, "port": 0}))
         self._offset_us = 0
         self._frozen_us: int | None = None
+        self._store = MemoryStore()
         self._loop = new_event_loop()
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
@@ -120,12 +121,21 @@ class InMemoryServer:
 
     def start(self) -> InMemoryServer:
         """Serve. Raises StorageFailed where it cannot."""
-        self._app = _TestedApp(self._settings, MemoryStore, clock=self._clock)
+        self._serve(0)
+        return self
+
+    def restart(self) -> None:
+        """Stop serving, and serve again at the same address what it holds. As after any restart, leases are gone."""
+        self._end()
+        self._serve(int(self.url.rpartition(":")[2]))
+
+    def _serve(self, port: int) -> None:
+        self._app = _TestedApp(self._settings, lambda: self._store, clock=self._clock)
         config = uvicorn.Config(
             self._app, http=Protocol, ws="none", lifespan="on", interface="asgi3", log_config=None, access_log=False,
             server_header=False, proxy_headers=False, timeout_graceful_shutdown=2,
         )  # fmt: skip
-        listening = socket.create_server(("127.0.0.1", 0))
+        listening = socket.create_server(("127.0.0.1", port))
         self.url = self._app.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         self._server = server = uvicorn.Server(config)
         server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]  # the test's own stay
@@ -141,16 +151,19 @@ class InMemoryServer:
             if time.monotonic() > deadline or not self._thread.is_alive():
                 raise StorageFailed(f"the server in memory did not start: {self._app.failed}")
             time.sleep(0.002)
-        return self
 
     def stop(self) -> None:
         """Stop serving; what it held is gone."""
+        if self._server is not None:
+            self._end()
+            self._loop.close()
+        self._directory.cleanup()
+
+    def _end(self) -> None:
         if self._server is not None and self._thread is not None:
             self._server.should_exit = True
             self._thread.join(START_SECONDS)
             self._server = None
-            self._loop.close()
-        self._directory.cleanup()
 
     def __enter__(self) -> InMemoryServer:
         return self.start()

@@ -71,6 +71,21 @@ def drain(url: str, group: str, topic: str, want: int) -> list[dict[str, Any]]:
         assert batch or time.monotonic() < deadline, f"waited for {want} messages of {topic}; came: {bodies(drained)}"
 
 
+def die(caller: Caller, topic: str, count: int, reason: str) -> None:
+    """Move so many messages to the group's dead-letter queue."""
+    left = count
+    while left:
+        received = caller.receive(topic, wait=30, max=min(left, 1000))
+        assert received, f"waited for {left} more messages of {topic}"
+        assert caller.settle(received, "dead_letter", reason=reason) == [200] * len(received)
+        left -= len(received)
+
+
+def redrive(url: str, group: str, **body: Any) -> Any:
+    """Send a group's dead letters to it again: what became of each, or with `all` the job's number."""
+    return admin(url, "POST", f"groups/{group}/dead-letters/redrive", body)["result"]
+
+
 @contextmanager
 def running(*consumers: Consumer, subscribed: bool = False) -> Iterator[None]:
     """Run consumers in threads, and stop them at the end; `subscribed` waits until their groups are there."""
