@@ -134,6 +134,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="session")
+def memory() -> Iterator[InMemoryServer]:
+    """A server in memory; tests use topics and groups of their own, and may advance its clock."""
+    from notify.testing import InMemoryServer
+
+    with InMemoryServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def frozen_server() -> Iterator[InMemoryServer]:
     """A server in memory whose clock only `advance` moves; tests use topics and groups of their own."""
     from notify.testing.server import InMemoryServer

@@ -68,8 +68,8 @@ class Forked:
 
 def launch(arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
     """Start `notify` with these arguments and exactly this environment; stdout and stderr come as one text."""
-    reading, writing = _server().Pipe(duplex=False)
-    process = _server().Process(target=_run, args=(list(arguments), dict(environment), os.getcwd(), writing))
+    reading, writing = context().Pipe(duplex=False)
+    process = context().Process(target=_run, args=(list(arguments), dict(environment), os.getcwd(), writing))
     process.start()
     writing.close()
     stdout = os.fdopen(os.dup(reading.fileno()), "r", encoding="utf-8", errors="replace")
@@ -78,10 +78,11 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
 
 
 @cache
-def _server() -> ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
-    return context
+def context() -> ForkServerContext:
+    """Where processes are forked from: a suite's other children may be, too (`context().Process(target=…)`)."""
+    forkserver = multiprocessing.get_context("forkserver")
+    forkserver.set_forkserver_preload(list(PRELOADED))
+    return forkserver
 
 
 def _run(arguments: list[str], environment: dict[str, str], directory: str, writing: Connection) -> None:

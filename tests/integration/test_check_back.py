@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
-import threading
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from notify import ids
-from notify.check import CheckMessageListener, CheckUnavailable, HalfMessage, LocalTransactionCheck, Outcome
+from notify.check import CheckMessageListener, CheckUnavailable, HalfMessage, LocalTransactionCheck, Outcome, question
 from notify.check.question import read_source
 from notify.client import Message, TransactionProducer
 from notify.client.table import database_now, half_message, notify_source
-from notify.testing.process import ServerProcess
-from tests.support.groups import drain, subscribe
-from tests.support.shop import Base, Order, make_engine
+from notify.client.transactions import pack
+from notify.testing import InMemoryServer
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.http import admin
+from tests.support.shop import Order, make_engine
+from tests.support.transactions import new_id
+
+
+@pytest.fixture
+def engine(shared_engine: sa.Engine) -> Iterator[sa.Engine]:
+    """The engine of a database without halves; a test may change what its notify_source says."""
+    with shared_engine.begin() as connection:
+        connection.execute(sa.delete(half_message))
+        source = dict(connection.execute(sa.select(notify_source)).mappings().one())
+    yield shared_engine
+    with shared_engine.begin() as connection:
+        connection.execute(notify_source.update().values(source))
 
 
 def half_of(engine: sa.Engine, transaction_id: str | None = None, shard: str = "main") -> HalfMessage:
     with engine.connect() as connection:
         source = read_source(connection)[0]
-    return HalfMessage(transaction_id or ids.to_text(ids.new_id()), "g", shard, source, 1, ())
+    return HalfMessage(transaction_id or new_id(), "g", shard, source, 1, ())
 
 
 def row(transaction_id: str, shards: str = "main") -> dict[str, object]:
@@ -80,6 +94,44 @@ def test_a_transaction_in_flight_is_unknown_never_a_rollback(engine: sa.Engine) 
     assert LocalTransactionCheck(engine).check(half) is Outcome.COMMIT
 
 
+WAITING = {
+    "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+    "AND wait_event_type = 'Lock'",
+    "mariadb": "SELECT count(*) FROM information_schema.innodb_trx JOIN information_schema.processlist "
+    "ON trx_mysql_thread_id = id WHERE db = DATABASE() AND trx_state = 'LOCK WAIT'",
+}
+"""How many sessions of this database wait for a lock."""
+
+
+def answer_to_one_that_waits(engine: sa.Engine, half: HalfMessage, end: Callable[[], None]) -> Outcome:
+    """What a question says that waits for a transaction in flight, which `end` ends."""
+
+    def waits() -> bool:
+        if kind_of(engine) == "mariadb":
+            time.sleep(0.15)  # InnoDB renews this table only if nobody has read it for 0.1 s
+        with engine.connect() as connection:
+            return bool(connection.exec_driver_sql(WAITING[kind_of(engine)]).scalar())
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(LocalTransactionCheck(engine).check, half)
+        try:
+            eventually(waits, "the question to wait for the lock")
+        finally:
+            end()
+        return asked.result(PATIENCE_SECONDS)
+
+
+def kind_of(engine: sa.Engine) -> str:
+    return "mariadb" if engine.dialect.name == "mysql" else engine.dialect.name
+
+
+@pytest.fixture
+def patient_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, a question waits until the test ends the transaction."""
+    monkeypatch.setattr(question, "LOCK_TIMEOUT_MS", round(PATIENCE_SECONDS * 1000))
+
+
+@pytest.mark.usefixtures("patient_questions")
 def test_a_transaction_that_ends_while_the_question_waits(engine: sa.Engine) -> None:
     """The question holds until the lock is free, then sees how it ended."""
     if engine.dialect.name == "sqlite":
@@ -87,29 +139,20 @@ def test_a_transaction_that_ends_while_the_question_waits(engine: sa.Engine) -> 
     for commit in (True, False):
         half = half_of(engine)
         with in_flight(engine, half.id) as connection:
-            end = connection.commit if commit else connection.rollback
-            timer = threading.Timer(0.1, end)
-            timer.start()
-            outcome = LocalTransactionCheck(engine).check(half)
-            timer.join()
+            outcome = answer_to_one_that_waits(engine, half, connection.commit if commit else connection.rollback)
         assert outcome is (Outcome.COMMIT if commit else Outcome.ROLLBACK)
 
 
-def test_repeatable_read_as_the_engine_default_does_not_mislead_the_question(engine_url: str) -> None:
+@pytest.mark.usefixtures("patient_questions")
+def test_repeatable_read_as_the_engine_default_does_not_mislead_the_question(engine: sa.Engine) -> None:
     """In a snapshot older than the commit a plain read would miss the row: the question asks in READ COMMITTED."""
-    if engine_url.startswith("sqlite"):
+    if engine.dialect.name == "sqlite":
         pytest.skip("SQLite transactions are serialised by BEGIN IMMEDIATE")
-    from notify.client import create_tables
-
-    engine = sa.create_engine(engine_url, isolation_level="REPEATABLE READ")
-    create_tables(engine)
-    half = half_of(engine)
-    with in_flight(engine, half.id) as connection:
-        timer = threading.Timer(0.15, connection.commit)
-        timer.start()
-        assert LocalTransactionCheck(engine).check(half) is Outcome.COMMIT
-        timer.join()
-    engine.dispose()
+    repeatable = sa.create_engine(engine.url, isolation_level="REPEATABLE READ")
+    half = half_of(repeatable)
+    with in_flight(repeatable, half.id) as connection:
+        assert answer_to_one_that_waits(repeatable, half, connection.commit) is Outcome.COMMIT
+    repeatable.dispose()
 
 
 def test_another_database_is_unknown(engine: sa.Engine) -> None:
@@ -139,9 +182,10 @@ def test_a_half_older_than_a_forced_purge_is_unknown(engine: sa.Engine) -> None:
 
 def test_an_unreachable_database_is_unknown() -> None:
     engine = sa.create_engine("postgresql+psycopg://nobody@127.0.0.1:9/none")
-    half = HalfMessage(ids.to_text(ids.new_id()), "g", "main", "s", 1, ())
+    half = HalfMessage(new_id(), "g", "main", "s", 1, ())
     with pytest.raises(CheckUnavailable, match="out of reach"):
         LocalTransactionCheck(engine).check(half)
+    engine.dispose()
 
 
 def test_a_naive_check_is_wrong_where_this_one_is_not(engine: sa.Engine) -> None:
@@ -160,6 +204,23 @@ def test_a_naive_check_is_wrong_where_this_one_is_not(engine: sa.Engine) -> None
     assert LocalTransactionCheck(engine).check(half) is Outcome.COMMIT
 
 
+# --- asked by a server ------------------------------------------------------------------------------------------
+
+PAST_THE_FIRST_CHECK = 60.0
+"""Seconds; without `check_after` the server asks for the first time after 5."""
+
+
+def state_of(server: InMemoryServer, transaction_id: str) -> str:
+    """Its state once it is decided."""
+    server.advance(PAST_THE_FIRST_CHECK)
+
+    def decided() -> str:
+        state = str(admin(server.url, "GET", f"transactions/{transaction_id}")["state"])
+        return "" if state == "PREPARED" else state
+
+    return eventually(decided, f"the outcome of {transaction_id}")
+
+
 class LostOutcomes(TransactionProducer):
     """A producer whose outcomes never arrive, as if it had been killed after each COMMIT."""
 
@@ -167,50 +228,27 @@ class LostOutcomes(TransactionProducer):
         return
 
 
-def test_lost_outcomes_are_asked_back(engine: sa.Engine, server: ServerProcess, unique: str) -> None:
-    Base.metadata.create_all(engine)
-    subscribe(server.url, unique, unique)
-    with LostOutcomes(server.url, group=unique, engine=engine, check_after=0.5) as producer:
+def test_lost_outcomes_are_asked_back(engine: sa.Engine, memory: InMemoryServer, unique: str) -> None:
+    with LostOutcomes(memory.url, group=unique, engine=engine, half_timeout=PATIENCE_SECONDS) as producer:
         for n in range(5):
             with Session(engine) as session, session.begin():
                 session.add(Order(item=str(n)))
                 producer.send(session, Message(unique, str(n)))
-        found = drain(server.url, unique, unique, 5, wait=15)
-    assert sorted(m["body"] for m in found) == [str(n) for n in range(5)]
+        memory.advance(PAST_THE_FIRST_CHECK)
+        eventually(lambda: not memory.halves(unique), "the answers to five checks")
+    assert sorted(m.text for m in memory.messages(unique)) == [str(n) for n in range(5)]
 
 
 def test_a_half_whose_commit_never_came_is_rolled_back_by_check(
-    engine: sa.Engine, server: ServerProcess, unique: str
+    engine: sa.Engine, memory: InMemoryServer, unique: str
 ) -> None:
     """The connection dies between half and COMMIT: the client cannot know, so it says nothing; the check does."""
-    subscribe(server.url, unique, unique)
-    with TransactionProducer(server.url, group=unique, engine=engine, check_after=0.5) as producer:
-        item = producer.store_half(ids.to_text(ids.new_id()), [_packed(unique)], half_of(engine).source)
-        state = _decided(server.url, item.id)
-    assert state == "ROLLED_BACK"
+    with TransactionProducer(memory.url, group=unique, engine=engine, half_timeout=PATIENCE_SECONDS) as producer:
+        item = producer.store_half(new_id(), [pack(Message(unique, "x"))], half_of(engine).source)
+        assert state_of(memory, item.id) == "ROLLED_BACK"
 
 
-def _packed(topic: str):  # type: ignore[no-untyped-def]
-    from notify.client.transactions import pack
-
-    return pack(Message(topic, "x"))
-
-
-def _decided(url: str, transaction_id: str) -> str:
-    import json
-    import urllib.request
-
-    from tests.support.clock import eventually
-
-    def state() -> str | None:
-        with urllib.request.urlopen(f"{url}/v1/admin/transactions/{transaction_id}") as answer:
-            found = json.load(answer)["state"]
-        return found if found != "PREPARED" else None
-
-    return str(eventually(state, 20))
-
-
-def test_a_listener_of_the_users_own(server: ServerProcess, unique: str) -> None:
+def test_a_listener_of_the_users_own(memory: InMemoryServer, unique: str) -> None:
     asked: list[HalfMessage] = []
 
     class Listener(CheckMessageListener):
@@ -222,15 +260,9 @@ def test_a_listener_of_the_users_own(server: ServerProcess, unique: str) -> None
                 return Outcome.UNKNOWN
             return Outcome.COMMIT if half.messages[0].body == b"good" else Outcome.ROLLBACK
 
-    producer = TransactionProducer(server.url, group=unique, check_after=0.5)
-    producer.add_check_listener(Listener())
-    ids_of = {}
-    for body in ("good", "bad"):
-        from notify.client.transactions import pack
-
-        item = producer.store_half(ids.to_text(ids.new_id()), [pack(Message(unique, body))], "")
-        ids_of[body] = item.id
-    assert _decided(server.url, ids_of["good"]) == "COMMITTED"
-    assert _decided(server.url, ids_of["bad"]) == "ROLLED_BACK"
-    producer.close()
-    assert {h.attempt for h in asked} == {1, 2}
+    with TransactionProducer(memory.url, group=unique, half_timeout=PATIENCE_SECONDS) as producer:
+        producer.add_check_listener(Listener())
+        good, bad = (producer.store_half(new_id(), [pack(Message(unique, body))], "").id for body in ("good", "bad"))
+        assert state_of(memory, good) == "COMMITTED"
+        assert state_of(memory, bad) == "ROLLED_BACK"
+    assert {half.attempt for half in asked} == {1, 2}

@@ -45,12 +45,6 @@ class Shop:
             return sorted(session.scalars(sa.select(Order.item)))
 
 
-@pytest.fixture(scope="module")
-def memory() -> Iterator[InMemoryServer]:
-    with InMemoryServer() as server:
-        yield server
-
-
 @pytest.fixture
 def engine(shared_engine: sa.Engine) -> sa.Engine:
     """The engine of a database without orders and halves."""
