@@ -62,7 +62,7 @@ class Stored:
 
 
 class _TestedApp(App):
-    """Loses what it is told to lose, and counts the requests that it has not answered yet."""
+    """Loses what it is told to lose, and counts the requests that it has answered and those it has not."""
 
     lose_outcomes = False
     lose_answers = ""
@@ -71,6 +71,7 @@ class _TestedApp(App):
     def __init__(self, settings: Settings, open_store: Callable[[], TransactionStore], clock: Clock) -> None:
         super().__init__(settings, open_store, clock)
         self.under_way: Counter[str] = Counter()
+        self.answered: Counter[str] = Counter()
 
     async def answer(self, request: Request) -> Answer:
         self.under_way[request.path] += 1
@@ -78,6 +79,7 @@ class _TestedApp(App):
             return await self._answer(request)
         finally:
             self.under_way[request.path] -= 1
+            self.answered[request.path] += 1
 
     async def _answer(self, request: Request) -> Answer:
         if self.is_down:
@@ -243,6 +245,10 @@ class InMemoryServer:
     def under_way(self, path: str) -> int:
         """How many requests to a data route are not answered yet: consumers that wait, producers that it holds."""
         return self._app.under_way[path]
+
+    def answered(self, path: str) -> int:
+        """How many requests to a data route it has answered since it started."""
+        return self._app.answered[path]
 
     def wait_for(self, topic: str, count: int, seconds: float = SETTLE_SECONDS) -> list[Stored]:
         """The messages of a topic once there are so many. Raises AssertionError after `seconds`."""

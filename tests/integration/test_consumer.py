@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import os
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -25,10 +28,13 @@ from notify.client import (
     use_explicit_begin,
 )
 from notify.errors import BindingRefused
+from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
-from tests.support.clock import eventually
-from tests.support.groups import drain, subscribe
+from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
+from tests.support.groups import bodies, drain, lag, running, subscribe
+from tests.support.http import admin, metric, post
 from tests.support.shop import Base, Order
+from tests.support.transactions import half_request
 
 
 @pytest.fixture
@@ -37,30 +43,13 @@ def producer(server: ServerProcess, unique: str) -> Iterator[TransactionProducer
         yield producer
 
 
-class Running:
-    """A consumer in a thread."""
-
-    def __init__(self, consumer: Consumer) -> None:
-        self.consumer = consumer
-        self._thread = threading.Thread(target=consumer.run, kwargs={"signals": False})
-        self._thread.start()
-
-    def __enter__(self) -> Running:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.consumer.stop()
-        self._thread.join(30)
-        assert not self._thread.is_alive()
-
-
 def test_return_is_ack_raise_is_retry_dead_letter_is_dead(
     server: ServerProcess, producer: TransactionProducer, unique: str
 ) -> None:
     seen: list[tuple[str, int]] = []
     consumer = Consumer(server.url, group=unique)
 
-    @consumer.subscribe(unique, start="earliest", max_attempts=3)
+    @consumer.subscribe(unique, start="earliest", max_attempts=3, retry_min=0.1)
     def handle(message: ReceivedMessage) -> None:
         seen.append((message.text, message.attempt))
         if message.text == "once more" and message.attempt == 1:
@@ -72,57 +61,59 @@ def test_return_is_ack_raise_is_retry_dead_letter_is_dead(
 
     for body in ("good", "once more", "poison", "never"):
         producer.publish(Message(unique, body))
-    with Running(consumer):
-        eventually(lambda: len(seen) >= 7, 20)
-        time.sleep(0.2)
+    with running(consumer, subscribed=True):
+        eventually(lambda: lag(server.url, unique) == 0, "all messages to be settled")
     assert sorted(seen) == [
         ("good", 1), ("never", 1), ("never", 2), ("never", 3), ("once more", 1), ("once more", 2), ("poison", 1),
     ]  # fmt: skip
-    dead = drain(server.url, unique + "-dead", f"dead-letter.{unique}", 0, 0.01)
-    assert dead == []
-    letters = _get(server.url, f"/v1/admin/groups/{unique}/dead-letters")["messages"]
+    letters = admin(server.url, "GET", f"groups/{unique}/dead-letters")["messages"]
     assert {m["body"]: m["headers"]["notify-dead-letter-attempts"] for m in letters} == {"poison": "1", "never": "3"}
     assert all(m["headers"]["notify-dead-letter-topic"] == unique for m in letters)
 
 
-def _get(url: str, path: str):  # type: ignore[no-untyped-def]
-    import json
-    import urllib.request
-
-    with urllib.request.urlopen(url + path) as answer:
-        return json.load(answer)
-
-
-def test_a_slow_handler_keeps_its_lease(server: ServerProcess, producer: TransactionProducer, unique: str) -> None:
-    calls: list[int] = []
-    consumer = Consumer(server.url, group=unique, lease=1)
+def test_a_slow_handler_keeps_its_lease(frozen_server: InMemoryServer, unique: str) -> None:
+    attempts: list[int] = []
+    is_done = threading.Event()
+    consumer = Consumer(frozen_server.url, group=unique, lease=1)
 
     @consumer.subscribe(unique, start="earliest")
     def handle(message: ReceivedMessage) -> None:
-        calls.append(message.attempt)
-        time.sleep(2.5)
+        attempts.append(message.attempt)
+        assert is_done.wait(PATIENCE_SECONDS)
 
-    producer.publish(Message(unique, "slow"))
-    with Running(consumer):
-        eventually(lambda: consumer.handled == 1, 10)
-        time.sleep(0.5)
-    assert calls == [1]
+    ran_out = metric(frozen_server.url, "notify_leases_expired_total")
+    settle = f"/v1/groups/{unique}/settle"
+    with TransactionProducer(frozen_server.url, group=unique) as producer:
+        producer.publish(Message(unique, "slow"))
+    with running(consumer):
+        eventually(lambda: attempts, "the handler to begin")
+        for _ in range(3):
+            frozen_server.advance(0.9)
+            answered = frozen_server.answered(settle)
+            eventually(lambda n=answered: frozen_server.answered(settle) > n, "a renewal")  # type: ignore[misc]
+        is_done.set()
+        eventually(lambda: consumer.handled == 1, "the handler's return")
+    assert attempts == [1] and lag(frozen_server.url, unique) == 0
+    assert metric(frozen_server.url, "notify_leases_expired_total") == ran_out
 
 
 def test_stopping_finishes_what_is_under_way(server: ServerProcess, producer: TransactionProducer, unique: str) -> None:
     consumer = Consumer(server.url, group=unique, concurrency=2)
-    started = threading.Event()
+    has_begun, may_end = threading.Event(), threading.Event()
 
     @consumer.subscribe(unique, start="earliest")
     def handle(message: ReceivedMessage) -> None:
-        started.set()
-        time.sleep(0.3)
+        has_begun.set()
+        assert may_end.wait(PATIENCE_SECONDS)
 
     producer.publish(Message(unique, "x"))
-    with Running(consumer):
-        assert started.wait(10)
+    with running(consumer):
+        assert has_begun.wait(PATIENCE_SECONDS)
+        consumer.stop()
+        time.sleep(0.1)  # for a consumer that drops its work when it is stopped: too short a time only misses that
+        may_end.set()
     assert consumer.handled == 1
-    assert drain(server.url, unique, unique, 0, 0.1) == []
+    assert lag(server.url, unique) == 0
 
 
 def test_tags_filter(server: ServerProcess, producer: TransactionProducer, unique: str) -> None:
@@ -135,22 +126,9 @@ def test_tags_filter(server: ServerProcess, producer: TransactionProducer, uniqu
 
     for n in range(20):
         producer.publish(Message(unique, str(n), tag="vip" if n % 4 == 0 else "plain" if n % 2 else None))
-    with Running(consumer):
-        eventually(lambda: len(seen) == 5, 10)
-    assert seen and sorted(map(int, seen)) == [0, 4, 8, 12, 16]
-    group = _get(server.url, f"/v1/admin/groups/{unique}")
-    assert group["queues"][0]["lag"] == 0
-
-
-def test_a_delayed_message_comes_when_it_is_due(
-    server: ServerProcess, producer: TransactionProducer, unique: str
-) -> None:
-    subscribe(server.url, unique, unique)
-    sent = time.monotonic()
-    producer.publish(Message(unique, "later", delay=1.0))
-    producer.publish(Message(unique, "now"))
-    assert [m["body"] for m in drain(server.url, unique, unique, 2)] == ["now", "later"]
-    assert 1.0 <= time.monotonic() - sent < 2.5
+    with running(consumer, subscribed=True):
+        eventually(lambda: lag(server.url, unique) == 0, "all messages to be settled or passed over")
+    assert sorted(map(int, seen)) == [0, 4, 8, 12, 16]
 
 
 def test_the_inbox_makes_a_redelivery_harmless(
@@ -183,7 +161,7 @@ def test_consumer_with_inbox(
     Base.metadata.create_all(engine)
     consumer = Consumer(server.url, group=unique, inbox=Inbox(engine), concurrency=4)
 
-    @consumer.subscribe(unique, start="earliest")
+    @consumer.subscribe(unique, start="earliest", retry_min=0.1)
     def handle(message: ReceivedMessage, session: Session) -> None:
         session.add(Order(item=message.json()["item"]))
         if message.attempt == 1 and message.json()["item"] == "3":
@@ -191,8 +169,8 @@ def test_consumer_with_inbox(
 
     for n in range(8):
         producer.publish(Message(unique, {"item": str(n)}))
-    with Running(consumer):
-        eventually(lambda: consumer.handled == 8, 20)
+    with running(consumer):
+        eventually(lambda: consumer.handled == 8, "8 effects")
     with Session(engine) as session:
         assert sorted(session.scalars(sa.select(Order.item))) == [str(n) for n in range(8)]
 
@@ -240,12 +218,10 @@ def test_async_producer_and_consumer(engine_url: str, server: ServerProcess, uni
             await place("b")
             async with engine.connect() as connection, producer.transaction(connection) as tx:
                 await tx.send(Message(unique, "c"))
-            running = asyncio.ensure_future(consumer.run())
-            async with asyncio.timeout(20):
-                while consumer.handled < 3:  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
+            consuming = asyncio.ensure_future(consumer.run())
+            await eventually_async(lambda: consumer.handled >= 3, "3 effects")
             consumer.stop()
-            await running
+            await consuming
         async with sessions() as session:
             items = sorted((await session.scalars(sa.select(Order.item))).all())
         await engine.dispose()
@@ -274,22 +250,18 @@ def test_prepare_without_a_database(server: ServerProcess, unique: str) -> None:
             assert await good.commit() == "COMMITTED"
 
     asyncio.run(run())
-    assert [m["body"] for m in drain(server.url, unique, unique, 1)] == ["good"]
+    assert bodies(drain(server.url, unique, unique, 1)) == ["good"]
 
 
 def test_a_producer_survives_a_fork(engine: sa.Engine, server: ServerProcess, unique: str) -> None:
     """gunicorn's preload: the child's first send works, with a thread of its own."""
-    import os
-    import warnings
-
     subscribe(server.url, unique, unique)
     with TransactionProducer(server.url, group=unique, engine=engine) as producer:
         with Session(engine) as session, session.begin():
             producer.send(session, Message(unique, "parent"))
         # A database's library must not be in use by another thread while the process forks: SQLite's mutexes stay
-        # locked in the child. So wait until the checker has read the source.
-        answering = producer._running[1] if producer._running is not None else None
-        eventually(lambda: answering is not None and answering._checker.source)
+        # locked in the child. So wait until the producer has read its source, and asks for checks.
+        eventually(lambda: is_online(server.url, unique), "the producer to ask for checks")
         engine.dispose()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is what this is about
@@ -305,19 +277,27 @@ def test_a_producer_survives_a_fork(engine: sa.Engine, server: ServerProcess, un
             finally:
                 os._exit(code)
         assert os.waitpid(pid, 0)[1] == 0
-    assert sorted(m["body"] for m in drain(server.url, unique, unique, 2)) == ["child", "parent"]
+    assert sorted(bodies(drain(server.url, unique, unique, 2))) == ["child", "parent"]
+
+
+def is_online(url: str, producer_group: str) -> bool:
+    """Whether a producer of the group asks for checks. The server says so of a transaction: one is made, and ended."""
+    request = half_request(producer_group)
+    name = request["transactions"][0]["id"]
+    post(url, "/v1/transactions", request)
+    answer = admin(url, "GET", f"transactions/{name}")["producer_online"]
+    admin(url, "POST", f"transactions/{name}/rollback", {})
+    return bool(answer)
 
 
 def test_threads_that_are_first_at_once_share_one_loop(server: ServerProcess, unique: str) -> None:
     """A service's first requests come at the same time: each of them used to start a loop of its own."""
-    import concurrent.futures
-
     for n in range(5):
         with TransactionProducer(server.url, group=unique) as producer:
             gate = threading.Barrier(16)
 
             def publish(number: int, producer: TransactionProducer = producer, gate: threading.Barrier = gate) -> None:
-                gate.wait(10)
+                gate.wait(PATIENCE_SECONDS)
                 producer.publish(Message(f"{unique}.{n}", str(number)))  # noqa: B023
 
             with concurrent.futures.ThreadPoolExecutor(16) as pool:

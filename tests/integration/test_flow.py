@@ -20,7 +20,7 @@ from notify.server.delivery import cursor
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
-from tests.support.groups import Caller, bodies, drain, publish, running, subscribe
+from tests.support.groups import Caller, bodies, drain, lag, publish, running, subscribe
 from tests.support.http import admin, ask, metric, refusal
 from tests.support.servers import stop_if_running
 from tests.support.shop import Base, Order, make_engine
@@ -297,11 +297,6 @@ def test_filters_by_header_and_tag(server: ServerProcess, unique: str) -> None:
         for group in subscriptions:  # what has no lag was handled or passed over, all of it
             eventually(lambda group=group: lag(server.url, group) == 0, f"{group} to have no lag")  # type: ignore[misc]
     assert sorted(seen) == [("big", "3"), ("big", "5"), ("eu", "1"), ("eu", "3"), ("eu", "5")]
-
-
-def lag(url: str, group: str) -> int:
-    """How many messages of its first queue a group has not settled."""
-    return int(admin(url, "GET", f"groups/{group}")["queues"][0]["lag"])
 
 
 @pytest.mark.parametrize("text", ["headers.region ==", "nope == 1", "1 + 1", "x" * 1001, '"text"'])

@@ -52,6 +52,11 @@ def is_subscribed(url: str, group: str) -> bool:
     return ask(url, "GET", f"/v1/admin/groups/{group}")[0] == 200
 
 
+def lag(url: str, group: str) -> int:
+    """How many messages a group has not settled: neither handled, nor dead, nor passed over."""
+    return sum(queue["lag"] for queue in admin(url, "GET", f"groups/{group}")["queues"])
+
+
 def drain(url: str, group: str, topic: str, want: int) -> list[dict[str, Any]]:
     """Receive and acknowledge until `want` messages came, then look once more for one too many.
 
