@@ -30,6 +30,8 @@ TOPIC = "t"
 GROUP = "c"
 SECOND = "d"
 """A group of another mode over the same topic."""
+POLL_SECONDS = 3.0
+"""How long a poll waits: the longer, the fewer steps a run has in which nothing happens."""
 START_US = 1_800_000_000_000_000
 
 
@@ -189,7 +191,7 @@ class World:
     async def answer_checks(self) -> None:
         """A producer process that polls for checks; answers may be late or lost."""
         while True:
-            poll = Poll(producer_group="p", instance="i", sources=["s"], wait=1.0, max=10)
+            poll = Poll(producer_group="p", instance="i", sources=["s"], wait=POLL_SECONDS, max=10)
             try:
                 checks = await self.call(lambda core, poll=poll: core.checks.poll(poll))
             except NotifyError:
@@ -217,7 +219,7 @@ class World:
         chance = self.chance
         effects = self.effects.setdefault(self._who(group, instance), set())
         while True:
-            request = Receive(instance=instance, max=chance.randint(1, 5), wait=1.0, lease=2.0)
+            request = Receive(instance=instance, max=chance.randint(1, 5), wait=POLL_SECONDS, lease=2.0)
             try:
                 handed = await self.call(lambda core, request=request: core.delivery.receive(group, request))
             except NotifyError:
