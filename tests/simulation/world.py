@@ -32,6 +32,8 @@ SECOND = "d"
 """A group of another mode over the same topic."""
 POLL_SECONDS = 3.0
 """How long a poll waits: the longer, the fewer steps a run has in which nothing happens."""
+pass_seconds = asyncio.sleep
+"""On the virtual clock: nothing waits."""
 START_US = 1_800_000_000_000_000
 
 
@@ -140,7 +142,7 @@ class World:
     async def call(self, request: Callable[[Core], Awaitable[Any]]) -> Any:
         """One request over a network that delays, and loses requests and answers."""
         chance = self.chance
-        await asyncio.sleep(chance.random() * 0.05)
+        await pass_seconds(chance.random() * 0.05)
         if self.core is None or (not self.calm and chance.random() < 0.08):
             raise Unavailable("lost")
         working = asyncio.ensure_future(request(self.core))
@@ -151,7 +153,7 @@ class World:
             working.cancel()
             raise Unavailable("killed")
         answer = working.result()
-        await asyncio.sleep(chance.random() * 0.05)
+        await pass_seconds(chance.random() * 0.05)
         if not self.calm and chance.random() < 0.08:
             raise Unavailable("answer lost")
         return answer
@@ -162,7 +164,7 @@ class World:
         """One local transaction, with a crash or a delay anywhere."""
         chance = self.chance
         name = ids.to_text(bytes([1, *chance.randbytes(5), 0x70, chance.randrange(256), 0x80, *chance.randbytes(7)]))
-        await asyncio.sleep(chance.random() * 10)
+        await pass_seconds(chance.random() * 10)
         key = chance.choice(("a", "b", None))
         message = PackedMessage(topic=TOPIC, body=name.encode(), key=key, delay=chance.choice((None, None, 2.0)))
         half = PackedTransaction(id=name, messages=[message], check_after=chance.choice((0.5, 1.0, 5.0)))
@@ -175,14 +177,14 @@ class World:
             return  # not known to be stored: the local transaction rolls back
         if chance.random() < 0.1 or not self.database.insert(name):
             return  # dies before its row, or is refused by a tombstone
-        await asyncio.sleep(chance.choice((0.01, 0.5, 3.0)) * chance.random())
+        await pass_seconds(chance.choice((0.01, 0.5, 3.0)) * chance.random())
         commit = chance.random() < 0.75
         self.database.end(name, commit)
         if chance.random() < 0.35:
             return  # dies before its outcome
         outcome = OutcomeItem(id=name, outcome="COMMIT" if commit else "ROLLBACK")
         for _ in range(chance.choice((1, 1, 2))):
-            await asyncio.sleep(chance.choice((0.0, 0.0, 4.0)) * chance.random())
+            await pass_seconds(chance.choice((0.0, 0.0, 4.0)) * chance.random())
             try:
                 await self.call(lambda core: core.transactions.outcomes("p", [outcome]))
             except NotifyError:
@@ -195,12 +197,12 @@ class World:
             try:
                 checks = await self.call(lambda core, poll=poll: core.checks.poll(poll))
             except NotifyError:
-                await asyncio.sleep(0.2)
+                await pass_seconds(0.2)
                 continue
             for check in checks:
                 ask = self.database.naive_question if self.naive else self.database.atomic_question
                 found = ask(check["id"])
-                await asyncio.sleep(self.chance.choice((0.0, 0.0, 2.0)) * self.chance.random())
+                await pass_seconds(self.chance.choice((0.0, 0.0, 2.0)) * self.chance.random())
                 item = OutcomeItem(
                     id=check["id"],
                     outcome=found or "UNKNOWN",
@@ -223,7 +225,7 @@ class World:
             try:
                 handed = await self.call(lambda core, request=request: core.delivery.receive(group, request))
             except NotifyError:
-                await asyncio.sleep(0.2)
+                await pass_seconds(0.2)
                 continue
             for receipt, message, _ in [each for h in handed for each in h.each()]:
                 name = ids.to_text(message.transaction_id)
@@ -273,9 +275,9 @@ class World:
     async def chaos(self) -> None:
         """Kill the server a few times."""
         for _ in range(self.chance.randint(0, 4)):
-            await asyncio.sleep(self.chance.random() * 5)
+            await pass_seconds(self.chance.random() * 5)
             self.kill_server()
-            await asyncio.sleep(self.chance.random() * 2)
+            await pass_seconds(self.chance.random() * 2)
             await self.start_server()
 
     async def run(self) -> list[str]:
@@ -294,7 +296,7 @@ class World:
             self.calm = True
             quiet = 0
             for _ in range(200):
-                await asyncio.sleep(5)
+                await pass_seconds(5)
                 assert self.core is not None
                 lag = sum(c.lag() for g in self.core.delivery.groups.values() for c in g.cursors.values())
                 done = not lag and not await self.core.store.undecided(None, None, None, 1)
