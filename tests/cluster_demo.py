@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
 import tempfile
@@ -16,9 +15,10 @@ from pathlib import Path
 import sqlalchemy as sa
 from rich.console import Console
 
-from notify.cli.demo import show_summary
+from notify.cli.demo import as_dict, show_summary
 from notify.demo.kafka import KafkaCluster
-from notify.demo.run import Demo, Proof
+from notify.demo.proof import Proof
+from notify.demo.run import Demo
 from notify.demo.topology import Cluster, Topology
 from notify.errors import NotifyError
 from tests.support import databases
@@ -70,7 +70,7 @@ def main() -> int:
 
         proof = Demo(shop, a.seconds, a.seed, report, topology, a.audit).run()
     if a.json:
-        print(json.dumps(dataclasses.asdict(proof) | {"ok": proof.ok}))
+        print(json.dumps(as_dict(proof)))
     else:
         show_summary(console, proof, a.audit)
     return 0 if proof.ok else 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -12,7 +13,9 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 
-from notify.demo.run import Demo, Proof
+from notify.demo.conductor import SECONDS
+from notify.demo.proof import Proof
+from notify.demo.run import Demo
 
 
 def register(app: typer.Typer) -> None:
@@ -21,7 +24,9 @@ def register(app: typer.Typer) -> None:
         dsn: str | None = typer.Option(
             None, envvar="NOTIFY_DEMO_DSN", help="An empty database instead of SQLite files."
         ),
-        seconds: float = typer.Option(18.0, min=5, max=600, help="How long processes are killed."),
+        seconds: float = typer.Option(
+            SECONDS, min=5, max=600, help="How long processes are killed at least, from the first order."
+        ),
         seed: int | None = typer.Option(None, help="Repeat the same order of kills."),
         audit: Path | None = typer.Option(
             None, help="At the end audit it with Spark, and put the report into this directory."
@@ -31,7 +36,7 @@ def register(app: typer.Typer) -> None:
         """A shop whose processes are killed all the time, and the proof that every order took effect exactly once."""
         if as_json:
             proof = Demo(dsn, seconds, seed, lambda *_: None, audit=audit).run()
-            typer.echo(json.dumps(dataclasses.asdict(proof) | {"ok": proof.ok}))
+            typer.echo(json.dumps(as_dict(proof)))
             raise typer.Exit(0 if proof.ok else 1)
         console = Console()
         with Live(_progress(Proof(), "starting"), console=console, refresh_per_second=8, transient=True) as live:
@@ -40,27 +45,64 @@ def register(app: typer.Typer) -> None:
         raise typer.Exit(0 if proof.ok else 1)
 
 
+def as_dict(proof: Proof) -> dict[str, Any]:
+    """What --json prints."""
+    computed = {"ok": proof.ok, "reasons": proof.reasons(), "resolved_by_check": proof.resolved_by_check}
+    return dataclasses.asdict(proof) | computed
+
+
 def _progress(proof: Proof, act: str) -> Panel:
     table = Table.grid(padding=(0, 3))
     killed = ", ".join(f"{name} {times}×" for name, times in proof.killed.items() if times) or "nobody yet"
+    died = ", ".join(f"{point} {times}×" for point, times in proof.killed_at.items() if times) or "nobody yet"
     table.add_row("orders committed", f"{proof.committed:,}")
     table.add_row("effects so far", f"{proof.effects:,}")
     table.add_row("transactions undecided now", f"{proof.undecided:,}")
-    table.add_row("killed with SIGKILL", killed)
+    table.add_row("resolved by asking back", f"{proof.resolved_by_check:,}")
+    table.add_row("killed at random moments", killed)
+    table.add_row("producers killed", died)
     return Panel(table, title="Notify demo: a shop under fire", subtitle=act, expand=False)
 
 
 def show_summary(console: Console, proof: Proof, audit: Path | None = None) -> None:
+    _show_what_happened(console, proof)
+    if proof.proved:
+        _show_proof(console, proof)
+    if proof.audit is not None:
+        _show_audit(console, proof.audit, audit)
+    if not proof.ok:
+        _show_last_words(console, proof)
+    what = (
+        f"{proof.exactly_once:,} of {proof.committed:,} committed orders took effect exactly once, "
+        f"{proof.ghosts:,} others did, {proof.resolved_by_check:,} lost outcomes were resolved by asking back, "
+        f"in {proof.seconds:.0f} s"
+    )
+    verdict = f"PASS {what}" if proof.ok else f"FAIL {'; '.join(proof.reasons())}"
+    console.print(f"VERDICT: {verdict}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _show_what_happened(console: Console, proof: Proof) -> None:
     console.print("\n[bold]What happened[/bold]")
     killed = ", ".join(f"{name} {times} times" for name, times in proof.killed.items())
     console.print(f"  Killed with SIGKILL at random moments: {killed}.")
-    console.print(
-        f"  {proof.attempts:,} orders were begun. {proof.committed:,} committed to the shop's database; "
-        f"{proof.not_committed:,} rolled back or died with their process."
-    )
-    resolved = ", ".join(f"{count} {state}" for state, count in sorted(proof.in_doubt.items())) or "none came up"
+    died = ", ".join(f"{point} {times} times" for point, times in proof.killed_at.items())
+    console.print(f"  Producers that killed themselves at the worst moments: {died}.")
+    if proof.proved:
+        console.print(
+            f"  {proof.attempts:,} orders were begun. {proof.committed:,} committed to the shop's database; "
+            f"{proof.not_committed:,} rolled back or died with their process."
+        )
+    resolved = ", ".join(f"{count} {state}" for state, count in sorted(proof.in_doubt.items())) or "none"
     console.print(f"  Transactions whose outcome got lost, resolved by asking back: {resolved}.")
+    for state in sorted(proof.in_doubt):
+        example = next((lost for lost in proof.lost if lost.state == state and lost.checks), None)
+        if example is not None:
+            process, point = example.process, example.point
+            console.print(f"    {example.transaction}: {process} killed {point}; the check found it {state}.")
     console.print(f"  Messages delivered more than once, and absorbed by the inbox: {proof.redelivered:,}.")
+
+
+def _show_proof(console: Console, proof: Proof) -> None:
     console.print("\n[bold]The proof, counted in the two databases[/bold]")
     table = Table("", "count", "must be")
     table.add_row("committed orders with exactly one effect", f"{proof.exactly_once:,}", f"{proof.committed:,}")
@@ -69,19 +111,23 @@ def show_summary(console: Console, proof: Proof, audit: Path | None = None) -> N
     table.add_row("effects of orders that never committed", f"{proof.ghosts:,}", "0")
     table.add_row("transactions left undecided", f"{proof.undecided:,}", "0")
     console.print(table)
-    if proof.audit is not None:
-        counts = ", ".join(f"{count} {name}" for name, count in proof.audit["counts"].items() if count) or "no finding"
-        totals = proof.audit["totals"]
-        console.print(
-            f"\n[bold]The audit by Spark[/bold]: {proof.audit['verdict']}. {totals['committed']:,} committed messages, "
-            f"{totals['in_queues']:,} in queues, {totals['effects']:,} with effects; {counts}."
-        )
-        for reason in proof.audit["reasons"]:
-            console.print(f"  not judged: {reason}")
-        console.print(f"  The report: {audit}/report.html", soft_wrap=True)
-    verdict = "PASS" if proof.ok else "FAIL"
-    what = (
-        f"{proof.exactly_once:,} of {proof.committed:,} committed orders took effect exactly once, "
-        f"{proof.ghosts:,} others did, in {proof.seconds:.0f} s"
+
+
+def _show_audit(console: Console, result: dict[str, Any], report: Path | None) -> None:
+    counts = ", ".join(f"{count} {name}" for name, count in result["counts"].items() if count) or "no finding"
+    totals = result["totals"]
+    console.print(
+        f"\n[bold]The audit by Spark[/bold]: {result['verdict']}. {totals['committed']:,} committed messages, "
+        f"{totals['in_queues']:,} in queues, {totals['effects']:,} with effects; {counts}."
     )
-    console.print(f"VERDICT: {verdict} {what}", soft_wrap=True, highlight=False)
+    for reason in result["reasons"]:
+        console.print(f"  not judged: {reason}")
+    console.print(f"  The report: {report}/report.html", soft_wrap=True)
+
+
+def _show_last_words(console: Console, proof: Proof) -> None:
+    console.print("\n[bold]The last lines that each process wrote[/bold]")
+    for name, lines in proof.stderr.items():
+        for line in lines:
+            console.print(f"  {name}: {line}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"  Everything else that the run left: {proof.directory}", soft_wrap=True, highlight=False)

@@ -1,7 +1,7 @@
 """The shop's tables and its two processes: one places orders, one gives points for them.
 
-Run as `python -m notify.demo.shop orders|points SPEC`; SPEC is JSON with url, dsn and, for orders, the file of
-attempts and the file whose presence says stop.
+Run as `python -m notify.demo.shop orders|points SPEC`; SPEC is JSON with url, dsn, what the process is called and, for
+orders, the files that it shares with the conductor: see `place_orders`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ from notify.client import (
     create_tables,
     use_explicit_begin,
 )
+from notify.demo.end import End, SelfKill
 from notify.errors import NotifyError
 
 TOPIC = "order.placed"
 GROUP = "points"
 CALLERS = 4
+HALF_SECONDS = 5.0
+"""How long an order waits for the server: a slow machine's answer comes, a killed server does not hold customers up."""
 
 
 class Base(DeclarativeBase):
@@ -47,6 +50,8 @@ class ShopOrder(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     number: Mapped[str] = mapped_column(sa.String(36), unique=True)
     item: Mapped[str] = mapped_column(sa.String(40))
+    process: Mapped[str] = mapped_column(sa.String(40))
+    """Which life of which producer committed it: the conductor kills only what has got somewhere."""
 
 
 class Points(Base):
@@ -57,6 +62,7 @@ class Points(Base):
     order_number: Mapped[str] = mapped_column(sa.String(36), index=True)
     amount: Mapped[int]
     message_id: Mapped[str] = mapped_column(sa.String(64))
+    process: Mapped[str] = mapped_column(sa.String(40))
 
 
 def open_engine(dsn: str) -> sa.Engine:
@@ -86,15 +92,20 @@ class ChangedMind(Exception):
 
 
 def place_orders(spec: dict[str, Any]) -> None:
-    """Orders from several threads until the stop file is there; each attempt is noted before it begins."""
+    """Orders from several threads until the file `stop` is there; then the file `stopped` says that no more will come.
+
+    Each attempt is noted in the file `attempts` before it begins. `end`: where this process kills itself, if it does,
+    which it notes in the file `lost`.
+    """
     engine = open_engine(spec["dsn"])
-    producer = TransactionProducer(spec["url"], group="shop", engine=engine, half_timeout=2)
+    producer = TransactionProducer(spec["url"], group="shop", engine=engine, half_timeout=HALF_SECONDS)
     stop = Path(spec["stop"])
     attempts = os.open(spec["attempts"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    self_kill = SelfKill(End(**spec["end"]), spec["process"], Path(spec["lost"])) if spec.get("end") else None
 
     @producer.transactional(sessionmaker(engine))
     def place_order(session: Session, number: str, item: str) -> None:
-        order = ShopOrder(number=number, item=item)
+        order = ShopOrder(number=number, item=item, process=spec["process"])
         session.add(order)
         message = Message(TOPIC, {"number": number, "points": len(item)}, key=lambda: order.id)
         producer.send(session, message)
@@ -108,10 +119,14 @@ def place_orders(spec: dict[str, Any]) -> None:
             os.write(attempts, number.encode() + b"\n")
             try:
                 place_order(number, random.choice(("tea", "rice", "salt", "soap")))
+                if self_kill is not None:
+                    self_kill.committed()
             except ChangedMind:
                 continue
-            except (NotifyError, sa.exc.SQLAlchemyError):
-                time.sleep(0.05)  # the server or the database is away: this order did not happen
+            except (NotifyError, sa.exc.SQLAlchemyError) as error:
+                # The server or the database is away: this order did not happen.
+                print(f"no order: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
+                time.sleep(0.05)
             time.sleep(spec["pause"])
 
     customers = [threading.Thread(target=customer) for _ in range(CALLERS)]
@@ -119,6 +134,7 @@ def place_orders(spec: dict[str, Any]) -> None:
         thread.start()
     for thread in customers:
         thread.join()
+    Path(spec["stopped"]).touch()
     # The process stays, as an instance that answers checks, until it is ended.
     signal.sigwait([signal.SIGTERM])
     producer.close()
@@ -132,7 +148,14 @@ def give_points(spec: dict[str, Any]) -> None:
     @consumer.subscribe(TOPIC, start="earliest")
     def on_placed(message: ReceivedMessage, session: Session) -> None:
         order = message.json()
-        session.add(Points(order_number=order["number"], amount=order["points"], message_id=message.id))
+        session.add(
+            Points(
+                order_number=order["number"],
+                amount=order["points"],
+                message_id=message.id,
+                process=spec["process"],
+            )
+        )
 
     consumer.run()
     engine.dispose()

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import random
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
+from notify.demo.children import last_lines
 from notify.demo.shop import GROUP
+from notify.errors import Unavailable
 from notify.testing.process import ServerProcess
 
 SERVERS = 3
 QUICK_CHECKS = {"NOTIFY_CHECK_BACKOFF_SECONDS": "1"}
+START_SECONDS = 180.0
+"""Until a server is ready on a slow and loaded machine."""
+STOP_SECONDS = 120.0
+ANSWER_SECONDS = 60.0
+"""Until one of the servers answers an admin request."""
+LINES = 10
+"""Of a part's output, shown when the demo fails."""
 
 
 class Topology(Protocol):
@@ -30,7 +41,15 @@ class Topology(Protocol):
         ...
 
     def kill(self, part: str) -> None:
-        """Kill a part, and start it again."""
+        """Kill a part, and start it again. Raises Unavailable if it does not come back."""
+        ...
+
+    def ended(self) -> dict[str, int]:
+        """Parts that ended by themselves, and their exit codes."""
+        ...
+
+    def last_words(self) -> dict[str, list[str]]:
+        """The last lines that each part wrote."""
         ...
 
     def undecided(self) -> list[dict[str, Any]]: ...
@@ -39,7 +58,9 @@ class Topology(Protocol):
         """Messages that the shop's group has before it; `unsettled`: committed orders without an effect yet."""
         ...
 
-    def state(self, transaction_id: str) -> str: ...
+    def transaction(self, transaction_id: str) -> dict[str, Any]:
+        """A transaction's `state` and its `checks`, as the servers have them."""
+        ...
 
     def redelivered(self) -> int: ...
 
@@ -52,8 +73,9 @@ class Embedded:
     """One server: transactions and queues in one log."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
-        self._server = ServerProcess(directory / "data", environment=QUICK_CHECKS).start()
-        stack.callback(self._server.stop)
+        self._server = ServerProcess(directory / "data", environment=QUICK_CHECKS)
+        _start(self._server, "server")
+        stack.callback(self._server.stop, STOP_SECONDS)
         self.producer_url = self.consumer_url = self._server.url
 
     def parts(self) -> list[str]:
@@ -61,7 +83,13 @@ class Embedded:
 
     def kill(self, part: str) -> None:
         self._server.kill()
-        self._server.start()
+        _start(self._server, part)
+
+    def ended(self) -> dict[str, int]:
+        return _ended({"server": self._server})
+
+    def last_words(self) -> dict[str, list[str]]:
+        return _last_words({"server": self._server})
 
     def undecided(self) -> list[dict[str, Any]]:
         return undecided([self._server.url])
@@ -69,8 +97,8 @@ class Embedded:
     def lag(self, unsettled: int) -> int:
         return group_lag(self._server.url)
 
-    def state(self, transaction_id: str) -> str:
-        return state([self._server.url], transaction_id)
+    def transaction(self, transaction_id: str) -> dict[str, Any]:
+        return transaction([self._server.url], transaction_id)
 
     def redelivered(self) -> int:
         return metric(self._server.url, "notify_redelivered_total")
@@ -93,22 +121,25 @@ class Cluster:
         self._servers = []
         for number in range(SERVERS):
             flags = ["--storage", storage]
-            server = ServerProcess(directory / f"server-{number}", environment=QUICK_CHECKS, flags=flags).start()
-            stack.callback(server.stop)
+            server = ServerProcess(directory / f"server-{number}", environment=QUICK_CHECKS, flags=flags)
+            _start(server, f"server {number + 1}")
+            stack.callback(server.stop, STOP_SECONDS)
             self._servers.append(server)
         self._storage = storage
         self._queue: ServerProcess | None = None
         if kafka_url is None:
             flags = ["--registry", storage, "--roles", "queue"]
-            self._queue = ServerProcess(directory / "queue", flags=flags).start()
-            stack.callback(self._queue.stop)
+            self._queue = ServerProcess(directory / "queue", flags=flags)
+            _start(self._queue, "queue")
+            stack.callback(self._queue.stop, STOP_SECONDS)
             target = self._queue.url
         else:
             target = kafka_url
         what = "relay" if storage.startswith("postgresql") else "bridge"
         self._mover = [sys.executable, "-m", "notify.cli.main", what, "--dsn", storage, "--url", target]
         self._mover_name = what
-        self._output = (directory / what).open("ab")
+        self._mover_output = directory / what
+        self._output = self._mover_output.open("ab")
         stack.callback(self._output.close)
         self._moving = self._start_mover()
         stack.callback(self._stop_mover)
@@ -134,13 +165,25 @@ class Cluster:
         if part == "server":
             server = random.choice(self._servers)
             server.kill()
-            server.start()
+            _start(server, part)
         elif part == "queue" and self._queue is not None:
             self._queue.kill()
-            self._queue.start()
+            _start(self._queue, part)
         else:
             self._stop_mover()
             self._moving = self._start_mover()
+
+    @property
+    def _processes(self) -> dict[str, ServerProcess]:
+        servers = {f"server {number}": server for number, server in enumerate(self._servers, 1)}
+        return servers | ({} if self._queue is None else {"queue": self._queue})
+
+    def ended(self) -> dict[str, int]:
+        code = self._moving.poll()
+        return _ended(self._processes) | ({} if code is None else {self._mover_name: code})
+
+    def last_words(self) -> dict[str, list[str]]:
+        return _last_words(self._processes) | {self._mover_name: last_lines(self._mover_output, LINES)}
 
     def undecided(self) -> list[dict[str, Any]]:
         return undecided(self._urls)
@@ -148,8 +191,8 @@ class Cluster:
     def lag(self, unsettled: int) -> int:
         return unsettled if self._queue is None else max(unsettled, group_lag(self._queue.url))
 
-    def state(self, transaction_id: str) -> str:
-        return state(self._urls, transaction_id)
+    def transaction(self, transaction_id: str) -> dict[str, Any]:
+        return transaction(self._urls, transaction_id)
 
     def redelivered(self) -> int:
         return 0 if self._queue is None else metric(self._queue.url, "notify_redelivered_total")
@@ -159,38 +202,59 @@ class Cluster:
         return ["--storage", self._storage, *queue]
 
 
+def _start(server: ServerProcess, name: str) -> None:
+    """Raises Unavailable with its last line if it does not become ready; all that it said is left beside its data."""
+    try:
+        server.start(START_SECONDS)
+    except Unavailable:
+        server.data_dir.with_name(f"{name}.output").write_text("".join(server.output))
+        line = "".join(server.output[-1:]).strip() or "it said nothing"
+        raise Unavailable(f"the {name} did not become ready: {line}") from None
+
+
+def _ended(servers: dict[str, ServerProcess]) -> dict[str, int]:
+    codes = {name: server.process.poll() for name, server in servers.items() if server.process is not None}
+    return {name: code for name, code in codes.items() if code is not None}
+
+
+def _last_words(servers: dict[str, ServerProcess]) -> dict[str, list[str]]:
+    return {name: [line.rstrip() for line in server.output[-LINES:]] for name, server in servers.items()}
+
+
 def undecided(urls: list[str]) -> list[dict[str, Any]]:
     """Undecided transactions, from the first server that answers."""
-    rows: list[dict[str, Any]] = _from_any(urls, "/v1/admin/transactions?max=10000")["transactions"]
+    rows: list[dict[str, Any]] = json.loads(_answer(urls, "/v1/admin/transactions?max=10000"))["transactions"]
     return rows
 
 
-def state(urls: list[str], transaction_id: str) -> str:
-    return str(_from_any(urls, f"/v1/admin/transactions/{transaction_id}")["state"])
+def transaction(urls: list[str], transaction_id: str) -> dict[str, Any]:
+    """Its state, and its checks from every server: each keeps those that went through it, in memory."""
+    rows = [json.loads(_answer([url], f"/v1/admin/transactions/{transaction_id}")) for url in urls]
+    return {"state": rows[0]["state"], "checks": sorted((c for r in rows for c in r["checks"]), key=lambda c: c["at"])}
 
 
 def group_lag(url: str) -> int:
-    groups = _from_any([url], "/v1/admin/groups")["groups"]
+    groups = json.loads(_answer([url], "/v1/admin/groups"))["groups"]
     return sum(group["lag"] for group in groups if group["name"] == GROUP)
 
 
 def metric(url: str, name: str) -> int:
-    with urllib.request.urlopen(url + "/metrics", timeout=10) as answer:
-        for line in answer.read().decode().splitlines():
-            if line.startswith(name + " "):
-                return int(float(line.split()[1]))
+    for line in _answer([url], "/metrics").decode().splitlines():
+        if line.startswith(name + " "):
+            return int(float(line.split()[1]))
     return 0
 
 
-def _from_any(urls: list[str], path: str) -> dict[str, Any]:
-    for url in urls:
-        try:
-            with urllib.request.urlopen(url + path, timeout=10) as answer:
-                found: dict[str, Any] = json.load(answer)
-                return found
-        except urllib.error.HTTPError:
-            raise
-        except OSError:
-            if url == urls[-1]:
-                raise
-    raise AssertionError("no address")
+def _answer(urls: list[str], path: str) -> bytes:
+    """What the first server answers that does, asked again and again. Raises Unavailable with the last reason."""
+    until = time.monotonic() + ANSWER_SECONDS
+    while True:
+        for url in urls:
+            try:
+                with urllib.request.urlopen(url + path, timeout=10) as answer:
+                    return bytes(answer.read())
+            except (OSError, http.client.HTTPException) as error:
+                reason = f"{url}{path}: {error}"
+        if time.monotonic() > until:
+            raise Unavailable(f"no server answered within {ANSWER_SECONDS:g} s, {reason}")
+        time.sleep(0.2)

@@ -4,17 +4,23 @@ with crashing("after_local_commit"):
     with pytest.raises(Crashed):
         place_order("book")
 server.wait_until_decided()           # the check found the committed row
+
+A process of its own can die there in earnest: `crashing(point, die=…)`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from notify.client.binding import Binding, BoundTransaction
 from notify.errors import InvalidRequest
-from notify.testing.server import Crashed
+
+
+class Crashed(BaseException):
+    """Stands for the death of the process: no `except Exception` catches it."""
+
 
 POINTS = {
     "after_half": "the server has the half, the local transaction is not committed: it must end as ROLLBACK",
@@ -23,8 +29,11 @@ POINTS = {
 
 
 @contextlib.contextmanager
-def crashing(point: str) -> Iterator[None]:
-    """Raise Crashed in the thread that sends, at one of POINTS. Raises InvalidRequest for another."""
+def crashing(point: str, die: Callable[[str], object] | None = None) -> Iterator[None]:
+    """Raise Crashed in the thread that sends, at one of POINTS. Raises InvalidRequest for another.
+
+    `die`: called there first, with the transaction's id, in the thread that sends; it may end the process for good.
+    """
     if point not in POINTS:
         raise InvalidRequest(f"there is no crash point {point!r}; there are {', '.join(POINTS)}")
     name = {"after_half": "_insert", "after_local_commit": "committed"}[point]
@@ -33,6 +42,8 @@ def crashing(point: str) -> Iterator[None]:
     def crash(self: Any, *arguments: Any) -> Any:
         for bound in arguments:
             if isinstance(bound, BoundTransaction):
+                if die is not None:
+                    die(bound.id)
                 bound.shard = None  # a dead process sends no rollback
         raise Crashed(point)
 

@@ -36,10 +36,6 @@ _json_outcomes = msgspec.json.Decoder(Outcomes).decode
 _packed_outcomes = msgspec.msgpack.Decoder(Outcomes).decode
 
 
-class Crashed(BaseException):
-    """Stands for the death of the process: no `except Exception` catches it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Stored:
     """A message as the server has it. `state`: PREPARED, COMMITTED, ROLLED_BACK or PARKED."""

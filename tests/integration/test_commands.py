@@ -107,15 +107,6 @@ def test_a_decided_transaction_shows_who_sent_it(server: ServerProcess, unique: 
     assert (found["state"], found["producer_group"]) == ("COMMITTED", unique)
 
 
-def test_the_demo_proves_itself_on_each_database(database: str, engine_url: str) -> None:
-    given = [] if database == "sqlite" else ["--dsn", engine_url]
-    words = [sys.executable, "-m", "notify.cli.main", "demo", "--seconds", "5", "--json", *given]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240)
-    proof = json.loads(done.stdout)
-    assert done.returncode == 0, proof
-    assert proof["committed"] == proof["exactly_once"] > 0
-
-
 def test_commands_of_the_queue(server: ServerProcess, unique: str) -> None:
     """Topics' policies, subscriptions, priorities and jobs, each with --json, and exit codes for what is refused."""
     url = ("--url", server.url, "--json")

@@ -1,0 +1,34 @@
+"""The audit of a demo: `notify audit run --json` on its databases and on what was delivered."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from notify.demo.shop import GROUP
+from notify.demo.topology import Topology
+from notify.errors import NotifyError
+
+AUDIT_SECONDS = 1800.0
+
+
+def audited(topology: Topology, shop: str, effects: str, report: Path) -> dict[str, Any]:
+    """What the audit says; its report goes to a directory. Raises NotifyError where it could not run."""
+    databases = {"shop": shop} | ({"points": effects} if effects != shop else {})
+    where = "points" if "points" in databases else "shop"
+    command = [sys.executable, "-m", "notify.cli.main", "audit", "run", "--json", *topology.audit_flags()]
+    command += [flag for name, url in databases.items() for flag in ("--database", f"{name}={url}")]
+    command += ["--effects", f"{where}:SELECT message_id, '{GROUP}' AS consumer_group FROM points"]
+    # The shop has been quiet for a while: nothing of it is on its way any more.
+    command += ["--max-transaction-seconds", "2", "--deliver-seconds", "2", "--bucket-seconds", "1"]
+    command += ["--report", str(report)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=AUDIT_SECONDS)
+    try:
+        result: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        last_line = "".join(done.stderr.strip().splitlines()[-1:])
+        raise NotifyError(f"the audit could not run: {last_line}") from None
+    return result

@@ -1,0 +1,278 @@
+"""The demo's conductor: it kills the shop's processes and what they run on, led by what each has brought about.
+
+A slow machine takes seconds to start a process, and a fast one milliseconds. So the clock starts with the first order,
+a process is killed only after it has got somewhere since its own start, and the run goes on until each goal is met.
+Every wait has a bound; one that is reached ends the demo with a line that says who was waited for, and for what.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from notify.demo.books import Books, Counts
+from notify.demo.children import Children
+from notify.demo.doubts import Doubts
+from notify.demo.end import End
+from notify.demo.proof import DemoFailed, Proof
+from notify.demo.topology import Topology
+
+SECONDS = 18.0
+"""How long processes are killed, unless told otherwise; from the first order."""
+ORDERS = 500
+"""So many orders are committed at least; fewer where the seconds are."""
+RESOLVED = ("COMMITTED", "ROLLED_BACK")
+"""At least one transaction is resolved by asking back as each of these."""
+
+FIRST_ORDER_SECONDS = 180.0
+PROGRESS_SECONDS = 180.0
+"""From a process's start to the first thing that it brings about."""
+GOALS_SECONDS = 600.0
+"""From the end of the seconds until the goals are met."""
+SETTLE_SECONDS = 300.0
+LOOK_SECONDS = 0.2
+
+LIFE_PROGRESS = (20, 60)
+"""Orders or effects before a life may end."""
+LIFE_SECONDS = {"producer": (1.2, 2.6), "consumer": (1.8, 3.9)}
+"""From the first of them until it may."""
+ANY_MOMENT = ""
+PRODUCER_ENDS = (("after_local_commit", ANY_MOMENT, "after_half", ANY_MOMENT),
+                 ("after_half", ANY_MOMENT, "after_local_commit", ANY_MOMENT))  # fmt: skip
+"""How the lives of a producer end, in turn; the second producer's the other way round."""
+
+
+class Clock:
+    """Time, for tests to replace."""
+
+    now = staticmethod(time.monotonic)
+    sleep = staticmethod(time.sleep)
+
+
+@dataclass(slots=True)
+class _Life:
+    """One process from its start to its end."""
+
+    process: str
+    end: End
+    waited_for_since: float
+    progress_at: float | None = None
+    """When it was first seen to have brought something about."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """A part of the topology that is to be killed once."""
+
+    name: str
+    due_at: float
+
+
+class Conductor:
+    """One performance of children on a topology."""
+
+    def __init__(
+        self,
+        children: Children,
+        topology: Topology,
+        books: Books,
+        proof: Proof,
+        report: Callable[[Proof, str], None],
+        chance: random.Random,
+        seconds: float = SECONDS,
+        clock: Clock | None = None,
+    ) -> None:
+        """`report` is called a few times a second with what is known so far; `seconds`: how long to kill."""
+        self._children = children
+        self._topology = topology
+        self._books = books
+        self._proof = proof
+        self._report = report
+        self._chance = chance
+        self._seconds = seconds
+        self._orders = min(ORDERS, round(ORDERS * seconds / SECONDS))
+        self._clock = clock or Clock()
+        self._doubts = Doubts(topology, proof)
+        self._counts = Counts({}, {})
+        self._lives: dict[str, _Life] = {}
+        self._ends = self._plan_ends()
+        self._parts: list[_Part] = []
+        self._when_parts_were_up = self._counts
+        self._killing = True
+        proof.killed |= dict.fromkeys(topology.parts(), 0)
+
+    def run(self) -> None:
+        """Until the first order, until the goals are met, until all is settled. Raises DemoFailed, and what a server or
+        database raises that is out of reach."""
+        for name in self._children.names():
+            self._start(name)
+        self._wait_for_the_first_order()
+        self._trouble()
+        self._settle()
+
+    # --- acts -------------------------------------------------------------------------------------------------
+
+    def _wait_for_the_first_order(self) -> None:
+        until = self._clock.now() + FIRST_ORDER_SECONDS
+        while True:
+            self._look("waiting for the first order")
+            if self._counts.committed:
+                return
+            if self._clock.now() > until:
+                words = [f"; {line}" for line in map(self._last_words, self._children.names()) if line]
+                raise DemoFailed(f"no order was committed within {FIRST_ORDER_SECONDS:g} s" + "".join(words))
+            self._clock.sleep(LOOK_SECONDS)
+
+    def _trouble(self) -> None:
+        """Kill producers and consumers again and again, each part of what they run on once, until each goal is met."""
+        self._wait_anew()
+        began = self._clock.now()
+        until = began + self._seconds
+        parts = self._topology.parts()
+        for number, name in enumerate(parts):
+            moment = (number + self._chance.uniform(0.1, 0.7)) / len(parts)
+            self._parts.append(_Part(name, began + moment * self._seconds))
+        while True:
+            over = self._clock.now() >= until
+            unmet = self._unmet()
+            if over and not unmet:
+                return
+            if self._clock.now() > until + GOALS_SECONDS:
+                waited = self._clock.now() - began
+                raise DemoFailed(f"{waited:.0f} s after the first order {', '.join(unmet)}")
+            self._kill_who_has_got_somewhere()
+            self._kill_a_part()
+            self._look("killing on until each goal is met" if over else "placing orders while processes are killed")
+            self._clock.sleep(LOOK_SECONDS)
+
+    def _unmet(self) -> list[str]:
+        """The goals that are not met yet, in words."""
+        proof = self._proof
+        unmet = []
+        if proof.committed < self._orders:
+            unmet.append(f"{proof.committed:,} of {self._orders:,} orders are committed")
+        unmet += [f"no {name} was killed" for name, times in proof.killed.items() if not times]
+        unmet += [f"no producer died {point}" for point, times in proof.killed_at.items() if not times]
+        unmet += [
+            f"nothing was resolved by asking back as {state}" for state in RESOLVED if state not in proof.in_doubt
+        ]
+        return unmet
+
+    def _settle(self) -> None:
+        """No new orders, no more kills: wait until every half is decided and every committed order has its effect."""
+        self._killing = False
+        self._children.stop_orders()
+        until = self._clock.now() + SETTLE_SECONDS
+        while True:
+            # In this order: after the last order no half comes, after the last decision no order commits.
+            stopped = self._children.orders_have_stopped()
+            self._look("waiting for check-back and delivery to finish")
+            missing = self._counts.committed - self._counts.taken_effect
+            lag = self._topology.lag(max(0, missing))
+            if stopped and not self._proof.undecided and missing <= 0 and not lag:
+                return
+            if self._clock.now() > until:
+                self._proof.failure = (
+                    f"not settled within {SETTLE_SECONDS:g} s: {self._proof.undecided:,} transactions undecided, "
+                    f"{lag:,} messages before the group, {missing:,} more committed orders than effects"
+                    + ("" if stopped else ", producers still at work")
+                )
+                return
+            self._clock.sleep(LOOK_SECONDS)
+
+    def _look(self, act: str) -> None:
+        """See who has ended, what is in doubt, and what the databases hold."""
+        self._see_to_the_ended()
+        self._doubts.look()
+        self._counts = self._books.counts()
+        self._proof.committed, self._proof.effects = self._counts.committed, self._counts.taken_effect
+        self._report(self._proof, act)
+
+    # --- lives and deaths -------------------------------------------------------------------------------------
+
+    def _plan_ends(self) -> dict[str, itertools.cycle[str]]:
+        """How the lives of each end, in turn."""
+        producers = itertools.cycle(PRODUCER_ENDS)
+        return {
+            name: itertools.cycle(next(producers) if _kind(name) == "producer" else (ANY_MOMENT,))
+            for name in self._children.names()
+        }
+
+    def _start(self, name: str) -> None:
+        """Begin the next life of one of them."""
+        seconds = self._chance.uniform(*LIFE_SECONDS[_kind(name)])
+        end = End(next(self._ends[name]), self._chance.randint(*LIFE_PROGRESS), seconds)
+        process = self._children.start(name, end if end.point and self._killing else None)
+        self._lives[name] = _Life(process, end, self._clock.now())
+
+    def _see_to_the_ended(self) -> None:
+        """Start again who killed itself as planned. Raises DemoFailed if another one has ended."""
+        # Whoever has ended has noted before what it lost.
+        ended = {name: code for name in self._lives if (code := self._children.exit_code(name)) is not None}
+        known = {lost.transaction for lost in self._proof.lost}
+        for lost in self._children.lost():
+            if lost.transaction not in known:
+                self._doubts.add(lost)
+        points = {lost.process: lost.point for lost in self._proof.lost}
+        for name, code in ended.items():
+            process = self._lives[name].process
+            if code != -signal.SIGKILL or process not in points:
+                raise DemoFailed(_with(f"{process} ended by itself with exit code {code}", self._last_words(name)))
+            self._proof.killed_at[points[process]] += 1
+            self._start(name)
+        for part, code in self._topology.ended().items():
+            words = self._topology.last_words().get(part, [])[-1:]
+            raise DemoFailed(_with(f"the {part} ended by itself with exit code {code}", "".join(words)))
+
+    def _kill_who_has_got_somewhere(self) -> None:
+        now = self._clock.now()
+        for name, life in list(self._lives.items()):
+            progress = self._counts.of(life.process)
+            if not progress:
+                if now - life.waited_for_since > PROGRESS_SECONDS:
+                    what = "committed no order" if _kind(name) == "producer" else "brought about no effect"
+                    line = f"{life.process} {what} within {PROGRESS_SECONDS:g} s"
+                    raise DemoFailed(_with(line, self._last_words(name)))
+                continue
+            if life.progress_at is None:
+                life.progress_at = now
+            lived = now - life.progress_at
+            if life.end.point == ANY_MOMENT and progress >= life.end.progress and lived >= life.end.seconds:
+                self._children.kill(name)
+                self._proof.killed[_kind(name)] += 1
+                self._start(name)
+
+    def _kill_a_part(self) -> None:
+        """The next one that is due, if there were orders and effects since the one before came back."""
+        if not self._parts or self._clock.now() < self._parts[0].due_at:
+            return
+        before = self._when_parts_were_up
+        if self._counts.committed == before.committed or self._counts.taken_effect == before.taken_effect:
+            return
+        part = self._parts.pop(0).name
+        self._report(self._proof, f"the {part} is killed, and starts again")
+        self._topology.kill(part)
+        self._proof.killed[part] += 1
+        self._when_parts_were_up = self._books.counts()
+        self._wait_anew()
+
+    def _wait_anew(self) -> None:
+        """Until now nobody could get anywhere."""
+        for life in self._lives.values():
+            life.waited_for_since = self._clock.now()
+
+    def _last_words(self, name: str) -> str:
+        return "".join(self._children.last_words()[name][-1:])
+
+
+def _kind(name: str) -> str:
+    """producer or consumer."""
+    return name.partition(" ")[0]
+
+
+def _with(line: str, last_words: str) -> str:
+    return f"{line}: {last_words}" if last_words else f"{line}, without a word"

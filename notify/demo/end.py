@@ -1,0 +1,87 @@
+"""How a life of one of the shop's processes ends: the conductor kills it, or it kills itself at the worst moment.
+
+A producer that is to die between half and COMMIT, or between COMMIT and outcome, does so by SIGKILL at that very point
+of the client. It notes the transaction first: so the conductor knows which one has lost its outcome, and never guesses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from notify.testing.crashes import crashing
+
+POINTS = {"after_half": "between half and COMMIT", "after_local_commit": "between COMMIT and outcome"}
+"""The client's crash points, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A life ends after `progress` orders or effects of its own, and `seconds` since the first of them.
+
+    `point`: where the process then kills itself, one of POINTS; empty where the conductor kills it, at any moment.
+    """
+
+    point: str
+    progress: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Lost:
+    """A transaction whose process died before it sent the outcome. `point`: in words; `state`: what it ended as.
+
+    `checks`: the server's record of whom it asked, and what was answered.
+    """
+
+    transaction: str
+    process: str
+    point: str
+    state: str = ""
+    checks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+
+class SelfKill:
+    """In a producer: carries out an End with a point."""
+
+    def __init__(self, end: End, process: str, notes: Path) -> None:
+        """`process`: what this process is called; `notes`: the file of transactions that lost their outcome."""
+        self._end = end
+        self._process = process
+        self._notes = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._stack = ExitStack()
+        self._lock = threading.Lock()
+        self._orders = 0
+        self._first_at = 0.0
+        self._armed = False
+
+    def committed(self) -> None:
+        """Another order is committed. From any thread."""
+        with self._lock:
+            self._orders += 1
+            self._first_at = self._first_at or time.monotonic()
+            lived = time.monotonic() - self._first_at
+            if not self._armed and self._orders >= self._end.progress and lived >= self._end.seconds:
+                self._armed = True
+                self._stack.enter_context(crashing(self._end.point, self._die))
+
+    def _die(self, transaction_id: str) -> None:
+        lost = {"transaction": transaction_id, "process": self._process, "point": POINTS[self._end.point]}
+        os.write(self._notes, json.dumps(lost).encode() + b"\n")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def read_lost(notes: Path) -> list[Lost]:
+    """Every transaction that was noted so far; a line that is being written is left for the next time."""
+    if not notes.exists():
+        return []
+    whole, _, _ = notes.read_text().rpartition("\n")
+    return [Lost(**json.loads(line)) for line in whole.splitlines()]
