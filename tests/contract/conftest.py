@@ -3,59 +3,89 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from storage.store import (
-    Topic,
-)
+from storage.log import journal
+from storage.sql.dialects import open_engine
+from storage.sql.tables import metadata, server_shard
+from storage.store import Topic
 from tests.contract.stores import T0, Bench, Scenario, SqlBench
 from tests.support.databases import DATABASES, empty_database
+from tests.support.servers import make_storage
+
+Runner = Callable[[Scenario], None]
+
+LOGS = ("log", "small-segments")
 
 
-@pytest.fixture(params=["memory", "log", "small-segments"])
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario], None]:
-    return runner(request.param, tmp_path)
+def write_frames_on_the_loop(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Of the two logs the first writes on the event loop, the other from its thread, however fast the disk is."""
+    monkeypatch.setattr(journal, "INLINE_SYNC_SECONDS", float("inf") if kind == "log" else 0.0)
 
 
-def runner(kind: str, tmp_path: Path) -> Callable[[Scenario], None]:
+def runner(bench: Callable[[], Bench]) -> Runner:
     def call(scenario: Scenario) -> None:
         async def whole() -> None:
-            bench = Bench(kind, tmp_path / "log")
-            await bench.store.open(T0)
-            await bench.store.create_topic(Topic("t"))
+            b = bench()
+            await b.store.open(T0)
+            b.store.create_topic_soon(Topic("t"))
             try:
-                await scenario(bench)
+                await scenario(b)
             finally:
-                await bench.store.close()
+                await b.store.close()
 
         asyncio.run(whole())
 
     return call
 
 
-@pytest.fixture(params=["memory", "log", "small-segments", *DATABASES])
+@pytest.fixture(params=["memory", *LOGS])
+def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runner:
+    write_frames_on_the_loop(monkeypatch, request.param)
+    return runner(lambda: Bench(request.param, tmp_path / "log"))
+
+
+@pytest.fixture(scope="session")
+def emptied(
+    database_urls: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], str]]:
+    """Gives the URL of a database with the server's tables, by its kind: made once, and emptied for each test."""
+    urls: dict[str, str] = {}
+    with ExitStack() as stack:
+
+        def url_of(kind: str) -> str:
+            if kind in urls:
+                empty(urls[kind])
+            else:
+                place = tmp_path_factory.mktemp(kind)
+                urls[kind] = stack.enter_context(empty_database(kind, database_urls, place))
+                make_storage(urls[kind])
+            return urls[kind]
+
+        yield url_of
+
+
+def empty(url: str) -> None:
+    """Leaves nothing in the server's tables but the shard's name."""
+    engine = open_engine(url)
+    with engine.begin() as connection:
+        for table in reversed(metadata.sorted_tables):
+            if table is not server_shard:
+                connection.execute(table.delete())
+    engine.dispose()
+
+
+@pytest.fixture(params=["memory", *LOGS, *DATABASES])
 def transactions(
-    request: pytest.FixtureRequest, tmp_path: Path, database_urls: dict[str, str]
-) -> Iterator[Callable[[Scenario], None]]:
+    request: pytest.FixtureRequest, tmp_path: Path, emptied: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> Runner:
     """As `run`, and on every database: for what concerns transactions only."""
-    if request.param not in DATABASES:
-        yield runner(request.param, tmp_path)
-        return
-    with empty_database(request.param, database_urls, tmp_path) as url:
-
-        def call(scenario: Scenario) -> None:
-            async def whole() -> None:
-                bench = SqlBench(request.param, tmp_path, url)
-                await bench.open()
-                bench.store.create_topic_soon(Topic("t"))
-                try:
-                    await scenario(bench)
-                finally:
-                    await bench.store.close()
-
-            asyncio.run(whole())
-
-        yield call
+    if request.param in DATABASES:
+        url = emptied(request.param)
+        return runner(lambda: SqlBench(request.param, tmp_path, url))
+    write_frames_on_the_loop(monkeypatch, request.param)
+    return runner(lambda: Bench(request.param, tmp_path / "log"))

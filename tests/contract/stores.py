@@ -10,24 +10,16 @@ from typing import Any
 import sqlalchemy as sa
 
 from notify import ids
-from notify.wire import Payload, decode_payload, encode_msgpack
 from storage.log import LogStore
 from storage.memory import MemoryStore
-from storage.sql import schema
 from storage.sql.rows import payload_of
 from storage.sql.store import SqlStore
 from storage.sql.tables import server_half_message
-from storage.store import (
-    NewMessage,
-    NewTransaction,
-    State,
-    Store,
-    Topic,
-)
+from storage.store import NewMessage, NewTransaction, State, Store, Topic
+from tests.support.disks import UnsyncedDisk
+from tests.support.transactions import bodies_in
 
 T0 = 1_800_000_000_000_000
-
-
 SECOND = 1_000_000
 
 
@@ -38,12 +30,13 @@ class Bench:
         self.kind = kind
         self.directory = directory
         self.copies = 0
-        self.store: Store = self._make()
+        self.store: Any = self._make()
 
-    def _make(self) -> Any:
+    def _make(self) -> Store:
         if self.kind == "memory":
             return MemoryStore()
-        return LogStore(self.directory, segment_bytes=1 << 20 if self.kind == "log" else 4096)
+        segment_bytes = 1 << 20 if self.kind == "log" else 4096
+        return LogStore(self.directory, segment_bytes=segment_bytes, disk=UnsyncedDisk(self.directory))
 
     async def restart(self, now_us: int = T0) -> None:
         """memory: nothing. log: close and reopen. small-segments: reopen a copy, as after a kill."""
@@ -51,8 +44,7 @@ class Bench:
             return
         if self.kind == "small-segments":
             await self.store.sync()
-            if self.store._sealing is not None:  # type: ignore[attr-defined]
-                await self.store._sealing  # type: ignore[attr-defined]
+            await self.store.sealed_up()
             self.copies += 1
             copy = self.directory.parent / f"copy-{self.copies}"
             shutil.copytree(self.directory, copy)
@@ -63,39 +55,36 @@ class Bench:
         self.store = self._make()
         await self.store.open(now_us)
 
-    async def queues(self) -> Store:
+    async def queues(self) -> Any:
         """The queues, with everything that is committed in them."""
         return self.store
 
     async def bodies(self, topic: str = "t", queue: int = 0) -> list[bytes]:
         """What a queue holds, in order."""
-        return [decode_payload(payload).body for payload in bodies(await self.queues(), topic, queue)]
+        return bodies(await self.queues(), topic, queue)
 
 
 class SqlBench(Bench):
     """A database as the storage, and a queue in memory that is given what is committed there."""
 
     def __init__(self, kind: str, directory: Path, url: str) -> None:
+        """`url`: of a database with the server's tables."""
         self._url = url
         super().__init__(kind, directory)
 
     def _make(self) -> Any:
         return SqlStore(self._url)
 
-    async def open(self) -> None:
-        schema.upgrade(self.store.engine, "main")  # type: ignore[attr-defined]
-        await self.store.open(T0)
-
     async def restart(self, now_us: int = T0) -> None:
         await self.store.close()
         self.store = self._make()
         await self.store.open(now_us)
 
-    async def queues(self) -> Store:
+    async def queues(self) -> Any:
         queue = MemoryStore()
         await queue.create_topic(Topic("t"))
         t = server_half_message
-        with self.store.engine.connect() as connection:  # type: ignore[attr-defined]
+        with self.store.engine.connect() as connection:
             wanted = sa.select(t).where(t.c.state == "COMMITTED").order_by(t.c.decided_at, t.c.transaction_id)
             rows = connection.execute(wanted.order_by(t.c.message_no)).mappings().all()
         by_id: dict[str, list[NewMessage]] = {}
@@ -109,25 +98,10 @@ class SqlBench(Bench):
 Scenario = Callable[[Bench], Coroutine[Any, Any, None]]
 
 
-def half(body: bytes = b"x", *, topic: str = "t", group: str = "g", **options: Any) -> NewTransaction:
-    message_options = {k: options.pop(k) for k in ("key", "tag", "delay_us", "deliver_at_us") if k in options}
-    return NewTransaction(ids.new_id(), group, [NewMessage(topic, body, **message_options)], **options)
-
-
-def message(body: bytes, topic: str = "t", **options: Any) -> NewMessage:
-    """A message with a payload as the server makes it."""
-    return NewMessage(topic, encode_msgpack(Payload(topic, body)), **options)
-
-
-def sent(body: bytes = b"x", *, topic: str = "t", group: str = "g", **options: Any) -> NewTransaction:
-    """A half with a payload as the server makes it: a database keeps its parts in columns."""
-    return NewTransaction(ids.new_id(), group, [message(body, topic)], **options)
-
-
 async def commit(store: Store, *transactions: NewTransaction, at: int = T0) -> None:
     await store.put(transactions, at)
     await store.decide([(t.id, t.producer_group, State.COMMITTED) for t in transactions], at)
 
 
-def bodies(store: Store, topic: str = "t", queue: int = 0) -> list[bytes]:
-    return [m.payload for m in store.read(topic, queue, 0, 10_000, 1 << 30)]
+def bodies(store: Any, topic: str = "t", queue: int = 0) -> list[bytes]:
+    return bodies_in(store.read(topic, queue, 0, 10_000, 1 << 30))

@@ -8,7 +8,8 @@ import pytest
 
 from notify.errors import Conflict
 from storage.store import BridgeBatch, BridgeState, NewTransaction, Put
-from tests.contract.stores import T0, Bench, bodies, half
+from tests.contract.stores import T0, Bench, bodies
+from tests.support.transactions import sent
 
 
 def batch(expected: str, position: str, *transactions: NewTransaction, epoch: int = 1, **options: Any) -> BridgeBatch:
@@ -16,7 +17,7 @@ def batch(expected: str, position: str, *transactions: NewTransaction, epoch: in
 
 
 def whole(body: bytes) -> NewTransaction:
-    return half(body, committed=True)
+    return sent(body, committed=True)
 
 
 def test_the_position_is_durable_with_what_is_before_it(run: Any) -> None:
@@ -55,14 +56,14 @@ def test_another_position_or_an_older_bridge_changes_nothing(run: Any) -> None:
 def test_a_large_transaction_becomes_visible_with_its_last_part_and_in_order(run: Any) -> None:
     async def scenario(b: Bench) -> None:
         await b.store.append_from_bridge(batch("", "0", claim=True), T0)
-        parts = [half(bytes([n])) for n in range(4)]
+        parts = [sent(bytes([n])) for n in range(4)]
         await b.store.append_from_bridge(batch("0", "0", *parts[:2]), T0)
         await b.restart()
         await b.store.append_from_bridge(batch("0", "0", parts[2]), T0)
         assert bodies(b.store) == []
         last = [NewTransaction(t.id, t.producer_group, t.messages, committed=True) for t in (parts[2], parts[3])]
-        found = await b.store.append_from_bridge(batch("0", "1", *last, commit=[t.id for t in parts[:2]]), T0)
-        assert [r.put for r in found] == [Put.ALREADY, Put.STORED]
+        results = await b.store.append_from_bridge(batch("0", "1", *last, commit=[t.id for t in parts[:2]]), T0)
+        assert [r.put for r in results] == [Put.ALREADY, Put.STORED]
         await b.restart()
         assert bodies(b.store) == [bytes([n]) for n in range(4)]
 

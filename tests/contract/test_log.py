@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from notify import ids
-from storage.log import LogStore
-from storage.log.disk import Disk
+from storage.log import LogStore, journal
 from storage.memory import MemoryStore
 from storage.store import (
     Flush,
@@ -28,7 +27,11 @@ from storage.store import (
     Subscription,
     Topic,
 )
-from tests.contract.stores import SECOND, T0, Bench, commit, half
+from tests.contract.stores import SECOND, T0, Bench, commit
+from tests.simulation.loop import run as run_in_virtual_time
+from tests.support.clock import PATIENCE_SECONDS, eventually_async
+from tests.support.disks import UnsyncedDisk
+from tests.support.transactions import sent
 
 steps = st.lists(
     st.tuples(
@@ -57,7 +60,7 @@ def test_the_log_does_what_memory_does(steps: list[tuple[str, int]], tmp_path_fa
             at = now
             if step in ("half", "message", "delay"):
                 options = {"delay_us": n * SECOND} if step == "delay" else {}
-                t = half(bytes([n]) * n * 100, key=str(n), committed=step == "message", **options)
+                t = sent(bytes([n]) * n * 100, key=str(n), committed=step == "message", **options)
                 known.append(t)
                 await _both(log, model, lambda s, t=t, at=at: s.put([t], at))
             elif step in ("commit", "rollback") and known:
@@ -88,64 +91,68 @@ async def _both(log: Bench, model: MemoryStore, call: Callable[[Any], Awaitable[
     assert await call(log.store) == await call(model)
 
 
-class HeldDisk(Disk):
-    """Its syncs wait until they are let go."""
+class HeldDisk(UnsyncedDisk):
+    """Its syncs wait until they are let go, and it says when one waits."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.go = threading.Event()
         self.go.set()
+        self.is_held = threading.Event()
+
+    def hold(self) -> None:
+        self.is_held.clear()
+        self.go.clear()
 
     def sync(self, fd: int) -> None:
-        assert self.go.wait(10)
-        super().sync(fd)
+        if not self.go.is_set():
+            self.is_held.set()
+            assert self.go.wait(2 * PATIENCE_SECONDS), "the test does not let the disk go"
 
 
-def test_only_a_synced_topic_waits_for_the_sync(tmp_path: Path) -> None:
+def test_only_a_synced_topic_waits_for_the_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "INLINE_SYNC_SECONDS", 0.0)  # the syncs are the thread's, as of a slow disk
+    monkeypatch.setattr(journal, "IDLE_MARK_SECONDS", 3600.0)  # no frame is written but those that the test wants
+
     async def whole() -> None:
         disk = HeldDisk(tmp_path / "log")
         store = LogStore(tmp_path / "log", disk=disk)
         await store.open(T0)
+
+        def put(topic: Flush) -> asyncio.Task[Any]:
+            return asyncio.create_task(store.put([sent(topic=topic.name)], T0))
+
         for flush in Flush:
             await store.create_topic(Topic(flush.name, flush=flush))
-        await _idle(store)
-        store.journal._sync_average = 1.0  # a slow disk: its syncs are the thread's
-        disk.go.clear()
-        halves = {flush: half(topic=flush.name) for flush in Flush}
-        synced = asyncio.create_task(store.put([halves[Flush.SYNC]], T0))
-        await asyncio.sleep(0.05)  # the writer is in its sync now
-        result = await asyncio.wait_for(store.put([halves[Flush.MEMORY]], T0), 1)
-        assert result[0].flush == Flush.MEMORY
-        waiting = asyncio.create_task(store.put([halves[Flush.ASYNC]], T0))
-        await asyncio.sleep(0.05)
+        disk.hold()
+        synced = put(Flush.SYNC)
+        await eventually_async(disk.is_held.is_set, "the writer to be in its sync")
+        assert (await asyncio.wait_for(put(Flush.MEMORY), PATIENCE_SECONDS))[0].flush == Flush.MEMORY
+        waiting = put(Flush.ASYNC)
+        # A second one that does not wait: after it the loop has been at the one that does.
+        assert (await asyncio.wait_for(put(Flush.MEMORY), PATIENCE_SECONDS))[0].flush == Flush.MEMORY
         assert not synced.done() and not waiting.done()  # its frame is behind the one that is being synced
         disk.go.set()
         assert (await synced)[0].flush == Flush.SYNC
         assert (await waiting)[0].flush == Flush.ASYNC
-        await _idle(store)  # else that frame's own sync, or the mark behind it, would be held
-        disk.go.clear()
-        another = half(topic="ASYNC")
-        assert (await asyncio.wait_for(store.put([another], T0), 1))[0].flush == Flush.ASYNC
-        assert (await asyncio.wait_for(store.put([another], T0), 1))[0].put == Put.ALREADY
+        await eventually_async(lambda: store.journal.in_flight is None, "that frame's own sync")
+        disk.hold()
+        another = sent(topic="ASYNC")
+        assert (await asyncio.wait_for(store.put([another], T0), PATIENCE_SECONDS))[0].flush == Flush.ASYNC
+        await eventually_async(disk.is_held.is_set, "the sync that nobody waits for")
+        assert (await asyncio.wait_for(store.put([another], T0), PATIENCE_SECONDS))[0].put == Put.ALREADY
         disk.go.set()
         await store.close()
 
     asyncio.run(whole())
 
 
-async def _idle(store: LogStore) -> None:
-    """Until no frame is on its way and the durable mark behind the last one is written."""
-    async with asyncio.timeout(10):
-        while store.journal.in_flight is not None or not store.journal._marked:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-
-
-class SlowDirectory(Disk):
+class SlowDirectory(UnsyncedDisk):
     """Long enough between listing the directory and acting on it for another thread to come in."""
 
     def names(self) -> list[str]:
         names = super().names()
-        time.sleep(0.02)
+        time.sleep(0.02)  # widens the window of the fault that is looked for; without the fault nothing waits for it
         return names
 
 
@@ -158,21 +165,23 @@ def test_checkpoints_are_written_one_after_the_other(tmp_path: Path) -> None:
         await store.create_topic(Topic("t"))
         for _ in range(3):
             await asyncio.gather(*(store.checkpoint() for _ in range(4)))
-            await store.put([half()], T0)
+            await store.put([sent()], T0)
         assert len(list((tmp_path / "log").glob("*.ckpt"))) == 2
         await store.close()
 
     asyncio.run(whole())
 
 
-def test_a_part_is_not_sealed_before_its_last_frame(tmp_path: Path) -> None:
-    """Every frame fills a segment, so that the next one is full before this one is sealed.
+@pytest.mark.parametrize("segment_bytes", [512, 4096], ids=["a frame each", "some frames each"])
+def test_a_part_is_not_sealed_before_its_last_frame(tmp_path: Path, segment_bytes: int) -> None:
+    """A segment may be full before the one before it is sealed, and its last frame may still be on its way then.
 
     Found by `make crash`: the index of such a segment lacked that frame, and its messages were in no queue.
     """
 
     async def whole() -> None:
-        store = LogStore(tmp_path / "log", segment_bytes=512, write_delay=lambda: 0.001)
+        disk = UnsyncedDisk(tmp_path / "log")
+        store = LogStore(tmp_path / "log", segment_bytes=segment_bytes, disk=disk, write_delay=lambda: 0.001)
         await store.open(T0)
         await store.create_topic(Topic("t"))
 
@@ -180,13 +189,13 @@ def test_a_part_is_not_sealed_before_its_last_frame(tmp_path: Path) -> None:
 
         async def caller() -> None:
             for _ in range(30):
-                await asyncio.sleep(chance.random() * 0.002)
-                await commit(store, *[half(bytes(300)) for _ in range(5)])
+                await asyncio.sleep(chance.random() * 0.002)  # in virtual time, as the disk's delay
+                await commit(store, *[sent(bytes(300)) for _ in range(5)])
 
         await asyncio.gather(*(caller() for _ in range(8)))
         assert store.bounds("t", 0) == (0, 1200)
         await store.close()
-        reopened = LogStore(tmp_path / "log")
+        reopened = LogStore(tmp_path / "log", disk=disk, write_delay=lambda: 0.0)
         await reopened.open(T0)
         offset = 0
         while found := reopened.read("t", 0, offset, 1000, 1 << 30):
@@ -195,14 +204,17 @@ def test_a_part_is_not_sealed_before_its_last_frame(tmp_path: Path) -> None:
         assert offset == 1200
         await reopened.close()
 
-    asyncio.run(whole())
+    run_in_virtual_time(whole())
 
 
 def test_ids_are_found_whatever_their_producers_clocks_say(tmp_path: Path) -> None:
     """Segments whose ranges of ids overlap, begin late, or lie in each other."""
 
+    def opened() -> LogStore:
+        return LogStore(tmp_path / "log", segment_bytes=2048, disk=UnsyncedDisk(tmp_path / "log"))
+
     async def whole() -> None:
-        store = LogStore(tmp_path / "log", segment_bytes=2048)
+        store = opened()
         await store.open(T0)
         await store.create_topic(Topic("t"))
         chance = random.Random(3)
@@ -222,7 +234,7 @@ def test_ids_are_found_whatever_their_producers_clocks_say(tmp_path: Path) -> No
             assert await store.states([bytes(16), b"\xff" * 16, ids.new_id()]) == [None] * 3
             assert all(len(store.messages(n)) == (made[n] == State.COMMITTED) for n in made)
             await store.close()
-            store = LogStore(tmp_path / "log", segment_bytes=2048)
+            store = opened()
             await store.open(T0)
         await store.close()
 

@@ -5,36 +5,41 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from notify import ids
-from storage.log import LogStore
-from storage.store import Due, NewMessage, NewTransaction, Put, SettleKind, State, Subscription, Topic
+import pytest
 
-T0 = 1_800_000_000_000_000
+from storage.log import LogStore, journal
+from storage.store import Due, Put, SettleKind, State, Subscription, Topic
+from tests.contract.stores import T0
+from tests.support.disks import UnsyncedDisk
+from tests.support.transactions import bodies_in, message, sent
+
 HOUR = 3_600_000_000
-
-
-def half(body: bytes, **options: int) -> NewTransaction:
-    return NewTransaction(ids.new_id(), "g", [NewMessage("t", body, **options)])  # type: ignore[arg-type]
 
 
 async def fill(store: LogStore, count: int, at: int) -> list[bytes]:
     """Committed messages, over several segments."""
     bodies = []
     for n in range(count):
-        t = half(b"%d-%d" % (at, n) + bytes(200))
-        bodies.append(t.messages[0].payload)
+        body = b"%d-%d" % (at, n) + bytes(200)
+        t = sent(body)
+        bodies.append(body)
         await store.put([t], at)
         await store.decide([(t.id, "g", State.COMMITTED)], at)
     await store.sealed_up()
     return bodies
 
 
-def opened(directory: Path) -> LogStore:
-    return LogStore(directory, segment_bytes=4096, retention_us=HOUR)
+def opened(directory: Path, retention_us: int = HOUR, retention_bytes: int = 0) -> LogStore:
+    disk = UnsyncedDisk(directory)
+    return LogStore(
+        directory, segment_bytes=4096, disk=disk, retention_us=retention_us, retention_bytes=retention_bytes
+    )
 
 
-def rest(store: LogStore, offset: int = 0) -> dict[int, bytes]:
-    return {m.offset: m.payload for m in store.read("t", 0, offset, 10_000, 1 << 30) if not m.corrupt}
+def rest(store: LogStore) -> dict[int, bytes]:
+    """The bodies that are still there, by offset."""
+    readable = [m for m in store.read("t", 0, 0, 10_000, 1 << 30) if not m.corrupt]
+    return dict(zip([m.offset for m in readable], bodies_in(readable), strict=True))
 
 
 def test_settled_messages_go_and_waiting_ones_stay(tmp_path: Path) -> None:
@@ -44,8 +49,8 @@ def test_settled_messages_go_and_waiting_ones_stay(tmp_path: Path) -> None:
         await store.create_topic(Topic("t"))
         await store.subscribe(Subscription("c", "t"), [0])
         old = await fill(store, 60, T0)
-        pending = half(b"undecided")
-        delayed = half(b"delayed", delay_us=100 * HOUR)
+        pending = sent(b"undecided")
+        delayed = sent(b"delayed", delay_us=100 * HOUR)
         await store.put([pending, delayed], T0)
         await store.decide([(delayed.id, "g", State.COMMITTED)], T0)
         await fill(store, 10, T0 + 1)
@@ -64,7 +69,7 @@ def test_settled_messages_go_and_waiting_ones_stay(tmp_path: Path) -> None:
             # The newest segment of that time may still be there as a whole; those before it only in part.
             assert not {*range(20), *range(30, 45)} & found.keys()
             assert [found[n] for n in range(70, 100)] == new
-            assert await store.half_payloads([Due(pending.id, 0, "", "", 0, ())]) == [[b"undecided"]]
+            assert await store.half_payloads([Due(pending.id, 0, "", "", 0, ())]) == [[message(b"undecided").payload]]
             assert store.bounds("t", 0)[1] == 100
 
         await check(store)
@@ -78,7 +83,7 @@ def test_settled_messages_go_and_waiting_ones_stay(tmp_path: Path) -> None:
         assert await store.retain(T0 + 4 * HOUR) >= 1
         found = rest(store)
         assert {n: found[n] for n in range(25, 30)} == {n: old[n] for n in range(25, 30)}
-        assert await store.half_payloads([Due(pending.id, 0, "", "", 0, ())]) == [[b"undecided"]]
+        assert await store.half_payloads([Due(pending.id, 0, "", "", 0, ())]) == [[message(b"undecided").payload]]
         assert (await store.decide([(pending.id, "g", State.COMMITTED)], T0 + 4 * HOUR))[0].changed
         assert store.release_due(T0 + 101 * HOUR, 10) == 1
         await store.sync()
@@ -106,7 +111,7 @@ def test_a_message_committed_after_its_halfs_segment_expired(tmp_path: Path) -> 
         store = opened(tmp_path / "log")
         await store.open(T0)
         await store.create_topic(Topic("t"))
-        late = half(b"late")
+        late = sent(b"late")
         await store.put([late], T0)
         await fill(store, 20, T0)
         await store.decide([(late.id, "g", State.COMMITTED)], T0 + 2 * HOUR)
@@ -138,7 +143,7 @@ def test_a_topic_may_keep_longer(tmp_path: Path) -> None:
 
 def test_a_topic_keeps_its_bytes_and_what_a_group_has_not_settled(tmp_path: Path) -> None:
     async def run() -> None:
-        store = LogStore(tmp_path / "log", segment_bytes=4096)
+        store = opened(tmp_path / "log", retention_us=0)
         await store.open(T0)
         await store.create_topic(Topic("t", retention_bytes=4000))
         await store.subscribe(Subscription("c", "t"), [0])
@@ -151,11 +156,11 @@ def test_a_topic_keeps_its_bytes_and_what_a_group_has_not_settled(tmp_path: Path
         await store.settle("c", "t", 0, [(40, 60)], SettleKind.ACK, T0)
         assert await store.retain(T0) > 0
         start, end = store.bounds("t", 0)
-        assert 100 - 40 <= start <= 100 - 4000 // 210
+        assert 100 - 40 <= start <= 100 - 4000 // len(message(everything[0]).payload)
         for reopened in (False, True):
             if reopened:
                 await store.close()
-                store = LogStore(tmp_path / "log", segment_bytes=4096)
+                store = opened(tmp_path / "log", retention_us=0)
                 await store.open(T0)
             assert store.bounds("t", 0) == (start, end)
             assert [rest(store)[n] for n in range(start, 100)] == everything[start:]
@@ -166,13 +171,13 @@ def test_a_topic_keeps_its_bytes_and_what_a_group_has_not_settled(tmp_path: Path
 
 def test_the_log_as_a_whole_keeps_its_room_and_all_ids(tmp_path: Path) -> None:
     async def run() -> None:
-        def opened() -> LogStore:
-            return LogStore(tmp_path / "log", segment_bytes=4096, retention_us=HOUR, retention_bytes=20_000)
+        def reopened() -> LogStore:
+            return opened(tmp_path / "log", retention_bytes=20_000)
 
-        store = opened()
+        store = reopened()
         await store.open(T0)
         await store.create_topic(Topic("t"))
-        old = [half(b"old" + bytes(200)) for _ in range(60)]
+        old = [sent(b"old" + bytes(200)) for _ in range(60)]
         await store.put(old, T0)
         await store.decide([(t.id, "g", State.COMMITTED) for t in old[:50]], T0)
         await store.decide([(t.id, "g", State.ROLLED_BACK) for t in old[50:]], T0)
@@ -187,7 +192,7 @@ def test_the_log_as_a_whole_keeps_its_room_and_all_ids(tmp_path: Path) -> None:
             again = (await store.put([old[3]], T0 + 3))[0]
             assert again.put is Put.ALREADY
             await store.close()
-            store = opened()
+            store = reopened()
             await store.open(T0)
         await fill(store, 30, T0 + 2 * HOUR)
         await store.retain(T0 + 2 * HOUR)
@@ -203,7 +208,7 @@ def test_delayed_messages_outlive_their_segments(tmp_path: Path) -> None:
         store = opened(tmp_path / "log")
         await store.open(T0)
         await store.create_topic(Topic("t"))
-        waiting = [half(b"wait %d" % n, deliver_at_us=T0 + (100 + n) * HOUR) for n in range(20)]
+        waiting = [sent(b"wait %d" % n, deliver_at_us=T0 + (100 + n) * HOUR) for n in range(20)]
         await store.put(waiting, T0)
         await store.decide([(t.id, "g", State.COMMITTED) for t in waiting], T0)
         for hours in (2, 4, 6):
@@ -216,15 +221,16 @@ def test_delayed_messages_outlive_their_segments(tmp_path: Path) -> None:
         assert store.delayed() == 20
         assert store.release_due(T0 + 200 * HOUR, 100) == 20
         await store.sync()
-        found = [m.payload for m in store.read("t", 0, 0, 1000, 1 << 20)][-20:]
-        assert found == [b"wait %d" % n for n in range(20)]
+        released = bodies_in(store.read("t", 0, 0, 1000, 1 << 20))[-20:]
+        assert released == [b"wait %d" % n for n in range(20)]
         await store.close()
 
     asyncio.run(run())
 
 
-def test_carrying_forward_under_load(tmp_path: Path) -> None:
+def test_carrying_forward_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Producers, an acknowledging group and retention at once: nothing that waits is lost, no producer is refused."""
+    monkeypatch.setattr(journal, "INLINE_SYNC_SECONDS", 0.0)  # frames are written by the thread, beside all that
 
     async def run() -> None:
         store = opened(tmp_path / "log")
@@ -232,17 +238,21 @@ def test_carrying_forward_under_load(tmp_path: Path) -> None:
         await store.create_topic(Topic("t"))
         await store.subscribe(Subscription("c", "t"), [0])
         now_us = T0
-        sent: list[bytes] = []
+        bodies: list[bytes] = []
         settled: set[int] = set()
 
         async def produce() -> None:
             nonlocal now_us
             for n in range(400):
+                if n % 20 == 0:
+                    retained.clear()
+                    await retained.wait()  # else a quick disk has all of them before retention has begun
                 now_us += HOUR // 50
-                t = half(b"%d" % n + bytes(150), **({"delay_us": 3 * HOUR} if n % 9 == 0 else {}))
+                body = b"%d" % n + bytes(150)
+                t = sent(body, delay_us=3 * HOUR if n % 9 == 0 else 0)
                 await store.put([t], now_us)
                 await store.decide([(t.id, "g", State.COMMITTED)], now_us)
-                sent.append(t.messages[0].payload)
+                bodies.append(body)
                 store.release_due(now_us, 100)
 
         async def acknowledge() -> None:
@@ -252,14 +262,16 @@ def test_carrying_forward_under_load(tmp_path: Path) -> None:
                 if some:
                     await store.settle("c", "t", 0, [(n, 1) for n in some], SettleKind.ACK, now_us)
                     settled.update(some)
-                await asyncio.sleep(0.002)
+                await asyncio.sleep(0.002)  # the pace of the load
 
+        dropped = 0
+        retained = asyncio.Event()
         producing = asyncio.ensure_future(produce())
         acknowledging = asyncio.ensure_future(acknowledge())
-        dropped = 0
         while not producing.done():
             dropped += await store.retain(now_us)
-            await asyncio.sleep(0.001)
+            retained.set()
+            await asyncio.sleep(0.001)  # the pace of the load
         await asyncio.gather(producing, acknowledging)
         now_us += 10 * HOUR
         while store.release_due(now_us, 1000):
@@ -279,7 +291,7 @@ def test_carrying_forward_under_load(tmp_path: Path) -> None:
             corrupt = {m.offset for m in store.read("t", 0, 0, 10_000, 1 << 30) if m.corrupt}
             assert (missing, corrupt & set(waiting)) == ([], set()), reopened
             # What is still there is what was sent, each once; and all that nobody has settled is there.
-            assert len(set(found.values())) == len(found) and set(found.values()) <= set(sent)
+            assert len(set(found.values())) == len(found) and set(found.values()) <= set(bodies)
         await store.close()
 
     asyncio.run(run())

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from notify import ids
 from storage.log import LogStore, times
-from storage.store import NewMessage, NewTransaction, Topic
-from tests.contract.stores import SECOND, T0, Bench, bodies, commit, half
+from storage.store import NewTransaction, Topic
+from tests.contract.stores import SECOND, T0, Bench, bodies, commit
+from tests.support.disks import UnsyncedDisk
+from tests.support.transactions import sent
 
 
 def delayed(number: int, due_us: int) -> NewTransaction:
-    message = NewMessage("t", b"%d" % number, deliver_at_us=due_us)
-    return NewTransaction(ids.new_id(), "", [message], committed=True)
+    return sent(b"%d" % number, group="", deliver_at_us=due_us, committed=True)
+
+
+def opened(directory: Path, segment_bytes: int = 1 << 20) -> LogStore:
+    return LogStore(directory, segment_bytes=segment_bytes, disk=UnsyncedDisk(directory))
 
 
 @pytest.mark.parametrize("load", [3, 50, times.LOAD])
@@ -33,7 +38,7 @@ def test_they_come_due_in_order_over_restarts(
         expected: list[tuple[int, int]] = []
         released: list[int] = []
         now_us = T0
-        store = LogStore(tmp_path / "log", segment_bytes=segment_bytes)
+        store = opened(tmp_path / "log", segment_bytes)
         await store.open(now_us)
         await store.create_topic(Topic("t"))
         number = 0
@@ -57,7 +62,7 @@ def test_they_come_due_in_order_over_restarts(
             assert store.next_due_us() == min((e[0] for e in expected), default=None)
             if rng.random() < 0.3:
                 await store.close()
-                store = LogStore(tmp_path / "log", segment_bytes=segment_bytes)
+                store = opened(tmp_path / "log", segment_bytes)
                 await store.open(now_us)
         while expected:
             now_us = max(e[0] for e in expected)
@@ -77,10 +82,10 @@ def test_a_clock_set_back_hides_no_delayed_message(run: Any) -> None:
     """A message due before the last release, committed after it, is delivered at once: it would lie behind it."""
 
     async def scenario(b: Bench) -> None:
-        await commit(b.store, half(b"first", delay_us=10 * SECOND))
+        await commit(b.store, sent(b"first", delay_us=10 * SECOND))
         assert b.store.release_due(T0 + 20 * SECOND, 10) == 1
         await b.store.sync()
-        await commit(b.store, half(b"second", deliver_at_us=T0 + 5 * SECOND), at=T0 + 1 * SECOND)
+        await commit(b.store, sent(b"second", deliver_at_us=T0 + 5 * SECOND), at=T0 + 1 * SECOND)
         await b.restart()
         while b.store.release_due(T0 + 60 * SECOND, 10):
             pass
@@ -94,19 +99,17 @@ def test_what_is_released_but_not_durable_is_released_again(tmp_path: Path) -> N
     """A kill between the release and its sync: the message is there once."""
 
     async def run() -> None:
-        store = LogStore(tmp_path / "log")
+        store = opened(tmp_path / "log")
         await store.open(T0)
         await store.create_topic(Topic("t"))
         await store.put([delayed(n, T0 + SECOND) for n in range(10)], T0)
-        import shutil
-
         shutil.copytree(tmp_path / "log", tmp_path / "before")
         assert store.release_due(T0 + SECOND, 4) == 4
         await store.sync()
         shutil.copytree(tmp_path / "log", tmp_path / "between")
         await store.close()
         for name in ("before", "between"):
-            again = LogStore(tmp_path / name)
+            again = opened(tmp_path / name)
             await again.open(T0)
             while again.release_due(T0 + SECOND, 3):
                 pass
@@ -121,9 +124,9 @@ def test_ordered_keys_and_delay_meet_in_the_queue(run: Any) -> None:
     """A delayed message takes its place among its key's when it is due."""
 
     async def scenario(b: Bench) -> None:
-        await commit(b.store, half(b"late", key="k", delay_us=SECOND), half(b"now", key="k"))
+        await commit(b.store, sent(b"late", key="k", delay_us=SECOND), sent(b"now", key="k"))
         assert b.store.release_due(T0 + SECOND, 10) == 1
-        await commit(b.store, half(b"after", key="k"), at=T0 + 2 * SECOND)
+        await commit(b.store, sent(b"after", key="k"), at=T0 + 2 * SECOND)
         await b.restart()
         assert bodies(b.store) == [b"now", b"late", b"after"]
 

@@ -11,7 +11,8 @@ from storage.store import (
     Put,
     State,
 )
-from tests.contract.stores import SECOND, T0, Bench, commit, message, sent
+from tests.contract.stores import SECOND, T0, Bench, commit
+from tests.support.transactions import message, sent
 
 
 def test_a_half_is_not_delivered_until_it_is_committed(transactions: Any) -> None:

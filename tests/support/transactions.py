@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from notify import ids
-from notify.wire import Payload, encode_msgpack
-from storage.store import NewMessage, NewTransaction
+from notify.wire import Payload, decode_payload, encode_msgpack
+from storage.store import NewMessage, NewTransaction, StoredMessage
 
 
 def new_id() -> str:
@@ -14,16 +15,25 @@ def new_id() -> str:
     return ids.to_text(ids.new_id())
 
 
-def message(body: bytes = b"x", topic: str = "t", *, key: str | None = None, **options: Any) -> NewMessage:
+def message(
+    body: bytes = b"x", topic: str = "t", *, key: str | None = None, tag: str | None = None, **options: Any
+) -> NewMessage:
     """A message with a payload as the server makes it: a database keeps its parts in columns."""
-    return NewMessage(topic, encode_msgpack(Payload(topic, body, key)), key, **options)
+    return NewMessage(topic, encode_msgpack(Payload(topic, body, key, tag)), key, tag, **options)
 
 
 def sent(
-    body: bytes = b"x", *, topic: str = "t", group: str = "g", key: str | None = None, **options: Any
-) -> NewTransaction:
-    """A half of one message."""
-    return NewTransaction(ids.new_id(), group, [message(body, topic, key=key)], **options)
+    body: bytes = b"x", *, topic: str = "t", group: str = "g", key: str | None = None, tag: str | None = None,
+    delay_us: int = 0, deliver_at_us: int = 0, **options: Any,
+) -> NewTransaction:  # fmt: skip
+    """A half of one message; `options` are the transaction's."""
+    one = message(body, topic, key=key, tag=tag, delay_us=delay_us, deliver_at_us=deliver_at_us)
+    return NewTransaction(ids.new_id(), group, [one], **options)
+
+
+def bodies_in(messages: Iterable[StoredMessage]) -> list[bytes]:
+    """What a storage has read, without what the server packs around each body."""
+    return [decode_payload(m.payload).body for m in messages]
 
 
 def half_request(group: str = "g", transaction_id: str | None = None, **message: Any) -> dict[str, Any]:
