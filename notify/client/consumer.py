@@ -306,6 +306,9 @@ class _Consumer:
             stopped.cancel()
 
     async def _receive(self, http: HttpClient, topics: list[str] | None, room: int) -> list[Delivered]:
+        if self._stopping is not None and self._stopping.is_set():
+            # Stopped in the pause before another try. Before Python 3.12 `wait_for` may swallow the cancellation.
+            return []
         request = Receive(instance=self.instance, topics=topics, max=room, wait=POLL_SECONDS, lease=self._lease)
         path = f"/v1/groups/{self.group}/receive"
         return _decode_received(await http.call("POST", path, encode_msgpack(request), POLL_SECONDS + 5)).messages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import threading
 import time
@@ -114,6 +115,20 @@ def test_stopping_finishes_what_is_under_way(server: ServerProcess, producer: Tr
         may_end.set()
     assert consumer.handled == 1
     assert lag(server.url, unique) == 0
+
+
+def test_stopping_while_the_server_is_away_asks_for_nothing_more(
+    notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("notify.client.consumer.RETRY_SECONDS", PATIENCE_SECONDS)
+    receive = "/v1/groups/g/receive"
+    consumer = Consumer(notify_server.url, group="g")
+    consumer.subscribe("t")(print)
+    with contextlib.ExitStack() as consuming:
+        with notify_server.down():
+            consuming.enter_context(running(consumer))
+            eventually(lambda: notify_server.answered(receive) == 1, "the consumer's first request to fail")
+    assert notify_server.answered(receive) == 1
 
 
 def test_tags_filter(server: ServerProcess, producer: TransactionProducer, unique: str) -> None:
