@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,9 @@ from notify.client import AsyncTransactionProducer, Consumer, Inbox, Message, Tr
 from notify.errors import DeadLetter, InvalidRequest, TransactionRefused
 from notify.message import ReceivedMessage
 from notify.testing import Crashed, InMemoryServer, crashing
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.groups import lag, running
+from tests.support.http import metric
 from tests.support.shop import make_engine
 
 metadata = sa.MetaData()
@@ -38,6 +40,8 @@ def engine(tmp_path: Path) -> Iterator[sa.Engine]:
 
 @pytest.fixture
 def producer(notify_server: InMemoryServer, engine: sa.Engine) -> Iterator[TransactionProducer]:
+    """Of a server whose time stands still: it asks back when the test says so, and not before."""
+    notify_server.freeze()
     with TransactionProducer(notify_server.url, group="orders", engine=engine, check_after=0.5) as made:
         yield made
 
@@ -50,9 +54,10 @@ def place_order(engine: sa.Engine, producer: TransactionProducer, item: str, *, 
             raise ValueError("no")
 
 
-def count(engine: sa.Engine) -> int:
+def items(engine: sa.Engine) -> list[str]:
+    """What was ordered, in the order of the ids."""
     with engine.connect() as connection:
-        return int(connection.execute(sa.select(sa.func.count()).select_from(orders)).scalar_one())
+        return list(connection.scalars(sa.select(orders.c.item).order_by(orders.c.id)))
 
 
 def test_what_a_service_sends_is_seen(
@@ -79,7 +84,7 @@ def test_the_service_crashes(
     assert len(notify_server.halves("order.placed")) == 1
     notify_server.advance(1)
     notify_server.wait_until_decided()
-    assert len(notify_server.messages("order.placed")) == messages == count(engine)
+    assert len(notify_server.messages("order.placed")) == messages == len(items(engine))
     place_order(engine, producer, "pen")  # and it goes on
     notify_server.wait_for("order.placed", messages + 1)
     with pytest.raises(InvalidRequest, match="after_half"), crashing("nowhere"):
@@ -107,6 +112,8 @@ def test_a_listener_of_ones_own_is_asked(notify_server: InMemoryServer) -> None:
             asked.append(half.messages[0].body.decode())
             return Outcome.COMMIT if half.messages[0].body == b"yes" else Outcome.ROLLBACK
 
+    notify_server.freeze()
+
     async def run() -> None:
         async with AsyncTransactionProducer(notify_server.url, group="g") as producer:
             producer.add_check_listener(Check())
@@ -120,64 +127,101 @@ def test_a_listener_of_ones_own_is_asked(notify_server: InMemoryServer) -> None:
 
 
 def test_time_is_moved(notify_server: InMemoryServer) -> None:
-    got: list[str] = []
+    seen: list[str] = []
     consumer = Consumer(notify_server.url, group="g")
 
     @consumer.subscribe("t", start="earliest")
     def handle(message: ReceivedMessage) -> None:
-        got.append(message.text)
+        seen.append(message.text)
 
     with TransactionProducer(notify_server.url, group="p") as producer:
         producer.publish(Message("t", "in an hour", delay=3600))
-    thread = threading.Thread(target=consumer.run, kwargs={"signals": False})
-    thread.start()
-    try:
-        time.sleep(0.5)
-        assert got == []
+        producer.publish(Message("t", "now"))
+    with running(consumer):
+        eventually(lambda: seen, "the first message")
+        assert seen == ["now"]
+        before = notify_server.now
         notify_server.advance(3600)
-        deadline = time.monotonic() + 10
-        while not got and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert got == ["in an hour"]
-    finally:
-        consumer.stop()
-        thread.join()
+        assert (notify_server.now - before).total_seconds() >= 3600
+        assert len(notify_server.messages("t")) == 2  # when `advance` returns, the server has acted
+        eventually(lambda: len(seen) == 2, "the delayed message")
+    assert seen == ["now", "in an hour"]
     with pytest.raises(ValueError, match="not back"):
         notify_server.advance(-1)
 
 
-def test_a_server_that_is_down_stops_the_commit(
+def test_time_stands_still(notify_server: InMemoryServer) -> None:
+    notify_server.freeze()
+    before = notify_server.now
+    notify_server.advance(0.25)
+    notify_server.freeze()
+    assert (notify_server.now - before).total_seconds() == 0.25
+
+
+def test_it_restarts_with_what_it_holds(
     notify_server: InMemoryServer, engine: sa.Engine, producer: TransactionProducer
 ) -> None:
-    with notify_server.down(), pytest.raises(TransactionRefused):
-        place_order(engine, producer, "book")
-    assert count(engine) == 0 and notify_server.messages() == []
+    place_order(engine, producer, "book")
+    notify_server.wait_for("order.placed", 1)
+    url = notify_server.url
+    notify_server.restart()
+    assert notify_server.url == url
+    place_order(engine, producer, "pen")
+    assert [m.key for m in notify_server.wait_for("order.placed", 2)] == ["book", "pen"]
 
 
-def test_an_effect_takes_place_once_although_the_ack_is_lost(notify_server: InMemoryServer, engine: sa.Engine) -> None:
-    consumer = Consumer(notify_server.url, group="stock", inbox=Inbox(engine), lease=1)
+def test_a_server_that_is_down_stops_the_commit(notify_server: InMemoryServer, engine: sa.Engine) -> None:
+    with TransactionProducer(notify_server.url, group="orders", engine=engine, half_timeout=0.2) as producer:
+        with notify_server.down(), pytest.raises(TransactionRefused):
+            place_order(engine, producer, "book")
+    assert items(engine) == [] and notify_server.messages() == []
+
+
+def test_an_effect_takes_place_once_although_the_message_comes_twice(
+    notify_server: InMemoryServer, engine: sa.Engine
+) -> None:
+    """The server is away when the handler is done, and gives the message out again before it hears of that."""
+    notify_server.freeze()
+    has_begun, may_end = threading.Event(), threading.Event()
+    consumer = Consumer(notify_server.url, group="stock", inbox=Inbox(engine))
+
+    @consumer.subscribe("t", start="earliest")
+    def handle(message: ReceivedMessage, session: Session) -> None:
+        has_begun.set()
+        assert may_end.wait(PATIENCE_SECONDS)
+        session.execute(orders.insert().values(item=message.text))
+
+    with TransactionProducer(notify_server.url, group="p") as producer:
+        producer.publish(Message("t", "once"))
+    with running(consumer):
+        assert has_begun.wait(PATIENCE_SECONDS)
+        with notify_server.down():
+            may_end.set()
+            eventually(lambda: items(engine), "the effect")
+            notify_server.advance(30)
+        eventually(lambda: lag(notify_server.url, "stock") == 0, "the message to be settled")
+    assert items(engine) == ["once"]
+    assert metric(notify_server.url, "notify_redelivered_total") == 1
+
+
+def test_what_is_answered_with_an_error_may_have_been_carried_out(
+    notify_server: InMemoryServer, engine: sa.Engine
+) -> None:
+    settle = "/v1/groups/stock/settle"
+    consumer = Consumer(notify_server.url, group="stock", inbox=Inbox(engine))
 
     @consumer.subscribe("t", start="earliest")
     def handle(message: ReceivedMessage, session: Session) -> None:
         session.execute(orders.insert().values(item=message.text))
 
-    with TransactionProducer(notify_server.url, group="p") as producer:
-        producer.publish(Message("t", "once"))
-    thread = threading.Thread(target=consumer.run, kwargs={"signals": False})
-    thread.start()
-    try:
-        with notify_server.losing_answers("/v1/groups/stock/settle"):
-            deadline = time.monotonic() + 10
-            while count(engine) < 1 and time.monotonic() < deadline:
-                time.sleep(0.02)
-            notify_server.advance(2)
-            time.sleep(0.5)
-        notify_server.advance(2)
-        time.sleep(0.5)
-        assert count(engine) == 1
-    finally:
-        consumer.stop()
-        thread.join()
+    with TransactionProducer(notify_server.url, group="p") as producer, running(consumer):
+        with notify_server.losing_answers(settle):
+            producer.publish(Message("t", "once"))
+            eventually(lambda: notify_server.answered(settle) >= 1, "the first answer to be lost")
+            assert lag(notify_server.url, "stock") == 0  # the ack was carried out
+        producer.publish(Message("t", "and another"))
+        eventually(lambda: len(items(engine)) >= 2, "the next effect")
+    assert items(engine) == ["once", "and another"]
 
 
 class Order(pydantic.BaseModel):
@@ -197,10 +241,10 @@ class Struct(msgspec.Struct):
 
 
 @pytest.mark.parametrize("kind", [Order, Plain, Struct])
-def test_typed_payloads(notify_server: InMemoryServer, kind: Any) -> None:
-    with TransactionProducer(notify_server.url, group="p") as producer:
-        producer.publish(Message("t", kind(item="book", price=7)))
-    (stored,) = notify_server.wait_for("t", 1)
+def test_typed_payloads(frozen_server: InMemoryServer, unique: str, kind: Any) -> None:
+    with TransactionProducer(frozen_server.url, group=unique) as producer:
+        producer.publish(Message(unique, kind(item="book", price=7)))
+    (stored,) = frozen_server.wait_for(unique, 1)
     received = ReceivedMessage("i", "t", 0, 0, stored.body, None, None, {}, 1, "")
     assert received.json() == {"item": "book", "price": 7}
     assert received.decode(kind) == kind(item="book", price=7)
