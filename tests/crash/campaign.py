@@ -19,7 +19,7 @@ from storage.log.recovery import Damage, walk
 from storage.log.segments import Segment
 from tests.crash import delayed, loop_device, ordered, strace
 from tests.crash.kills import Kills
-from tests.crash.test_disk_faults import last_frames, lose_power_repeatedly, write_log
+from tests.crash.log_faults import last_frames, lose_power_repeatedly, write_log
 
 FLIP_BYTES = 64 << 10
 
@@ -53,7 +53,7 @@ def power(times: int, seed: int) -> str:
     for i in range(times):
         directory = Path(tempfile.mkdtemp(prefix="notify-power-"))
         try:
-            lose_power_repeatedly(directory, seed * 100_000 + i, 4)
+            lose_power_repeatedly(directory / "log", seed * 100_000 + i, 4)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
     return f"{times * 4} power losses with random subsets of unsynced 512-byte sectors"

@@ -5,37 +5,39 @@ from __future__ import annotations
 import errno
 import os
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
-from storage.log.disk import Disk
+from tests.support.disks import UnsyncedDisk
 
 SECTOR = 512
 
 
-class PowerLossDisk(Disk):
+class PowerLossDisk(UnsyncedDisk):
     """Remembers what was written and not synced; `lose_power` keeps any subset of it, by 512-byte sectors.
 
-    Renames, creations and removals that no directory sync followed are undone or kept by chance too.
+    Files whose creation no directory sync followed are kept or lost by chance too. After it nothing is written.
     """
 
     def __init__(self, directory: Path, chance: random.Random) -> None:
         super().__init__(directory)
         self._chance = chance
-        self._names: dict[int, str] = {}
+        self.name_of: dict[int, str] = {}
+        """By file descriptor."""
         self._unsynced: dict[str, list[tuple[int, bytes]]] = {}
         self._new: set[str] = set()
         self.dead = False
 
     def open(self, name: str, create: bool = False) -> int:
         fd = super().open(name, create)
-        self._names[fd] = name
+        self.name_of[fd] = name
         if create:
             self._new.add(name)
         return fd
 
     def write(self, fd: int, data: bytes, offset: int) -> None:
         self._check()
-        name = self._names[fd]
+        name = self.name_of[fd]
         size = self.size(fd)
         before = self.read(fd, len(data), offset)
         before += bytes(max(0, min(len(data), size - offset) - len(before)))
@@ -44,11 +46,27 @@ class PowerLossDisk(Disk):
 
     def sync(self, fd: int) -> None:
         self._check()
-        self._unsynced.pop(self._names[fd], None)
+        self._unsynced.pop(self.name_of[fd], None)
 
     def sync_directory(self) -> None:
         self._check()
         self._new.clear()
+
+    def reserve(self, fd: int, offset: int, size: int) -> None:
+        self._check()
+        super().reserve(fd, offset, size)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._check()
+        super().truncate(fd, size)
+
+    def replace(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+        self._check()
+        super().replace(name, chunks)
+
+    def unlink(self, name: str) -> None:
+        self._check()
+        super().unlink(name)
 
     def _check(self) -> None:
         if self.dead:
@@ -79,7 +97,7 @@ class PowerLossDisk(Disk):
             at = sector_end
 
 
-class FailingSyncDisk(Disk):
+class FailingSyncDisk(UnsyncedDisk):
     """The n-th sync fails once, as fsync does when the kernel could not write; the next would succeed."""
 
     def __init__(self, directory: Path, fail_at: int) -> None:
@@ -96,7 +114,7 @@ class FailingSyncDisk(Disk):
         super().sync(fd)
 
 
-class FullDisk(Disk):
+class FullDisk(UnsyncedDisk):
     """No room beyond `room` bytes a file, until told otherwise."""
 
     def __init__(self, directory: Path, room: int) -> None:

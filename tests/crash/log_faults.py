@@ -1,0 +1,101 @@
+"""Logs that are written, damaged and opened again: what `make crash` and its short form have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import shutil
+from pathlib import Path
+
+from notify.errors import StorageFailed
+from storage.log import LogStore
+from storage.log.disk import Disk
+from storage.log.recovery import SegmentReader
+from storage.log.segments import Segments
+from tests.crash.disks import PowerLossDisk
+from tests.crash.workload import T0, History, run_until_failure, violations, work
+from tests.simulation.loop import run as run_in_virtual_time
+from tests.support.disks import UnsyncedDisk
+from tests.support.transactions import sent
+
+
+def write_log(directory: Path, steps: int, seed: int = 1) -> History:
+    """A log of so many steps and behind them a frame of one small half, left as a kill would leave it: not closed.
+
+    The history is that of the steps.
+    """
+    history = History()
+
+    async def run() -> None:
+        store = LogStore(directory, disk=UnsyncedDisk(directory))
+        await store.open(T0)
+        await work(store, history, random.Random(seed), steps)
+        last = sent(b"the last frame")
+        history.intents[last.id] = [last.messages[0].payload]
+        await store.put([last], T0)
+        await store.sealed_up()
+        shutil.copytree(directory, directory.parent / "killed")
+        await store.close()
+
+    asyncio.run(run())
+    shutil.rmtree(directory)
+    (directory.parent / "killed").rename(directory)
+    return history
+
+
+def reopened(directory: Path, history: History) -> tuple[list[str], LogStore]:
+    """Violations after recovery, and the closed store for its damages."""
+
+    async def run() -> tuple[list[str], LogStore]:
+        store = LogStore(directory, disk=UnsyncedDisk(directory))
+        await store.open(T0)
+        broken = await violations(store, history)
+        await store.close()
+        return broken, store
+
+    return asyncio.run(run())
+
+
+def last_frames(directory: Path) -> tuple[Path, int, int]:
+    """The log file, where its last frame begins and where it ends."""
+    disk = Disk(directory)
+    segments = Segments(disk)
+    segments.open_existing()
+    frames = list(SegmentReader(disk, segments.last).frames(segments.last.base + 64))
+    path = directory / segments.last.name
+    base = segments.last.base
+    segments.close()
+    return path, frames[-1].base - base, frames[-1].end - base
+
+
+def lose_power_repeatedly(directory: Path, seed: int, times: int = 3) -> None:
+    """Power that is lost under load at random moments of virtual time, so that a seed is one run on every machine.
+
+    Raises AssertionError with what was acknowledged and is gone.
+    """
+    chance = random.Random(seed)
+    history = History()
+    for _ in range(times):
+        found = run_in_virtual_time(_until_power_is_lost(directory, history, chance))
+        assert found == [], found
+    found, _ = reopened(directory, history)
+    assert found == [], found
+
+
+async def _until_power_is_lost(directory: Path, history: History, chance: random.Random) -> list[str]:
+    """Violations after the loss before this one."""
+    disk = PowerLossDisk(directory, chance)
+    store = LogStore(directory, disk=disk, segment_bytes=1 << 14, write_delay=lambda: chance.random() * 0.001)
+    await store.open(T0)
+    found = await violations(store, history)
+    asyncio.get_running_loop().call_later(chance.random() * 0.05, disk.lose_power)
+    assert await run_until_failure(store, history, chance, 100_000), "the power was not lost"
+    await let_go(store)
+    return found
+
+
+async def let_go(store: LogStore) -> None:
+    """Close a store whose disk is gone: it lets go of its files and its lock, and writes nothing."""
+    with contextlib.suppress(StorageFailed):
+        await store.close()
