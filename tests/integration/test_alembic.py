@@ -15,7 +15,7 @@ from notify.client import Message, TransactionProducer
 from notify.client import alembic as helper
 from notify.client.table import metadata
 from notify.testing.process import ServerProcess
-from tests.support.groups import drain, subscribe
+from tests.support.groups import bodies, drain, subscribe
 from tests.support.shop import Base, make_engine
 
 
@@ -35,7 +35,7 @@ def test_what_it_makes_carries_messages(migrated: sa.Engine, server: ServerProce
     with TransactionProducer(server.url, group=unique, engine=migrated) as producer:
         with sa.orm.Session(migrated) as session, session.begin():
             producer.send(session, Message(unique, "x"))
-    assert [m["body"] for m in drain(server.url, unique, unique, 1)] == ["x"]
+    assert bodies(drain(server.url, unique, unique, 1)) == ["x"]
     with migrated.connect() as connection:
         assert read_source(connection)[0]
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import itertools
-import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from notify.client import AsyncReader, Message, Reader, TransactionProducer
 from notify.errors import InvalidRequest, NotFound
+from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
+from tests.support.clock import PATIENCE_SECONDS, eventually
 
 
 @pytest.fixture
@@ -27,25 +29,26 @@ def filled(server: ServerProcess, unique: str) -> Iterator[TransactionProducer]:
 def test_from_anywhere_any_number_of_times(server: ServerProcess, unique: str, filled: TransactionProducer) -> None:
     with Reader(server.url, batch=7) as reader:
         for start, first in (("earliest", 0), (0, 0), (10, 10), (25, 25), ("latest", 25)):
-            found = list(reader.read(unique, offset=start))
-            assert [m.json()["n"] for m in found] == [m.offset for m in found] == list(range(first, 25))
+            read = list(reader.read(unique, offset=start))
+            assert [m.json()["n"] for m in read] == [m.offset for m in read] == list(range(first, 25))
         message = next(reader.read(unique))
         assert (message.key, message.headers["h"], message.topic) == ("0", "v", unique)
         assert [m.offset for m in itertools.islice(reader.read(unique, offset=3), 2)] == [3, 4]
 
 
-def test_it_follows_the_end(server: ServerProcess, unique: str, filled: TransactionProducer) -> None:
-    def send_later() -> None:
-        time.sleep(0.3)
-        filled.publish(Message(unique, {"n": 25}))
-
-    later = threading.Thread(target=send_later)
-    later.start()
-    with Reader(server.url) as reader:
-        following = reader.read(unique, offset=24, follow=True)
-        assert [next(following).json()["n"] for _ in range(2)] == [24, 25]
-        following.close()
-    later.join()
+def test_it_follows_the_end(frozen_server: InMemoryServer, unique: str) -> None:
+    path = f"/v1/topics/{unique}/queues/0/messages"
+    with (
+        TransactionProducer(frozen_server.url, group=unique) as producer,
+        Reader(frozen_server.url) as reader,
+        contextlib.closing(reader.read(unique, follow=True)) as following,
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
+        producer.publish(Message(unique, "first"))
+        reading = pool.submit(lambda: [message.text for message in itertools.islice(following, 2)])
+        eventually(lambda: frozen_server.answered(path) >= 3, "the reader to look again where there is nothing yet")
+        producer.publish(Message(unique, "second"))
+        assert reading.result(PATIENCE_SECONDS) == ["first", "second"]
 
 
 def test_the_asyncio_twin(server: ServerProcess, unique: str, filled: TransactionProducer) -> None:
