@@ -83,9 +83,9 @@ def show_summary(console: Console, proof: Proof, audit: Path | None = None) -> N
 
 def _show_what_happened(console: Console, proof: Proof) -> None:
     console.print("\n[bold]What happened[/bold]")
-    killed = ", ".join(f"{name} {times} times" for name, times in proof.killed.items())
+    killed = ", ".join(f"{name} {times}×" for name, times in proof.killed.items())
     console.print(f"  Killed with SIGKILL at random moments: {killed}.")
-    died = ", ".join(f"{point} {times} times" for point, times in proof.killed_at.items())
+    died = ", ".join(f"{point} {times}×" for point, times in proof.killed_at.items())
     console.print(f"  Producers that killed themselves at the worst moments: {died}.")
     if proof.proved:
         console.print(
