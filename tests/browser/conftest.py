@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.clock import PATIENCE_SECONDS
+
 QUIET = (
     "--no-sandbox", "--disable-quic", "--disable-background-networking", "--disable-component-update",
     "--disable-sync", "--no-first-run",
@@ -17,7 +19,7 @@ QUIET = (
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """Of one module: while Playwright runs, the main thread has a running event loop, and no other can be run in it."""
+    """For one module: while Playwright runs, the main thread has a running event loop; no other can be run in it."""
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None or not Path(path).exists():
         pytest.skip("no Chromium is installed here")
@@ -34,6 +36,7 @@ class Window:
 
     def __init__(self, page: Any, url: str) -> None:
         self.page = page
+        page.set_default_timeout(PATIENCE_SECONDS * 1000)
         self.url = url
         self.wrong: list[str] = []
         self.asked: set[str] = set()

@@ -2,57 +2,24 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from notify.testing.process import ServerProcess
-from storage.sql import schema
-from storage.sql.dialects import open_engine
 from tests.support.databases import empty_database
-from tests.support.http import ask
+from tests.support.http import REASON, admin, ask
+from tests.support.servers import settings_of, three_servers, until_all
 
-WHY = {"reason": "a test"}
-
-
-@contextmanager
-def three_servers(database_urls: dict[str, str], tmp_path: Path) -> Iterator[list[ServerProcess]]:
-    """Three servers of one registry."""
-    with ExitStack() as stack:
-        url = stack.enter_context(empty_database("postgresql", database_urls, tmp_path))
-        engine = open_engine(url)
-        schema.upgrade(engine, "main")
-        engine.dispose()
-        servers = []
-        for n in range(3):
-            servers.append(ServerProcess(tmp_path / str(n), flags=["--storage", url]))
-            stack.callback(servers[-1].stop)
-            servers[-1].start()
-        yield servers
+WHY = {"reason": REASON}
 
 
 @pytest.fixture
-def cluster(database_urls: dict[str, str], tmp_path: Path) -> Iterator[list[ServerProcess]]:
-    with three_servers(database_urls, tmp_path) as servers:
+def cluster(database_urls: Mapping[str, str], tmp_path: Path) -> Iterator[list[ServerProcess]]:
+    """Three servers of one registry."""
+    with empty_database("postgresql", database_urls, tmp_path) as url, three_servers(url, tmp_path) as servers:
         yield servers
-
-
-def values(server: ServerProcess) -> dict[str, Any]:
-    _, found = ask(server.url, "GET", "/v1/admin/settings")
-    return {row["name"]: row["value"] for row in found["settings"]} | {"revision": found["revision"]}
-
-
-def until_all(servers: list[ServerProcess], name: str, value: Any, within: float = 5.0) -> float:
-    """Seconds until every server has the value."""
-    began = time.monotonic()
-    while any(values(s)[name] != value for s in servers):
-        assert time.monotonic() - began < within, [values(s)[name] for s in servers]
-        time.sleep(0.05)
-    return time.monotonic() - began
 
 
 def test_a_change_reaches_three_servers_and_is_rolled_back(cluster: list[ServerProcess]) -> None:
@@ -62,33 +29,33 @@ def test_a_change_reaches_three_servers_and_is_rolled_back(cluster: list[ServerP
     )
     assert (status, answer["result"]["revision"]) == (200, 1)
     assert answer["result"]["changes"]["check_attempts"] == {"from": 15, "to": 3}
-    assert values(first)["check_attempts"] == 3  # there at once
+    assert settings_of(first)["check_attempts"] == 3  # there at once
     until_all(cluster, "check_attempts", 3)
-    assert values(third)["create_topics"] is False
-    assert values(first)["storage"] == "(secret)"  # it may hold a password
+    assert settings_of(third)["create_topics"] is False
+    assert settings_of(first)["storage"] == "(secret)"  # it may hold a password
     # What holds is acted upon, not only shown: rates come the same way.
-    ask(second.url, "PUT", "/v1/admin/limits", WHY | {"producer_groups": {"slow": 7.0}})
+    admin(second.url, "PUT", "limits", {"producer_groups": {"slow": 7.0}})
     until_all(cluster, "revision", 2)
-    assert ask(third.url, "GET", "/v1/admin/limits")[1]["producer_groups"] == {"slow": 7.0}
+    assert admin(third.url, "GET", "limits")["producer_groups"] == {"slow": 7.0}
     # One call back, for settings and rates.
     status, answer = ask(third.url, "POST", "/v1/admin/settings/rollback", WHY | {"to": 0})
     assert (status, answer["result"]["revision"]) == (200, 3)
     until_all(cluster, "check_attempts", 15)
     until_all(cluster, "revision", 3)
-    assert ask(first.url, "GET", "/v1/admin/limits")[1]["producer_groups"] == {}
-    _, found = ask(second.url, "GET", "/v1/admin/settings/revisions")
-    assert [r["number"] for r in found["revisions"]] == [3, 2, 1] and found["revisions"][2]["reason"] == "a test"
-    _, found = ask(second.url, "GET", "/v1/admin/actions")  # at whichever server it was done
-    assert [a["what"] for a in found["actions"]] == ["settings.rollback", "limits.put", "settings.put"]
+    assert admin(first.url, "GET", "limits")["producer_groups"] == {}
+    revisions = admin(second.url, "GET", "settings/revisions")["revisions"]
+    assert [r["number"] for r in revisions] == [3, 2, 1] and revisions[2]["reason"] == REASON
+    actions = admin(second.url, "GET", "actions")["actions"]  # at whichever server it was done
+    assert [a["what"] for a in actions] == ["settings.rollback", "limits.put", "settings.put"]
     # A server that comes later, or again, starts with what holds.
-    ask(first.url, "PUT", "/v1/admin/settings", WHY | {"values": {"check_attempts": 4}})
+    admin(first.url, "PUT", "settings", {"values": {"check_attempts": 4}})
     third.stop()
     third.start()
-    assert values(third)["check_attempts"] == 4
+    assert settings_of(third)["check_attempts"] == 4
 
 
 def test_what_cannot_be_is_refused_and_changes_nothing(server: ServerProcess) -> None:
-    before = values(server)
+    before = settings_of(server)
     for wrong, code in (
         ({"check_attempts": 0}, "invalid_setting"),
         ({"check_attempts": "many"}, "invalid_setting"),
@@ -108,7 +75,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(server: ServerProcess) ->
     stale = WHY | {"values": {"check_attempts": 3}, "after": before["revision"] + 7}
     assert ask(server.url, "PUT", "/v1/admin/settings", stale)[0] == 409
     assert ask(server.url, "POST", "/v1/admin/settings/rollback", WHY | {"to": 99})[0] == 404
-    assert values(server) == before
+    assert settings_of(server) == before
 
 
 def test_a_changed_setting_is_acted_upon(tmp_path: Path) -> None:
@@ -116,14 +83,14 @@ def test_a_changed_setting_is_acted_upon(tmp_path: Path) -> None:
     try:
         message = {"messages": [{"topic": "made", "body": "x"}]}
         assert ask(server.url, "POST", "/v1/messages", message)[1]["items"][0]["status"] == 201
-        ask(server.url, "PUT", "/v1/admin/settings", WHY | {"values": {"create_topics": False}})
+        admin(server.url, "PUT", "settings", {"values": {"create_topics": False}})
         assert ask(server.url, "POST", "/v1/messages", message)[1]["items"][0]["status"] == 201
         other = {"messages": [{"topic": "other", "body": "x"}]}
         assert ask(server.url, "POST", "/v1/messages", other)[1]["items"][0]["status"] == 404
         server.stop()
         server.start()
         assert ask(server.url, "POST", "/v1/messages", other)[1]["items"][0]["status"] == 404
-        ask(server.url, "PUT", "/v1/admin/settings", WHY | {"values": {"create_topics": None}})
+        admin(server.url, "PUT", "settings", {"values": {"create_topics": None}})
         assert ask(server.url, "POST", "/v1/messages", other)[1]["items"][0]["status"] == 201
     finally:
         server.stop()

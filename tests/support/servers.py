@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 from notify.testing.process import ServerProcess
 from storage.sql import schema
 from storage.sql.dialects import open_engine
-from tests.support.http import REASON, call
+from tests.support.clock import eventually
+from tests.support.http import REASON, admin, call
 
 
 class Guarded:
@@ -67,3 +68,24 @@ def three_servers(storage: str, directory: Path) -> Iterator[list[ServerProcess]
         for _ in range(3):
             started.add()
         yield started.servers
+
+
+def settings_of(server: ServerProcess) -> dict[str, Any]:
+    """The values of its settings by name, and `revision`."""
+    answer = admin(server.url, "GET", "settings")
+    return {row["name"]: row["value"] for row in answer["settings"]} | {"revision": answer["revision"]}
+
+
+def until_all(servers: Sequence[ServerProcess], name: str, value: Any) -> None:
+    """Return once every server has this value of a setting."""
+    eventually(lambda: all(settings_of(server)[name] == value for server in servers), f"{name} {value} at every server")
+
+
+def until_known(servers: Sequence[ServerProcess]) -> None:
+    """Return once each of these servers tells where all of them are."""
+    urls = {server.url for server in servers}
+
+    def knows_all(server: ServerProcess) -> bool:
+        return urls <= {member["url"] for member in call(server.url, "GET", "/v1/members")["members"]}
+
+    eventually(lambda: all(map(knows_all, servers)), "every server to know the others")
