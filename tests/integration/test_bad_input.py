@@ -2,54 +2,33 @@
 
 from __future__ import annotations
 
-import http.client
-import json
+import contextlib
 import socket
-import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from notify import ids
+from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
-
-
-def call(
-    server: ServerProcess, path: str, body: Any, method: str = "POST", kind: str = "application/json"
-) -> tuple[int, dict[str, Any]]:
-    parts = urlsplit(server.url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    try:
-        connection.request(method, path, data, {"content-type": kind})
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read() or b"{}")
-    finally:
-        connection.close()
-
-
-def new_id() -> str:
-    return ids.to_text(ids.new_id())
-
-
-def half(**message: Any) -> dict[str, Any]:
-    return {
-        "producer_group": "g",
-        "transactions": [{"id": new_id(), "messages": [{"topic": "t", "body": "x"} | message]}],
-    }
-
+from tests.support.clock import PATIENCE_SECONDS
+from tests.support.groups import bodies, publish
+from tests.support.http import ask, call, post
+from tests.support.transactions import half_request, new_id
 
 REFUSED: list[tuple[str, str, Any, int, str]] = [
     ("malformed JSON", "/v1/transactions", b"{", 400, "malformed"),
     ("not an object", "/v1/transactions", [], 422, "invalid_schema"),
-    ("unknown field", "/v1/transactions", half() | {"nope": 1}, 422, "invalid_schema"),
-    ("wrong type", "/v1/transactions", half(key=1), 422, "invalid_schema"),
+    ("unknown field", "/v1/transactions", half_request() | {"nope": 1}, 422, "invalid_schema"),
+    ("wrong type", "/v1/transactions", half_request(key=1), 422, "invalid_schema"),
     ("no items", "/v1/transactions", {"producer_group": "g", "transactions": []}, 422, "out_of_bounds"),
-    ("a name that is none", "/v1/transactions", half() | {"producer_group": "a b"}, 422, "invalid_name"),
+    ("a name that is none", "/v1/transactions", half_request() | {"producer_group": "a b"}, 422, "invalid_name"),
     ("depth", "/v1/transactions", b"[" * 100_000, 422, "invalid_schema"),
     ("too many items", "/v1/transactions/states", {"producer_group": "g", "ids": ["x"] * 5000}, 422, "out_of_bounds"),
     ("wait too long", "/v1/checks/poll", {"producer_group": "g", "instance": "i", "wait": 61}, 422, "out_of_bounds"),
@@ -63,11 +42,11 @@ REFUSED: list[tuple[str, str, Any, int, str]] = [
 @pytest.mark.parametrize(("path", "body", "status", "code"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
 def test_refused_as_a_whole(server: ServerProcess, path: str, body: Any, status: int, code: str) -> None:
     try:
-        found, problem = call(server, path, body)
+        answered, problem = ask(server.url, "POST", path, body)
     except (BrokenPipeError, ConnectionResetError):
         assert status == 413  # the server answered and closed while we were still sending
         return
-    assert (found, problem["code"]) == (status, code)
+    assert (answered, problem["code"]) == (status, code)
     assert problem["detail"] and problem["status"] == status and problem["type"].startswith("urn:")
 
 
@@ -89,11 +68,10 @@ ITEMS: list[tuple[str, dict[str, Any], int, str]] = [
 
 @pytest.mark.parametrize(("message", "status", "code"), [r[1:] for r in ITEMS], ids=[r[0] for r in ITEMS])
 def test_refused_item_by_item(server: ServerProcess, message: dict[str, Any], status: int, code: str) -> None:
-    request = half(**message)
+    request = half_request(**message)
     good = {"id": new_id(), "messages": [{"topic": "t", "body": "good"}]}
     request["transactions"].append(good)
-    found, answer = call(server, "/v1/transactions", request)
-    assert found == 200
+    answer = post(server.url, "/v1/transactions", request)
     assert [i["status"] for i in answer["items"]] == [status, 201]
     assert answer["items"][0]["code"] == code and answer["items"][0]["detail"]
 
@@ -101,25 +79,25 @@ def test_refused_item_by_item(server: ServerProcess, message: dict[str, Any], st
 def test_ids(server: ServerProcess) -> None:
     for bad in ("", "x", "00000000-0000-4000-8000-000000000000", new_id().upper().replace("0", "A")):
         request = {"producer_group": "g", "transactions": [{"id": bad, "messages": [{"topic": "t", "body": ""}]}]}
-        item = call(server, "/v1/transactions", request)[1]["items"][0]
+        item = post(server.url, "/v1/transactions", request)["items"][0]
         assert (item["status"], item["code"]) == (422, "invalid_id")
-    request = half()
-    assert call(server, "/v1/transactions", request)[1]["items"][0]["status"] == 201
-    assert call(server, "/v1/transactions", request)[1]["items"][0]["status"] == 200
+    request = half_request()
+    assert post(server.url, "/v1/transactions", request)["items"][0]["status"] == 201
+    assert post(server.url, "/v1/transactions", request)["items"][0]["status"] == 200
     request["transactions"][0]["messages"][0]["body"] = "other"
-    item = call(server, "/v1/transactions", request)[1]["items"][0]
+    item = post(server.url, "/v1/transactions", request)["items"][0]
     assert (item["status"], item["code"]) == (409, "id_in_use")
 
 
 def test_outcomes(server: ServerProcess) -> None:
-    request = half()
+    request = half_request()
     name = request["transactions"][0]["id"]
-    call(server, "/v1/transactions", request)
+    post(server.url, "/v1/transactions", request)
 
     def outcome(**item: Any) -> dict[str, Any]:
         body = {"producer_group": "g", "outcomes": [{"id": name, "outcome": "COMMIT"} | item]}
-        found: dict[str, Any] = call(server, "/v1/transactions/outcomes", body)[1]["items"][0]
-        return found
+        answered: dict[str, Any] = post(server.url, "/v1/transactions/outcomes", body)["items"][0]
+        return answered
 
     assert outcome(id=new_id())["code"] == "unknown_transaction"
     assert outcome(outcome="MAYBE")["code"] == "invalid_outcome"
@@ -133,14 +111,15 @@ def test_outcomes(server: ServerProcess) -> None:
 
 
 def test_receipts(server: ServerProcess, unique: str) -> None:
-    call(server, f"/v1/groups/{unique}/receive", {"instance": "i", "topics": [unique]})
-    call(server, "/v1/messages", {"messages": [{"topic": unique, "body": "x"}]})
-    message = call(server, f"/v1/groups/{unique}/receive", {"instance": "i", "wait": 5})[1]["messages"][0]
-    call(server, f"/v1/groups/{unique}x/receive", {"instance": "i", "topics": [unique]})
+    url = server.url
+    post(url, f"/v1/groups/{unique}/receive", {"instance": "i", "topics": [unique]})
+    post(url, "/v1/messages", {"messages": [{"topic": unique, "body": "x"}]})
+    message = post(url, f"/v1/groups/{unique}/receive", {"instance": "i", "wait": 30})["messages"][0]
+    post(url, f"/v1/groups/{unique}x/receive", {"instance": "i", "topics": [unique]})
 
     def settle(group: str, receipt: str, action: str = "ack", **more: Any) -> tuple[int, str | None]:
         body = {"items": [{"receipt": receipt, "action": action} | more]}
-        item = call(server, f"/v1/groups/{group}/settle", body)[1]["items"][0]
+        item = post(url, f"/v1/groups/{group}/settle", body)["items"][0]
         return item["status"], item.get("code")
 
     assert settle(unique + "x", message["receipt"]) == (410, "stale_receipt")  # foreign
@@ -152,68 +131,79 @@ def test_receipts(server: ServerProcess, unique: str) -> None:
 
 
 def test_pull(server: ServerProcess, unique: str) -> None:
-    call(server, "/v1/messages", {"messages": [{"topic": unique, "body": str(n)} for n in range(3)]})
-    status, answer = call(server, f"/v1/topics/{unique}/queues/0/messages?offset=1&max=1", b"", "GET")
-    assert (status, [m["body"] for m in answer["messages"]], answer["next_offset"]) == (200, ["1"], 2)
-    assert call(server, f"/v1/topics/{unique}/queues/0/messages?offset=3", b"", "GET")[1]["messages"] == []
+    publish(server.url, unique, [str(n) for n in range(3)])
+    answer = call(server.url, "GET", f"/v1/topics/{unique}/queues/0/messages?offset=1&max=1")
+    assert (bodies(answer["messages"]), answer["next_offset"]) == (["1"], 2)
+    assert call(server.url, "GET", f"/v1/topics/{unique}/queues/0/messages?offset=3")["messages"] == []
     for path, code in (
         (f"/v1/topics/{unique}/queues/9/messages", "not_found"),
         (f"/v1/topics/{unique}/queues/x/messages", "not_found"),
         (f"/v1/topics/{unique}/queues/0/messages?max=0", "out_of_bounds"),
         (f"/v1/topics/{unique}/queues/0/messages?nope=0", "invalid_schema"),
     ):
-        status, problem = call(server, path, b"", "GET")
+        status, problem = ask(server.url, "GET", path)
         assert 400 <= status < 500 and problem["code"] == code
 
 
 def test_other_methods_types_and_encodings(server: ServerProcess) -> None:
-    assert call(server, "/v1/messages", b"", "GET")[1]["code"] == "method_not_allowed"
-    assert call(server, "/v1/messages", b"x", kind="text/plain")[1]["code"] == "unsupported_type"
-    status, problem = call(server, "/v1/messages", b"\xc1", kind="application/msgpack")
+    path, msgpack = "/v1/messages", "application/msgpack"
+    assert ask(server.url, "GET", path)[1]["code"] == "method_not_allowed"
+    assert ask(server.url, "POST", path, b"x", kind="text/plain")[1]["code"] == "unsupported_type"
+    status, problem = ask(server.url, "POST", path, b"\xc1", kind=msgpack)
     assert (status, problem["code"]) == (400, "malformed")
-    status, problem = call(server, "/v1/messages", msgspec.msgpack.encode({"messages": 1}), kind="application/msgpack")
+    status, problem = ask(server.url, "POST", path, msgspec.msgpack.encode({"messages": 1}), kind=msgpack)
     assert (status, problem["code"]) == (422, "invalid_schema")
 
 
 def test_bytes_that_are_no_text_come_back_as_base64(server: ServerProcess, unique: str) -> None:
     body = {"messages": [{"topic": unique, "body_base64": "//4="}]}
-    assert call(server, "/v1/messages", body)[1]["items"][0]["status"] == 201
-    found = call(server, f"/v1/topics/{unique}/queues/0/messages", b"", "GET")[1]["messages"][0]
-    assert found["body_base64"] == "//4=" and "body" not in found
+    assert post(server.url, "/v1/messages", body)["items"][0]["status"] == 201
+    message = call(server.url, "GET", f"/v1/topics/{unique}/queues/0/messages")["messages"][0]
+    assert message["body_base64"] == "//4=" and "body" not in message
 
 
-def test_sockets_that_never_finish_do_no_harm(server: ServerProcess) -> None:
-    parts = urlsplit(server.url)
-    slow = [socket.create_connection((parts.hostname or "", parts.port or 0)) for _ in range(200)]
-    for n, s in enumerate(slow):
-        s.sendall(b"POST /v1/messages HTTP/1.1\r\nhost: x\r\n" if n % 2 else b"POST /v1/messages HTTP/1.1\r\n")
-        if n % 3 == 0:
-            s.sendall(b"content-type: application/json\r\ncontent-length: 100\r\n\r\n{")
-    started = time.monotonic()
-    assert call(server, "/v1/messages", {"messages": [{"topic": "t", "body": "x"}]})[0] == 200
-    assert time.monotonic() - started < 2
-    slow[0].settimeout(15)
-    assert b"408" in slow[0].recv(65536)  # its body did not arrive in time
-    slow[1].settimeout(15)
-    assert slow[1].recv(65536) == b""  # its head did not: cut
-    for s in slow:
-        s.close()
+HEAD_BEGUN = b"POST /v1/messages HTTP/1.1\r\n"
+BODY_BEGUN = HEAD_BEGUN + b"host: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+
+
+@contextlib.contextmanager
+def connected(url: str, said: bytes = b"") -> Iterator[socket.socket]:
+    """A socket that has said so much."""
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname or "", parts.port or 0), PATIENCE_SECONDS) as connection:
+        connection.sendall(said)
+        yield connection
+
+
+def test_sockets_that_never_finish_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notify.server.protocol.HEADER_SECONDS", 3600.0)
+    with InMemoryServer(body_timeout_seconds=600) as server, contextlib.ExitStack() as stack:
+        for n in range(200):
+            stack.enter_context(connected(server.url, BODY_BEGUN if n % 3 == 0 else HEAD_BEGUN))
+        publish(server.url, "t", ["x"])
+
+
+def test_what_does_not_arrive_in_time_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notify.server.protocol.HEADER_SECONDS", 3600.0)
+    with InMemoryServer(body_timeout_seconds=0.5) as server:
+        with connected(server.url, BODY_BEGUN) as connection:
+            assert b"408" in connection.recv(65536)
+        monkeypatch.setattr("notify.server.protocol.HEADER_SECONDS", 0.1)
+        with connected(server.url, HEAD_BEGUN) as connection:
+            assert connection.recv(65536) == b""
 
 
 def test_a_head_that_never_ends_is_cut(server: ServerProcess) -> None:
-    parts = urlsplit(server.url)
-    with socket.create_connection((parts.hostname or "", parts.port or 0)) as s:
-        s.settimeout(10)
-        with pytest.raises(OSError):
-            s.sendall(b"GET / HTTP/1.1\r\n")
-            for _ in range(3000):
-                s.sendall(b"x-filler: " + b"y" * 1000 + b"\r\n")
-            if not s.recv(1000):
-                raise ConnectionResetError
-    assert call(server, "/readyz", b"", "GET")[0] == 200
+    with connected(server.url) as connection, pytest.raises(OSError):
+        connection.sendall(b"GET / HTTP/1.1\r\n")
+        for _ in range(3000):
+            connection.sendall(b"x-filler: " + b"y" * 1000 + b"\r\n")
+        if not connection.recv(1000):
+            raise ConnectionResetError
+    assert ask(server.url, "GET", "/readyz")[0] == 200
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     body=st.binary(max_size=200)
     | st.recursive(
@@ -225,28 +215,35 @@ def test_a_head_that_never_ends_is_cut(server: ServerProcess) -> None:
     ),
 )
 def test_no_msgpack_makes_it_fail(server: ServerProcess, body: bytes, path: str) -> None:
-    status, problem = call(server, path, body, kind="application/msgpack")
+    status, problem = ask(server.url, "POST", path, body, kind="application/msgpack")
     assert 400 <= status < 500 and problem["code"]
 
 
-def test_schemathesis_finds_no_server_error(server: ServerProcess) -> None:
-    """Requests made from the OpenAPI document, data and admin routes."""
+@pytest.fixture
+def fuzzed_server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server of the test's own: some of the requests made from the document change its settings."""
+    process = ServerProcess(tmp_path / "data").start()
+    yield process
+    process.stop()
+
+
+def test_schemathesis_finds_no_server_error(fuzzed_server: ServerProcess) -> None:
+    """A few requests of each kind, made from the OpenAPI document, to data and admin routes; `make fuzz` makes more."""
     import schemathesis
 
-    schema = schemathesis.openapi.from_url(server.url + "/openapi.json")
-    count = 0
+    schema = schemathesis.openapi.from_url(fuzzed_server.url + "/openapi.json")
+    made: Counter[str] = Counter()
     for result in schema.get_all_operations():
         operation = result.ok()
 
-        @settings(max_examples=8, deadline=None, database=None)
+        @settings(max_examples=3, deadline=None, database=None, suppress_health_check=list(HealthCheck))
         @given(case=operation.as_strategy())
         def check(case: Any) -> None:
-            nonlocal count
             if isinstance(case.body, dict) and "wait" in case.body:
                 case.body["wait"] = 0
-            answer = case.call(timeout=30)
+            answer = case.call(timeout=PATIENCE_SECONDS)
             assert answer.status_code < 500, answer.text
-            count += 1
+            made[case.operation.label] += 1
 
         check()
-    assert count > 200
+    assert len(made) > 60 and made.total() > 2 * len(made)
