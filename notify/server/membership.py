@@ -87,10 +87,13 @@ class Membership:
             registry.heartbeat(connection, self.me)
             for consumer in consumers:
                 registry.heartbeat(connection, consumer)
-            if self._beats % FORGET_EVERY == 0:
-                registry.forget_the_long_gone(connection)
             found = registry.members(connection)
             newest = None if self.shards is None else key_map.newest(connection)
+        if self._beats % FORGET_EVERY == 0:
+            # In a transaction of its own: InnoDB locks what it reads here, and two servers that each hold a row of
+            # theirs would wait for each other.
+            with self.engine.begin() as connection:
+                registry.forget_the_long_gone(connection)
         if self.shards is not None and newest is not None:
             self._follow_key_map(newest, self.shards)
         if _servers(found) != _servers(self.members):

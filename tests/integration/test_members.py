@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from notify.binlog_bridge.relay import Relay
 from notify.cli.api import call as call_by_registry
@@ -18,6 +21,7 @@ from notify.client.servers import Servers
 from notify.client.transactions import TransactionClient, accepted, pack
 from notify.errors import Unavailable
 from notify.message import Message
+from notify.server.membership import Membership
 from notify.testing.process import ServerProcess
 from notify.wire import JSON
 from storage.sql import registry
@@ -154,6 +158,34 @@ def test_a_server_without_queues_says_who_has_them(three: Started, tmp_path: Pat
     finally:
         engine.dispose()
         queue.stop()
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_servers_that_start_at_once_do_not_stop_each_other(
+    kind: str, database_urls: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each notes that it is there and then forgets who is long gone: InnoDB reads the other's new row for that."""
+    forget = registry.forget_the_long_gone
+    barrier = threading.Barrier(2)
+
+    def forget_together(connection: sa.Connection) -> None:
+        barrier.wait(PATIENCE_SECONDS)
+        forget(connection)
+
+    monkeypatch.setattr(registry, "forget_the_long_gone", forget_together)
+
+    async def start(engine: sa.Engine, name: str) -> None:
+        membership = Membership(engine, registry.Member(name, "server"))
+        await membership.start()
+        await membership.stop()
+
+    with empty_database(kind, database_urls, tmp_path) as url, ThreadPoolExecutor() as threads:
+        make_storage(url)
+        engines = [open_engine(url) for _ in range(2)]
+        for started in [threads.submit(asyncio.run, start(engine, f"s{n}")) for n, engine in enumerate(engines)]:
+            started.result()
+        for engine in engines:
+            engine.dispose()
 
 
 @pytest.mark.parametrize("kind", ["postgresql", pytest.param("mariadb", marks=pytest.mark.long)])
