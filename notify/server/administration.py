@@ -11,10 +11,11 @@ import structlog
 from sqlalchemy.engine import Engine
 
 from notify.errors import NotifyError
-from notify.server.access import Access, tokens
-from notify.server.admin.records import CREDENTIALS, SETTINGS, Credential, Records, Revision
+from notify.server.access import Access
+from notify.server.admin.records import CREDENTIALS, SETTINGS, Records, Revision
 from notify.server.clock import Clock
 from notify.server.configuration import Configuration
+from notify.server.first_token import leave_first_token
 from notify.server.tasks import ended
 from notify.settings import Settings
 
@@ -40,22 +41,10 @@ class Administration:
 
     async def start(self, data_dir: str) -> None:
         """Read what there is. With access on and no credential yet, a first token is left in `data_dir`."""
+        if self.access.on:
+            await asyncio.to_thread(leave_first_token, self.records, Path(data_dir), self.clock())
         await self.look()
-        if self.access.on and not await asyncio.to_thread(self.records.credentials):
-            await asyncio.to_thread(self._make_first_token, Path(data_dir) / "admin.token")
-            await self.look()
         self._task = asyncio.get_running_loop().create_task(self._run())
-
-    def _make_first_token(self, path: Path) -> None:
-        number = tokens.new_id()
-        token, proof = tokens.new_token(number)
-        path.touch(mode=0o600, exist_ok=True)
-        path.write_text(token + "\n")
-        now_us = self.clock()
-        first = Credential(number, "admin", "token", proof, ("admin", "view"), 0, 0, now_us, 0)
-        self.records.add_credential(first)
-        self.records.record(now_us, "notify serve", "credential.add", "admin", "the first token", {"id": number})
-        log.info("first_token", file=str(path), remedy="make others with it (notify token create), then revoke it")
 
     async def look(self) -> None:
         """Follow what was changed. Raises what the database says."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,9 +106,8 @@ class Records:
         made = Revision(after + 1, at_us, who[:255], reason, settings)
         values = {"number": made.number, "at_us": at_us, "who": made.who, "reason": reason}
         try:
-            with self._engine.begin() as connection:
+            with self._change(SETTINGS) as connection:
                 connection.execute(server_revision.insert().values(settings=json.dumps(settings), **values))
-                _count_change(connection, SETTINGS)
         except sa.exc.IntegrityError:
             raise Conflict("the settings were changed by someone else just now: look, and try again") from None
         return made
@@ -121,19 +122,22 @@ class Records:
             return [Credential(**(dict(row) | {"rights": tuple(json.loads(row["rights"]))})) for row in rows]
 
     def add_credential(self, credential: Credential) -> None:
-        values = {f: getattr(credential, f) for f in Credential.__slots__} | {"rights": json.dumps(credential.rights)}
-        with self._engine.begin() as connection:
-            connection.execute(server_credential.insert().values(values))
-            _count_change(connection, CREDENTIALS)
+        with self._change(CREDENTIALS) as connection:
+            connection.execute(server_credential.insert().values(_columns(credential)))
+
+    def add_first_credential(self, credential: Credential) -> None:
+        """Add it if there is none: of several servers that do so at once, one does."""
+        with self._change(CREDENTIALS) as connection:
+            if connection.scalar(sa.select(sa.func.count()).select_from(server_credential)) == 0:
+                connection.execute(server_credential.insert().values(_columns(credential)))
 
     def revoke_credential(self, number: str, at_us: int) -> None:
         """Let nobody in with it any more."""
         c = server_credential.c
-        with self._engine.begin() as connection:
+        with self._change(CREDENTIALS) as connection:
             connection.execute(
                 server_credential.update().where(c.id == number, c.revoked_us == 0).values(revoked_us=at_us)
             )
-            _count_change(connection, CREDENTIALS)
 
     def note_used(self, used_us: dict[str, int]) -> None:
         """When credentials were last used, by id."""
@@ -181,15 +185,24 @@ class Records:
         with self._engine.connect() as connection:
             return {row.name: row.version for row in connection.execute(sa.select(server_change))}
 
+    @contextlib.contextmanager
+    def _change(self, name: str) -> Iterator[Connection]:
+        """A transaction that counts as a change. Of two servers' one waits for the other, and sees what that wrote."""
+        c = server_change.c
+        # The row to lock is made in a transaction of its own: InnoDB ends as a deadlock what several insert and then
+        # update.
+        with contextlib.suppress(sa.exc.IntegrityError), self._engine.begin() as connection:
+            if connection.scalar(sa.select(c.version).where(c.name == name)) is None:
+                connection.execute(server_change.insert().values(name=name, version=0))
+        with self._engine.begin() as connection:
+            connection.execute(server_change.update().where(c.name == name).values(version=c.version + 1))
+            yield connection
+
 
 def _revision(row: Any) -> Revision:
     return Revision(row["number"], row["at_us"], row["who"], row["reason"], json.loads(row["settings"]))
 
 
-def _count_change(connection: Connection, name: str) -> None:
-    c = server_change.c
-    changed = connection.execute(
-        server_change.update().where(c.name == name).values(version=server_change.c.version + 1)
-    ).rowcount
-    if not changed:
-        connection.execute(server_change.insert().values(name=name, version=1))
+def _columns(credential: Credential) -> dict[str, Any]:
+    fields = {f: getattr(credential, f) for f in Credential.__slots__}
+    return fields | {"rights": json.dumps(credential.rights)}
