@@ -6,13 +6,18 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from notify.client import Consumer
+from notify.errors import Backpressure
+from notify.message import ReceivedMessage
 from notify.testing import InMemoryServer
-from notify.testing.process import ServerProcess
+from tests.support.clock import eventually
+from tests.support.http import admin
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -36,8 +41,6 @@ def test_a_service_is_tested(tmp_path: Path) -> None:
     first, typed = blocks("testing.md", "python")
     run(first, tmp_path)["engine"].dispose()
     names = run(typed, tmp_path)
-    from notify.message import ReceivedMessage
-
     received = ReceivedMessage("i", "t", 0, 0, b'{"item": "book", "price": 7}', None, None, {}, 1, "")
     assert names["on_placed"](received) == 7
 
@@ -45,6 +48,8 @@ def test_a_service_is_tested(tmp_path: Path) -> None:
 def test_a_fastapi_service(notify_server: InMemoryServer, tmp_path: Path) -> None:
     from fastapi.testclient import TestClient
 
+    notify_server.freeze()
+    admin(notify_server.url, "PUT", "limits", {"producer_groups": {"shop": 1}})
     (code,) = blocks("frameworks.md", "python")
     names = run(code, tmp_path, NOTIFY_URL=notify_server.url)
     with TestClient(names["app"]) as client:
@@ -52,31 +57,26 @@ def test_a_fastapi_service(notify_server: InMemoryServer, tmp_path: Path) -> Non
         (message,) = notify_server.wait_for("order.placed", 1)
         assert message.json() == {"item": "book"}
         # A refused half is seen by the client: the order was not placed.
-        with notify_server.down(), pytest.raises(Exception, match="nothing is committed"):
+        with pytest.raises(Backpressure, match="nothing is committed"):
             client.post("/orders?item=pen")
     names["engine"].dispose()
 
 
-def test_with_curl_alone(tmp_path: Path) -> None:
+def test_with_curl_alone(notify_server: InMemoryServer, tmp_path: Path) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
-    server = ServerProcess(tmp_path / "data").start()
-    try:
-        (script,) = blocks("http.md", "bash")
-        script = script.replace("http://127.0.0.1:7400", server.url)
-        done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, timeout=30)
-        assert done.returncode == 0, done.stderr
-        assert '"body":"a book"' in done.stdout and '"status":200' in done.stdout.splitlines()[-1]
-        if shutil.which("node") is None:
-            pytest.skip("the curl example ran; Node.js is not installed for the other")
-        (script,) = blocks("http.md", "javascript")
-        (tmp_path / "send.mjs").write_text(script)
-        done = subprocess.run(
-            ["node", str(tmp_path / "send.mjs"), server.url], capture_output=True, text=True, timeout=30
-        )
-        assert re.fullmatch(r"[0-9a-f-]{36}\.0\n", done.stdout), done.stderr
-    finally:
-        server.stop()
+    notify_server.freeze()
+    (script,) = blocks("http.md", "bash")
+    script = script.replace("http://127.0.0.1:7400", notify_server.url)
+    done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert '"body":"a book"' in done.stdout and '"status":200' in done.stdout.splitlines()[-1]
+    if shutil.which("node") is None:
+        pytest.skip("the curl example ran; Node.js is not installed for the other")
+    (script,) = blocks("http.md", "javascript")
+    (tmp_path / "send.mjs").write_text(script)
+    done = subprocess.run(["node", str(tmp_path / "send.mjs"), notify_server.url], capture_output=True, text=True)
+    assert re.fullmatch(r"[0-9a-f-]{36}\.0\n", done.stdout), done.stderr
 
 
 MODELS = """
@@ -103,9 +103,22 @@ class Points(Base):
 """What the pages take for granted: a service's own models."""
 
 
+def stop_after_one(consumer: Consumer) -> None:
+    """Stop a consumer, from another thread, when it has handled its first message."""
+
+    def stop() -> None:
+        try:
+            eventually(lambda: consumer.handled >= 1, "the first message to be handled")
+        finally:
+            consumer.stop()
+
+    threading.Thread(target=stop, daemon=True).start()
+
+
 @pytest.mark.parametrize("page", ["tutorial.md", "../README.md"])
 def test_the_first_transaction(page: str, notify_server: InMemoryServer, tmp_path: Path) -> None:
     """The tutorial and the README, on SQLite and a server in memory; the consumer stops after its first message."""
+    notify_server.freeze()
     code = "\n".join(blocks(page, "python"))
     code = re.sub(r'sa\.create_engine\("[^"]*"\).*', "engine", code).replace("engine = engine", "")
     code = code.replace("http://127.0.0.1:7400", notify_server.url).replace('subscribe("order.placed")', EARLIEST)
@@ -113,14 +126,13 @@ def test_the_first_transaction(page: str, notify_server: InMemoryServer, tmp_pat
     placed, consumed = code.split("consumer = Consumer(")
     setup = f"engine = sa.create_engine('sqlite:///{tmp_path}/shop.db')\nfrom notify.client import use_explicit_begin\n"
     setup += "use_explicit_begin(engine)\nBase.metadata.create_all(engine)\n"
-    consumed = consumed.replace("consumer.run()", "import threading\nthreading.Timer(2, consumer.stop).start()\n"
-                                "consumer.run(signals=False)")  # fmt: skip
-    names = run(MODELS + setup + placed + "\nplace_order('book')\nconsumer = Consumer(" + consumed, tmp_path)
-    notify_server.wait_for("order.placed", 1)
+    consumed = consumed.replace("consumer.run()", "stop_after_one(consumer)\nconsumer.run(signals=False)")
+    code = MODELS + setup + placed + "\nplace_order('book')\nconsumer = Consumer(" + consumed
+    names = run(code, tmp_path, stop_after_one=stop_after_one)
     with names["engine"].connect() as connection:
-        found = connection.exec_driver_sql("SELECT item FROM orders").fetchall()
+        placed_orders = connection.exec_driver_sql("SELECT item FROM orders").fetchall()
         effects = connection.exec_driver_sql("SELECT count(*) FROM points").scalar()
-    assert (found, effects) == ([("book",)], 1)
+    assert (placed_orders, effects) == ([("book",)], 1)
     names["producer"].close()
     names["engine"].dispose()
 
