@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 from sqlalchemy.engine import Engine
 
-from notify.errors import NotifyError
+from notify.errors import NotifyError, Unavailable
 from notify.server.access import Access
 from notify.server.admin.records import CREDENTIALS, SETTINGS, Records, Revision
 from notify.server.clock import Clock
@@ -22,38 +24,59 @@ from notify.settings import Settings
 log = structlog.get_logger("notify.server")
 
 LOOK_SECONDS = 1.0
+LOOK_BOUND_SECONDS = 5.0
+"""A look that takes longer is given up, so that a database that hangs does not stop all later ones."""
+LOOK_THREADS = 4
+"""Of their own, since a thread is occupied until its driver gives up: heartbeats and checkpoints must not wait."""
 NOTE_USED_EVERY = 60
 """Looks between two notes of when credentials were last used."""
 
+T = TypeVar("T")
+
 
 class Administration:
-    """Configuration and access as the records have them; looks every second for what others changed."""
+    """Configuration and access as the records have them; looks for what others changed, every second and on demand."""
 
     def __init__(self, settings: Settings, engine: Engine, clock: Clock) -> None:
         self.records = Records(engine)
         self.configuration = Configuration(settings)
-        self.access = Access(settings)
+        self.access = Access(settings, self.look)
         self.clock = clock
         self.on_change: Callable[[Configuration], None] = lambda configuration: None
         """Called when other settings or limits hold."""
         self._versions: dict[str, int] = {}
         self._task: asyncio.Task[None] | None = None
+        self._one_look = asyncio.Lock()
+        self._threads = ThreadPoolExecutor(LOOK_THREADS, "notify-look")
 
     async def start(self, data_dir: str) -> None:
         """Read what there is. With access on and no credential yet, a first token is left in `data_dir`."""
         if self.access.on:
             await asyncio.to_thread(leave_first_token, self.records, Path(data_dir), self.clock())
-        await self.look()
+        await self._follow()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def look(self) -> None:
-        """Follow what was changed. Raises what the database says."""
-        versions = await asyncio.to_thread(self.records.versions)
+        """Follow what was changed before this call. Raises what the database says, Unavailable where it hangs."""
+        # One after the other: an older list of credentials must not replace a newer one.
+        async with self._one_look:
+            try:
+                async with asyncio.timeout(LOOK_BOUND_SECONDS):
+                    await self._follow()
+            except TimeoutError:
+                raise Unavailable("the database did not answer in time; try again") from None
+
+    async def _follow(self) -> None:
+        versions = await self._read(self.records.versions)
         if versions.get(CREDENTIALS) != self._versions.get(CREDENTIALS):
-            self.access.learn(await asyncio.to_thread(self.records.credentials))
+            self.access.learn(await self._read(self.records.credentials))
         if versions.get(SETTINGS) != self._versions.get(SETTINGS):
-            self.hold(await asyncio.to_thread(self.records.revision))
+            self.hold(await self._read(self.records.revision))
         self._versions = versions
+
+    async def _read(self, read: Callable[[], T]) -> T:
+        """What the records answer."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, read)
 
     def hold(self, revision: Revision) -> None:
         """Follow a revision; one that this server cannot follow is said in the log, and what held before holds on."""
@@ -90,3 +113,5 @@ class Administration:
             await ended(self._task)
             with contextlib.suppress(Exception):
                 await self._note_used()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.access.close()

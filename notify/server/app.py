@@ -94,7 +94,7 @@ class App:
         self.alarms.start()
         self._webhooks = CheckWebhooks(self.core, json_check)
         self._webhooks.follow(self.administration.configuration.check_webhooks)
-        self._data = DataRoutes(self.core, self.administration.access, self.members)
+        self._data = DataRoutes(self.core, self.members)
         self._run = asyncio.get_running_loop().create_task(self.core.run())
         await self.jobs.resume()
 

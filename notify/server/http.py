@@ -15,7 +15,7 @@ import structlog
 from notify import ids, tracing
 from notify.errors import InvalidRequest, NotFound, NotifyError, StorageFailed
 from notify.limits import LIMITS, check_between
-from notify.server.access import EVERYONE, Access, Principal
+from notify.server.access import EVERYONE, Principal
 from notify.server.browsers import refuse_foreign_pages
 from notify.server.core import Core
 from notify.server.delivery.group import Handed
@@ -94,7 +94,7 @@ class Request:
         self.authorization = b""
         """The header, where access is on."""
         self.principal: Principal | None = EVERYONE
-        """Who asks; None: a provider's token that is still to be verified."""
+        """Who asks; None: that is still being found out."""
         self.packed = False
         self.retry_after = 0
         """Seconds after which refused items may be sent again; 0 where there are none."""
@@ -199,12 +199,9 @@ _HEADS: dict[tuple[int, str], bytes] = {}
 class DataRoutes:
     """Answers requests to the data routes."""
 
-    def __init__(
-        self, core: Core, access: Access | None = None, members: Callable[[], dict[str, Any]] | None = None
-    ) -> None:
-        """`access` None: everyone may do everything; `members` gives what `GET /v1/members` answers."""
+    def __init__(self, core: Core, members: Callable[[], dict[str, Any]] | None = None) -> None:
+        """`members` gives what `GET /v1/members` answers."""
         self.core = core
-        self._access = access
         self._members = members or (lambda: {"version": 0, "members": []})
         self._post: dict[str, Callable[[Request], Awaitable[bytes]]] = {
             "/v1/transactions": self.transactions,
@@ -220,9 +217,7 @@ class DataRoutes:
             call = self._find(request.method, request.path)
             request.find_format(self.core.settings)
             principal = request.principal
-            if principal is None:
-                assert self._access is not None
-                request.principal = principal = await self._access.verify(request.authorization)
+            assert principal is not None, "a request comes here once it is known who asks"
             if principal is not EVERYONE:
                 principal.take_request(self.core.clock())
             body = await call(request)

@@ -9,20 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import urllib.parse
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 import httptools
+import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from notify.errors import InvalidRequest, NotifyError, TooLarge
+from notify.errors import InvalidRequest, NotifyError, StorageFailed, TooLarge
 from notify.limits import LIMITS
 from notify.server.http import Answer, Request
 
 if TYPE_CHECKING:
     from notify.server.app import App
 
+log = structlog.get_logger("notify.server")
+
 HEADER_BYTES = 64 << 10
 HEADER_SECONDS = 10.0
+UNVERIFIED_BYTES = 64 << 10
+"""Of a body, while it is being found out who sends it: beyond it the connection is read no further. What the last read
+brought is held, too (uvloop reads up to 256 kB at once)."""
 
 LINGER_SECONDS = 2.0
 """How long a client may go on sending what was refused already, so that it reads the answer instead of a reset."""
@@ -31,7 +38,8 @@ LINGER_SECONDS = 2.0
 class DataCycle:
     """One request to a data route and its answer; stands where uvicorn's cycle would.
 
-    Its work begins when its body is complete and the answers of the requests before it are written.
+    Its work begins when its body is complete, it is known who asks, and the answers of the requests before it are
+    written.
     """
 
     __slots__ = (
@@ -41,6 +49,7 @@ class DataCycle:
         "_task",
         "_timer",
         "_turn",
+        "_verification",
         "disconnected",
         "keep_alive",
         "refusal",
@@ -62,6 +71,7 @@ class DataCycle:
         self._turn = False
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
+        self._verification: asyncio.Task[None] | None = None
 
     @property
     def message_event(self) -> DataCycle:
@@ -71,6 +81,8 @@ class DataCycle:
     def set(self) -> None:
         """The connection is lost: a poll that waits for something to hand out is of no use any more."""
         self._stop_timer()
+        if self._verification is not None:
+            self._verification.cancel()
         if self._task is not None and self.request.polls:
             self._task.cancel()
 
@@ -83,6 +95,13 @@ class DataCycle:
                 self.refuse(TooLarge(detail, "request_too_large"))
             else:
                 self._chunks.append(body)
+                if self._verification is not None and self._size > UNVERIFIED_BYTES:
+                    self._protocol.flow.pause_reading()
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the rest of its body may come: it is its turn, and known who sends it."""
+        return self.waits_for_body and self._turn and self._verification is None
 
     def expire_after(self, seconds: float) -> None:
         """The body must be complete within this time."""
@@ -92,12 +111,30 @@ class DataCycle:
     def _expired(self) -> None:
         self.refuse(InvalidRequest("the body did not arrive in time", "timeout", 408))
 
+    def verify(self) -> None:
+        """Find out who asks before anything is done, and before most of the body is taken: it may be anyone."""
+        self._verification = self._protocol.run(self._verify())
+
+    async def _verify(self) -> None:
+        refused = await self._protocol.verify(self.request)
+        self._verification = None
+        if refused is not None:
+            self.refuse(refused)
+        elif not self.waits_for_body:
+            self._begin()
+        if self._turn:
+            self._protocol.read_on(self)
+
     def refuse(self, error: NotifyError) -> None:
-        """Answer without the rest of the body; the connection ends with the answer."""
+        """Answer without the rest of the body; where there is such a rest, the connection ends with the answer."""
         self.refusal = error
-        self.keep_alive = False
         self._chunks.clear()
-        self.complete()
+        self.request.body = b""
+        if self.waits_for_body:
+            self.keep_alive = False
+            self.complete()
+        else:
+            self._begin()
 
     def complete(self) -> None:
         """The body is complete, or not waited for."""
@@ -106,20 +143,18 @@ class DataCycle:
             self._stop_timer()
             chunks = self._chunks
             self.request.body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-            if self._turn:
-                self._work()
+            self._begin()
 
     def start(self) -> None:
         """It is this request's turn."""
         self._turn = True
         if not self.waits_for_body:
-            self._work()
+            self._begin()
 
-    def _work(self) -> None:
-        protocol = self._protocol
-        self._task = task = protocol.loop.create_task(protocol.answer(self))
-        protocol.tasks.add(task)
-        task.add_done_callback(protocol.tasks.discard)
+    def _begin(self) -> None:
+        """Do the work, if nothing has to come before it."""
+        if self._turn and self._verification is None:
+            self._task = self._protocol.run(self._protocol.answer(self))
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -157,11 +192,22 @@ class Protocol(HttpToolsProtocol):
                 self.transport.close()
             elif self._head_timer is None and self._head_bytes:
                 self._head_timer = self.loop.call_later(HEADER_SECONDS, self._too_slow)
-        elif type(self.cycle) is DataCycle and self.cycle.waits_for_body:
-            if self.expect_100_continue:
-                self.expect_100_continue = False
-                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self.cycle.expire_after(self.app.settings.body_timeout_seconds)
+        elif type(self.cycle) is DataCycle and self.cycle.is_read:
+            self._expect_body()
+
+    def _expect_body(self) -> None:
+        """Let the client send on, and not for ever."""
+        if self.expect_100_continue:
+            self.expect_100_continue = False
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self.cycle.expire_after(self.app.settings.body_timeout_seconds)
+
+    def read_on(self, cycle: DataCycle) -> None:
+        """Read what a cycle whose turn it is had put off. Of a later one nothing is read before this one's answer."""
+        if cycle is self.cycle and not self.transport.is_closing():
+            if cycle.is_read:
+                self._expect_body()
+            self.flow.resume_reading()
 
     def on_message_begin(self) -> None:
         self._in_head = True
@@ -191,9 +237,11 @@ class Protocol(HttpToolsProtocol):
             self.pipeline.appendleft((cycle, self.app))  # type: ignore[arg-type]
         if refused is not None:
             cycle.refuse(refused)
+        elif request.principal is None:
+            cycle.verify()
 
     def _admit(self, request: Request) -> NotifyError | None:
-        """Find out who asks before the body is taken, where access is on. Why they may not, if so."""
+        """Note who asks before the body is taken, where access is on: None if that takes a while. Why not, if so."""
         access = self.app.access
         if access is None or not access.on:
             return None
@@ -204,6 +252,18 @@ class Protocol(HttpToolsProtocol):
             request.principal = access.admit(request.authorization, self._certificate)
         except NotifyError as error:
             return error
+        return None
+
+    async def verify(self, request: Request) -> NotifyError | None:
+        """Note who asks where `_admit` could not tell. Why they may not, if so."""
+        assert self.app.access is not None
+        try:
+            request.principal = await self.app.access.verify(request.authorization, self._certificate)
+        except NotifyError as error:
+            return error
+        except Exception:
+            log.exception("verification_failed", method=request.method, path=request.path[:200])
+            return StorageFailed("the server failed on this request; its log says why")
         return None
 
     def _hand_to_asgi(self) -> None:
@@ -249,8 +309,17 @@ class Protocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         if type(cycle) is DataCycle:
             cycle.start()
+            if cycle.is_read and cycle is self.cycle:
+                self._expect_body()
         else:
             super()._start_asgi_task(cycle, app)
+
+    def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that the server waits for when it stops."""
+        task = self.loop.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
 
     async def answer(self, cycle: DataCycle) -> None:
         """Answer a request whose body is complete and whose turn it is."""
@@ -268,7 +337,8 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
         else:
             self._is_over = True
-            self.transport.write_eof()
+            if self.transport.can_write_eof():  # TLS has no end of one direction
+                self.transport.write_eof()
             self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
     # --- the end ----------------------------------------------------------------------------------------------

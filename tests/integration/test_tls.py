@@ -6,6 +6,7 @@ import datetime
 import http.server
 import ipaddress
 import json
+import socket
 import ssl
 import threading
 import time
@@ -14,6 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import jwt
 import pytest
@@ -28,6 +30,7 @@ from notify.server.access.oidc import Provider
 from notify.server.serve import serve
 from notify.settings import Settings
 from notify.testing.process import ServerProcess
+from tests.support.clock import PATIENCE_SECONDS
 from tests.support.http import ask
 from tests.support.servers import Guarded
 
@@ -142,6 +145,18 @@ def test_a_client_certificate_stands_for_its_principal(secured: Secured, unique:
     stranger = Authority(secured.authority.directory, "stranger").issue(unique + "x")
     with pytest.raises((OSError, urllib.error.URLError)):
         secured.ask("POST", "/v1/messages", message, certificate=stranger)
+
+
+def test_who_is_refused_is_disconnected(secured: Secured) -> None:
+    """Before the body is there; TLS cannot end one direction first, as it is done without."""
+    parts = urlsplit(secured.url)
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=PATIENCE_SECONDS) as plain:
+        with secured.context().wrap_socket(plain, server_hostname=parts.hostname) as connection:
+            connection.sendall(b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 8000000\r\n\r\n{")
+            answer = b""
+            while part := connection.recv(4096):
+                answer += part
+    assert answer.startswith(b"HTTP/1.1 401 ") and b"connection: close\r\n" in answer
 
 
 def test_the_sdk_over_tls(secured: Secured, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,15 @@ import asyncio
 import dataclasses
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import structlog
 
-from notify.errors import NotifyError, Unauthorized
+from notify.errors import NotifyError, Unauthorized, Unavailable
 from notify.server.access import tokens
+from notify.server.access.lookup import Lookup, Unknown
 from notify.server.access.principal import EVERYONE, Principal
 from notify.server.access.rights import Right, parse_rights
 from notify.server.clock import wall_clock
@@ -28,16 +30,27 @@ KNOWN = 10_000
 """Tokens whose principal is remembered, of those that were shown last."""
 KNOWN_SECONDS = 300.0
 """After so long a provider's token is verified again."""
+VERIFYING = 1000
+"""Requests whose token is being verified, or looked up, at once; each may hold a part of its body."""
+PROVIDER_THREADS = 4
+"""Of their own, since strangers can occupy them: the server's other threads must not wait for a provider."""
+PROVIDER_SECONDS = 10.0
+"""How long a provider's token may take: its discovery document and its keys may have to be fetched first."""
 REFUSALS_A_SECOND = 10
 """How many refusals are logged."""
 
+_NOT_OURS = "this token is none of this server's, or was mistyped"
 _NOTHING_SHOWN = "show a token (Authorization: Bearer …), or a client certificate where mutual TLS is on"
 
 
 class Access:
-    """Who may come in, as of the credentials that were read last. While `on` is False: everyone, to everything."""
+    """Who may come in, as of the credentials that were read last; who is not known is looked up before it is refused.
 
-    def __init__(self, settings: Settings) -> None:
+    While `on` is False: everyone, to everything.
+    """
+
+    def __init__(self, settings: Settings, look: Callable[[], Awaitable[None]]) -> None:
+        """`look` reads the records, and has `learn` called where there are other credentials (see Lookup)."""
         self.on = settings.access
         self.settings = settings
         self._provider: Provider | None = None
@@ -52,12 +65,22 @@ class Access:
         self.used_us: dict[str, int] = {}
         """When which credential was last used, until someone takes note of it."""
         self._logged = (0, 0)
+        self._lookup = Lookup(look)
+        self._unknown = Unknown()
+        self._verifying = 0
+        self._threads = ThreadPoolExecutor(PROVIDER_THREADS, "notify-provider")
+
+    def close(self) -> None:
+        """Verify nothing more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def learn(self, credentials: Sequence[Credential]) -> None:
         """The credentials that there are now; of those that did not change, principals keep their counts."""
         before = self._credentials
         self._credentials = {c.id: c for c in credentials}
-        self._by_proof = {(c.kind, c.proof): c for c in credentials if c.kind != "token" and not c.revoked_us}
+        # Of several for one name the newest counts: the others have expired.
+        in_turn = sorted(credentials, key=lambda c: c.created_us)
+        self._by_proof = {(c.kind, c.proof): c for c in in_turn if c.kind != "token" and not c.revoked_us}
         same = {n for n, c in self._credentials.items() if n in before and _grants(before[n]) == _grants(c)}
         self._principals = {n: p for n, p in self._principals.items() if n in same}
         self._known.clear()
@@ -76,10 +99,10 @@ class Access:
         """The principal of a header that was seen lately, without waiting for anything."""
         if not self.on:
             return EVERYONE
-        found = self._known.get(authorization)
-        if found is None:
+        remembered = self._known.get(authorization)
+        if remembered is None:
             return None
-        principal, credential, until = found
+        principal, credential, until = remembered
         now_us = wall_clock()
         if credential is not None and not credential.holds(now_us):
             return None
@@ -90,13 +113,14 @@ class Access:
         return principal
 
     def admit(self, authorization: bytes, certificate: str | None) -> Principal | None:
-        """Who shows this header (empty: none) and certificate (its common name).
+        """Who shows this header (empty: none) and certificate (its common name), without waiting for anything.
 
-        None: a provider's token, which `verify` has to look at. Raises Unauthorized.
+        None: it may be good, and only `verify` can tell: a provider's token, or what is not known here (yet).
+        Raises Unauthorized.
         """
-        found = self.known(authorization)
-        if found is not None:
-            return found
+        principal = self.known(authorization)
+        if principal is not None:
+            return principal
         try:
             return self._let_in(authorization, certificate)
         except Unauthorized as error:
@@ -104,25 +128,51 @@ class Access:
             raise
 
     async def principal(self, authorization: bytes, certificate: str | None) -> Principal:
-        """As `admit`, waiting for the provider where it has to. Raises Unauthorized, or Unavailable."""
-        found = self.admit(authorization, certificate)
-        return await self.verify(authorization) if found is None else found
+        """As `admit`, and as `verify` where that has to tell."""
+        principal = self.admit(authorization, certificate)
+        return await self.verify(authorization, certificate) if principal is None else principal
 
-    async def verify(self, authorization: bytes) -> Principal:
-        """The principal of a provider's token. Raises Unauthorized, or Unavailable where the provider is away."""
+    async def verify(self, authorization: bytes, certificate: str | None) -> Principal:
+        """Who shows what `admit` could not judge.
+
+        Raises Unauthorized, or Unavailable where the provider or the database does not answer in time, or too many
+        wait for them already.
+        """
         try:
-            return await self._of_provider(authorization, authorization.partition(b" ")[2].strip())
+            if self._verifying >= VERIFYING:
+                raise Unavailable("too many requests wait to be let in; try again")
+            self._verifying += 1
+            try:
+                return await self._verified(authorization, certificate)
+            finally:
+                self._verifying -= 1
         except NotifyError as error:
             self._log_refusal(error)
             raise
 
+    async def _verified(self, authorization: bytes, certificate: str | None) -> Principal:
+        token = authorization.partition(b" ")[2].strip()
+        number = tokens.id_of(token)
+        if authorization and number is None:
+            return await self._of_provider(authorization, token)
+        await self._lookup.look()
+        principal = self._let_in(authorization, certificate)
+        if principal is not None:
+            return principal
+        if number is None:
+            # Not remembered: a name may be shown before a credential is made for it, while an id comes with its token.
+            raise Unauthorized(f"no credential is made for certificate {str(certificate)[:100]!r}, or it is over")
+        self._unknown.add(number)
+        raise Unauthorized(_NOT_OURS)
+
     def _let_in(self, authorization: bytes, certificate: str | None) -> Principal | None:
+        """As `admit`."""
         if not authorization:
             if certificate is None:
                 raise Unauthorized(_NOTHING_SHOWN)
             credential = self._by_proof.get(("certificate", certificate))
             if credential is None or not credential.holds(wall_clock()):
-                raise Unauthorized(f"no credential is made for certificate {certificate[:100]!r}, or it is over")
+                return None
             self.used_us[credential.id] = wall_clock()
             return self._principal_of(credential)
         scheme, _, shown = authorization.partition(b" ")
@@ -130,11 +180,15 @@ class Access:
             raise Unauthorized(_NOTHING_SHOWN)
         token = shown.strip()
         number = tokens.id_of(token)
-        if number is None and self._provider is not None:
+        if number is None:
+            if self._provider is None:
+                raise Unauthorized(_NOT_OURS)
             return None
-        credential = self._credentials.get(number or "")
+        credential = self._credentials.get(number)
+        if credential is None and number not in self._unknown:
+            return None
         if credential is None or credential.kind != "token" or not tokens.is_proved(token, credential.proof):
-            raise Unauthorized("this token is none of this server's, or was mistyped")
+            raise Unauthorized(_NOT_OURS)
         if not credential.holds(wall_clock()):
             raise Unauthorized("this token has expired or was revoked: ask for a new one")
         principal = self._principal_of(credential)
@@ -144,16 +198,36 @@ class Access:
 
     async def _of_provider(self, authorization: bytes, token: bytes) -> Principal:
         assert self._provider is not None
-        claims = await asyncio.to_thread(self._provider.verify, token.decode("latin-1"))
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(PROVIDER_SECONDS):
+                claims = await loop.run_in_executor(self._threads, self._provider.verify, token.decode("latin-1"))
+        except TimeoutError:
+            raise Unavailable("the identity provider does not answer in time; try again") from None
         rights = parse_rights(claims.rights)
-        credential = self._by_proof.get(("subject", claims.subject))
-        if credential is not None and credential.holds(wall_clock()):
+        credential = await self._of_subject(claims.subject, is_needed=not rights)
+        if credential is not None:
             rights = (*rights, *parse_rights(credential.rights))
             principal = self._made(credential.name, rights, credential.requests, credential.polls)
         else:
             principal = self._made(claims.subject, rights, 0, 0)
         self._remember(authorization, principal, None, min(claims.expires_at, time.time() + KNOWN_SECONDS))
         return principal
+
+    async def _of_subject(self, subject: str, is_needed: bool) -> Credential | None:
+        """The credential made for a provider's subject, if there is one.
+
+        Raises Unavailable where that cannot be known; but unless it `is_needed`, what the token itself says is enough.
+        """
+        credential = self._by_proof.get(("subject", subject))
+        if credential is None or not credential.holds(wall_clock()):
+            try:
+                await self._lookup.look()
+            except Unavailable:
+                if is_needed:
+                    raise
+            credential = self._by_proof.get(("subject", subject))
+        return credential if credential is not None and credential.holds(wall_clock()) else None
 
     def _principal_of(self, credential: Credential) -> Principal:
         found = self._principals.get(credential.id)

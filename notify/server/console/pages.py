@@ -149,7 +149,7 @@ def _signing_in(routes: APIRouter, app: App) -> None:
                 return RedirectResponse(then, 303)
             await access.principal(b"Bearer " + token.encode(), None)
         except NotifyError as error:
-            return _page("login.html", request, 401, title="Sign in", refused=str(error), next=then)
+            return _page("login.html", request, error.status, title="Sign in", refused=str(error), next=then)
         answer = RedirectResponse(then, 303, SECURITY)
         is_tls = request.url.scheme == "https" or bool(app.settings.tls_certificate)
         answer.set_cookie(

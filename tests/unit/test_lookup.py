@@ -1,0 +1,266 @@
+"""Who is not known is looked up before it is refused, however many strangers ask: in virtual time, looks counted."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from notify.errors import Unauthorized, Unavailable
+from notify.server.access import Access, Principal, gate, lookup, tokens
+from notify.server.access.oidc import Claims
+from notify.server.admin.records import Credential
+from notify.server.clock import wall_clock
+from notify.settings import Settings
+from tests.simulation.loop import VirtualLoop
+
+
+class Registry:
+    """Credentials as the servers' database has them, and a server that has looked at them some time ago."""
+
+    def __init__(self) -> None:
+        self.credentials: list[Credential] = []
+        self.looks: list[float] = []
+        """When each began."""
+        self.seconds = 0.0
+        """How long the database takes."""
+        self.failure: Exception | None = None
+        self.access = Access(Settings(access=True), self._look)
+
+    async def _look(self) -> None:
+        self.looks.append(asyncio.get_running_loop().time())
+        as_of_now = list(self.credentials)
+        await asyncio.sleep(self.seconds)
+        if self.failure is not None:
+            raise self.failure
+        self.access.learn(as_of_now)
+
+    def make(self, kind: str = "token", subject: str = "", rights: str = "view", **fields: Any) -> bytes:
+        """A new credential, made at another server; what is shown of a token."""
+        number = tokens.new_id()
+        token, proof = tokens.new_token(number) if kind == "token" else ("", subject)
+        made = Credential(number, f"{kind}-{number}", kind, proof, (rights,), 0, 0, wall_clock(), 0)
+        self.credentials.append(dataclasses.replace(made, **fields))
+        return b"Bearer " + token.encode()
+
+    async def outcome(self, shown: bytes, certificate: str | None = None) -> str:
+        try:
+            return (await self.access.principal(shown, certificate)).name.partition("-")[0]
+        except (Unauthorized, Unavailable) as error:
+            return error.code
+
+    async def outcomes(self, *shown: bytes) -> list[str]:
+        return await asyncio.gather(*[self.outcome(header) for header in shown])
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """In virtual time: waiting takes none, and a run is always the same."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(main)
+
+
+def stranger() -> bytes:
+    return b"Bearer " + tokens.new_token(tokens.new_id())[0].encode()
+
+
+def test_what_is_made_elsewhere_is_let_in_at_once() -> None:
+    async def main() -> None:
+        registry = Registry()
+        for n in range(1, 21):
+            shown = registry.make()
+            assert registry.access.admit(shown, None) is None
+            assert await registry.outcome(shown) == "token"
+            assert len(registry.looks) == n
+            assert isinstance(registry.access.admit(shown, None), Principal)  # known from now on
+        wrong = shown[:-1] + (b"A" if shown[-1:] != b"A" else b"B")
+        with pytest.raises(Unauthorized, match="mistyped"):  # its secret is another: nothing to look up
+            registry.access.admit(wrong, None)
+        for gone in (registry.make(revoked_us=1), registry.make(expires_us=1)):
+            assert await registry.outcome(gone) == "unauthorized"
+            with pytest.raises(Unauthorized, match="expired or was revoked"):
+                registry.access.admit(gone, None)
+        for nothing in (b"", b"Basic x", b"Bearer x"):
+            with pytest.raises(Unauthorized):
+                registry.access.admit(nothing, None)
+        assert len(registry.looks) == 21  # one for the two of them
+
+    run(main())
+
+
+def test_strangers_share_few_looks_and_keep_nobody_out() -> None:
+    async def main() -> None:
+        registry = Registry()
+        registry.seconds = 0.01
+        loop = asyncio.get_running_loop()
+        came = 0
+        waiting: list[asyncio.Task[str]] = []
+        while loop.time() < 3:
+            came += 20
+            waiting += [asyncio.ensure_future(registry.outcome(stranger())) for _ in range(20)]
+            if came % 1000 == 0:
+                assert await registry.outcome(registry.make()) == "token"
+            await asyncio.sleep(0.005)
+        assert set(await asyncio.gather(*waiting)) == {"unauthorized"}
+        assert came > 5000
+        gaps = [later - earlier for earlier, later in zip(registry.looks, registry.looks[1:], strict=False)]
+        assert min(gaps) >= 1 / lookup.LOOKS_A_SECOND - 1e-9
+        # One id is looked up once for all who show it at once.
+        begun = len(registry.looks)
+        shown = stranger()
+        assert await registry.outcomes(*[shown] * 500) == ["unauthorized"] * 500
+        assert len(registry.looks) == begun + 1
+
+    run(main())
+
+
+def test_more_than_a_server_can_bear_are_asked_to_come_again() -> None:
+    async def main() -> None:
+        registry = Registry()
+        registry.seconds = 0.5
+        waiting = [asyncio.ensure_future(registry.outcome(stranger())) for _ in range(gate.VERIFYING)]
+        await asyncio.sleep(0.1)
+        good = registry.make()
+        assert await registry.outcome(good) == "unavailable"
+        assert set(await asyncio.gather(*waiting)) == {"unauthorized"}
+        assert await registry.outcome(good) == "token"
+
+    run(main())
+
+
+def test_what_was_not_found_is_remembered_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "UNKNOWN", 3)
+
+    async def main() -> None:
+        registry = Registry()
+        shown = [stranger() for _ in range(5)]
+        for header in shown:
+            assert await registry.outcome(header) == "unauthorized"
+        assert len(registry.looks) == 5
+        for header in shown[2:]:
+            with pytest.raises(Unauthorized):
+                registry.access.admit(header, None)
+        assert registry.access.admit(shown[0], None) is None  # there is room for three
+        await asyncio.sleep(lookup.UNKNOWN_SECONDS)
+        assert registry.access.admit(shown[4], None) is None
+
+    run(main())
+
+
+def test_a_look_that_began_before_is_not_enough() -> None:
+    """Certificates above all: their names are known before there are credentials for them."""
+
+    async def main() -> None:
+        registry = Registry()
+        registry.seconds = 0.5
+        early = asyncio.ensure_future(registry.outcome(b"", "shop"))
+        await asyncio.sleep(0.1)
+        registry.make("certificate", "shop")
+        assert await registry.outcome(b"", "shop") == "certificate"
+        assert await early == "unauthorized"
+        assert len(registry.looks) == 2
+
+    run(main())
+
+
+def test_a_certificate_is_let_in_however_it_was_shown_before() -> None:
+    async def main() -> None:
+        registry = Registry()
+        assert await registry.outcome(b"", "shop") == "unauthorized"
+        registry.make("certificate", "shop", name="zz-first", expires_us=wall_clock() + 50_000)
+        assert await registry.outcome(b"", "shop") == "zz"
+        gone = registry.credentials[0] = dataclasses.replace(registry.credentials[0], expires_us=1)
+        registry.access.learn([gone])
+        assert await registry.outcome(b"", "shop") == "unauthorized"
+        registry.make("certificate", "shop", name="aa-again")  # the first one has expired, and is still recorded
+        registry.credentials.sort(key=lambda c: c.name)
+        assert await registry.outcome(b"", "shop") == "aa"
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda registry: setattr(registry, "seconds", 3600.0),
+        lambda registry: setattr(registry, "failure", OSError("connection refused")),
+    ],
+    ids=["hangs", "away"],
+)
+def test_a_database_that_does_not_answer_is_no_refusal(break_it: Callable[[Registry], None]) -> None:
+    async def main() -> None:
+        registry = Registry()
+        known = registry.make()
+        assert await registry.outcome(known) == "token"
+        good = registry.make()
+        break_it(registry)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        assert set(await registry.outcomes(good, *[stranger() for _ in range(100)])) == {"unavailable"}
+        assert loop.time() - began <= lookup.WAIT_SECONDS + 0.1  # of virtual time
+        assert len(registry.looks) < 10
+        assert await registry.outcome(known) == "token"
+        registry.seconds, registry.failure = 0.0, None
+        assert await registry.outcomes(good, stranger()) == ["token", "unauthorized"]
+
+    run(main())
+
+
+def test_who_stops_waiting_takes_nobody_along() -> None:
+    async def main() -> None:
+        registry = Registry()
+        registry.seconds = 0.3
+        goes = asyncio.ensure_future(registry.outcome(stranger()))
+        await asyncio.sleep(0.1)
+        stays = asyncio.ensure_future(registry.outcome(registry.make()))
+        await asyncio.sleep(0.1)
+        goes.cancel()  # it was the one that looked
+        assert await stays == "token"
+
+    run(main())
+
+
+class Provider:
+    """Believes every token: it names its subject, and its rights behind a colon."""
+
+    def verify(self, token: str) -> Claims:
+        subject, _, rights = token.partition(":")
+        return Claims(subject, tuple(rights.split()), 1e12)
+
+
+def test_a_subject_made_elsewhere_has_its_rights_at_once() -> None:
+    async def main() -> None:
+        registry = Registry()
+        registry.access._provider = Provider()  # type: ignore[assignment]
+        registry.make("subject", "clerk", "view")
+        principal = await registry.access.principal(b"Bearer clerk:", None)
+        assert principal.may("view")
+        # While the database is away, what a provider says is enough, unless it says nothing.
+        registry.failure = OSError("connection refused")
+        assert (await registry.access.principal(b"Bearer service:publish", None)).may("publish")
+        assert await registry.outcome(b"Bearer other:") == "unavailable"
+        registry.access.close()
+
+    asyncio.run(main())
+
+
+def test_a_provider_that_hangs_is_waited_for_in_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "PROVIDER_SECONDS", 0.05)
+
+    async def main() -> None:
+        released = threading.Event()
+        registry = Registry()
+        registry.access._provider = SimpleNamespace(verify=lambda token: released.wait(60))  # type: ignore[assignment]
+        shown = [b"Bearer made.up.%d" % n for n in range(50)]
+        assert set(await registry.outcomes(*shown)) == {"unavailable"}
+        # The server's other threads are free.
+        assert await asyncio.gather(*[asyncio.to_thread(int) for _ in range(10)]) == [0] * 10
+        assert not released.is_set()
+        released.set()
+        registry.access.close()
+
+    asyncio.run(main())

@@ -1,0 +1,340 @@
+"""A connection whose requests' tokens take a while to verify: what is read, held and answered meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from notify.errors import NotifyError, Unauthorized, Unavailable
+from notify.server.access import Principal
+from notify.server.http import Answer, Request
+from notify.server.protocol import Protocol
+from notify.settings import Settings
+
+READ_BYTES = 16 << 10
+"""What one read of the socket brings."""
+BODY = b"x" * (1 << 20)
+HELD_BYTES = 64 << 10
+SERVICE = Principal("service", ())
+
+
+class Transport(asyncio.Transport):
+    """A socket's end in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_paused = self.is_closed = self.wrote_eof = False
+        self.written = b""
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+    def write(self, data: Any) -> None:
+        self.written += bytes(data)
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.wrote_eof = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class SlowAccess:
+    """Knows nobody at once, and of each header (`Bearer NAME`) what it is told later."""
+
+    on = True
+
+    def __init__(self) -> None:
+        self.asked: dict[bytes, asyncio.Future[Principal]] = {}
+
+    def admit(self, authorization: bytes, certificate: str | None) -> Principal | None:
+        return SERVICE if authorization == b"Bearer known" else None
+
+    async def verify(self, authorization: bytes, certificate: str | None) -> Principal:
+        self.asked[authorization] = asyncio.get_running_loop().create_future()
+        return await self.asked[authorization]
+
+    async def principal(self, authorization: bytes, certificate: str | None) -> Principal:
+        return self.admit(authorization, certificate) or await self.verify(authorization, certificate)
+
+    def let_in(self, name: str) -> None:
+        self.asked[f"Bearer {name}".encode()].set_result(SERVICE)
+
+    def refuse(self, name: str, error: NotifyError) -> None:
+        self.asked[f"Bearer {name}".encode()].set_exception(error)
+
+
+class Served:
+    """One connection to an application that answers what it gets, and how it goes on."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.access = SlowAccess()
+        self.answered: list[Request] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.asgi_bodies: list[int] = []
+        self.settings = settings or Settings()
+        config = uvicorn.Config(self._app(), loop="none", http=Protocol, ws="none", lifespan="off", log_config=None)
+        config.load()
+        self.protocol = Protocol(config, ServerState(), {}, asyncio.get_running_loop())
+        self.protocol.app = SimpleNamespace(access=self.access, settings=self.settings, answer=self._answer)  # type: ignore[assignment]
+        self.transport = Transport()
+        self.protocol.connection_made(self.transport)
+
+    def _app(self) -> Callable[..., Coroutine[Any, Any, None]]:
+        async def never(scope: Any, receive: Any, send: Any) -> None:
+            raise AssertionError("a data route does not pass ASGI")
+
+        return never
+
+    async def _answer(self, request: Request) -> Answer:
+        await self.may_answer.wait()
+        self.answered.append(request)
+        return Answer(200, "text/plain", b"answered")
+
+    def send(self, data: bytes) -> int:
+        """As the network would: read by read while the server reads. How many bytes it took."""
+        taken = 0
+        while taken < len(data) and not self.transport.is_paused:
+            self.protocol.data_received(data[taken : taken + READ_BYTES])
+            taken += READ_BYTES
+        return min(taken, len(data))
+
+    def statuses(self) -> list[int]:
+        """Of the answers so far."""
+        lines = self.transport.written.split(b"HTTP/1.1 ")[1:]
+        return [int(line[:3]) for line in lines]
+
+
+def head(token: str, size: int = 0, *lines: str) -> bytes:
+    shown = (f"authorization: Bearer {token}", f"content-length: {size}", *lines)
+    return "\r\n".join(("POST /v1/messages HTTP/1.1", "host: x", *shown, "", "")).encode()
+
+
+async def settled() -> None:
+    """Everything that can go on without news from outside has."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_a_body_is_held_only_once_its_token_is_verified() -> None:
+    async def run() -> None:
+        served = Served()
+        request = head("new", len(BODY)) + BODY
+        taken = served.send(request)
+        await settled()
+        assert taken <= HELD_BYTES + 2 * READ_BYTES and served.transport.is_paused
+        assert served.answered == []
+        served.access.let_in("new")
+        await settled()
+        assert not served.transport.is_paused
+        served.send(request[taken:])
+        await settled()
+        (answered,) = served.answered
+        assert answered.body == BODY and answered.principal is SERVICE
+        assert served.statuses() == [200] and not served.transport.is_closed
+
+    asyncio.run(run())
+
+
+def test_a_small_request_waits_for_its_verification_too() -> None:
+    async def run() -> None:
+        served = Served()
+        served.send(head("new", 2) + b"{}")
+        await settled()
+        assert served.answered == [] and not served.transport.is_paused
+        served.access.let_in("new")
+        await settled()
+        assert [r.body for r in served.answered] == [b"{}"] and served.statuses() == [200]
+        # Refused with its body complete: nothing is left to be sent, and the connection is kept.
+        served.send(head("other", 2) + b"{}")
+        await settled()
+        served.access.refuse("other", Unavailable("the database is away"))
+        await settled()
+        assert served.statuses() == [200, 503] and b"retry-after: 1\r\n" in served.transport.written
+        assert not served.transport.is_closed
+        served.send(head("known", 2) + b"{}")
+        await settled()
+        assert served.statuses() == [200, 503, 200]
+
+    asyncio.run(run())
+
+
+def test_who_is_refused_is_told_so_before_the_body_is_there() -> None:
+    async def run() -> None:
+        served = Served()
+        request = head("stranger", len(BODY)) + BODY
+        taken = served.send(request)
+        await settled()
+        served.access.refuse("stranger", Unauthorized("this token is none of this server's"))
+        await settled()
+        assert served.statuses() == [401] and b"connection: close" in served.transport.written
+        assert served.transport.wrote_eof
+        # What is still on its way is read and dropped, so that the client reads its answer.
+        assert served.send(request[taken:]) == len(request) - taken
+        assert served.answered == []
+
+    asyncio.run(run())
+
+
+def test_an_error_that_nobody_foresaw_is_answered_as_well() -> None:
+    async def run() -> None:
+        served = Served()
+        served.send(head("new", 2) + b"{}")
+        await settled()
+        served.access.asked[b"Bearer new"].set_exception(RuntimeError("a fault in the server"))
+        await settled()
+        assert served.statuses() == [500] and served.answered == []
+
+    asyncio.run(run())
+
+
+def test_requests_before_and_behind_one_that_is_verified() -> None:
+    """Pipelined: answers come in order, and nothing is read for a request whose turn it is not."""
+
+    async def run() -> None:
+        served = Served()
+        served.may_answer.clear()
+        served.send(head("known", 2) + b"{}" + head("new", len(BODY)))
+        await settled()
+        assert served.transport.is_paused and b"Bearer new" in served.access.asked
+        served.access.let_in("new")
+        await settled()
+        assert served.transport.is_paused  # the first one is still to be answered
+        served.may_answer.set()
+        await settled()
+        assert served.statuses() == [200]
+        assert served.send(BODY) == len(BODY)
+        await settled()
+        assert served.statuses() == [200, 200]
+        # The first is answered while the second is verified: still no more than the bound is read.
+        served.may_answer.clear()
+        served.send(head("known", 2) + b"{}" + head("slow", len(BODY)))
+        await settled()
+        served.may_answer.set()
+        await settled()
+        taken = served.send(BODY)
+        assert taken <= HELD_BYTES + READ_BYTES and served.transport.is_paused
+        served.access.let_in("slow")
+        await settled()
+        assert served.send(BODY[taken:]) == len(BODY) - taken
+        await settled()
+        assert served.statuses() == [200] * 4 and [len(r.body) for r in served.answered] == [2, len(BODY)] * 2
+        # Behind one that is verified: it waits for its turn.
+        served.send(head("later", 2) + b"{}" + head("known", 4) + b"null")
+        await settled()
+        assert len(served.answered) == 4
+        served.access.let_in("later")
+        await settled()
+        assert [r.body for r in served.answered[4:]] == [b"{}", b"null"]
+
+    asyncio.run(run())
+
+
+def test_time_for_the_body_begins_when_it_may_be_sent() -> None:
+    async def run() -> None:
+        served = Served(Settings(body_timeout_seconds=0.5))
+        loop = asyncio.get_running_loop()
+        set_for: list[float] = []
+        call_later = loop.call_later
+
+        def noted(delay: float, callback: Any, *arguments: Any, **context: Any) -> asyncio.TimerHandle:
+            if getattr(callback, "__name__", "") == "_expired":
+                set_for.append(delay)
+            return call_later(delay, callback, *arguments, **context)
+
+        loop.call_later = noted  # type: ignore[method-assign]
+        served.send(head("new", len(BODY), "expect: 100-continue"))
+        await settled()
+        assert set_for == [] and served.transport.written == b""
+        served.access.let_in("new")
+        await settled()
+        assert set_for == [0.5] and served.transport.written == b"HTTP/1.1 100 Continue\r\n\r\n"
+        served.send(BODY)
+        await settled()
+        assert served.statuses() == [100, 200]
+        # Behind another request: when that is answered, as nothing is read before.
+        served.may_answer.clear()
+        served.send(head("known", 2) + b"{}" + head("known", len(BODY)))
+        await settled()
+        assert set_for == [0.5] and served.transport.is_paused
+        served.may_answer.set()
+        await settled()
+        assert set_for == [0.5, 0.5] and not served.transport.is_paused
+
+    asyncio.run(run())
+
+
+def test_a_client_that_goes_is_verified_no_more() -> None:
+    async def run() -> None:
+        served = Served()
+        served.send(head("new", len(BODY)) + BODY)
+        await settled()
+        served.transport.is_closed = True
+        served.protocol.connection_lost(None)
+        await settled()
+        assert served.access.asked[b"Bearer new"].cancelled()
+        assert served.answered == [] and served.transport.written == b""
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_let_in", [True, False])
+def test_admin_routes_hold_no_more_either(is_let_in: bool) -> None:
+    """They go through uvicorn, which reads on when the application takes the body: that is after it let someone in."""
+    from notify.server.access import guard
+
+    async def run() -> None:
+        served = Served()
+        app = SimpleNamespace(settings=Settings(access=True), access=served.access, core=SimpleNamespace(clock=int))
+        taken_by_app = 0
+
+        async def asgi(scope: Any, receive: Any, send: Any) -> None:
+            nonlocal taken_by_app
+            try:
+                await guard.admit(scope, app)  # type: ignore[arg-type]
+                code = 200
+                part = await receive()
+                taken_by_app += len(part["body"])
+                while part["more_body"]:
+                    part = await receive()
+                    taken_by_app += len(part["body"])
+            except Unauthorized:
+                code = 401
+            await send({"type": "http.response.start", "status": code, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body", "body": b""})
+
+        served.protocol.app = asgi  # type: ignore[assignment]
+        body = BODY[: 512 << 10]
+        request = head("new", len(body)).replace(b"/v1/messages", b"/v1/admin/limits") + body
+        taken = served.send(request)
+        await settled()
+        assert taken <= HELD_BYTES + 2 * READ_BYTES and served.transport.is_paused and taken_by_app == 0
+        if is_let_in:
+            served.access.let_in("new")
+        else:
+            served.access.refuse("new", Unauthorized("no"))
+        await settled()
+        while taken < len(request):
+            assert not served.transport.is_paused
+            taken += served.send(request[taken:])
+            await settled()
+        assert served.statuses() == [200 if is_let_in else 401]
+        assert taken_by_app == (len(body) if is_let_in else 0)
+
+    asyncio.run(run())
