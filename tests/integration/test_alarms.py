@@ -174,7 +174,9 @@ def test_checks_go_to_a_webhook(watched: InMemoryServer, receiver: Receiver, mon
 
     def are_decided() -> bool:
         watched.advance(1)
-        return states() == list(wanted.values())
+        shown = states()
+        assert "PARKED" not in shown
+        return shown == list(wanted.values())
 
     eventually(are_decided, "the webhook's answers to be carried out")
     assert receiver.unsigned == 0
