@@ -13,12 +13,14 @@ from pathlib import Path
 
 import structlog
 
-from storage.crash_point import POINTS
+from notify.testing import forked
+from notify.testing.process import ServerProcess
 from storage.log.disk import Disk
 from storage.log.recovery import Damage, walk
 from storage.log.segments import Segment
 from tests.crash import delayed, loop_device, ordered, strace
-from tests.crash.kills import Kills
+from tests.crash.dropping import WHILE_DROPPING, killed_at
+from tests.crash.kills import UNDER_LOAD, Kills
 from tests.crash.log_faults import last_frames, lose_power_repeatedly, write_log
 
 FLIP_BYTES = 64 << 10
@@ -31,21 +33,35 @@ def kills(cycles: int, seed: int) -> str:
     try:
         for _ in range(cycles):
             asyncio.run(runner.cycle())
-        for point in POINTS:
+        for point in UNDER_LOAD:
             for count in (1, 7):
                 asyncio.run(runner.cycle(f"{point}:{count}"))
         asyncio.run(runner.finish())
     finally:
-        runner.close()
+        runner.kill()
         shutil.rmtree(directory, ignore_errors=True)
     a = runner.answers
     if a.violations:
         raise AssertionError("\n".join(a.violations[:20]))
     return (
-        f"{runner.cycles} kills ({len(POINTS)} named points): {len(a.stored):,} halves, "
+        f"{runner.cycles} kills ({len(UNDER_LOAD)} named points): {len(a.stored):,} halves, "
         f"{len(a.committed):,} commits, {len(a.rolled_back):,} rollbacks, "
         f"{a.delivered:,} deliveries, {len(a.acked):,} acks, {len(a.dead):,} dead letters"
     )
+
+
+def dropping() -> str:
+    """kill -9 of a log that drops segments, at each named point of it."""
+    with tempfile.TemporaryDirectory(prefix="notify-dropping-") as directory:
+        broken = [
+            what
+            for point in WHILE_DROPPING
+            for count in range(1, 4)
+            for what in killed_at(Path(directory) / "log", f"{point}:{count}")
+        ]
+    if broken:
+        raise AssertionError("\n".join(broken[:20]))
+    return f"{3 * len(WHILE_DROPPING)} kills of a log that drops segments, at {len(WHILE_DROPPING)} named points"
 
 
 def power(times: int, seed: int) -> str:
@@ -105,9 +121,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     options = parser.parse_args()
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    ServerProcess.launch = staticmethod(forked.launch)  # 500 starts without the imports' time
     print(f"seed {options.seed}", flush=True)
     parts = {
         "kill -9": lambda: kills(options.cycles, options.seed),
+        "kill -9, dropping": dropping,
         "power loss, sectors": lambda: power(max(1, options.cycles // 5), options.seed),
         "power loss, ext4": lambda: loop_device.lose_power(max(1, options.cycles // 25), options.seed),
         "failed fdatasync": lambda: strace.fail_syncs(max(1, options.cycles // 100)),

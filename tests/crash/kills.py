@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
+import itertools
 import random
 import signal
-import subprocess
-import sys
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,10 +19,14 @@ from notify import ids
 from notify.client.http import HttpClient
 from notify.errors import NotFound, NotifyError, Unavailable
 from notify.testing.ports import free_port
+from notify.testing.process import ServerProcess
 from notify.wire import (
+    Bridged,
+    BridgedTransaction,
     Items,
     OutcomeItem,
     Outcomes,
+    PackedBridgeBatch,
     PackedMessage,
     PackedTransaction,
     PackedTransactions,
@@ -37,12 +39,21 @@ from notify.wire import (
     States,
     encode_msgpack,
 )
+from storage.crash_point import POINTS
 from tests.crash.modes import some_key, watchers
+from tests.support.clock import PATIENCE_SECONDS, eventually_async
 
 CALLERS = 12
 UNDECIDED = 1000
 TOPICS = ("a", "b")
 GROUP = "c"
+SOURCE = "source"
+SEGMENT_BYTES = 1 << 20
+MOST_ANSWERS = 300
+"""A kill comes after a random number of answers, of which this is the largest."""
+
+UNDER_LOAD = tuple(point for point in POINTS if not point.startswith(("carry.", "retention.")))
+"""Crash points that this load reaches; those of retention are in dropping.py."""
 
 
 @dataclass
@@ -67,13 +78,15 @@ class Kills:
         self.chance = random.Random(seed)
         self.answers = Answers()
         self.cycles = 0
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._settings = {"port": self.port, "data_dir": str(directory), "segment_bytes": 1 << 20}
-        self._zygote = subprocess.Popen(
-            [sys.executable, "-m", "tests.crash.zygote"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self._pid = 0
+        self._directory = directory
+        self._port = free_port()
+        self._server: ServerProcess | None = None
+        self._heard = 0
+        """Answers since the load of this life began."""
+        self._largest = 600
+        """Bytes of a body."""
+        self._bridge_may_stand_at = {""}
+        """One position, or two where the answer to a batch was lost with the server."""
         self._checked: dict[str, int] = dict.fromkeys(TOPICS, 0)
         self._in_queue: set[str] = set()
         self._undecided: deque[str] = deque()
@@ -86,36 +99,50 @@ class Kills:
         self._to_look_for: set[str] = set()
         """Committed since the last check: all are looked for again at the end, when everything is read again."""
 
-    def start(self, crash_at: str = "") -> None:
-        assert self._zygote.stdin is not None
-        assert self._zygote.stdout is not None
-        self._zygote.stdin.write(json.dumps({"settings": self._settings, "crash_at": crash_at}) + "\n")
-        self._zygote.stdin.flush()
-        self._pid = int(self._zygote.stdout.readline())
+    def start(self, crash_at: str = "") -> bool:
+        """Until it serves; False if its crash point was quicker. Raises Unavailable if it does not come back."""
+        environment = {"NOTIFY_SEGMENT_BYTES": str(SEGMENT_BYTES), "NOTIFY_CRASH_AT": crash_at}
+        self._server = ServerProcess(self._directory, self._port, environment)
+        try:
+            self._server.start()
+        except Unavailable:
+            if self._has_crashed():
+                return False
+            raise
+        return True
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):  # the crash point was quicker
-            os.kill(self._pid, signal.SIGKILL)
+        if self._server is not None:
+            self._server.kill()
 
-    def close(self) -> None:
-        self.kill()
-        assert self._zygote.stdin is not None
-        assert self._zygote.stdout is not None
-        self._zygote.stdin.close()
-        self._zygote.wait(10)
-        self._zygote.stdout.close()
+    def _is_gone(self) -> bool:
+        return self._process.poll() is not None
+
+    def _has_crashed(self) -> bool:
+        return self._process.poll() == -signal.SIGKILL
+
+    @property
+    def _process(self) -> Any:
+        assert self._server is not None
+        return self._server.process
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
 
     # --- a cycle ----------------------------------------------------------------------------------------------
 
-    async def cycle(self, crash_at: str = "") -> None:
-        """Start, check what the last crash left, load, kill at a random moment or at the point."""
-        self.start(crash_at)
+    async def cycle(self, crash_at: str = "", enough: Callable[[], bool] | None = None) -> None:
+        """Start, check what the last crash left, load, kill at a random moment or at the point.
+
+        `enough`: not before this is true. Raises AssertionError if the point is not reached.
+        """
+        self._largest = 20_000 if crash_at.startswith(("seal.", "checkpoint.")) else 600  # a segment is full soon
+        if not self.start(crash_at):
+            self.cycles += 1  # the point lies on the way up: the next start must do without what it cut short
+            return
         http = HttpClient(self.url)
         try:
-            if crash_at and not await self._ready(http):
-                self.cycles += 1  # the point lies on the way up: the next start must do without what it cut short
-                return
-            await self._ready(http)
             with contextlib.suppress(Unavailable if crash_at else ()):
                 await self._check(http)
             if not self._are_subscribed:
@@ -124,10 +151,11 @@ class Kills:
                 self._are_subscribed = True
             tasks = [asyncio.ensure_future(self._produce(http)) for _ in range(CALLERS)]
             tasks.append(asyncio.ensure_future(self._consume(http)))
+            tasks.append(asyncio.ensure_future(self._bridge(http)))
             # One of them a cycle: all at once would leave nothing of the machine for the others.
             watcher = self.watchers[self.cycles % len(self.watchers)]
             tasks += [asyncio.ensure_future(watcher.consume(http, instance)) for instance in watcher.instances]
-            await asyncio.sleep(self.chance.uniform(0.02, 0.35) if not crash_at else 0.8)
+            await self._until_its_end(crash_at, enough)
             self.kill()
             await asyncio.gather(*tasks)
         finally:
@@ -135,36 +163,33 @@ class Kills:
             http.close()
         self.cycles += 1
 
+    async def _until_its_end(self, crash_at: str, enough: Callable[[], bool] | None) -> None:
+        """Until the crash point has killed the server, or it has given so many answers that it may be killed."""
+        if crash_at:
+            await eventually_async(self._is_gone, f"the server to reach {crash_at}")
+            assert self._has_crashed(), f"{crash_at}: the server ended with {self._process.returncode}"
+            return
+        self._heard = 0
+        wanted = self.chance.randint(1, MOST_ANSWERS)
+        await eventually_async(lambda: self._heard >= wanted and (enough is None or enough()), f"{wanted} answers")
+        await asyncio.sleep(self.chance.uniform(0, 0.02))  # so that it is killed at any moment between two answers
+
     async def finish(self) -> None:
         """One last start: check everything, from the first offset."""
         self.start()
         http = HttpClient(self.url)
         try:
-            assert await self._ready(http)
             self._checked = dict.fromkeys(TOPICS, 0)
             self._in_queue.clear()
             self._to_look_for |= self.answers.committed
             await self._check(http, sample=3000)
             await self._check_dead_letters(http)
             committed = {f"{name}.{n}" for name in self.answers.committed for n in range(2)}
+            await asyncio.gather(*(watcher.finish(http, committed) for watcher in self.watchers))
             for watcher in self.watchers:
-                await watcher.finish(http, committed)
                 self.answers.violations += watcher.violations
         finally:
             http.close()
-
-    async def _ready(self, http: HttpClient) -> bool:
-        """True once it serves, False if its crash point was quicker. Raises AssertionError if it does not come back."""
-        for _ in range(2000):
-            with contextlib.suppress(NotifyError):
-                await http.call("GET", "/readyz", b"", 1)
-                return True
-            try:
-                os.kill(self._pid, 0)
-            except ProcessLookupError:
-                return False
-            await asyncio.sleep(0.005)
-        raise AssertionError("the server did not come back")
 
     async def _produce(self, http: HttpClient) -> None:
         with contextlib.suppress(NotifyError):
@@ -183,12 +208,7 @@ class Kills:
         for _ in range(self.chance.randint(1, 8)):
             name = ids.to_text(ids.new_id())
             sent.append(name)
-            a.bodies[name] = [self.chance.randbytes(self.chance.randint(0, 600)) for _ in range(2)]
-            messages = [
-                PackedMessage(topic=self.chance.choice(TOPICS), body=b, key=some_key(self.chance))
-                for b in a.bodies[name]
-            ]
-            halves.append(PackedTransaction(id=name, messages=messages, check_after=3600))
+            halves.append(PackedTransaction(id=name, messages=self._messages(name), check_after=3600))
         request = PackedTransactions(producer_group="p", transactions=halves)
         for item in (await self._call(http, "/v1/transactions", request, Items)).items:
             if item.status in (200, 201):
@@ -244,8 +264,45 @@ class Kills:
                     if item.status == 200:
                         (a.acked if sent.action == "ack" else a.dead).add(m.id)
 
+    async def _bridge(self, http: HttpClient) -> None:
+        """Batches of committed transactions, each from the position at which the one before it ended."""
+        a = self.answers
+        with contextlib.suppress(NotifyError):
+            rows = msgspec.json.decode(await http.call("GET", "/v1/admin/bridges", b"", PATIENCE_SECONDS))["bridges"]
+            position = rows[0]["position"] if rows else ""
+            if position not in self._bridge_may_stand_at:
+                a.violations.append(f"promise 13: the bridge stands at {position!r}, not {self._bridge_may_stand_at}")
+            for number in itertools.count():
+                batch = PackedBridgeBatch(
+                    epoch=self.cycles + 1,
+                    expected_position=position,
+                    position=f"{self.cycles}-{number}",
+                    claim=not number,
+                    transactions=[self._bridged() for _ in range(self.chance.randint(1, 3))],
+                )
+                self._bridge_may_stand_at = {position, batch.position}
+                position = (await self._call(http, f"/v1/bridge/{SOURCE}/batches", batch, Bridged)).position
+                self._bridge_may_stand_at = {position}
+                for t in batch.transactions:
+                    a.stored.add(t.id)
+                    a.committed.add(t.id)
+                    self._to_ask_for.append(t.id)
+                    self._to_look_for.add(t.id)
+
+    def _bridged(self) -> BridgedTransaction:
+        name = ids.to_text(ids.new_id())
+        self.answers.commit_asked.add(name)
+        return BridgedTransaction(id=name, producer_group="p", messages=self._messages(name))
+
+    def _messages(self, name: str) -> list[PackedMessage]:
+        bodies = [self.chance.randbytes(self.chance.randint(0, self._largest)) for _ in range(2)]
+        self.answers.bodies[name] = bodies
+        return [PackedMessage(topic=self.chance.choice(TOPICS), body=b, key=some_key(self.chance)) for b in bodies]
+
     async def _call(self, http: HttpClient, path: str, request: Any, answer: type[Any]) -> Any:
-        return msgspec.msgpack.decode(await http.call("POST", path, encode_msgpack(request), 10), type=answer)
+        data = await http.call("POST", path, encode_msgpack(request), PATIENCE_SECONDS)
+        self._heard += 1
+        return msgspec.msgpack.decode(data, type=answer)
 
     # --- checks -----------------------------------------------------------------------------------------------
 
@@ -280,7 +337,7 @@ class Kills:
         while True:
             path = f"/v1/topics/{topic}/queues/0/messages?offset={self._checked[topic]}&max=2000"
             try:
-                found = msgspec.msgpack.decode(await http.call("GET", path, b"", 10), type=Pulled)
+                found = msgspec.msgpack.decode(await http.call("GET", path, b"", PATIENCE_SECONDS), type=Pulled)
             except NotFound:
                 return  # before the first message
             if not found.messages:
@@ -305,7 +362,7 @@ class Kills:
         while True:
             path = f"/v1/topics/dead-letter.{GROUP}/queues/0/messages?offset={offset}&max=2000"
             try:
-                found = msgspec.msgpack.decode(await http.call("GET", path, b"", 10), type=Pulled)
+                found = msgspec.msgpack.decode(await http.call("GET", path, b"", PATIENCE_SECONDS), type=Pulled)
             except NotFound:
                 return
             if not found.messages:

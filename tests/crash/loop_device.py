@@ -16,6 +16,7 @@ from pathlib import Path
 from notify.errors import StorageFailed
 from storage.log import LogStore
 from tests.crash.workload import T0, History, run_until_failure, violations
+from tests.support.clock import eventually_async
 
 EXT4_IOC_SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = 2
@@ -87,15 +88,20 @@ async def _until_shutdown(mounted: Path, history: History, chance: random.Random
     await store.open(T0)
     _check(await violations(store, history))
     history.power_is_lost = False
-    asyncio.get_running_loop().call_later(chance.uniform(0.01, 0.15), _shut_down, mounted, history)
-    await run_until_failure(store, history, chance, 100_000)
+    losing = asyncio.ensure_future(_shut_down(mounted, history, len(history.halves) + chance.randint(1, 100)))
+    await run_until_failure(store, history, chance, 1_000_000)
+    await losing
     with contextlib.suppress(StorageFailed):  # the power may be lost only now
         await store.close()
 
 
-def _shut_down(mounted: Path, history: History) -> None:
-    """A sync that runs beside the ioctl may return as if it had been done (seen on Linux 6.18: 7 of 500); without
-    power it would not return at all."""
+async def _shut_down(mounted: Path, history: History, halves: int) -> None:
+    """At any moment once so many halves were acknowledged.
+
+    A sync that runs beside the ioctl may return as if it had been done (seen on Linux 6.18: 7 of 500); without
+    power it would not return at all.
+    """
+    await eventually_async(lambda: len(history.halves) >= halves, f"{halves} acknowledged halves")
     history.power_is_lost = True
     fd = os.open(mounted, os.O_RDONLY)
     try:

@@ -1,0 +1,104 @@
+"""A log that is killed while it drops segments, at named points, and what must be there afterwards.
+
+No server is needed: retention of the log is one call, and only what a process has written counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+from pathlib import Path
+
+from notify import ids
+from notify.testing import forked
+from storage import crash_point
+from storage.crash_point import POINTS
+from storage.log import LogStore
+from storage.store import Due, SettleKind, State, Subscription, Topic
+from tests.support.clock import PATIENCE_SECONDS
+from tests.support.disks import UnsyncedDisk
+from tests.support.transactions import bodies_in, message, sent
+
+T0 = 1_800_000_000_000_000
+HOUR = 3_600_000_000
+WHILE_DROPPING = tuple(point for point in POINTS if point.startswith(("carry.", "retention.")))
+
+_UNDECIDED = ids.from_text("018f0e4c-3a5b-7c6d-8e9f-a0b1c2d3e4f5")
+_OLD = [b"old %d" % n + bytes(200) for n in range(60)]
+_NEW = [b"new %d" % n + bytes(200) for n in range(30)]
+_WAITING = (*range(20, 30), *range(55, 60))
+"""Offsets of old messages that the group has not settled."""
+
+
+def killed_at(directory: Path, point: str) -> list[str]:
+    """Fill a log and drop its segments in a process that is killed at `point` (`name:count`); what is broken then.
+
+    Raises AssertionError if the point was not reached.
+    """
+    process = forked.context().Process(target=_fill_and_drop, args=(directory, point))
+    process.start()
+    process.join(PATIENCE_SECONDS)
+    assert process.exitcode == -signal.SIGKILL, f"{point} was not reached: the process ended with {process.exitcode}"
+    broken = [f"{point}: {what}" for what in asyncio.run(_broken(directory))]
+    shutil.rmtree(directory)
+    return broken
+
+
+def _opened(directory: Path) -> LogStore:
+    return LogStore(directory, disk=UnsyncedDisk(directory), segment_bytes=4096, retention_us=HOUR)
+
+
+def _fill_and_drop(directory: Path, point: str) -> None:
+    asyncio.run(_fill(directory, point))
+
+
+async def _fill(directory: Path, point: str) -> None:
+    store = _opened(directory)
+    await store.open(T0)
+    await store.create_topic(Topic("t"))
+    await store.subscribe(Subscription("c", "t"), [0])
+    await _commit(store, _OLD, T0)
+    undecided, delayed = sent(b"undecided"), sent(b"delayed", delay_us=100 * HOUR)
+    undecided.id = _UNDECIDED
+    await store.put([undecided, delayed], T0)
+    await store.decide([(delayed.id, "g", State.COMMITTED)], T0)
+    await store.settle("c", "t", 0, [(0, 20), (30, 25)], SettleKind.ACK, T0)
+    await _commit(store, _NEW, T0 + 2 * HOUR)
+    crash_point.arm(point)
+    await store.retain(T0 + 2 * HOUR)
+
+
+async def _commit(store: LogStore, bodies: list[bytes], at: int) -> None:
+    for body in bodies:
+        t = sent(body)
+        await store.put([t], at)
+        await store.decide([(t.id, "g", State.COMMITTED)], at)
+    await store.sealed_up()
+
+
+async def _broken(directory: Path) -> list[str]:
+    """Of the log as it was left, and once more when it has dropped the rest."""
+    broken = []
+    for when in ("after the kill", "after the next dropping"):
+        store = _opened(directory)
+        await store.open(T0 + 2 * HOUR)
+        broken += [f"{when}: {what}" for what in await _missing(store)]
+        if when == "after the kill":
+            await store.retain(T0 + 2 * HOUR)
+        elif store.release_due(T0 + 102 * HOUR, 10) != 1:
+            broken.append("promise 6: the delayed message is gone")
+        await store.close()
+    return broken
+
+
+async def _missing(store: LogStore) -> list[str]:
+    readable = [m for m in store.read("t", 0, 0, 1000, 1 << 30) if not m.corrupt]
+    there = dict(zip([m.offset for m in readable], bodies_in(readable), strict=True))
+    wanted = {offset: _OLD[offset] for offset in _WAITING} | dict(enumerate(_NEW, len(_OLD)))
+    missing = [f"promise 4: offset {offset} is gone" for offset, body in wanted.items() if there.get(offset) != body]
+    if await store.half_payloads([Due(_UNDECIDED, 0, "", "", 0, ())]) != [[message(b"undecided").payload]]:
+        missing.append("promise 1: the undecided half is gone")
+    if store.bounds("t", 0)[1] != len(_OLD) + len(_NEW) or store.progress("c", "t", 0).floor < 20:
+        missing.append("promise 8: offsets or progress went back")
+    return missing
