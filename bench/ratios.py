@@ -83,7 +83,7 @@ def spreads(pairs: Sequence[tuple[Mapping[str, float], Mapping[str, float]]]) ->
 
 
 def judge(measured: Mapping[str, Spread], rate_at_least: float | None, cpu_at_most: float | None) -> Verdict:
-    """The medians against the bars that were given; without bars a PASS that states them.
+    """The medians against the bars that were given; without bars a PASS that states them, with their quartiles.
 
     A median on the right side of its bar passes. One on the wrong side fails if three quarters of the pairs are there
     too, that is if the quartile nearer to the bar is; otherwise the spread does not allow a verdict.
@@ -102,7 +102,10 @@ def judge(measured: Mapping[str, Spread], rate_at_least: float | None, cpu_at_mo
         words.add(word)
         reasons.append(f"{label(name)} {reason}")
     if not reasons:
-        reasons = [f"{label(name)} {spread.median:.3f}" for name, spread in measured.items()]
+        reasons = [
+            f"{label(name)} {spread.median:.3f} ({spread.quartiles[0]:.3f} to {spread.quartiles[1]:.3f})"
+            for name, spread in measured.items()
+        ]
     worst = next(word for word in ("FAIL", "INCONCLUSIVE", "PASS") if word in words)
     return Verdict(worst, ", ".join(reasons))
 

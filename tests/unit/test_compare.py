@@ -108,9 +108,9 @@ def test_a_bar_for_what_was_not_reported_is_not_passed() -> None:
 
 
 def test_without_bars_the_medians_are_stated() -> None:
-    measured = {"rate": spread(0.5), "cpu_per_transaction": spread(2.0)}
+    measured = {"rate": spread(0.4, 0.5, 0.6), "cpu_per_transaction": spread(2.0)}
     verdict = str(ratios.judge(measured, rate_at_least=None, cpu_at_most=None))
-    assert verdict == "PASS rate 0.500, CPU a transaction 2.000"
+    assert verdict == "PASS rate 0.500 (0.400 to 0.600), CPU a transaction 2.000 (2.000 to 2.000)"
 
 
 def comparison(pairs: int) -> compare.Comparison:
