@@ -141,10 +141,14 @@ def test_what_the_compose_file_starts(composed: Composition, tmp_path: Path, uni
     with TransactionProducer(server, group=unique, engine=shop, token=token) as producer:
         with Session(shop) as session, producer.transaction(session) as transaction:
             transaction.send(Message(unique, "through the bridge"))
-        members = ask(server, "GET", "/v1/members", token=token)[1]["members"]
-        assert {m["url"] for m in members if m["kind"] == "server"} == {
-            f"http://127.0.0.1:{composed.port(port)}" for port in range(7400, 7404)
-        }
+
+        def servers() -> set[str]:
+            members = ask(server, "GET", "/v1/members", token=token)[1]["members"]
+            return {m["url"] for m in members if m["kind"] == "server"}
+
+        # The file does not have one server wait for the others.
+        urls = {f"http://127.0.0.1:{composed.port(port)}" for port in range(7400, 7404)}
+        eventually(lambda: servers() == urls, "all servers among the members")
 
     def received() -> list[str]:
         asked = {"instance": "i", "topics": [unique], "wait": 5}
