@@ -20,6 +20,8 @@ from notify.databases import WAKE_CHANNEL
 from notify.errors import Unavailable
 
 BUCKETS = 32
+STOP_SECONDS = 0.5
+"""How long a relay that listens may take to notice that it is stopped."""
 _BUCKET_CLASS, _PRESENCE_CLASS = 74_001, 74_002
 
 
@@ -39,7 +41,11 @@ class Leases(Protocol):
         ...
 
     def wait(self, seconds: float) -> None:
-        """Until something came, or so many seconds."""
+        """Until something came, so many seconds are over, or `stop` was called."""
+        ...
+
+    def stop(self) -> None:
+        """Have `wait`, in another thread, return."""
         ...
 
     def close(self) -> None: ...
@@ -57,6 +63,9 @@ def leases_of(engine: Engine) -> Leases:
 class NoLeases:
     """SQLite: everything is this relay's."""
 
+    def __init__(self) -> None:
+        self._stopping = threading.Event()
+
     def renew(self) -> bool:
         return True
 
@@ -67,7 +76,10 @@ class NoLeases:
         return sa.true()
 
     def wait(self, seconds: float) -> None:
-        time.sleep(seconds)
+        self._stopping.wait(seconds)
+
+    def stop(self) -> None:
+        self._stopping.set()
 
     def close(self) -> None:
         """Nothing is held."""
@@ -77,6 +89,7 @@ class MySqlLease(NoLeases):
     """One relay at a time: a named lock of its session."""
 
     def __init__(self, engine: Engine) -> None:
+        super().__init__()
         self._engine = engine
         self._connection: Connection | None = None
 
@@ -102,8 +115,10 @@ class PostgreSqlLeases:
         self._engine = engine
         self._connection: Connection | None = None
         self._me = int.from_bytes(os.urandom(3))
-        self._held: set[int] = set()
+        self.held: set[int] = set()
+        """The buckets that are this relay's."""
         self._lock = threading.Lock()
+        self._stopping = False
         self._closed = False
 
     def renew(self) -> bool:
@@ -118,18 +133,18 @@ class PostgreSqlLeases:
             f"AND classid = {_PRESENCE_CLASS}"
         ).scalar()
         share = -(-BUCKETS // max(1, int(relays or 1)))
-        for bucket in sorted(self._held)[share:]:
+        for bucket in sorted(self.held)[share:]:
             connection.exec_driver_sql(f"SELECT pg_advisory_unlock({_BUCKET_CLASS}, {bucket})")
-            self._held.discard(bucket)
+            self.held.discard(bucket)
         for step in range(BUCKETS):
-            if len(self._held) >= share:
+            if len(self.held) >= share:
                 break
             bucket = (self._me + step) % BUCKETS
-            if bucket not in self._held:
+            if bucket not in self.held:
                 got = connection.exec_driver_sql(f"SELECT pg_try_advisory_lock({_BUCKET_CLASS}, {bucket})").scalar()
                 if got:
-                    self._held.add(bucket)
-        return bool(self._held)
+                    self.held.add(bucket)
+        return bool(self.held)
 
     def _connected(self) -> Connection:
         """The session that holds the locks; with a new one they have to be taken anew. Raises what connecting does."""
@@ -138,27 +153,32 @@ class PostgreSqlLeases:
             raise Unavailable("this relay has stopped")
         if self._connection is not None and not self._connection.closed and not self._connection.invalidated:
             return self._connection
-        self._held.clear()
+        self.held.clear()
         self._connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         self._connection.exec_driver_sql(f"SELECT pg_advisory_lock({_PRESENCE_CLASS}, {self._me})")
         self._connection.exec_driver_sql(f"LISTEN {WAKE_CHANNEL}")
         return self._connection
 
     def all(self) -> bool:
-        return len(self._held) == BUCKETS
+        return len(self.held) == BUCKETS
 
     def mine(self, table: sa.Table) -> Any:
-        if len(self._held) == BUCKETS:
+        if len(self.held) == BUCKETS:
             return sa.true()
         hashed = sa.func.hashtext(sa.func.coalesce(table.c.key, table.c.transaction_id))
-        return hashed.op("&")(BUCKETS - 1).in_(sorted(self._held))
+        return hashed.op("&")(BUCKETS - 1).in_(sorted(self.held))
 
     def wait(self, seconds: float) -> None:
         with self._lock:
             connection = self._connected()
         driver: Any = connection.connection.driver_connection
-        for _ in driver.notifies(timeout=seconds, stop_after=1):
-            return
+        until = time.monotonic() + seconds
+        while not self._stopping and (left := until - time.monotonic()) > 0:
+            for _ in driver.notifies(timeout=min(left, STOP_SECONDS), stop_after=1):
+                return
+
+    def stop(self) -> None:
+        self._stopping = True
 
     def close(self) -> None:
         with self._lock:

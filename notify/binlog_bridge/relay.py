@@ -17,8 +17,9 @@ import logging
 import os
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -43,6 +44,8 @@ from notify.wire import (
 from storage.sql import registry
 
 log = logging.getLogger("notify.relay")
+
+T = TypeVar("T")
 
 BATCH = 500
 SEND_SECONDS = 10.0
@@ -97,7 +100,7 @@ class Relay:
                 if not moved:
                     if once:
                         return self.total
-                    await asyncio.to_thread(self._leases.wait, interval)
+                    await self._in_thread(self._leases.wait, interval)
         finally:
             if isinstance(to, HttpClient):
                 to.close()
@@ -106,16 +109,26 @@ class Relay:
             with contextlib.suppress(sa.exc.SQLAlchemyError):
                 await asyncio.to_thread(self._leases.close)
 
+    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run in a thread. Cancelled, it waits for that: whoever has stopped a relay may dispose of its engine."""
+        running = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            self._leases.stop()
+            await asyncio.wait([running])
+            raise
+
     async def _round(self, to: HttpClient | Sink) -> bool:
         """One batch of each table: read, send, mark. False if there was nothing."""
         if not self._outboxes:
-            self._outboxes = await asyncio.to_thread(self._find)
-        await asyncio.to_thread(self._announce)
-        if not await asyncio.to_thread(self._leases.renew):
+            self._outboxes = await self._in_thread(self._find)
+        await self._in_thread(self._announce)
+        if not await self._in_thread(self._leases.renew):
             return False
         moved = False
         for outbox in self._outboxes:
-            by_group = await asyncio.to_thread(self._read, outbox)
+            by_group = await self._in_thread(self._read, outbox)
             if not isinstance(to, HttpClient):
                 moved = await self._publish(to, outbox, by_group) or moved
                 continue
@@ -124,7 +137,7 @@ class Relay:
                 request = PackedTransactions(producer_group=group, transactions=sent)
                 answer = await to.call("POST", "/v1/transactions", encode_msgpack(request), SEND_SECONDS)
                 items = msgspec.msgpack.decode(answer, type=Items).items
-                await asyncio.to_thread(self._mark, outbox, items)
+                await self._in_thread(self._mark, outbox, items)
                 moved = True
         return moved
 
@@ -133,12 +146,12 @@ class Relay:
         if not self._epoch:
             if not self._leases.all():
                 raise Unavailable("another relay of this database publishes to Kafka; one does at a time")
-            self._name = self._name or "relay-" + await asyncio.to_thread(self._source)
+            self._name = self._name or "relay-" + await self._in_thread(self._source)
             self._epoch, position = await sink.claim(self._name)
             if position:
                 table, names = json.loads(position)
                 last = next(o for o in (LOCAL, SERVER) if o.table.name == table)
-                await asyncio.to_thread(self._mark_all, last, names)
+                await self._in_thread(self._mark_all, last, names)
                 return True
         transactions = [t for found in by_group.values() for t in found]
         if not transactions:
@@ -151,7 +164,7 @@ class Relay:
         except NotifyError:
             self._epoch = 0  # claim again, and see what became of it
             raise
-        await asyncio.to_thread(self._mark_all, outbox, names)
+        await self._in_thread(self._mark_all, outbox, names)
         self.total.sent += len(names)
         return True
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import signal
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,15 +27,19 @@ from notify.errors import InvalidRequest, NotifyError
 DSN = typer.Option(..., "--dsn", envvar="NOTIFY_DSN", help="SQLAlchemy URL of the database. [env: NOTIFY_DSN]")
 
 
-def open_engine(dsn: str) -> sa.Engine:
-    """An engine by URL. Raises InvalidRequest for one that is none, or whose driver is missing."""
+@contextlib.contextmanager
+def opened(dsn: str) -> Iterator[sa.Engine]:
+    """An engine by URL, disposed of at the end. Raises InvalidRequest for no URL, or one whose driver is missing."""
     try:
         engine = sa.create_engine(dsn)
     except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
         raise InvalidRequest(f"--dsn: {error}") from None
     if engine.dialect.name == "sqlite":
         use_explicit_begin(engine)
-    return engine
+    try:
+        yield engine
+    finally:
+        engine.dispose()
 
 
 def register(app: typer.Typer) -> None:
@@ -51,9 +57,8 @@ def relay(
     as_json: bool = AS_JSON,
 ) -> None:
     """Move outbox messages (mode=outbox) from a database to the server."""
-    mover = Relay(open_engine(dsn), url)
 
-    async def run() -> None:
+    async def run(mover: Relay) -> None:
         task = asyncio.ensure_future(mover.run(interval=interval, once=once))
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
@@ -62,8 +67,9 @@ def relay(
         except asyncio.CancelledError:
             return
 
-    with delays_released(url):
-        asyncio.run(run())
+    with opened(dsn) as engine, delays_released(url):
+        mover = Relay(engine, url)
+        asyncio.run(run(mover))
     done = dataclasses.asdict(mover.total)
     typer.echo(json.dumps(done) if as_json else f"{done['sent']} transactions sent, {done['refused']} refused")
     raise typer.Exit(1 if done["refused"] else 0)
@@ -78,7 +84,7 @@ def check(
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with TransactionProducer(url, group=group, engine=open_engine(dsn)):
+    with opened(dsn) as engine, TransactionProducer(url, group=group, engine=engine):
         stop.wait()
 
 
@@ -90,11 +96,11 @@ def purge_rows(
     as_json: bool = AS_JSON,
 ) -> None:
     """Delete old half_message rows whose transactions are final on the server."""
-    engine = open_engine(dsn)
-    if force:
-        result = purge_by_force(engine, older_than=older_than)
-    else:
-        result = asyncio.run(purge(engine, url, older_than=older_than))
+    with opened(dsn) as engine:
+        if force:
+            result = purge_by_force(engine, older_than=older_than)
+        else:
+            result = asyncio.run(purge(engine, url, older_than=older_than))
     done = dataclasses.asdict(result)
     typer.echo(json.dumps(done) if as_json else f"{done['rows']} rows deleted, {done['kept']} transactions kept")
 
@@ -111,13 +117,13 @@ def doctor(
     findings = _server_findings(url)
     facts: dict[str, Any] = {"server": url}
     if dsn is not None:
-        engine = open_engine(dsn)
-        if create:
-            create_tables(engine)
-        if fresh_source:
-            with engine.begin() as connection:
-                facts["new_source"] = new_source(connection)
-        findings += _database_findings(engine, facts) if not bridge else _bridge_findings(engine)
+        with opened(dsn) as engine:
+            if create:
+                create_tables(engine)
+            if fresh_source:
+                with engine.begin() as connection:
+                    facts["new_source"] = new_source(connection)
+            findings += _database_findings(engine, facts) if not bridge else _bridge_findings(engine)
     result = {"ok": not findings, "findings": findings} | facts
     if as_json:
         typer.echo(json.dumps(result))

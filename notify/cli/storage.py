@@ -30,10 +30,10 @@ def upgrade(
 ) -> None:
     """Make the tables, or bring them to this version. Safe to repeat, and while servers run."""
     from storage.sql import schema
-    from storage.sql.dialects import open_engine
+    from storage.sql.dialects import opened
 
-    engine = open_engine(storage)
-    schema.upgrade(engine, shard)
+    with opened(storage) as engine:
+        schema.upgrade(engine, shard)
     done = {"version": schema.newest_revision(), "shard": shard}
     typer.echo(json.dumps(done) if as_json else f"shard {shard!r}: tables of version {done['version']}")
 
@@ -50,23 +50,22 @@ def change_key_map(
     Keys that move are refused meanwhile (producers try again): some seconds, or while bridges and relays are behind.
     """
     from storage.sql import key_map
-    from storage.sql.dialects import open_engine
+    from storage.sql.dialects import opened
 
-    engine = open_engine(storage)
-    with engine.begin() as connection:
-        if shards is not None:
-            key_map.change(connection, [name.strip() for name in shards.split(",") if name.strip()])
-        found = key_map.newest(connection)
-    said = ""
-    until = time.monotonic() + wait
-    while found.previous and time.monotonic() < until:
-        if found.waits_for != said:
-            said = found.waits_for
-            typer.echo(f"version {found.version} waits for {said}", err=True)
-        time.sleep(FOLLOW_SECONDS)
-        with engine.connect() as connection:
+    with opened(storage) as engine:
+        with engine.begin() as connection:
+            if shards is not None:
+                key_map.change(connection, [name.strip() for name in shards.split(",") if name.strip()])
             found = key_map.newest(connection)
-    engine.dispose()
+        said = ""
+        until = time.monotonic() + wait
+        while found.previous and time.monotonic() < until:
+            if found.waits_for != said:
+                said = found.waits_for
+                typer.echo(f"version {found.version} waits for {said}", err=True)
+            time.sleep(FOLLOW_SECONDS)
+            with engine.connect() as connection:
+                found = key_map.newest(connection)
     shown = {"version": found.version, "shards": list(found.shards), "waits_for": found.waits_for}
     if as_json:
         typer.echo(json.dumps(shown))
@@ -81,9 +80,9 @@ def change_key_map(
 def members(storage: str = STORAGE, as_json: bool = AS_JSON) -> None:
     """Who is there: servers, bridges, relays and consumers, by their heartbeats."""
     from storage.sql import registry
-    from storage.sql.dialects import open_engine
+    from storage.sql.dialects import opened
 
-    with open_engine(storage).begin() as connection:
+    with opened(storage) as engine, engine.begin() as connection:
         found = registry.members(connection, within=registry.FORGOTTEN_SECONDS)
     rows = [
         {"name": m.name, "kind": m.kind, "url": m.url, "roles": m.roles, "shards": m.shards, "room": m.room}

@@ -344,6 +344,16 @@ def open_engine(url: str, *, pooled: bool = True) -> Engine:
     return engine.execution_options(isolation_level="READ COMMITTED")
 
 
+@contextlib.contextmanager
+def opened(url: str) -> Iterator[Engine]:
+    """An engine for a while: its connections are closed at the end. Raises what `open_engine` raises."""
+    engine = open_engine(url)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
 def _detached(engine: Engine) -> Any:
     """A driver's connection for one owner, out of the pool's hands."""
     pooled = engine.raw_connection()

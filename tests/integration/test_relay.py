@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import time
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
 
+import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
@@ -14,156 +16,164 @@ from notify import ids
 from notify.binlog_bridge.leases import BUCKETS, PostgreSqlLeases
 from notify.binlog_bridge.relay import Relay
 from notify.client import Message, TransactionProducer, create_tables
+from notify.server.clock import wall_clock
 from notify.testing.process import ServerProcess
 from notify.wire import Payload, encode_msgpack
-from storage.sql import schema
 from storage.sql.store import SqlStore
 from storage.store import NewMessage, NewTransaction, State
-from tests.support.clock import eventually
+from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.databases import empty_database
-from tests.support.groups import drain, subscribe
+from tests.support.groups import bodies, drain, subscribe
+from tests.support.servers import make_storage
 from tests.support.shop import Base, Order, make_engine
 
-
-def outbox(engine: sa.Engine, group: str) -> TransactionProducer:
-    Base.metadata.create_all(engine)
-    return TransactionProducer("http://127.0.0.1:9", group=group, engine=engine, mode="outbox")
+NEVER = 3600.0
+"""An interval between two looks, in seconds: whatever a relay with it moves, it was woken for."""
 
 
-def send(producer: TransactionProducer, engine: sa.Engine, topic: str, key: str, n: int) -> None:
-    with Session(engine) as session, session.begin():
-        session.add(Order(item=str(n)))
-        producer.send(session, Message(topic, {"key": key, "n": n, "at": time.time()}, key=key))
+@pytest.fixture(scope="module")
+def postgresql(database_urls: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a database with the shop's tables and an outbox, which each test leaves empty."""
+    with empty_database("postgresql", database_urls, tmp_path_factory.mktemp("outbox")) as url:
+        engine = make_engine(url)
+        create_tables(engine)
+        Base.metadata.create_all(engine)
+        engine.dispose()
+        yield url
+
+
+@pytest.fixture
+def engines(postgresql: str) -> Iterator[list[sa.Engine]]:
+    """Four engines of that database: a producer's, and those of three relays."""
+    made = [make_engine(postgresql) for _ in range(4)]
+    yield made
+    for engine in made:
+        engine.dispose()
+
+
+class Outbox:
+    """A producer that writes into its database only; `sent` counts its messages."""
+
+    def __init__(self, engine: sa.Engine, topic: str) -> None:
+        self.sent = 0
+        self._engine, self._topic = engine, topic
+        self._producer = TransactionProducer("http://127.0.0.1:9", group=topic, engine=engine, mode="outbox")
+
+    def send(self, count: int, keys: int) -> None:
+        """So many more, each in a transaction of its own, with as many keys by turns."""
+        for n in range(self.sent, self.sent + count):
+            key = f"k{n % keys}"
+            with Session(self._engine) as session, session.begin():
+                session.add(Order(item=str(n)))
+                self._producer.send(session, Message(self._topic, f"{key} {n}", key=key))
+        self.sent += count
+
+    def close(self) -> None:
+        self._producer.close()
 
 
 def test_several_relays_share_the_keys_and_keep_their_order(
-    database_urls: dict[str, str], server: ServerProcess, unique: str, tmp_path: object
+    engines: list[sa.Engine], server: ServerProcess, unique: str
 ) -> None:
-    with empty_database("postgresql", database_urls, tmp_path) as url:  # type: ignore[arg-type]
-        engine = make_engine(url)
-        create_tables(engine)
-        subscribe(server.url, unique, unique)
-        producer = outbox(engine, unique)
+    subscribe(server.url, unique, unique)
+    outbox = Outbox(engines[0], unique)
+    relays = [Relay(engine, server.url) for engine in engines[1:]]
 
-        async def run() -> None:
-            engines = [make_engine(url) for _ in range(3)]
-            relays = [Relay(e, server.url) for e in engines]
-            tasks = [asyncio.ensure_future(r.run(interval=0.05)) for r in relays[:2]]
-            for n in range(300):
-                await asyncio.to_thread(send, producer, engine, unique, f"k{n % 20}", n)
-                if n == 100:
-                    tasks.append(asyncio.ensure_future(relays[2].run(interval=0.05)))
-                if n == 200:
-                    tasks[0].cancel()  # its buckets go to the others
-            deadline = time.monotonic() + 20
-            while sum(r.total.sent for r in relays) < 300 and time.monotonic() < deadline:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            for e in engines:
-                e.dispose()
-            assert sum(r.total.sent > 0 for r in relays) >= 2, [r.total for r in relays]
+    async def until_these_send(*some: Relay) -> None:
+        before = [relay.total.sent for relay in some]
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while any(relay.total.sent <= sent for relay, sent in zip(some, before, strict=True)):
+                await asyncio.to_thread(outbox.send, 20, 20)
 
-        asyncio.run(run())
-        producer.close()
-        by_key: dict[str, list[int]] = defaultdict(list)
-        for m in drain(server.url, unique, unique, 300):
-            body = json.loads(m["body"])
-            by_key[body["key"]].append(body["n"])
-        assert {k: sorted(v) for k, v in by_key.items()} == dict(by_key)
-        assert sum(map(len, by_key.values())) == 300
-        engine.dispose()
-
-
-def test_buckets_are_shared_and_come_back(database_urls: dict[str, str], tmp_path: object) -> None:
-    with empty_database("postgresql", database_urls, tmp_path) as url:  # type: ignore[arg-type]
-        engines = [make_engine(url) for _ in range(3)]
-        first, second, third = (PostgreSqlLeases(e) for e in engines)
-        assert first.renew() and len(first._held) == BUCKETS
-        second.renew()
-        for leases in (first, second, first, second):
-            leases.renew()
-        assert len(first._held) == len(second._held) == BUCKETS // 2 and not first._held & second._held
-        first.close()
-        eventually(lambda: second.renew() and len(second._held) == BUCKETS)
-        third.close()
-        second.close()
-        for engine in engines:
-            engine.dispose()
-
-
-def test_a_commit_wakes_the_relay(
-    database_urls: dict[str, str], server: ServerProcess, unique: str, tmp_path: object
-) -> None:
-    with empty_database("postgresql", database_urls, tmp_path) as url:  # type: ignore[arg-type]
-        engine = make_engine(url)
-        create_tables(engine)
-        subscribe(server.url, unique, unique)
-        producer = outbox(engine, unique)
-
-        async def run() -> None:
-            relay = Relay(engine, server.url)
-            task = asyncio.ensure_future(relay.run(interval=30))  # far longer than the test waits
-            await asyncio.sleep(1)
-            for n in range(5):
-                await asyncio.to_thread(send, producer, engine, unique, "k", n)
-                deadline = time.monotonic() + 5
-                while relay.total.sent <= n and time.monotonic() < deadline:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-                assert relay.total.sent == n + 1
+    async def run() -> None:
+        first, second, third = relays
+        tasks = [asyncio.create_task(relay.run(interval=0.05)) for relay in (first, second)]
+        await until_these_send(first, second)
+        tasks.append(asyncio.create_task(third.run(interval=0.05)))
+        await until_these_send(first, second, third)
+        tasks[0].cancel()  # its buckets go to the others
+        await until_these_send(second, third)
+        await eventually_async(lambda: sum(r.total.sent for r in relays) >= outbox.sent, "all to be relayed")
+        for task in tasks:
             task.cancel()
-            # It sits in a thread until somebody notifies, or its interval is over.
-            await asyncio.to_thread(send, producer, engine, unique, "k", 9)
-            await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-        asyncio.run(run())
-        producer.close()
-        engine.dispose()
+    asyncio.run(run())
+    outbox.close()
+    by_key: dict[str, list[int]] = defaultdict(list)
+    for body in bodies(drain(server.url, unique, unique, outbox.sent)):
+        key, n = body.split()
+        by_key[key].append(int(n))
+    assert {key: sorted(numbers) for key, numbers in by_key.items()} == dict(by_key)
+    assert sum(map(len, by_key.values())) == outbox.sent
 
 
-def test_making_the_tables_again_waits_for_nobody(database_urls: dict[str, str], tmp_path: object) -> None:
+def test_buckets_are_shared_and_come_back(engines: list[sa.Engine]) -> None:
+    first, second, third = (PostgreSqlLeases(engine) for engine in engines[1:])
+    assert first.renew() and first.all()
+    second.renew()
+    for leases in (first, second, first, second):
+        leases.renew()
+    assert len(first.held) == len(second.held) == BUCKETS // 2 and not first.held & second.held
+    first.close()
+    eventually(lambda: second.renew() and second.all(), "the session of the first to end")
+    third.close()
+    second.close()
+
+
+def test_a_commit_wakes_the_relay(engines: list[sa.Engine], server: ServerProcess, unique: str) -> None:
+    subscribe(server.url, unique, unique)
+    outbox = Outbox(engines[0], unique)
+
+    async def run() -> None:
+        relay = Relay(engines[1], server.url)
+        task = asyncio.create_task(relay.run(interval=NEVER))
+        for n in range(5):
+            await asyncio.to_thread(outbox.send, 1, 1)
+            await eventually_async(lambda n=n: relay.total.sent == n + 1, "the relay to be woken")  # type: ignore[misc]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)  # it does not sit out its interval
+
+    asyncio.run(run())
+    outbox.close()
+    assert len(drain(server.url, unique, unique, 5)) == 5
+
+
+def test_making_the_tables_again_waits_for_nobody(engines: list[sa.Engine]) -> None:
     """A service that starts must not hold up those that run: the trigger is not made anew."""
-    with empty_database("postgresql", database_urls, tmp_path) as url:  # type: ignore[arg-type]
-        engine = make_engine(url)
-        create_tables(engine)
-        with engine.connect() as running:
-            running.exec_driver_sql(
-                "INSERT INTO half_message (transaction_id, message_no, producer_group, mode, state, shards, topic,"
-                " relayed, created_at) VALUES ('x', 0, 'g', 'half', 'COMMITTED', '', 't', 1, now())"
-            )
-            with engine.begin() as connection:
-                connection.exec_driver_sql("SET LOCAL lock_timeout = '2s'")
-                create_tables(connection)
-            running.rollback()
-        engine.dispose()
+    engine = engines[0]
+    with engine.connect() as running:
+        running.exec_driver_sql(
+            "INSERT INTO half_message (transaction_id, message_no, producer_group, mode, state, shards, topic,"
+            " relayed, created_at) VALUES ('x', 0, 'g', 'half', 'COMMITTED', '', 't', 1, now())"
+        )
+        with engine.begin() as connection:
+            connection.exec_driver_sql("SET LOCAL lock_timeout = '2s'")  # of waiting for locks: there is none
+            create_tables(connection)
+        running.rollback()
 
 
-def test_the_servers_table_is_relayed(
-    database: str, database_urls: dict[str, str], server: ServerProcess, unique: str, tmp_path: object
-) -> None:
-    with empty_database(database, database_urls, tmp_path) as url:  # type: ignore[arg-type]
-        subscribe(server.url, unique, unique)
+def test_the_servers_table_is_relayed(engine_url: str, server: ServerProcess, unique: str, tmp_path: Path) -> None:
+    make_storage(engine_url)
+    subscribe(server.url, unique, unique)
+    payload = encode_msgpack(Payload(unique, b"body", "k", "t", {"h": "v"}))
+    halves = [NewTransaction(ids.new_id(), "g", [NewMessage(unique, payload, "k", "t")] * 2) for _ in range(30)]
+    states = (State.COMMITTED, State.ROLLED_BACK, None)
 
-        async def run() -> None:
-            store = SqlStore(url)
-            schema.upgrade(store.engine, "main")
-            await store.open(0)
-            now = time.time_ns() // 1000
-            payload = encode_msgpack(Payload(unique, b"body", "k", "t", {"h": "v"}))
-            made = [NewTransaction(ids.new_id(), "g", [NewMessage(unique, payload, "k", "t")] * 2) for _ in range(30)]
-            await store.put(made, now)
-            states = (State.COMMITTED, State.ROLLED_BACK, None)
-            outcomes = [(t.id, "g", states[n % 3]) for n, t in enumerate(made)]
-            await store.decide([o for o in outcomes if o[2] is not None], now)  # type: ignore[misc]
-            for expected in (10, 10):
-                total = await relay.run(once=True)
-                assert (total.sent, total.refused) == (expected, 0)
-            await store.close()
+    async def run(relay: Relay) -> None:
+        store = SqlStore(engine_url)
+        await store.open(wall_clock())
+        await store.put(halves, wall_clock())
+        outcomes = [(half.id, "g", state) for n, half in enumerate(halves) if (state := states[n % 3]) is not None]
+        await store.decide(outcomes, wall_clock())
+        for _ in range(2):  # there is nothing left for the second
+            total = await relay.run(once=True)
+            assert (total.sent, total.refused) == (10, 0)
+        await store.close()
 
-        engine = make_engine(url)
-        relay = Relay(engine, server.url)
-        asyncio.run(run())
-        engine.dispose()
-        found = drain(server.url, unique, unique, 20)
-        assert {(m["body"], m["key"], m["tag"], m["headers"]["h"]) for m in found} == {("body", "k", "t", "v")}
+    with ExitStack() as stack:
+        engine = make_engine(engine_url)
+        stack.callback(engine.dispose)
+        asyncio.run(run(Relay(engine, server.url)))
+    messages = drain(server.url, unique, unique, 20)
+    assert {(m["body"], m["key"], m["tag"], m["headers"]["h"]) for m in messages} == {("body", "k", "t", "v")}

@@ -17,7 +17,7 @@ from notify.server.clock import wall_clock
 from notify.testing.process import ServerProcess
 from notify.wire import Payload, encode_msgpack
 from storage.sql import registry, schema, writer
-from storage.sql.dialects import open_engine
+from storage.sql.dialects import open_engine, opened
 from storage.sql.key_map import KeyMap
 from storage.sql.shards import SqlShards, open_storage
 from storage.sql.store import SqlStore
@@ -45,11 +45,9 @@ def shared_storage(
 @pytest.fixture
 def storage(shared_storage: str) -> str:
     """The URL of a database with the server's tables, which are empty."""
-    engine = open_engine(shared_storage)
-    with engine.begin() as connection:
+    with opened(shared_storage) as engine, engine.begin() as connection:
         connection.execute(sa.delete(server_half_message))
         connection.execute(sa.delete(server_member))
-    engine.dispose()
     return shared_storage
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from notify.testing.process import ServerProcess
 from storage.sql import schema
-from storage.sql.dialects import open_engine
+from storage.sql.dialects import opened
 from tests.support.clock import eventually
 from tests.support.http import REASON, admin, call
 
@@ -31,9 +31,8 @@ class Guarded:
 
 def make_storage(url: str, shard: str = "main") -> None:
     """The server's tables in an empty database."""
-    engine = open_engine(url)
-    schema.upgrade(engine, shard)
-    engine.dispose()
+    with opened(url) as engine:
+        schema.upgrade(engine, shard)
 
 
 class Started:
