@@ -40,7 +40,7 @@ class Administration:
     def __init__(self, settings: Settings, engine: Engine, clock: Clock) -> None:
         self.records = Records(engine)
         self.configuration = Configuration(settings)
-        self.access = Access(settings, self.look)
+        self.access = Access(settings, self.look, clock)
         self.clock = clock
         self.on_change: Callable[[Configuration], None] = lambda configuration: None
         """Called when other settings or limits hold."""

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from notify import ids
 from notify.client.http import error_of
 from notify.client.loop import new_event_loop
 from notify.errors import StorageFailed, Unavailable
+from notify.server import first_token
 from notify.server.app import App
 from notify.server.clock import Clock, wall_clock
 from notify.server.http import Answer, Request
@@ -168,6 +170,11 @@ class InMemoryServer:
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
+
+    @property
+    def admin_token(self) -> str:
+        """Of a server with `access=True`, once it is started: the first token, which may make others."""
+        return (Path(self._directory.name) / first_token.FILE).read_text().strip()
 
     # --- time -------------------------------------------------------------------------------------------------
 

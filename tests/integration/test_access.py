@@ -4,33 +4,38 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
 import stat
-import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
-from notify import ids
 from notify.client import Consumer, Message, TransactionProducer
 from notify.errors import Forbidden, InvalidRequest, Unauthorized
+from notify.server.access import lookup
 from notify.server.access.rights import Right, parse_right
 from notify.server.serve import check_host
 from notify.settings import Settings
-from notify.testing.process import ServerProcess
-from tests.support.http import ask
-from tests.support.servers import Guarded
+from notify.testing import InMemoryServer
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.http import ask, call
+from tests.support.servers import Guarded, GuardedInMemory
+from tests.support.transactions import half_request, new_id
 
 READS = ("topics", "groups", "transactions", "limits", "settings", "settings/revisions", "credentials", "actions",
          "jobs", "bridges", "nodes")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    made = Guarded(tmp_path_factory.mktemp("guarded") / "data")
-    yield made
-    made.server.stop()
+def guarded() -> Iterator[GuardedInMemory]:
+    with pytest.MonkeyPatch.context() as patched, GuardedInMemory() as server:
+        # On a slow machine an unknown token would be answered with 503 else, until the records are read.
+        patched.setattr(lookup, "WAIT_SECONDS", PATIENCE_SECONDS)
+        yield server
 
 
 def test_rights_cover_what_they_name() -> None:
@@ -51,7 +56,7 @@ def test_rights_cover_what_they_name() -> None:
 def requests_of(topic: str, group: str) -> dict[str, tuple[str, str, Any]]:
     """One request of each kind that a right is for."""
     message = {"topic": topic, "body": "x"}
-    half = {"id": ids.to_text(ids.new_id()), "messages": [message]}
+    half = {"id": new_id(), "messages": [message]}
     why = {"reason": "a test"}
     return {
         "publish": ("POST", "/v1/messages", {"messages": [message]}),
@@ -104,7 +109,7 @@ def refused(answer: tuple[int, Any]) -> bool:
     return status in (401, 403)
 
 
-def test_the_matrix_of_rights_routes_and_names(guarded: Guarded, unique: str) -> None:
+def test_the_matrix_of_rights_routes_and_names(guarded: GuardedInMemory, unique: str) -> None:
     """Promise: denied by default. Every right against every route, on its own names and on others'."""
     topic, group = unique + ".t", unique + ".g"
     requests = requests_of(topic, group)
@@ -124,7 +129,7 @@ def test_the_matrix_of_rights_routes_and_names(guarded: Guarded, unique: str) ->
             assert (status, problem["code"]) == (401, "unauthorized"), (name, shown)
 
 
-def test_every_admin_read_takes_view(guarded: Guarded) -> None:
+def test_every_admin_read_takes_view(guarded: GuardedInMemory) -> None:
     nobody, viewer = guarded.make("publish"), guarded.make("view")
     for path in READS:
         assert ask(guarded.url, "GET", f"/v1/admin/{path}", token=nobody)[0] == 403
@@ -134,7 +139,7 @@ def test_every_admin_read_takes_view(guarded: Guarded) -> None:
         assert ask(guarded.url, "GET", path)[0] == 200
 
 
-def test_every_admin_write_in_the_document_is_guarded(guarded: Guarded) -> None:
+def test_every_admin_write_in_the_document_is_guarded(guarded: GuardedInMemory) -> None:
     """Routes to come are in it, too: none is open to whoever may only look."""
     viewer = guarded.make("view", "publish", "consume:nobody", "check", "read", "bridge")
     _, document = ask(guarded.url, "GET", "/openapi.json", token=viewer)
@@ -149,7 +154,7 @@ def test_every_admin_write_in_the_document_is_guarded(guarded: Guarded) -> None:
     assert count > 15
 
 
-def test_items_are_refused_one_by_one(guarded: Guarded, unique: str) -> None:
+def test_items_are_refused_one_by_one(guarded: GuardedInMemory, unique: str) -> None:
     token = guarded.make(f"publish:{unique}.a")
     messages = [{"topic": f"{unique}.{t}", "body": "x"} for t in "aba"]
     status, answer = ask(guarded.url, "POST", "/v1/messages", {"messages": messages}, token)
@@ -157,9 +162,9 @@ def test_items_are_refused_one_by_one(guarded: Guarded, unique: str) -> None:
     assert f"publish:{unique}.b" in answer["items"][1]["detail"]  # it says what is missing
 
 
-def test_transactions_are_decided_by_who_administers_their_group(guarded: Guarded, unique: str) -> None:
-    name = ids.to_text(ids.new_id())
-    half = {"producer_group": unique, "transactions": [{"id": name, "messages": [{"topic": unique, "body": "x"}]}]}
+def test_transactions_are_decided_by_who_administers_their_group(guarded: GuardedInMemory, unique: str) -> None:
+    name = new_id()
+    half = half_request(unique, name, topic=unique)
     assert ask(guarded.url, "POST", "/v1/transactions", half, guarded.make("publish", "check"))[0] == 200
     path = f"/v1/admin/transactions/{name}/commit"
     assert ask(guarded.url, "POST", path, {"reason": "r"}, guarded.make("admin:other"))[0] == 403
@@ -169,21 +174,24 @@ def test_transactions_are_decided_by_who_administers_their_group(guarded: Guarde
     assert (actions["actions"][0]["who"], actions["actions"][0]["target"]) == ("operator", name)
 
 
-def test_tokens_expire_and_are_revoked(guarded: Guarded) -> None:
-    short = guarded.make("view", expires_in=0.4)
-    assert ask(guarded.url, "GET", "/v1/admin/topics", token=short)[0] == 200
-    token = guarded.make("view", name="gone")
-    assert ask(guarded.url, "GET", "/v1/admin/topics", token=token)[0] == 200
-    _, found = ask(guarded.url, "GET", "/v1/admin/credentials", token=guarded.admin)
-    number = next(c["id"] for c in found["credentials"] if c["name"] == "gone")
+def test_tokens_expire_and_are_revoked(guarded: GuardedInMemory) -> None:
+    def status(token: str) -> int:
+        return ask(guarded.url, "GET", "/v1/admin/topics", token=token)[0]
+
+    short, token = guarded.make("view", expires_in=600), guarded.make("view", name="gone")
+    assert status(short) == status(token) == 200
+    credentials = call(guarded.url, "GET", "/v1/admin/credentials", token=guarded.admin)["credentials"]
+    number = next(c["id"] for c in credentials if c["name"] == "gone")
     path = f"/v1/admin/credentials/{number}/revoke"
-    assert ask(guarded.url, "POST", path, {"reason": "r", "dry_run": True}, guarded.admin)[0] == 200
-    assert ask(guarded.url, "GET", "/v1/admin/topics", token=token)[0] == 200  # it was a dry run
-    assert ask(guarded.url, "POST", path, {"reason": "r"}, guarded.admin)[0] == 200
-    assert ask(guarded.url, "GET", "/v1/admin/topics", token=token)[0] == 401
-    time.sleep(0.4)
-    status, problem = ask(guarded.url, "GET", "/v1/admin/topics", token=short)
-    assert status == 401 and "expired" in problem["detail"]
+    call(guarded.url, "POST", path, {"reason": "r", "dry_run": True}, guarded.admin)
+    assert status(token) == 200  # it was a dry run
+    call(guarded.url, "POST", path, {"reason": "r"}, guarded.admin)
+    assert status(token) == 401
+    guarded.server.advance(599)
+    assert status(short) == 200
+    guarded.server.advance(1)
+    refusal, problem = ask(guarded.url, "GET", "/v1/admin/topics", token=short)
+    assert refusal == 401 and "expired" in problem["detail"]
 
 
 def test_only_hashes_are_kept_and_files_are_the_owners(tmp_path: Path) -> None:
@@ -207,26 +215,38 @@ def test_only_hashes_are_kept_and_files_are_the_owners(tmp_path: Path) -> None:
         made.server.stop()
 
 
-def test_rates_and_polls_of_a_principal(guarded: Guarded, unique: str) -> None:
-    token = guarded.make("publish", requests=5)
-    body = {"messages": [{"topic": unique, "body": "x"}]}
-    found = [ask(guarded.url, "POST", "/v1/messages", body, token)[0] for _ in range(8)]
-    assert found[:5] == [200] * 5 and 429 in found[5:]
-    assert ask(guarded.url, "POST", "/v1/messages", body, guarded.make("publish"))[0] == 200  # of another: its own
+def test_rates_and_polls_of_a_principal(guarded: GuardedInMemory, unique: str) -> None:
+    token, other = guarded.make("publish", requests=5), guarded.make("publish")
+
+    def publish(token: str) -> int:
+        return ask(guarded.url, "POST", "/v1/messages", {"messages": [{"topic": unique, "body": "x"}]}, token)[0]
+
+    assert [publish(token) for _ in range(7)] == [200] * 5 + [429] * 2
+    assert publish(other) == 200  # another principal has its own
+    guarded.server.advance(1)
+    assert [publish(token) for _ in range(7)] == [200] * 5 + [429] * 2
     token = guarded.make("check", polls=1)
-    import threading
 
-    poll = {"producer_group": unique, "instance": "i", "wait": 2, "max": 1}
-    waiting = threading.Thread(target=ask, args=(guarded.url, "POST", "/v1/checks/poll", poll, token))
-    waiting.start()
-    time.sleep(0.5)
-    status, problem = ask(guarded.url, "POST", "/v1/checks/poll", poll, token)
-    assert (status, problem["code"]) == (429, "too_many_polls")
-    waiting.join()
-    assert ask(guarded.url, "POST", "/v1/checks/poll", poll | {"wait": 0}, token)[0] == 200
+    def poll(wait: float) -> tuple[int, Any]:
+        asked = {"producer_group": unique, "instance": "i", "wait": wait, "max": 1}
+        return ask(guarded.url, "POST", "/v1/checks/poll", asked, token)
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(poll, 60)
+        try:
+            eventually(lambda: guarded.server.under_way("/v1/checks/poll") == 1, "a poll that waits")
+            status, problem = poll(0)
+            assert (status, problem["code"]) == (429, "too_many_polls")
+        finally:
+            # A check that is due ends the wait.
+            half = half_request(unique, topic=unique)
+            assert ask(guarded.url, "POST", "/v1/transactions", half, guarded.make("publish", "check"))[0] == 200
+            guarded.server.advance(60)
+        assert waiting.result(PATIENCE_SECONDS)[0] == 200
+    assert poll(0)[0] == 200
 
 
-def test_the_sdk_shows_its_token(guarded: Guarded, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sdk_shows_its_token(guarded: GuardedInMemory, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rights = [f"publish:{unique}", f"check:{unique}", f"consume:{unique}", f"read:{unique}"]
     token = guarded.make(*rights)
     got: list[str] = []
@@ -251,24 +271,21 @@ def test_the_sdk_shows_its_token(guarded: Guarded, unique: str, monkeypatch: pyt
         producer.publish(Message(unique, "from the environment"))
 
 
-def test_a_refused_body_is_not_taken(guarded: Guarded) -> None:
+def test_a_refused_body_is_not_taken(guarded: GuardedInMemory) -> None:
     """Who is not let in is told so before the body is there: it cannot fill the server's memory."""
-    import socket
-    from urllib.parse import urlsplit
-
     parts = urlsplit(guarded.url)
-    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=10) as s:
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=PATIENCE_SECONDS) as s:
         s.sendall(b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
                   b"content-length: 8000000\r\n\r\n{")  # fmt: skip
         assert b" 401 " in s.recv(4096).split(b"\r\n")[0]
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/admin/limits"])
-def test_pages_of_other_sites_change_nothing(server: ServerProcess, path: str) -> None:
+def test_pages_of_other_sites_change_nothing(memory: InMemoryServer, path: str) -> None:
     """While access is off, loopback is what protects: a page in a browser on this machine must not reach through it."""
     method = "POST" if path == "/v1/messages" else "PUT"
     body = {"messages": [{"topic": "t", "body": "x"}]} if method == "POST" else {"reason": "r", "dry_run": True}
-    host = server.url.removeprefix("http://")
+    host = memory.url.removeprefix("http://")
     for headers in (
         {"sec-fetch-site": "cross-site"},
         {"sec-fetch-site": "same-site"},
@@ -278,15 +295,15 @@ def test_pages_of_other_sites_change_nothing(server: ServerProcess, path: str) -
         {"origin": "http://evil.example:7400", "host": "evil.example:7400"},  # its name points here
         {"sec-fetch-site": "same-origin", "host": "evil.example"},
     ):
-        status, problem = ask(server.url, method, path, body, headers=headers)
+        status, problem = ask(memory.url, method, path, body, headers=headers)
         assert status == 403 and problem["code"] in ("forbidden", "foreign_host"), headers
-    for headers in ({"origin": server.url, "sec-fetch-site": "same-origin"}, {}, {"sec-fetch-site": "none"}):
-        assert ask(server.url, method, path, body, headers=headers)[0] == 200, headers
+    for headers in ({"origin": memory.url, "sec-fetch-site": "same-origin"}, {}, {"sec-fetch-site": "none"}):
+        assert ask(memory.url, method, path, body, headers=headers)[0] == 200, headers
 
 
-def test_admin_bodies_are_bounded(server: ServerProcess) -> None:
+def test_admin_bodies_are_bounded(memory: InMemoryServer) -> None:
     body = json.dumps({"reason": "x" * (2 << 20)}).encode()
-    status, problem = ask(server.url, "PUT", "/v1/admin/limits", body)
+    status, problem = ask(memory.url, "PUT", "/v1/admin/limits", body)
     assert (status, problem["code"]) == (413, "request_too_large")
 
 

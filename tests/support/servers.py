@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from storage.sql import schema
 from storage.sql.dialects import opened
@@ -14,19 +15,41 @@ from tests.support.clock import eventually
 from tests.support.http import REASON, admin, call
 
 
-class Guarded:
-    """A server with access on, and tokens made for it."""
+class WithTokens:
+    """A server with access on, at `url`; `admin` is its first token."""
+
+    url: str
+    admin: str
+
+    def make(self, *rights: str, **fields: Any) -> str:
+        """A token with these rights."""
+        body = {"name": "t", "rights": list(rights), "reason": REASON} | fields
+        return str(call(self.url, "POST", "/v1/admin/credentials", body, self.admin)["token"])
+
+
+class GuardedInMemory(WithTokens):
+    """In memory, on a clock that only the test moves; `with` stops it."""
+
+    def __init__(self) -> None:
+        self.server = InMemoryServer(access=True).start()
+        self.server.freeze()
+        self.url, self.admin = self.server.url, self.server.admin_token
+
+    def __enter__(self) -> GuardedInMemory:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.server.stop()
+
+
+class Guarded(WithTokens):
+    """A server process with access on, and tokens made for it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.server = ServerProcess(directory, environment={"NOTIFY_ACCESS": "1"}).start()
         self.url = self.server.url
         self.admin = (directory / "admin.token").read_text().strip()
-
-    def make(self, *rights: str, **fields: Any) -> str:
-        """A token with these rights."""
-        body = {"name": "t", "rights": list(rights), "reason": REASON} | fields
-        return str(call(self.url, "POST", "/v1/admin/credentials", body, self.admin)["token"])
 
 
 def make_storage(url: str, shard: str = "main") -> None:

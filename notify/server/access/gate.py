@@ -17,7 +17,7 @@ from notify.server.access import tokens
 from notify.server.access.lookup import Lookup, Unknown
 from notify.server.access.principal import EVERYONE, Principal
 from notify.server.access.rights import Right, parse_rights
-from notify.server.clock import wall_clock
+from notify.server.clock import Clock, wall_clock
 from notify.settings import Settings
 
 if TYPE_CHECKING:
@@ -49,8 +49,12 @@ class Access:
     While `on` is False: everyone, to everything.
     """
 
-    def __init__(self, settings: Settings, look: Callable[[], Awaitable[None]]) -> None:
-        """`look` reads the records, and has `learn` called where there are other credentials (see Lookup)."""
+    def __init__(self, settings: Settings, look: Callable[[], Awaitable[None]], clock: Clock = wall_clock) -> None:
+        """`look` reads the records, and has `learn` called where there are other credentials (see Lookup).
+
+        `clock`: the one by which credentials were made; this machine's own may differ from it.
+        """
+        self._clock = clock
         self.on = settings.access
         self.settings = settings
         self._provider: Provider | None = None
@@ -103,7 +107,7 @@ class Access:
         if remembered is None:
             return None
         principal, credential, until = remembered
-        now_us = wall_clock()
+        now_us = self._clock()
         if credential is not None and not credential.holds(now_us):
             return None
         if now_us > until * 1e6:
@@ -171,9 +175,9 @@ class Access:
             if certificate is None:
                 raise Unauthorized(_NOTHING_SHOWN)
             credential = self._by_proof.get(("certificate", certificate))
-            if credential is None or not credential.holds(wall_clock()):
+            if credential is None or not credential.holds(self._clock()):
                 return None
-            self.used_us[credential.id] = wall_clock()
+            self.used_us[credential.id] = self._clock()
             return self._principal_of(credential)
         scheme, _, shown = authorization.partition(b" ")
         if scheme.lower() != b"bearer":
@@ -189,11 +193,11 @@ class Access:
             return None
         if credential is None or credential.kind != "token" or not tokens.is_proved(token, credential.proof):
             raise Unauthorized(_NOT_OURS)
-        if not credential.holds(wall_clock()):
+        if not credential.holds(self._clock()):
             raise Unauthorized("this token has expired or was revoked: ask for a new one")
         principal = self._principal_of(credential)
         self._remember(authorization, principal, credential, 1 << 40)
-        self.used_us[credential.id] = wall_clock()
+        self.used_us[credential.id] = self._clock()
         return principal
 
     async def _of_provider(self, authorization: bytes, token: bytes) -> Principal:
@@ -211,7 +215,7 @@ class Access:
             principal = self._made(credential.name, rights, credential.requests, credential.polls)
         else:
             principal = self._made(claims.subject, rights, 0, 0)
-        self._remember(authorization, principal, None, min(claims.expires_at, time.time() + KNOWN_SECONDS))
+        self._remember(authorization, principal, None, min(claims.expires_at, self._clock() / 1e6 + KNOWN_SECONDS))
         return principal
 
     async def _of_subject(self, subject: str, is_needed: bool) -> Credential | None:
@@ -220,14 +224,14 @@ class Access:
         Raises Unavailable where that cannot be known; but unless it `is_needed`, what the token itself says is enough.
         """
         credential = self._by_proof.get(("subject", subject))
-        if credential is None or not credential.holds(wall_clock()):
+        if credential is None or not credential.holds(self._clock()):
             try:
                 await self._lookup.look()
             except Unavailable:
                 if is_needed:
                     raise
             credential = self._by_proof.get(("subject", subject))
-        return credential if credential is not None and credential.holds(wall_clock()) else None
+        return credential if credential is not None and credential.holds(self._clock()) else None
 
     def _principal_of(self, credential: Credential) -> Principal:
         found = self._principals.get(credential.id)
@@ -243,7 +247,7 @@ class Access:
             rights,
             requests=requests or self.settings.principal_requests,
             polls=polls or self.settings.principal_polls,
-            now_us=wall_clock(),
+            now_us=self._clock(),
         )
 
     def _remember(self, shown: bytes, principal: Principal, credential: Credential | None, until: float) -> None:
