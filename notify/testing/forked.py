@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 from multiprocessing.connection import Connection
@@ -91,6 +92,7 @@ def _run(arguments: list[str], environment: dict[str, str], directory: str, writ
     from storage import crash_point
 
     os.setsid()
+    threading.Thread(target=_die_with_the_parent, daemon=True).start()
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)
@@ -100,3 +102,11 @@ def _run(arguments: list[str], environment: dict[str, str], directory: str, writ
     crash_point.arm(environment.get("NOTIFY_CRASH_AT", ""))
     sys.argv = ["notify", *arguments]
     main.main()
+
+
+def _die_with_the_parent() -> None:
+    """A suite that was killed leaves no server behind."""
+    suite = multiprocessing.parent_process()
+    assert suite is not None
+    suite.join()
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,3 +55,31 @@ def test_its_environment_is_its_own(launch: Any, tmp_path: Path) -> None:
 def test_one_that_cannot_start_says_why(launch: Any, tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="check_attempts"):
         ServerProcess(tmp_path / "data", environment={"NOTIFY_CHECK_ATTEMPTS": "no number"}).start()
+
+
+def test_a_suite_that_is_killed_leaves_no_server_behind(tmp_path: Path) -> None:
+    script = tmp_path / "suite.py"
+    script.write_text(
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from notify.testing import ServerProcess, forked\n"
+        "if __name__ == '__main__':\n"
+        "    ServerProcess.launch = staticmethod(forked.launch)\n"
+        "    print(ServerProcess(Path(sys.argv[1])).start().url, flush=True)\n"
+        "    time.sleep(600)  # until it is killed\n"
+    )
+    suite = subprocess.Popen([sys.executable, str(script), str(tmp_path / "data")], stdout=subprocess.PIPE, text=True)
+    assert suite.stdout is not None
+    url = suite.stdout.readline().strip()
+    assert is_ready(url)
+    suite.kill()
+    suite.wait()
+    suite.stdout.close()
+    eventually(lambda: not is_ready(url), "the server to die with its suite")
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return ask(url, "GET", "/readyz")[0] == 200
+    except OSError:
+        return False
