@@ -30,8 +30,8 @@ class WithTokens:
 class GuardedInMemory(WithTokens):
     """In memory, on a clock that only the test moves; `with` stops it."""
 
-    def __init__(self) -> None:
-        self.server = InMemoryServer(access=True).start()
+    def __init__(self, **settings: Any) -> None:
+        self.server = InMemoryServer(access=True, **settings).start()
         self.server.freeze()
         self.url, self.admin = self.server.url, self.server.admin_token
 
