@@ -10,9 +10,9 @@ import re
 import shlex
 import subprocess
 import sys
-import time
+import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,11 @@ from sqlalchemy.orm import Session
 
 from notify.client import Message, TransactionProducer
 from notify.client.table import create_tables
-from notify.testing.ports import free_port
-from tests.support.clock import eventually
-from tests.support.http import ask
+from notify.testing.ports import free_ports
+from notify.testing.process import Child, ServerProcess
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.databases import empty_database
+from tests.support.http import REASON, ask, call
 from tests.support.shop import make_engine
 
 ROOT = Path(__file__).parents[2]
@@ -40,10 +42,10 @@ class Composition:
         self._database = database
         self.data = directory / "data"
         self.data.mkdir()
-        self._ports = {str(port): str(free_port()) for port in range(7400, 7404)}
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._ports = {str(7400 + n): str(port) for n, port in enumerate(free_ports(4))}
+        self._running: dict[str, Child] = {}
+        self._output: dict[str, list[str]] = {}
         self._ended: set[str] = set()
-        self._logs = directory
 
     def port(self, port: int) -> str:
         return self._ports[str(port)]
@@ -54,14 +56,6 @@ class Composition:
         text = re.sub(r"/data\b", str(self.data), text)
         return re.sub(r"\b740[0-3]\b", lambda m: self._ports[m[0]], text)
 
-    def _command(self, service: dict[str, Any]) -> list[str]:
-        words = [self._here(word) for word in service["command"]]
-        notify = [sys.executable, "-m", "notify.cli.main"]
-        if "entrypoint" in service:  # a shell's words
-            script = words[0].replace("notify token", shlex.join(notify) + " token")
-            return [*service["entrypoint"], script]
-        return notify + words
-
     def up(self, name: str) -> None:
         """Start a service once what it depends on is as the file asks."""
         if name in self._running or name in self._ended or name == "mysql":
@@ -69,26 +63,36 @@ class Composition:
         service = self._services[name]
         for other in service["depends_on"]:
             self.up(other)
-        environment = {key: self._here(value) for key, value in service["environment"].items()}
-        with open(self._logs / f"{name}.log", "wb") as log:
-            process = subprocess.Popen(
-                self._command(service), env=os.environ | environment, stdout=log, stderr=subprocess.STDOUT
-            )
+        environment = os.environ | {key: self._here(value) for key, value in service["environment"].items()}
+        words = [self._here(word) for word in service["command"]]
+        if "entrypoint" in service:  # a shell's words, and a service that ends by itself
+            notify = shlex.join([sys.executable, "-m", "notify.cli.main"])
+            command = [*service["entrypoint"], words[0].replace("notify token", notify + " token")]
+            subprocess.run(command, env=environment, check=True, timeout=2 * PATIENCE_SECONDS)
+            self._ended.add(name)
+            return
+        process = ServerProcess.launch(words, environment)
+        self._output[name] = []
+        threading.Thread(target=self._read, args=(name, process), daemon=True).start()
         if service.get("restart") == "no":
-            assert process.wait(60) == 0, self.log(name)
+            assert process.wait(PATIENCE_SECONDS) == 0, self.log(name)
             self._ended.add(name)
             return
         self._running[name] = process
         if "healthcheck" in service:
-            self._wait_until_healthy(name, service["healthcheck"]["test"])
+            test = service["healthcheck"]["test"]
+            assert test[:2] == ["CMD", "python"]
+            command = [sys.executable, *(self._here(word) for word in test[2:])]
+            eventually(lambda: self._is_healthy(name, command), f"{name} to be healthy")
 
-    def _wait_until_healthy(self, name: str, test: list[str]) -> None:
-        assert test[:2] == ["CMD", "python"]
-        command = [sys.executable, *(self._here(word) for word in test[2:])]
-        until = time.monotonic() + 60
-        while subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode:
-            assert time.monotonic() < until and self._running[name].poll() is None, self.log(name)
-            time.sleep(0.2)
+    def _is_healthy(self, name: str, command: list[str]) -> bool:
+        assert self._running[name].poll() is None, self.log(name)
+        return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+    def _read(self, name: str, process: Child) -> None:
+        assert process.stdout is not None
+        with process.stdout:
+            self._output[name].extend(process.stdout)
 
     def is_ready(self, url: str) -> bool:
         try:
@@ -97,19 +101,20 @@ class Composition:
             return False
 
     def log(self, name: str) -> str:
-        return (self._logs / f"{name}.log").read_text()[-3000:]
+        return "".join(self._output[name])[-3000:]
 
     def down(self) -> None:
         for process in self._running.values():
             process.terminate()
         for process in self._running.values():
-            process.wait(30)
+            process.wait(PATIENCE_SECONDS)
 
 
 @pytest.fixture
-def composed(binlog_url: str, tmp_path: Path) -> Iterator[Composition]:
+def composed(database_urls: Mapping[str, str], tmp_path: Path) -> Iterator[Composition]:
     with ExitStack() as stack:
-        made = Composition(binlog_url, tmp_path)
+        database = stack.enter_context(empty_database("mariadb", database_urls, tmp_path))
+        made = Composition(database, tmp_path)
         stack.callback(made.down)
         for name in ("server-1", "server-2", "server-3", "bridge"):
             made.up(name)
@@ -123,22 +128,21 @@ def test_what_the_compose_file_starts(composed: Composition, tmp_path: Path, uni
     assert (composed.data / "bridge.token").stat().st_mode & 0o077 == 0
     # Nobody gets in without a token; with the first one, the console of each answers.
     for url in (queue, server):
-        eventually(lambda url=url: composed.is_ready(url), 60)
+        eventually(lambda url=url: composed.is_ready(url), f"{url} to be ready")
         assert ask(url, "GET", "/v1/admin/overview")[0] == 401
-        eventually(lambda url=url: ask(url, "GET", "/v1/admin/overview", token=admin)[0] == 200)
+        eventually(lambda url=url: ask(url, "GET", "/v1/admin/overview", token=admin)[0] == 200, "the first token")
         page = urllib.request.Request(url + "/", headers={"authorization": f"Bearer {admin}"})
-        assert b"Overview" in urllib.request.urlopen(page, timeout=10).read()
+        assert b"Overview" in urllib.request.urlopen(page, timeout=PATIENCE_SECONDS).read()
     # A service of its own, let in as the file's first lines say.
     rights = ["publish:*", "check:*", "consume:*"]
     body = {"name": "shop", "rights": rights, "reason": "the shop"}
-    token = ask(queue, "POST", "/v1/admin/credentials", body, admin)[1]["token"]
+    token = call(queue, "POST", "/v1/admin/credentials", body, admin)["token"]
     shop = make_engine(f"sqlite:///{tmp_path}/shop.db")
     create_tables(shop)
-    eventually(lambda: ask(server, "GET", "/v1/members", token=token)[0] == 200)
-    subscription = f"/v1/admin/groups/{unique}/subscriptions/{unique}"
-    assert ask(queue, "PUT", f"/v1/admin/topics/{unique}", {"reason": "r"}, admin)[0] == 200
-    assert ask(queue, "PUT", subscription, {"reason": "r"}, admin)[0] == 200
-    with TransactionProducer(server, group=unique, engine=shop, token=token) as producer:
+    eventually(lambda: ask(server, "GET", "/v1/members", token=token)[0] == 200, "the new token")
+    call(queue, "PUT", f"/v1/admin/topics/{unique}", {"reason": REASON}, admin)
+    call(queue, "PUT", f"/v1/admin/groups/{unique}/subscriptions/{unique}", {"reason": REASON}, admin)
+    with TransactionProducer(server, group=unique, engine=shop, token=token, half_timeout=PATIENCE_SECONDS) as producer:
         with Session(shop) as session, producer.transaction(session) as transaction:
             transaction.send(Message(unique, "through the bridge"))
 
@@ -152,6 +156,10 @@ def test_what_the_compose_file_starts(composed: Composition, tmp_path: Path, uni
 
     def received() -> list[str]:
         asked = {"instance": "i", "topics": [unique], "wait": 5}
-        return [m["body"] for m in ask(queue, "POST", f"/v1/groups/{unique}/receive", asked, token)[1]["messages"]]
+        return [m["body"] for m in call(queue, "POST", f"/v1/groups/{unique}/receive", asked, token)["messages"]]
 
-    assert eventually(received, 60) == ["through the bridge"], composed.log("bridge")
+    try:
+        assert eventually(received, "the bridge to bring it") == ["through the bridge"]
+    finally:
+        shop.dispose()
+        print(composed.log("bridge"))
