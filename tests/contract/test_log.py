@@ -28,10 +28,10 @@ from storage.store import (
     Topic,
 )
 from tests.contract.stores import SECOND, T0, Bench, commit
-from tests.simulation.loop import run as run_in_virtual_time
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.disks import UnsyncedDisk
 from tests.support.transactions import sent
+from tests.support.virtual_loop import run as run_in_virtual_time
 
 steps = st.lists(
     st.tuples(

@@ -15,9 +15,9 @@ from storage.log.recovery import SegmentReader
 from storage.log.segments import Segments
 from tests.crash.disks import PowerLossDisk
 from tests.crash.workload import T0, History, run_until_failure, violations, work
-from tests.simulation.loop import run as run_in_virtual_time
 from tests.support.disks import UnsyncedDisk
 from tests.support.transactions import sent
+from tests.support.virtual_loop import run as run_in_virtual_time
 
 
 def write_log(directory: Path, steps: int, seed: int = 1) -> History:

@@ -15,8 +15,8 @@ from storage.log import LogStore, journal
 from tests.crash.disks import FailingSyncDisk, FullDisk, PowerLossDisk
 from tests.crash.log_faults import last_frames, let_go, lose_power_repeatedly, reopened, write_log
 from tests.crash.workload import T0, History, run_until_failure, violations, work
-from tests.simulation.loop import run as run_in_virtual_time
 from tests.support.disks import UnsyncedDisk
+from tests.support.virtual_loop import run as run_in_virtual_time
 
 
 def test_torn_tails_of_every_length(tmp_path: Path) -> None:

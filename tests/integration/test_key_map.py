@@ -314,7 +314,7 @@ def test_what_is_on_its_way_counts_as_the_old_version(databases: dict[str, str])
         await store.open(now())
         assert store.follow(KeyMap(1, ("a", "b"))) == 1
         sending = asyncio.create_task(store.put([sent(key="k")], now()))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # a turn of the loop
         assert store.follow(KeyMap(2, ("b", "a"), ("a", "b"))) == 1
         await sending
         assert store.follow(KeyMap(2, ("b", "a"), ("a", "b"))) == 2

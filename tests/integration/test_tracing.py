@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,8 @@ from notify.binlog_bridge.pump import Bridge
 from notify.client import Consumer, Inbox, Message, TransactionProducer, create_tables
 from notify.message import ReceivedMessage
 from notify.testing import Crashed, InMemoryServer, crashing
+from tests.support.clock import eventually
+from tests.support.groups import running
 from tests.support.shop import make_engine
 
 
@@ -63,14 +63,10 @@ def test_one_trace_through_a_crash_and_a_check(spans: InMemorySpanExporter, tmp_
                     producer.send(session, Message("order.placed", "book"))
             server.advance(1)
             server.wait_until_decided()
-            thread = threading.Thread(target=consumer.run, kwargs={"signals": False})
-            thread.start()
-            deadline = time.monotonic() + 10
-            while not any(s.name == "INSERT points" for s in spans.get_finished_spans()):
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-            consumer.stop()
-            thread.join()
+            with running(consumer):
+                eventually(
+                    lambda: any(s.name == "INSERT points" for s in spans.get_finished_spans()), "the effect's span"
+                )
     engine.dispose()
     steps = ["POST /orders", "send order.placed", "half order.placed", "ask order.placed", "check order.placed",
              "deliver order.placed", "process order.placed", "INSERT points"]  # fmt: skip

@@ -8,8 +8,8 @@ import time
 
 import structlog
 
-from tests.simulation.loop import run
 from tests.simulation.world import World
+from tests.support.virtual_loop import run
 
 
 def simulate(seed: int, *, naive: bool = False, unordered: bool = False) -> list[str]:

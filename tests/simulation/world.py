@@ -25,6 +25,7 @@ from notify.wire import OutcomeItem, PackedMessage, PackedTransaction, PackedTra
 from storage.log import LogStore
 from storage.log.disk import Disk
 from storage.store import StoredMessage, Subscription
+from tests.support.virtual_loop import pass_seconds
 
 TOPIC = "t"
 GROUP = "c"
@@ -32,8 +33,6 @@ SECOND = "d"
 """A group of another mode over the same topic."""
 POLL_SECONDS = 3.0
 """How long a poll waits: the longer, the fewer steps a run has in which nothing happens."""
-pass_seconds = asyncio.sleep
-"""On the virtual clock: nothing waits."""
 START_US = 1_800_000_000_000_000
 
 

@@ -174,6 +174,7 @@ def test_a_run_that_fails_is_heard_out(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_a_run_has_a_bound(tmp_path: Path) -> None:
     """It is interrupted rather than killed, so that it stops its server."""
+    # The script sleeps for longer than it may take.
     script = "import pathlib, time\ntry: time.sleep(60)\nfinally: pathlib.Path('ended').touch()"
     with pytest.raises(compare.RunFailed, match="not done after 2 s"):
         compare.run_bench([sys.executable, "-c", script], tmp_path, 2)

@@ -48,7 +48,7 @@ class Machine:
     def now(self) -> float:
         return self.now_seconds
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:  # of the clock that the test moves
         self.now_seconds += seconds
 
     # --- children ---------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from notify.server.access.oidc import Claims
 from notify.server.admin.records import Credential
 from notify.server.clock import wall_clock
 from notify.settings import Settings
-from tests.simulation.loop import VirtualLoop
+from tests.support.virtual_loop import VirtualLoop, pass_seconds
 
 
 class Registry:
@@ -35,7 +35,7 @@ class Registry:
     async def _look(self) -> None:
         self.looks.append(asyncio.get_running_loop().time())
         as_of_now = list(self.credentials)
-        await asyncio.sleep(self.seconds)
+        await pass_seconds(self.seconds)
         if self.failure is not None:
             raise self.failure
         self.access.learn(as_of_now)
@@ -104,7 +104,7 @@ def test_strangers_share_few_looks_and_keep_nobody_out() -> None:
             waiting += [asyncio.ensure_future(registry.outcome(stranger())) for _ in range(20)]
             if came % 1000 == 0:
                 assert await registry.outcome(registry.make()) == "token"
-            await asyncio.sleep(0.005)
+            await pass_seconds(0.005)
         assert set(await asyncio.gather(*waiting)) == {"unauthorized"}
         assert came > 5000
         gaps = [later - earlier for earlier, later in zip(registry.looks, registry.looks[1:], strict=False)]
@@ -123,7 +123,7 @@ def test_more_than_a_server_can_bear_are_asked_to_come_again() -> None:
         registry = Registry()
         registry.seconds = 0.5
         waiting = [asyncio.ensure_future(registry.outcome(stranger())) for _ in range(gate.VERIFYING)]
-        await asyncio.sleep(0.1)
+        await pass_seconds(0.1)
         good = registry.make()
         assert await registry.outcome(good) == "unavailable"
         assert set(await asyncio.gather(*waiting)) == {"unauthorized"}
@@ -145,7 +145,7 @@ def test_what_was_not_found_is_remembered_for_a_moment(monkeypatch: pytest.Monke
             with pytest.raises(Unauthorized):
                 registry.access.admit(header, None)
         assert registry.access.admit(shown[0], None) is None  # there is room for three
-        await asyncio.sleep(lookup.UNKNOWN_SECONDS)
+        await pass_seconds(lookup.UNKNOWN_SECONDS)
         assert registry.access.admit(shown[4], None) is None
 
     run(main())
@@ -158,7 +158,7 @@ def test_a_look_that_began_before_is_not_enough() -> None:
         registry = Registry()
         registry.seconds = 0.5
         early = asyncio.ensure_future(registry.outcome(b"", "shop"))
-        await asyncio.sleep(0.1)
+        await pass_seconds(0.1)
         registry.make("certificate", "shop")
         assert await registry.outcome(b"", "shop") == "certificate"
         assert await early == "unauthorized"
@@ -215,9 +215,9 @@ def test_who_stops_waiting_takes_nobody_along() -> None:
         registry = Registry()
         registry.seconds = 0.3
         goes = asyncio.ensure_future(registry.outcome(stranger()))
-        await asyncio.sleep(0.1)
+        await pass_seconds(0.1)
         stays = asyncio.ensure_future(registry.outcome(registry.make()))
-        await asyncio.sleep(0.1)
+        await pass_seconds(0.1)
         goes.cancel()  # it was the one that looked
         assert await stays == "token"
 

@@ -129,7 +129,7 @@ def head(token: str, size: int = 0, *lines: str) -> bytes:
 async def settled() -> None:
     """Everything that can go on without news from outside has."""
     for _ in range(20):
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # a turn of the loop
 
 
 def test_a_body_is_held_only_once_its_token_is_verified() -> None:

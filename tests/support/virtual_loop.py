@@ -7,6 +7,9 @@ import selectors
 from collections.abc import Coroutine
 from typing import Any
 
+pass_seconds = asyncio.sleep
+"""On the virtual clock: nothing waits."""
+
 
 class _NoWaiting(selectors.SelectSelector):
     """Instead of sleeping, moves the loop's clock."""
