@@ -60,7 +60,9 @@ def measure_delayed(tell: Tell, _: int) -> list[str]:
             missed.append(f"delayed messages with {kills} kills")
             continue
         tell(words)
-        if not kills:
+        if not came.was_filled_in_time:
+            missed.append("delayed messages: filling took longer than the lead")
+        elif not kills:
             missed += bar(tell, "p99 lateness in s", came.p99, 0.2, at_most=True)
     return missed
 

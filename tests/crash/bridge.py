@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
-import subprocess
 import sys
 import tempfile
 import threading
@@ -31,11 +29,17 @@ from notify.bench.verify import pulled
 from notify.client.http import HttpClient
 from notify.client.table import create_tables
 from notify.errors import NotFound
+from notify.testing import forked
 from notify.testing.process import ServerProcess
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.commands import Command
 from tests.support.databases import MariaDbServer
+from tests.support.http import ask
 
 TOPIC = "bridged"
 KEYS = 12
+LEAST_ACKNOWLEDGED = 1000
+"""Of a run, however quickly everything else is over."""
 
 
 @dataclass(slots=True)
@@ -45,16 +49,23 @@ class History:
     acknowledged: dict[str, list[int]] = field(default_factory=dict)
     tried: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def count(self) -> int:
+        """How many were acknowledged."""
+        return sum(len(numbers) for numbers in list(self.acknowledged.values()))
+
 
 class Source:
     """Two servers, one of which takes writes; writers that follow it."""
 
-    def __init__(self, directory: Path, stack: ExitStack) -> None:
+    def __init__(self, directory: Path, stack: ExitStack, *, durable: bool, pause: float) -> None:
+        """`durable`: whether the databases sync; `pause`: of each writer between two transactions, in seconds."""
+        self._pause_seconds = pause
         self.servers = []
         for number in (1, 2):
             place = directory / f"m{number}"
             place.mkdir()
-            server = MariaDbServer(place, number).create()
+            server = MariaDbServer(place, number, durable=durable).create()
             stack.callback(server.stop)
             self.servers.append(server)
         self.primary, self.replica = self.servers
@@ -87,7 +98,7 @@ class Source:
         while not self._stop.is_set():
             if self._pause.is_set():
                 self._paused[number].set()
-                time.sleep(0.01)
+                time.sleep(0.01)  # the pause between two looks whether it may go on
                 continue
             self._paused[number].clear()
             count = chance.choice((1, 1, 1, 1, 1, 2, 5, 300))
@@ -117,10 +128,10 @@ class Source:
                 with suppress(Exception):
                     connection.close()
                 connection = None
-                time.sleep(0.05)
+                time.sleep(0.05)  # the pause of a writer whose server is away
             else:
                 acknowledged += mine
-            time.sleep(0.002)
+            time.sleep(self._pause_seconds)  # the pace of the load
         if connection is not None:
             connection.close()
 
@@ -158,7 +169,7 @@ class Source:
         """The primary dies once the replica has everything, which then takes its place; the dead one comes back."""
         self._pause.set()
         for paused in self._paused:
-            paused.wait(30)
+            assert paused.wait(PATIENCE_SECONDS), "a writer does not pause"
         self.replica.wait_until_it_has(str(self.primary.execute("SELECT @@gtid_binlog_pos")[0][0]))
         self.primary.kill()
         self.replica.promote()
@@ -166,34 +177,6 @@ class Source:
         self._pause.clear()
         self.replica.start()
         self.replica.follow(self.primary)
-
-
-class Bridge:
-    """`notify bridge` as a process that may be killed at any moment."""
-
-    def __init__(self, source: Source, url: str) -> None:
-        self._command = [sys.executable, "-m", "notify.cli.main", "bridge", "--url", url]
-        for server in source.servers:
-            self._command += ["--dsn", f"source={server.url}"]
-        self.process: subprocess.Popen[bytes] | None = None
-        self.output = tempfile.TemporaryFile()  # noqa: SIM115
-
-    def start(self) -> None:
-        self.process = subprocess.Popen(self._command, stdout=self.output, stderr=self.output, env=os.environ)
-
-    def kill(self) -> None:
-        assert self.process is not None
-        if self.process.poll() is not None:
-            self.output.seek(0)
-            raise AssertionError("the bridge stopped by itself: " + self.output.read()[-3000:].decode())
-        self.process.kill()
-        self.process.wait(10)
-
-    def close(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait(10)
-        self.output.close()
 
 
 async def in_log(url: str) -> dict[str, list[int]]:
@@ -207,7 +190,7 @@ async def in_log(url: str) -> dict[str, list[int]]:
             found.setdefault(body["key"], []).append(body["n"])
         return found
     except NotFound:
-        return {}  # on a slow machine every bridge was killed before its first message made the topic
+        return {}  # every bridge was killed before its first message made the topic
     finally:
         http.close()
 
@@ -229,10 +212,19 @@ def violations(history: History, found: dict[str, list[int]]) -> list[str]:
     return bad
 
 
+def end_of_log(url: str) -> int:
+    """How many messages the bridge has moved."""
+    status, topics = ask(url, "GET", "/v1/admin/topics")
+    assert status == 200, topics
+    return sum(queue["end"] for topic in topics["topics"] if topic["name"] == TOPIC for queue in topic["queues"])
+
+
 def run(
     directory: Path,
     stack: ExitStack,
     *,
+    durable: bool = True,
+    pause: float = 0.002,
     kills: int,
     rotations: int,
     ddls: int,
@@ -240,13 +232,17 @@ def run(
     failovers: int,
     seed: int,
 ) -> dict[str, Any]:
-    """The campaign; its report with what is wrong under `violations`."""
+    """The campaign; its report with what is wrong under `violations`. `durable`, `pause`: see Source.
+
+    Every second kill comes when the bridge has moved something since it was started, the others at any moment, also
+    while it starts.
+    """
     chance = random.Random(seed)
-    source = Source(directory, stack)
+    source = Source(directory, stack, durable=durable, pause=pause)
     queue = ServerProcess(directory / "queue").start()
     stack.callback(queue.stop)
-    bridge = Bridge(source, queue.url)
-    bridge.start()
+    sources = [word for server in source.servers for word in ("--dsn", f"source={server.url}")]
+    bridge = Command("bridge", "--url", queue.url, *sources).start()
     stack.callback(bridge.close)
     source.begin()
     plan = ["rotate"] * rotations + ["ddl"] * ddls + ["restart"] * restarts + ["fail over"] * failovers
@@ -255,7 +251,7 @@ def run(
     try:
         steps = max(kills, len(plan))
         for step in range(steps):
-            time.sleep(chance.uniform(0.3, 1.6))
+            time.sleep(chance.uniform(0.3, 1.6))  # a random moment: before the bridge has started, or later
             for what in plan[step * len(plan) // steps : (step + 1) * len(plan) // steps]:
                 if what == "rotate":
                     source.rotate()
@@ -268,23 +264,24 @@ def run(
                     source.fail_over()
                 done[what] += 1
             if step < kills:
+                if step % 2 == 0:
+                    wanted = end_of_log(queue.url) + chance.randint(1, 100)
+                    eventually(lambda wanted=wanted: end_of_log(queue.url) >= wanted, f"the bridge to move {wanted}")  # type: ignore[misc]
                 bridge.kill()
                 done["kill"] += 1
                 bridge.start()
+        eventually(lambda: source.history.count >= LEAST_ACKNOWLEDGED, f"{LEAST_ACKNOWLEDGED} acknowledged messages")
     finally:
         source.end()
-    acknowledged = sum(map(len, source.history.acknowledged.values()))
-    deadline = time.monotonic() + 120
-    found: dict[str, list[int]] = {}
-    while time.monotonic() < deadline:
+    deadline = time.monotonic() + 3 * PATIENCE_SECONDS
+    found = asyncio.run(in_log(queue.url))
+    while any("lost" in bad for bad in violations(source.history, found)) and time.monotonic() < deadline:
+        time.sleep(0.5)  # the pause between two looks
         found = asyncio.run(in_log(queue.url))
-        if not any("lost" in bad for bad in violations(source.history, found)):
-            break
-        time.sleep(1)
     bridge.kill()
     return {
         "messages": sum(map(len, found.values())),
-        "acknowledged": acknowledged,
+        "acknowledged": source.history.count,
         "done": dict(done),
         "violations": violations(source.history, found),
     }
@@ -296,6 +293,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--seed", type=int, default=1)
     a = parser.parse_args()
+    ServerProcess.launch = staticmethod(forked.launch)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bridge-")))
         result = run(

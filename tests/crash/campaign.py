@@ -130,7 +130,7 @@ def main() -> int:
         "power loss, ext4": lambda: loop_device.lose_power(max(1, options.cycles // 25), options.seed),
         "failed fdatasync": lambda: strace.fail_syncs(max(1, options.cycles // 100)),
         "bit flips": flips,
-        "order": lambda: ordered.run(2_000 * options.cycles, 10_000, 4, 0.3, options.seed),
+        "order": lambda: ordered.run(2_000 * options.cycles, 10_000, 4, options.cycles // 5, options.seed),
         "delayed": lambda: delayed.run(2_000 * options.cycles, 60, 15 + options.cycles / 20, 2)[1],
     }
     bad = []

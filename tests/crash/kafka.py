@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,6 +25,7 @@ from notify.client.table import create_tables
 from notify.demo.kafka import KafkaCluster
 from notify.errors import Unavailable
 from notify.kafka_records import ID, header, listed
+from tests.support.commands import Command
 from tests.support.databases import MariaDbServer
 
 NODES = 3
@@ -69,10 +69,8 @@ def run(directory: Path, stack: ExitStack, *, seconds: float, every: float, rate
     engine = sa.create_engine(source.url)
     create_tables(engine)
     engine.dispose()
-    command = [sys.executable, "-m", "notify.cli.main", "bridge", "--dsn", f"k={source.url}", "--url", kafka.url]
-    bridge = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    stack.callback(bridge.wait)
-    stack.callback(bridge.kill)
+    bridge = Command("bridge", "--dsn", f"k={source.url}", "--url", kafka.url).start()
+    stack.callback(bridge.close)
     acknowledged: set[str] = set()
     writing = threading.Thread(
         target=lambda: acknowledged.update(write(sa.make_url(source.url), round(rate * seconds), 256, rate))
@@ -81,18 +79,15 @@ def run(directory: Path, stack: ExitStack, *, seconds: float, every: float, rate
     kills = 0
     until = time.monotonic() + seconds
     while time.monotonic() + every < until:
-        time.sleep(every * chance.uniform(0.7, 1.3))
+        time.sleep(every * chance.uniform(0.7, 1.3))  # the campaign's pace
         node = chance.randrange(NODES)
         kafka.kill_node(node)
         kills += 1
-        time.sleep(chance.uniform(1, 4))
+        time.sleep(chance.uniform(1, 4))  # how long it is away
         kafka.start_node(node)
         if kills % 2:
             bridge.kill()
-            bridge.wait()
-            bridge = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            stack.callback(bridge.wait)
-            stack.callback(bridge.kill)
+            bridge.start()
     writing.join()
     found = committed(kafka.brokers, len(acknowledged), 120)
     return {

@@ -6,23 +6,23 @@ import asyncio
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
 import tempfile
 import time
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from notify.bench import children
-from notify.bench.admin import subscribe
 from notify.bench.consume import ranges
+from notify.bench.fill import fill
 from notify.client.http import HttpClient
 from notify.client.loop import new_event_loop
+from notify.testing import forked
 from notify.testing.process import ServerProcess
 from notify.wire import Receive, Received, Settle, encode_msgpack
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.groups import subscribe
 from tests.support.http import admin
 
 TOPIC = "bench-0"
@@ -36,13 +36,13 @@ async def consume(url: str, instance: str, journal: int) -> None:
     http = HttpClient(url)
     request = encode_msgpack(Receive(instance=instance, max=1000, wait=0.5, lease=LEASE))
     while True:
-        found = _decode(await http.call("POST", f"/v1/groups/{GROUP}/receive", request, 30)).messages
+        found = _decode(await http.call("POST", f"/v1/groups/{GROUP}/receive", request, PATIENCE_SECONDS)).messages
         if not found:
             continue
         _write(journal, [("r", m.key, m.offset) for m in found])
         _write(journal, [("a", m.key, m.offset) for m in found])
         settle = encode_msgpack(Settle(ranges([m.receipt for m in found])))
-        await http.call("POST", f"/v1/groups/{GROUP}/settle", settle, 30)
+        await http.call("POST", f"/v1/groups/{GROUP}/settle", settle, PATIENCE_SECONDS)
 
 
 def _write(journal: int, events: list[tuple[str, str | None, int]]) -> None:
@@ -77,39 +77,47 @@ def inversions(journals: list[Path]) -> tuple[int, int]:
     return wrong, len(seen)
 
 
-def run(messages: int, keys: int, consumers: int, kill_every: float, seed: int) -> str:
-    """Fill a topic, drain it with consumers that are killed and replaced; what was found, in words."""
+def run(messages: int, keys: int, consumers: int, kills: int, seed: int) -> str:
+    """Fill a topic, drain it with consumers that are killed and replaced; what was found, in words.
+
+    The kills come at equal parts of the way. Raises AssertionError if the order is broken or a message is missing.
+    """
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="notify-ordered-") as directory:
         server = ServerProcess(Path(directory) / "data").start()
-        running: list[subprocess.Popen[bytes]] = []
+        running: list[ForkServerProcess] = []
         journals: list[Path] = []
 
-        def begin() -> subprocess.Popen[bytes]:
+        def begin() -> ForkServerProcess:
             journals.append(Path(directory) / f"journal-{len(journals)}")
             journals[-1].touch()  # it may be killed before it writes a line
-            words = [server.url, f"i{len(journals)}", str(journals[-1])]
-            return subprocess.Popen([sys.executable, "-m", "tests.crash.ordered", *words])
+            process = forked.context().Process(
+                target=work, args=(server.url, f"i{len(journals)}", str(journals[-1])), daemon=True
+            )
+            process.start()
+            return process
 
-        kills = 0
+        def left() -> int:
+            return int(admin(server.url, "GET", f"groups/{GROUP}")["queues"][0]["lag"])
+
+        def drained_to(wanted: int) -> None:
+            """Waits as long as it goes on."""
+            while (before := left()) > wanted:
+                eventually(lambda before=before: left() < before, f"less than {before} messages to be left")  # type: ignore[misc]
+
         try:
             subscribe(server.url, GROUP, TOPIC, mode="ordered", max_attempts=1000)
-            spec = {"url": server.url, "messages": messages, "body": 16, "topics": 1, "keys": keys}
-            children.result(children.start("notify.bench.fill", spec))
+            asyncio.run(fill({"url": server.url, "messages": messages, "body": 16, "topics": 1, "keys": keys}))
             running = [begin() for _ in range(consumers)]
-            deadline = time.monotonic() + 900
-            while admin(server.url, "GET", f"groups/{GROUP}")["queues"][0]["lag"]:
-                assert time.monotonic() < deadline, "the topic is not drained"
-                time.sleep(kill_every * chance.random() * 2)
+            for n in range(kills):
+                drained_to(messages - messages * (n + 1) // (kills + 1))
                 victim = chance.randrange(consumers)
-                running[victim].send_signal(signal.SIGKILL)
-                running[victim].wait()
-                kills += 1
+                _end(running[victim])
                 running[victim] = begin()
+            drained_to(0)
         finally:
             for process in running:
-                process.kill()
-                process.wait()
+                _end(process)
             server.stop()
         wrong, seen = inversions(journals)
     words = f"{messages:,} messages over {keys:,} keys, {kills} consumers killed: {wrong} inversions, {seen:,} came"
@@ -118,13 +126,13 @@ def run(messages: int, keys: int, consumers: int, kill_every: float, seed: int) 
     return words
 
 
-def main() -> None:
-    """One consumer: URL, instance and journal as arguments."""
-    url, instance, journal = sys.argv[1:]
+def _end(process: ForkServerProcess) -> None:
+    process.kill()
+    process.join(PATIENCE_SECONDS)
+
+
+def work(url: str, instance: str, journal: str) -> None:
+    """One consumer: a process."""
     fd = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(consume(url, instance, fd))
-
-
-if __name__ == "__main__":
-    main()

@@ -11,13 +11,13 @@ from tests.crash import delayed, ordered
 
 @pytest.mark.crash
 def test_delayed_messages_over_two_kills() -> None:
-    came, _ = delayed.run(20_000, span=5, lead=3, kills=2)
-    assert len(came.seen) == 20_000
+    came, _ = delayed.run(6_000, span=3, lead=1, kills=2)
+    assert len(came.seen) == 6_000
 
 
 @pytest.mark.crash
 def test_order_per_key_with_killed_consumers() -> None:
-    ordered.run(60_000, keys=500, consumers=3, kill_every=0.3, seed=5)
+    ordered.run(15_000, keys=500, consumers=3, kills=6, seed=5)
 
 
 def test_an_inversion_is_found(tmp_path: Path) -> None:

@@ -37,7 +37,6 @@ from storage.sql import registry, schema
 from storage.sql.dialects import open_engine
 from storage.sql.store import SqlStore
 from storage.store import NewMessage, NewTransaction, State
-from tests.crash.bridge import History, violations
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.databases import MariaDbServer
 from tests.support.groups import drain, subscribe
@@ -342,18 +341,6 @@ def test_a_queue_takes_a_batch_only_at_its_position(server: ServerProcess, uniqu
 
     subscribe(server.url, unique, unique)
     asyncio.run(run())
-
-
-def test_the_history_catches_what_a_bridge_may_do_wrong() -> None:
-    history = History({"k": [0, 1, 2, 4]}, {"k": 5})
-    assert violations(history, {"k": [0, 1, 2, 3, 4]}) == [] == violations(history, {"k": [0, 1, 2, 4]})
-    for found, what in (
-        ([0, 2, 4], "lost"),
-        ([0, 1, 1, 2, 4], "twice"),
-        ([0, 2, 1, 4], "order"),
-        ([0, 1, 2, 4, 5], "never"),
-    ):
-        assert any(what in bad for bad in violations(history, {"k": found})), what
 
 
 def test_several_sources_in_one_process(

@@ -1,8 +1,11 @@
-"""Running a command in the test's own process: the same code as `notify …`, without a second of imports each time."""
+"""`notify …` in the test's own process, without a second of imports each time, and as a process that can be killed."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 from functools import cache
 from typing import Any
 
@@ -11,6 +14,8 @@ from typer.testing import CliRunner
 
 from notify.cli import main
 from notify.errors import NotifyError
+from notify.testing.process import Child, ServerProcess
+from tests.support.clock import PATIENCE_SECONDS
 
 
 @cache
@@ -27,3 +32,38 @@ def cli(*words: str) -> tuple[int, dict[str, Any]]:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, json.loads(result.stdout) if result.stdout.startswith("{") else {"text": result.output}
+
+
+class Command:
+    """`notify …` as a process of its own: started as servers are, killed, and started again."""
+
+    def __init__(self, *words: str) -> None:
+        self._words = words
+        self.process: Child | None = None
+        self.output: list[str] = []
+        """Its last lines, over all its lives."""
+
+    def start(self) -> Command:
+        self.process = ServerProcess.launch(self._words, os.environ)
+        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would. Raises AssertionError if it had ended by itself."""
+        assert self.process is not None
+        code = self.process.poll()
+        assert code is None, f"notify {self._words[0]} ended by itself with {code}: {''.join(self.output)[-3000:]}"
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(PATIENCE_SECONDS)
+
+    def close(self) -> None:
+        """Ended, whatever it does."""
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+
+    def _read(self, process: Child) -> None:
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                self.output.append(line)
+                del self.output[:-200]

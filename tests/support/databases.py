@@ -200,13 +200,14 @@ class MariaDbServer:
 
     def create(self) -> MariaDbServer:
         """Make the data directory, start, and make the database and its user."""
-        subprocess.run(
+        made = subprocess.run(
             [
                 self._install, "--no-defaults", f"--datadir={self.directory}/data", f"--user={self._user}",
                 "--skip-test-db", "--auth-root-authentication-method=normal", *self._unsynced,
             ],
-            check=True, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
         )  # fmt: skip
+        assert made.returncode == 0, f"{self._install} ended with {made.returncode}: {made.stdout[-3000:]}"
         self.start()
         self.execute(
             "SET sql_log_bin = 0",  # replicas make their own
