@@ -79,7 +79,7 @@ def table_map(data: bytes) -> TableMap:
     types = data[at : at + count]
     at += count
     size, at = length_encoded(data, at)
-    shapes = _shapes(types, data[at : at + size])
+    shapes = column_shapes(types, data[at : at + size])
     at += size + (count + 7) // 8
     names: list[str] = []
     while at < len(data):
@@ -101,7 +101,7 @@ def table_map(data: bytes) -> TableMap:
     return TableMap(schema, table, tuple(Column(n, *shape) for n, shape in zip(names, shapes, strict=True)))
 
 
-def _shapes(types: bytes, meta: bytes) -> list[tuple[int, int, int]]:
+def column_shapes(types: bytes, meta: bytes) -> list[tuple[int, int, int]]:
     """(type, width, fraction) of each column."""
     shapes = []
     at = 0

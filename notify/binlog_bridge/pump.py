@@ -254,13 +254,13 @@ class Bridge:
             await asyncio.to_thread(thread.join, 15)
 
     async def _announce_for_ever(self) -> None:
-        """Say in the source's registry, if it has one, how far this bridge has read: retention waits for it."""
         while True:
             await asyncio.sleep(ANNOUNCE_SECONDS)
             with contextlib.suppress(sa.exc.SQLAlchemyError, OSError):
-                await asyncio.to_thread(self._announce)
+                await asyncio.to_thread(self.announce)
 
-    def _announce(self) -> None:
+    def announce(self) -> None:
+        """Say in the source's registry, if it has one, how far this bridge has read: retention waits for it."""
         with self._engine.begin() as connection:
             if not sa.inspect(connection).has_table(server_member.name):
                 return

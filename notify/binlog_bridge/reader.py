@@ -184,7 +184,7 @@ class BinlogReader:
 
     # --- packets ----------------------------------------------------------------------------------------------
 
-    def _packets(self) -> Iterator[bytes | None]:
+    def packets(self) -> Iterator[bytes | None]:
         """Events as they come; None whenever everything received so far has been given out."""
         rest = b""
         long: list[bytes] = []
@@ -214,7 +214,7 @@ class BinlogReader:
                     packet = b"".join([*long, packet])
                     long.clear()
                 if packet[0]:
-                    raise _refusal(packet)
+                    raise refusal(packet)
                 yield packet
             rest = data[at:] if at < end else b""
             self.last_event = time.monotonic()
@@ -234,7 +234,7 @@ class BinlogReader:
         prepared: list[str] = []
         inside = standalone = xa = False
         gtid: Any = None
-        for packet in self._packets():
+        for packet in self.packets():
             if packet is None:
                 if batch.source_transactions and not inside:
                     yield self._finished(batch)
@@ -421,7 +421,7 @@ class BinlogReader:
             )
 
 
-def _refusal(packet: bytes) -> Exception:
+def refusal(packet: bytes) -> Exception:
     """What the source says instead of an event."""
     if packet[0] == 0xFE:
         return Unavailable("the source ended the stream")

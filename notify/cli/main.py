@@ -25,7 +25,8 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
         raise typer.Exit
 
 
-def _register() -> None:
+def register() -> None:
+    """Add every command to `app`."""
     from notify.cli import (
         access,
         admin,
@@ -61,7 +62,7 @@ def main() -> None:
     Every flag has an environment variable: NOTIFY_BENCH_TRANSACTIONS_CLIENTS is --clients of `notify bench
     transactions`. Those that several commands share, and settings, have short names, which --help shows.
     """
-    _register()
+    register()
     try:
         app(auto_envvar_prefix="NOTIFY")
     except NotifyError as error:

@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 
 from notify import wire
 
-_ROUTES: list[tuple[str, str, type, type | None]] = [
+ROUTES: list[tuple[str, str, type, type | None]] = [
     ("/v1/transactions", "Store halves", wire.JsonTransactions, wire.Items),
     ("/v1/transactions/outcomes", "Record outcomes, answer checks", wire.Outcomes, wire.Items),
     ("/v1/transactions/states", "What became of transactions", wire.States, wire.Items),
@@ -71,14 +71,14 @@ def describe_data_routes(api: FastAPI) -> None:
 
 
 def _add(document: dict[str, Any]) -> None:
-    types = [request for _, _, request, _ in _ROUTES] + [wire.Items, wire.SettledItems, wire.Bridged, wire.Problem]
+    types = [request for _, _, request, _ in ROUTES] + [wire.Items, wire.SettledItems, wire.Bridged, wire.Problem]
     _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     document.setdefault("components", {}).setdefault("schemas", {}).update(components)
     refused = {
         "description": "An RFC 9457 problem with a stable code",
         "content": {wire.PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}},
     }
-    for path, summary, request, answer in _ROUTES:
+    for path, summary, request, answer in ROUTES:
         schema = {"$ref": f"#/components/schemas/{answer.__name__}"} if answer is not None else {"type": "object"}
         body = {"schema": {"$ref": f"#/components/schemas/{request.__name__}"}, "example": EXAMPLES[path]}
         operation: dict[str, Any] = {

@@ -21,7 +21,6 @@ from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.position import Position
 from notify.binlog_bridge.pump import Bridge, Superseded
 from notify.binlog_bridge.reader import BinlogReader, Purged
-from notify.cli.api import call as admin
 from notify.client import Message, TransactionProducer, create_tables
 from notify.client.http import HttpClient
 from notify.errors import Conflict, InvalidRequest, NotifyError
@@ -40,6 +39,7 @@ from storage.store import NewMessage, NewTransaction, State
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.databases import MariaDbServer
 from tests.support.groups import drain, subscribe
+from tests.support.http import admin
 from tests.support.shop import Base, Order
 
 
@@ -108,7 +108,7 @@ def test_the_servers_table_is_bridged_when_it_commits(url: str, server: ServerPr
     asyncio.run(run())
     bridge = move(url, server)
     assert bridge.totals.stored == 20
-    bridge._announce()
+    bridge.announce()
     engine = open_engine(url)
     with engine.begin() as connection:
         # What was committed before the newest row that it took may be purged.

@@ -20,7 +20,7 @@ from tests.support.clock import PATIENCE_SECONDS
 
 @cache
 def registered() -> None:
-    main._register()
+    main.register()
 
 
 def cli(*words: str) -> tuple[int, dict[str, Any]]:

@@ -15,7 +15,7 @@ from notify import ids
 from notify.binlog_bridge import decoder
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.position import MariaDbSet, MySqlSet, Position
-from notify.binlog_bridge.reader import PART_BYTES, Batch, BinlogReader, Purged, SameServerId, _refusal
+from notify.binlog_bridge.reader import PART_BYTES, Batch, BinlogReader, Purged, SameServerId, refusal
 from notify.errors import InvalidRequest, Unavailable
 
 SERVER = uuid.UUID("3e11fa47-71ca-11e1-9e33-c80aa9429562")
@@ -118,14 +118,13 @@ def rows(*found: bytes, kind: int = 30, count: int = len(COLUMNS), present: byte
 
 def read(packets: list[bytes | None], position: str = f"{SERVER}:1-9") -> list[Batch]:
     """What a reader makes of packets that a MySQL 8 sent."""
-    reader = BinlogReader(sa.make_url("mysql://u:p@h/shop"), 1, Position(position), mariadb=False)
 
-    def sent() -> Iterator[bytes | None]:
-        yield from packets
-        yield None
+    class Source(BinlogReader):
+        def packets(self) -> Iterator[bytes | None]:
+            yield from packets
+            yield None
 
-    reader._packets = sent  # type: ignore[method-assign]
-    return list(reader.batches())
+    return list(Source(sa.make_url("mysql://u:p@h/shop"), 1, Position(position), mariadb=False).batches())
 
 
 def test_a_transaction_of_mysql_8() -> None:
@@ -238,9 +237,9 @@ def test_what_cannot_be_read_whole_stops_it(packets: list[bytes | None], match: 
     ],
 )
 def test_refusals_of_a_source(text: str, kind: type[Exception]) -> None:
-    found = _refusal(b"\xff" + struct.pack("<H", 1236) + b"#HY000" + text.encode())
+    found = refusal(b"\xff" + struct.pack("<H", 1236) + b"#HY000" + text.encode())
     assert type(found) is kind
-    assert isinstance(_refusal(b"\xff" + struct.pack("<H", 1045) + b"#28000no"), Unavailable)
+    assert isinstance(refusal(b"\xff" + struct.pack("<H", 1045) + b"#28000no"), Unavailable)
 
 
 def test_gtid_sets() -> None:
@@ -264,7 +263,7 @@ def test_gtid_sets() -> None:
 def test_sizes_of_every_type() -> None:
     types = bytes((1, 2, 9, 3, 8, 4, 5, 246, 16, 17, 18, 19, 252, 245, 15, 254, 254, 13))
     meta = bytes((4, 8, 20, 6, 3, 1, 3, 0, 6, 2, 4)) + struct.pack("<H", 20) + bytes((247, 1, 0xFE, 36))
-    shapes = decoder._shapes(types, meta)
+    shapes = decoder.column_shapes(types, meta)
     assert [s[1] for s in shapes] == [1, 2, 3, 4, 8, 4, 8, 10, 2, 6, 5, 6, -2, -4, -1, 1, -1, 1]
     with pytest.raises(Unreadable, match="type 140"):
-        decoder._shapes(b"\x8c", b"\1")
+        decoder.column_shapes(b"\x8c", b"\1")

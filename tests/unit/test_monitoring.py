@@ -6,13 +6,14 @@ import json
 import re
 import shutil
 import subprocess
-import urllib.request
 from pathlib import Path
 
 import pytest
 import yaml
 
 from notify.testing.process import ServerProcess
+from tests.support.clock import PATIENCE_SECONDS
+from tests.support.http import call
 
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring"
 
@@ -22,7 +23,9 @@ def test_alert_rules_fire_on_what_they_are_for() -> None:
     if promtool is None:
         pytest.skip("promtool is not installed (it is in Debian's package prometheus)")
     for command in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]):
-        done = subprocess.run([promtool, *command], cwd=MONITORING, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [promtool, *command], cwd=MONITORING, capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     rules = {rule["alert"] for rule in yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]}
     tested = yaml.safe_load((MONITORING / "alerts_test.yml").read_text())["tests"][0]["alert_rule_test"]
@@ -30,8 +33,7 @@ def test_alert_rules_fire_on_what_they_are_for() -> None:
 
 
 def test_they_ask_only_for_metrics_that_there_are(server: ServerProcess) -> None:
-    with urllib.request.urlopen(server.url + "/metrics", timeout=10) as answer:
-        shown = set(re.findall(r"^# TYPE (\w+)", answer.read().decode(), re.MULTILINE))
+    shown = set(re.findall(r"^# TYPE (\w+)", call(server.url, "GET", "/metrics"), re.MULTILINE))
     asked = [rule["expr"] for rule in yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]]
     panels = json.loads((MONITORING / "grafana.json").read_text())["panels"]
     asked += [target["expr"] for panel in panels for target in panel["targets"]]
@@ -42,8 +44,7 @@ def test_they_ask_only_for_metrics_that_there_are(server: ServerProcess) -> None
 
 def test_metrics_follow_the_conventions(server: ServerProcess) -> None:
     """As https://prometheus.io/docs/practices/naming has them; promtool agrees where it runs."""
-    with urllib.request.urlopen(server.url + "/metrics", timeout=10) as answer:
-        text = answer.read().decode()
+    text = call(server.url, "GET", "/metrics")
     kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)", text, re.MULTILINE))
     assert all(name.startswith("notify_") and name.endswith("_total") == (kind == "counter")
                for name, kind in kinds.items())  # fmt: skip
@@ -51,5 +52,7 @@ def test_metrics_follow_the_conventions(server: ServerProcess) -> None:
     assert helped == set(kinds)
     promtool = shutil.which("promtool")
     if promtool is not None:
-        done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS
+        )
         assert done.returncode == 0, done.stdout + done.stderr

@@ -36,8 +36,8 @@ class Scene:
 
     async def fill(self, topic: str, count: int) -> None:
         payload = encode_msgpack(Payload(topic, b"x"))
-        new = [NewTransaction(ids.new_id(), "", [NewMessage(topic, payload)], committed=True) for _ in range(count)]
-        await self.store.put(new, self.now_us)
+        messages = [NewMessage(topic, payload)] * count
+        await self.store.put([NewTransaction(ids.new_id(), "", messages, committed=True)], self.now_us)
 
     async def receive(self, count: int, *, instance: str = "i", ack: bool = True, lease: float = 30) -> list[str]:
         """The topics of what was handed out."""
