@@ -53,8 +53,8 @@ class Shop:
 
     def receive(self, group: str, count: int) -> list[dict[str, Any]]:
         asked = {"instance": group + "-1", "topics": ["order.placed"], "wait": 2, "max": count, "lease": 60}
-        found: list[dict[str, Any]] = self.call("POST", f"/v1/groups/{group}/receive", asked)["messages"]
-        return found
+        messages: list[dict[str, Any]] = self.call("POST", f"/v1/groups/{group}/receive", asked)["messages"]
+        return messages
 
     def kill(self, count: int) -> None:
         items = [
@@ -64,8 +64,8 @@ class Shop:
         self.call("POST", "/v1/groups/points/settle", {"items": items})
 
     def dead(self) -> list[str]:
-        found = self.call("GET", "/v1/admin/groups/points/dead-letters")["messages"]
-        return [m["id"] for m in found if not m["redriven"]]
+        messages = self.call("GET", "/v1/admin/groups/points/dead-letters")["messages"]
+        return [m["id"] for m in messages if not m["redriven"]]
 
     def unended_job(self) -> int:
         """A job that runs, as far as the server knows, and does not end by itself."""
@@ -192,8 +192,8 @@ def test_every_write_is_previewed_done_and_recorded(shop: Shop, window: Any) -> 
     do("topic.put", topic="new.topic", queues="3", ttl="60")
     assert len(shop.call("GET", "/v1/admin/topics/new.topic")["queues"]) == 3
     do("subscription.put", "?group=stock&topic=new.topic", mode="ordered", max_attempts="5", tags="a, b")
-    found = shop.call("GET", "/v1/admin/groups/stock")["subscriptions"][0]
-    assert (found["mode"], found["max_attempts"], found["tags"]) == ("ordered", 5, ["a", "b"])
+    subscription = shop.call("GET", "/v1/admin/groups/stock")["subscriptions"][0]
+    assert (subscription["mode"], subscription["max_attempts"], subscription["tags"]) == ("ordered", 5, ["a", "b"])
     do("group.pause", "?group=stock")
     assert shop.call("GET", "/v1/admin/groups/stock")["paused"] is True
     do("group.resume", "?group=stock")

@@ -26,13 +26,14 @@ from notify.testing.process import ServerProcess
 from notify.wire import JSON
 from storage.sql import registry
 from storage.sql.dialects import open_engine
-from tests.support.clock import PATIENCE_SECONDS, JumpingLoop, eventually, eventually_async
+from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.commands import cli
 from tests.support.databases import empty_database
 from tests.support.groups import Caller, subscribe
 from tests.support.http import REASON, admin, ask, metric, post
 from tests.support.servers import Started, make_storage, stop_if_running, until_known
 from tests.support.transactions import half_request, new_id
+from tests.support.virtual_loop import JumpingLoop
 
 
 @pytest.fixture(scope="module", params=["postgresql", "mariadb"])

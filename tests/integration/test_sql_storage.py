@@ -254,8 +254,8 @@ def test_a_shard_that_fails_is_left_out_and_comes_back(database_urls: dict[str, 
             assert not wrong[0].found, "an outcome goes to its shard only"
             assert (await store.decide([(t.id, "g", State.COMMITTED)], now()))[0].changed, "without one: to all"
             keyed = sent(key="some key")
-            mine = store.shard_of(keyed)
-            assert {(await store.put([sent(key="some key")], now()))[0].shard for _ in range(10)} == {mine}
+            home = store.shard_of(keyed)
+            assert {(await store.put([sent(key="some key")], now()))[0].shard for _ in range(10)} == {home}
 
             def place(key: str) -> str | None:
                 return store.shard_of(sent(key=key))
@@ -290,7 +290,7 @@ def test_a_shard_that_fails_is_left_out_and_comes_back(database_urls: dict[str, 
             assert {(await store.put([sent()], now()))[0].shard for _ in range(40)} == {"a", "b"}
             # A new version of the key map moves keys.
             store.follow(KeyMap(1, ("b", "a")))
-            assert store.shard_of(sent(key="some key")) != mine
+            assert store.shard_of(sent(key="some key")) != home
             await store.close()
 
         asyncio.run(run())

@@ -136,14 +136,14 @@ def test_tokens_over_tls(secured: Secured, unique: str) -> None:
 
 
 def test_a_client_certificate_stands_for_its_principal(secured: Secured, unique: str) -> None:
-    mine = secured.authority.issue(unique)
+    certificate = secured.authority.issue(unique)
     message = {"messages": [{"topic": unique, "body": "x"}]}
-    assert secured.ask("POST", "/v1/messages", message, certificate=mine)[0] == 401  # signed, and unknown here
+    assert secured.ask("POST", "/v1/messages", message, certificate=certificate)[0] == 401  # signed, and unknown here
     credential = {"name": "shop", "kind": "certificate", "subject": unique, "rights": [f"publish:{unique}"]}
     assert secured.ask("POST", "/v1/admin/credentials", credential | {"reason": "r"}, secured.admin)[0] == 200
-    status, answer = secured.ask("POST", "/v1/messages", message, certificate=mine)
+    status, answer = secured.ask("POST", "/v1/messages", message, certificate=certificate)
     assert (status, answer["items"][0]["status"]) == (200, 201)
-    assert secured.ask("GET", "/v1/admin/topics", certificate=mine)[0] == 403
+    assert secured.ask("GET", "/v1/admin/topics", certificate=certificate)[0] == 403
     twice = secured.ask("POST", "/v1/admin/credentials", credential | {"reason": "r"}, secured.admin)
     assert twice[1]["code"] == "in_use"
     stranger = Authority(secured.authority.directory, "stranger").issue(unique + "x")

@@ -8,7 +8,6 @@ test asserts what happened and in which order, never how long it took.
 from __future__ import annotations
 
 import asyncio
-import selectors
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -37,34 +36,6 @@ async def eventually_async(check: Callable[[], T], waiting_for: str = "", second
         assert time.monotonic() < deadline, _complaint(waiting_for, answer, seconds)
         await asyncio.sleep(_LOOK_SECONDS)  # the pause between two looks
     return answer
-
-
-class _Jumping(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
-    """Where nothing is ready, moves the loop's clock instead of waiting."""
-
-    loop: JumpingLoop
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(_LOOK_SECONDS if timeout else timeout)
-        if timeout and not ready:
-            self.loop.now += timeout
-        return ready  # type: ignore[no-any-return]
-
-
-class JumpingLoop(asyncio.SelectorEventLoop):
-    """A loop with real connections and a clock of its own, which moves to the next timer while nothing comes in.
-
-    So its times do not depend on the machine: a deadline is kept to the microsecond, or missed.
-    """
-
-    def __init__(self) -> None:
-        selector = _Jumping()
-        super().__init__(selector)
-        selector.loop = self
-        self.now = 0.0
-
-    def time(self) -> float:
-        return self.now
 
 
 def _complaint(waiting_for: str, answer: object, seconds: float) -> str:
