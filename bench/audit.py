@@ -16,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-from tests.audit.campaign import made_run
+from tests.audit.made import made_run
 from tests.support.databases import mariadb, postgresql
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -27,6 +28,7 @@ from spark.report.histogram import STEPS
 from spark.result import LATENCIES, Found, Inputs, Plan, Result
 from spark.scan import COMMITTED
 from spark.session import PARTITIONS
+from spark.small_table import small_table
 
 _BYPASS = "spark.sql.execution.bypassPartialAggregation"
 ROWS_A_PARTITION = 300_000
@@ -73,7 +75,11 @@ class Audit:
         self._prepare()
         self._step("copy the log")
         self._bounds()
-        self._spark.conf.set("spark.sql.shuffle.partitions", str(self._partitions()))
+        partitions = self._partitions()
+        self._spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
+        # Planning anew behind each stage pays where stages are long; a small audit has three times the jobs by it.
+        is_large = partitions > self._spark.sparkContext.defaultParallelism
+        self._spark.conf.set("spark.sql.adaptive.enabled", str(is_large).lower())
         self._progress("reading the databases")
         # Hardly any message has two rows in one part: gathering them before they are exchanged would only cost.
         self._spark.conf.set(_BYPASS, "true")
@@ -86,8 +92,7 @@ class Audit:
             self._collect(rows)
             self._look_for_repairs()
             self._step("findings")
-            for kind in LATENCIES:
-                result.latencies[kind] = self._latency(rows, kind)
+            self._latencies(rows)
             self._step("latencies")
         finally:
             rows.unpersist()
@@ -240,13 +245,15 @@ class Audit:
         messages = log.messages(spark, groups, from_us)
         parts = []
         if messages is not None:
-            topics = spark.createDataFrame(
+            topics = small_table(
+                spark,
+                {"topic": pa.int64(), "name": pa.string(), "kind": pa.string()},
                 [(n, name, log.catalog.kind_of(name)) for n, name in log.catalog.topics.items()],
-                "topic bigint, name string, kind string",
             ).select("topic", "kind", F.xxhash64("name").alias("topic_hash"))
-            producers = spark.createDataFrame(
+            producers = small_table(
+                spark,
+                {"producer_group": pa.int32(), "name": pa.string()},
                 [(n, name) for n, name in log.catalog.producer_groups.items() if name],
-                "producer_group int, name string",
             ).select("producer_group", F.xxhash64("name").alias("group_hash"))
             named = (
                 messages.join(F.broadcast(topics), "topic", "left")
@@ -264,27 +271,26 @@ class Audit:
     def _expected(self) -> DataFrame:
         """(place, subscribed): who is to get what is in a queue, from which offset on."""
         groups = self._groups
-        rows: list[tuple[int, list[tuple[int, ...]]]] = []
+        rows: list[tuple[int, list[dict[str, int]]]] = []
         for number, log in enumerate(self._inputs.logs):
             rows += [
-                (life.place_of(number, topic, queue), [(start, 0, *self._bits(group)) for group, start in wanted])
+                (life.place_of(number, topic, queue), [self._subscribed(group, start, 0) for group, start in wanted])
                 for (topic, queue), wanted in log.wanted().items()
             ]
         for number, kafka in enumerate(self._inputs.kafka, len(self._inputs.logs)):
             rows += [
                 (
                     life.place_of(number, topic, queue),
-                    [(0, committed, *self._bits(group)) for group, committed in wanted],
+                    [self._subscribed(group, 0, committed) for group, committed in wanted],
                 )
                 for (topic, queue), wanted in kafka.wanted().items()
             ]
-        bits = ", ".join(f"bit{b}: bigint" for b in range(groups.blocks))
-        return self._spark.createDataFrame(
-            rows, f"place bigint, subscribed array<struct<start: bigint, committed: bigint, {bits}>>"
-        )
+        subscribed = pa.struct([(n, pa.int64()) for n in ("start", "committed", *_bit_names(groups))])
+        return small_table(self._spark, {"place": pa.int64(), "subscribed": pa.list_(subscribed)}, rows)
 
-    def _bits(self, group: str) -> list[int]:
-        return [self._groups.bit(group, b) for b in range(self._groups.blocks)]
+    def _subscribed(self, group: str, start: int, committed: int) -> dict[str, int]:
+        bits = {name: self._groups.bit(group, b) for b, name in enumerate(_bit_names(self._groups))}
+        return {"start": start, "committed": committed} | bits
 
     def _cover(self) -> None:
         """Which producer groups' local rows were read: those of a group without any are in a database not given."""
@@ -311,8 +317,8 @@ class Audit:
     def _hashes(self, names: Sequence[str]) -> dict[str, int]:
         if not names:
             return {}
-        rows = self._spark.createDataFrame([(n,) for n in names], "name string").select("name", F.xxhash64("name"))
-        return {row[0]: row[1] for row in rows.collect()}
+        rows = small_table(self._spark, {"name": pa.string()}, [(n,) for n in names])
+        return {row[0]: row[1] for row in rows.select("name", F.xxhash64("name")).collect()}
 
     # --- what comes out ---------------------------------------------------------------------------------------
 
@@ -363,11 +369,22 @@ class Audit:
         return names | {n for kafka in self._inputs.kafka for n in kafka.topics}
 
     def _collect(self, rows: DataFrame) -> None:
-        """The evidence of what was found."""
-        for name in [n for n, count in self.result.counts.items() if count and n != "PENDING"]:
-            most = searches.MOST_FINDINGS if BY_NAME[name].is_bad else 1000
-            for row in rows.where(findings.has(name)).limit(most).toLocalIterator():
-                self.result.found.append(self._found(name, row.asDict()))
+        """The evidence of what was found: of the classes that are kept whole in one query."""
+        counts = {name: count for name, count in self.result.counts.items() if count and name != "PENDING"}
+        most = {name: searches.MOST_FINDINGS if BY_NAME[name].is_bad else 1000 for name in counts}
+        whole = [name for name, count in counts.items() if count <= most[name]]
+        found: dict[str, list[Found]] = {name: [] for name in counts}
+        if whole:
+            for row in rows.where(findings.has(*whole)).collect():
+                evidence = row.asDict()
+                for name in whole:
+                    if evidence["classes"] & findings.bit_of(name):
+                        found[name].append(self._found(name, dict(evidence)))
+        for name in counts.keys() - set(whole):
+            part = rows.where(findings.has(name)).limit(most[name])
+            found[name] = [self._found(name, row.asDict()) for row in part.collect()]
+        for several in found.values():
+            self.result.found += several
 
     def _look_for_repairs(self) -> None:
         """Leave out what was mended: what is sent again has an id that follows from the message's own."""
@@ -385,7 +402,7 @@ class Audit:
                 by_id.setdefault(ids.derived(transaction, salt), []).append(found)
         if not by_id:
             return
-        wanted = F.broadcast(self._spark.createDataFrame([(bytearray(i),) for i in by_id], "id binary"))
+        wanted = F.broadcast(small_table(self._spark, {"id": pa.binary()}, [(i,) for i in by_id]))
         tables = [log.messages(self._spark, self._groups) for log in self._inputs.logs]
         tables += [kafka.messages(self._spark, self._groups, 0) for kafka in self._inputs.kafka]
         there: set[bytes] = set()
@@ -441,27 +458,33 @@ class Audit:
         }
         return found
 
-    def _latency(self, rows: DataFrame, kind: str) -> list[tuple[int, str, int, int]]:
-        start, end = {
+    def _latencies(self, rows: DataFrame) -> None:
+        """How long messages took, all kinds in one query: each row gives one for every kind that it has."""
+        bucket_us = round(self._plan.bucket_seconds * 1e6)
+        between = {
             "commit_to_queue": ("t_us", "queued_us"),
             "queue_to_ack": ("queued_us", "last_acked_us"),
             "queue_to_effect": ("queued_us", "effect_us"),
-        }[kind]
-        bucket_us = round(self._plan.bucket_seconds * 1e6)
-        took = F.greatest(F.col(end) - F.col(start), F.lit(1))
+        }
+        pairs = [x for kind, (start, end) in between.items() for x in (F.lit(kind), F.col(end) - F.col(start))]
+        took = F.stack(F.lit(len(between)), *pairs)
         counted = (
-            rows.where(F.col(start).isNotNull() & F.col(end).isNotNull() & F.col("due_us").isNull())
+            rows.where(F.col("due_us").isNull())
+            .select((F.col("event_us") / bucket_us).cast("bigint").alias("bucket"), "topic", took.alias("kind", "us"))
+            .where("us IS NOT NULL")
             .groupBy(
-                (F.col("event_us") / bucket_us).cast("bigint").alias("bucket"),
+                "bucket",
                 "topic",
-                F.floor(F.log2(took.cast("double")) * STEPS).cast("int").alias("bin"),
+                "kind",
+                F.floor(F.log2(F.greatest("us", F.lit(1)).cast("double")) * STEPS).cast("int").alias("bin"),
             )
             .count()
         )
-        return sorted(
-            (row["bucket"] * bucket_us, self._topics.get(row["topic"], ""), row["bin"], row["count"])
-            for row in counted.collect()
-        )
+        found: dict[str, list[tuple[int, str, int, int]]] = {kind: [] for kind in LATENCIES}
+        for row in counted.collect():
+            topic = self._topics.get(row["topic"], "")
+            found[row["kind"]].append((row["bucket"] * bucket_us, topic, row["bin"], row["count"]))
+        self.result.latencies = {kind: sorted(several) for kind, several in found.items()}
 
     # --- what needs more than a message's row -----------------------------------------------------------------
 
@@ -525,6 +548,10 @@ class Audit:
             result.reasons.append("everything in this time is still PENDING")
         bad = any(result.counts.get(name) for name in BAD)
         result.verdict = "FINDINGS" if bad else "INCONCLUSIVE" if result.reasons else "PASS"
+
+
+def _bit_names(groups: Groups) -> list[str]:
+    return [f"bit{b}" for b in range(groups.blocks)]
 
 
 def _mask(subscribed: Column, block: int) -> Column:

@@ -258,6 +258,6 @@ def bit_of(name: str) -> int:
     return 1 << FINDINGS.index(BY_NAME[name])
 
 
-def has(name: str) -> Column:
-    """Whether a row is of this class."""
-    return _c("classes").bitwiseAND(bit_of(name)) != 0
+def has(*names: str) -> Column:
+    """Whether a row is of one of these classes."""
+    return _c("classes").bitwiseAND(sum(map(bit_of, names))) != 0

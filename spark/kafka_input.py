@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
 from confluent_kafka.admin import AdminClient
@@ -17,6 +18,7 @@ from notify.kafka_records import DELAYED, POSITIONS, brokers_of
 from spark import life
 from spark.kafka_source import NotifyKafkaSource, Part, parts_of, read_part
 from spark.life import Groups
+from spark.small_table import small_table
 
 OWN_GROUPS = ("notify-audit", "notify-delays", "notify-positions")
 _NOT_MESSAGES = (POSITIONS, DELAYED)
@@ -92,7 +94,7 @@ class KafkaInput:
             .option("topics", ",".join(self.topics))
             .load()
         )
-        topics = spark.createDataFrame(list(enumerate(self.topics)), "topic bigint, name string").select(
+        topics = small_table(spark, {"topic": pa.int64(), "name": pa.string()}, enumerate(self.topics)).select(
             "topic", F.xxhash64("name").alias("topic_hash")
         )
         named = rows.join(F.broadcast(topics), "topic")

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql import types as T
 
 from spark.scan import ATTEMPTED, COMMITTED, ROLLED_BACK
+from spark.small_table import small_table
 
 BITS = 62
 OUTBOX, DATABASE = 4, 16
@@ -64,10 +65,9 @@ class Groups:
 
     def table(self, spark: SparkSession) -> DataFrame:
         """(group, bit0, bit1, …)."""
-        fields = [T.StructField("group", T.StringType())]
-        fields += [T.StructField(f"bit{b}", T.LongType()) for b in range(self.blocks)]
+        columns = {"group": pa.string()} | {f"bit{b}": pa.int64() for b in range(self.blocks)}
         rows = [(name, *[self.bit(name, b) for b in range(self.blocks)]) for name in self.names]
-        return spark.createDataFrame(rows, T.StructType(fields))
+        return small_table(spark, columns, rows)
 
 
 def columns(groups: Groups) -> list[str]:
@@ -80,8 +80,10 @@ def shaped(rows: DataFrame, groups: Groups, **known: Column | str) -> DataFrame:
     for name in columns(groups):
         kind = _SHAPE[name][0] if name in _SHAPE else "bigint"
         value = known.get(name)
-        column = F.lit(None) if value is None else F.col(value) if isinstance(value, str) else value
-        chosen.append(column.cast(kind).alias(name))
+        if value is None:
+            chosen.append(F.expr(f"CAST(NULL AS {kind}) AS {name}"))
+        else:
+            chosen.append((F.col(value) if isinstance(value, str) else value).cast(kind).alias(name))
     return rows.select(*chosen)
 
 

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 
 from notify.errors import Corrupt, InvalidRequest
 from spark.life import Groups
-from spark.scan import MASK_GROUPS, Facts, ReadOnlyDisk, SegmentScan
+from spark.scan import ACKS, MASK_GROUPS, MESSAGES, Facts, ReadOnlyDisk, SegmentScan, spark_schema
 from storage.log import checkpoint
 from storage.log.format import read_segment_header
 from storage.store import DEAD_LETTER_PREFIX, Subscription
@@ -30,6 +30,8 @@ from storage.store import DEAD_LETTER_PREFIX, Subscription
 RETRY_PREFIX = "retry/"
 """Topics of dead letters that were sent again to one group: `retry/{group}/{topic}`."""
 _COPY_VERSION = 3
+COPIED_HERE_BYTES = 64 << 20
+"""Up to so many bytes of segments are copied in this process: starting others would take longer."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,8 @@ class LogInput:
     # --- reading ----------------------------------------------------------------------------------------------
 
     def prepare(self, spark: SparkSession | None, scratch: Path) -> None:
-        """Copy every segment that has no copy yet, as tasks of Spark (here, without one); then read what they say.
+        """Copy every segment that has no copy yet, then read what they say. Many bytes are copied by tasks of Spark, if
+        there is one.
 
         `scratch` must be the same directory for every executor, as must the log.
         """
@@ -146,7 +149,7 @@ class LogInput:
         missing = [s for s in self.segments if not (place / s.copy_name / "facts.json").exists() or not s.sealed_end]
         if missing:
             directory, to = str(self.directory), str(place)
-            if spark is None:
+            if spark is None or sum(s.size for s in missing) <= COPIED_HERE_BYTES:
                 done = [_copy(directory, segment, to) for segment in missing]
             else:
                 done = (
@@ -230,7 +233,7 @@ class LogInput:
             by_groups.setdefault(tuple(facts.consumer_groups), []).append(str(copy / "messages.parquet"))
         found: DataFrame | None = None
         for names, paths in by_groups.items():
-            part = spark.read.parquet(*paths)
+            part = spark.read.schema(spark_schema(MESSAGES)).parquet(*paths)
             for mask in ("acked", "settled", "attempted"):
                 for b in range(groups.blocks):
                     part = part.withColumn(f"{mask}{b}", _renumbered(mask, names, groups, b))
@@ -263,7 +266,8 @@ class LogInput:
         whole: DataFrame | None = None
         for groups, paths in by_groups.items():
             names = F.array(*[F.lit(g) for g in groups])
-            one = spark.read.parquet(*paths).withColumn("group", names[F.col("consumer_group")]).drop("consumer_group")
+            one = spark.read.schema(spark_schema(ACKS)).parquet(*paths)
+            one = one.withColumn("group", names[F.col("consumer_group")]).drop("consumer_group")
             whole = one if whole is None else whole.unionAll(one)
         assert whole is not None
         if loose_only:
@@ -272,7 +276,9 @@ class LogInput:
 
     def _found(self, spark: SparkSession, acks: DataFrame) -> DataFrame:
         """Acks of messages in other segments, with their ids."""
-        places = spark.read.parquet(*[str(copy / "messages.parquet") for copy in self._copies])
+        places = spark.read.schema(spark_schema(MESSAGES)).parquet(
+            *[str(copy / "messages.parquet") for copy in self._copies]
+        )
         places = places.where("offset IS NOT NULL").select(
             "topic", "queue", "offset", F.col("id").alias("its_id"), F.col("no").alias("its_no"),
             F.col("queued_us").alias("its_us"), F.col("key_hash").alias("its_key"),

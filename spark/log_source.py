@@ -35,14 +35,13 @@ from pyspark.sql.datasource import (
 )
 
 from notify.errors import InvalidRequest
-from spark.scan import ACKS, MESSAGES, QUEUE, ReadOnlyDisk, SegmentScan, messages_of, queue_of
+from spark.scan import ACKS, MESSAGES, QUEUE, ReadOnlyDisk, SegmentScan, messages_of, queue_of, spark_schema
 from storage.log.format import read_segment_header
 from storage.log.sealed import SealedPart, index_name
 
 TABLES = {"messages": MESSAGES, "halves": MESSAGES, "queue": QUEUE, "acks": ACKS}
 ROWS_A_BATCH = 1 << 16
 SLACK_US = 60_000_000
-_TYPES = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "bool": "boolean"}
 _MASKS = ("acked", "settled", "attempted", "acked_us", "last_acked_us")
 
 
@@ -68,8 +67,7 @@ class NotifyLogSource(DataSource):
         return "notify_log"
 
     def schema(self) -> str:
-        fields = self._fields()
-        return ", ".join(f"{f.name} {_TYPES.get(str(f.type), str(f.type))}" for f in fields)
+        return spark_schema(self._fields())
 
     def _fields(self) -> list[pa.Field]:
         table = self.options.get("table", "messages")

@@ -8,7 +8,7 @@ is what lies in different segments.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,13 @@ QUEUE = pa.schema(
     + [MESSAGES.field(n) for n in ("key_hash", "size", "position")]
 )
 """What is in queues, as the index has it: a row for each place."""
+
+_SPARK_TYPES = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "bool": "boolean"}
+
+
+def spark_schema(fields: Iterable[pa.Field]) -> str:
+    """Columns as Spark declares them."""
+    return ", ".join(f"{f.name} {_SPARK_TYPES.get(str(f.type), str(f.type))}" for f in fields)
 
 
 @dataclass

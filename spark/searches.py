@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
@@ -14,6 +15,7 @@ from notify.errors import InvalidRequest
 from spark.databases import Database, Span
 from spark.log_input import LogInput
 from spark.result import Found
+from spark.small_table import small_table
 from storage.store import SettleKind
 
 MOST_FINDINGS = 100_000
@@ -56,7 +58,8 @@ def disorder(spark: SparkSession, log: LogInput, span: Span | None) -> list[Foun
     acks = log.acks(spark, span.start_us if span else 0)
     if acks is None:
         return []
-    which = F.broadcast(spark.createDataFrame(wanted, "group string, topic bigint, moved array<bigint>"))
+    columns = {"group": pa.string(), "topic": pa.int64(), "moved": pa.list_(pa.int64())}
+    which = F.broadcast(small_table(spark, columns, wanted))
     topics = sorted({topic for _, topic, _ in wanted})
     if len(topics) <= 1000:
         acks = acks.where(F.col("topic").isin(topics))
@@ -71,7 +74,7 @@ def disorder(spark: SparkSession, log: LogInput, span: Span | None) -> list[Foun
     )
     late = chosen.withColumn("highest", F.max("offset").over(before)).where("highest > offset")
     found = []
-    for row in within(late, span).limit(MOST_FINDINGS).toLocalIterator():
+    for row in within(late, span).limit(MOST_FINDINGS).collect():
         topic = log.catalog.topics.get(row["topic"], "")
         found.append(
             Found(
@@ -87,7 +90,7 @@ def disorder(spark: SparkSession, log: LogInput, span: Span | None) -> list[Foun
 def doubled(spark: SparkSession, database: Database, query: str, between: tuple[int, int] | None) -> list[Found]:
     """Business effects that are there more than once, by a query of the user's. `between`: made in [from, to)."""
     found = []
-    for row in database.doubled(spark, query).limit(MOST_FINDINGS).toLocalIterator():
+    for row in database.doubled(spark, query).limit(MOST_FINDINGS).collect():
         try:
             transaction, number = ids.parse_message_id(row["message_id"])
         except ValueError as error:

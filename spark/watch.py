@@ -69,14 +69,26 @@ class State:
     waiting: list[Waiting] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Auditing:
+    """Carries out the plan of a window. `inputs` opens them anew for each; `scratch` keeps copies of the log."""
+
+    spark: SparkSession
+    inputs: Callable[[], AbstractContextManager[Inputs]]
+    scratch: Path
+
+    def __call__(self, plan: Plan) -> Result:
+        with self.inputs() as inputs:
+            return Audit(self.spark, plan, inputs, self.scratch).run()
+
+
 class Watch:
-    """Audits windows as they close. `emit` gets each line as a mapping."""
+    """Has windows audited as they close. `emit` gets each line as a mapping."""
 
     def __init__(
         self,
-        spark: SparkSession,
+        audit: Callable[[Plan], Result],
         plan: Plan,
-        inputs: Callable[[], AbstractContextManager[Inputs]],
         directory: Path,
         *,
         window_seconds: float = 60.0,
@@ -84,12 +96,11 @@ class Watch:
         alarm_url: str = "",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`inputs` opens them anew for each window. `plan.from_us`: where to begin; default: now."""
+        """`audit`: see `Auditing`. `plan.from_us`: where to begin; default: now."""
         if window_seconds < 1:
             raise InvalidRequest("--window-seconds is 1 or more")
-        self._spark = spark
+        self._audit = audit
         self._plan = replace(plan, closes_by_clock=True)
-        self._inputs = inputs
         self._directory = directory
         self._window_us = round(window_seconds * 1e6)
         self._emit = emit
@@ -106,9 +117,10 @@ class Watch:
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / "state.json"
         if not path.exists():
+            # Kept before the first window is audited: one that is killed in it begins with the same window again.
             start = self._plan.from_us or int(self._clock() * 1e6)
             self._lines().touch()
-            return State(start // self._window_us * self._window_us)
+            self._save(State(start // self._window_us * self._window_us))
         found = json.loads(path.read_text())
         waiting = [Waiting(**w) for w in found["waiting"]]
         state = State(found["next_us"], found["window"], waiting)
@@ -144,8 +156,7 @@ class Watch:
             if line["kind"] == "finding" and BY_NAME[line["finding"]].is_bad:
                 self._alarm(line)
 
-    def _save(self) -> None:
-        state = self.state
+    def _save(self, state: State) -> None:
         plain = {"next_us": state.next_us, "window": state.window, "waiting": [vars(w) for w in state.waiting]}
         path = self._directory / "state.json"
         temporary = path.with_suffix(".tmp")
@@ -214,7 +225,7 @@ class Watch:
             self._said.pop(start, None)
         self._again()
         state.next_us, state.window = end, state.window + 1
-        self._save()
+        self._save(state)
         WINDOWS.inc()
         CLOSED.set(end / 1e6)
         SECONDS.set(result.seconds)
@@ -225,9 +236,7 @@ class Watch:
         )  # fmt: skip
 
     def _audited(self, start: int, end: int) -> Result:
-        with self._inputs() as inputs:
-            plan = replace(self._plan, from_us=start, to_us=end)
-            return Audit(self._spark, plan, inputs, self._directory / "segments").run()
+        return self._audit(replace(self._plan, from_us=start, to_us=end))
 
     def _new(self, result: Result, start: int) -> tuple[list[dict[str, Any]], bool]:
         """Lines for what was not said before; and whether anything is there that may be revised."""

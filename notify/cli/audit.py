@@ -103,13 +103,25 @@ def opened(database: list[str], log: list[str], kafka: list[str], storage: list[
             one.close()
 
 
-def session(master: str, memory: str) -> SparkSession:
-    """Raises Unavailable where Spark is not installed or cannot start."""
+@contextmanager
+def session(master: str, memory: str, *, small: bool = False) -> Iterator[SparkSession]:
+    """Spark, stopped afterwards. Raises Unavailable where it is not installed or cannot start."""
     try:
         from spark.session import open_session
     except ModuleNotFoundError as error:
         raise Unavailable(f"the audit needs `pip install 'notify-tx[audit]'` ({error.name} is missing)") from None
-    return open_session(master, memory)
+    spark = open_session(master, memory, small=small)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def is_small(inputs: Inputs) -> bool:
+    """Whether everything is read within seconds, once Spark is there."""
+    from spark.session import SMALL_BYTES
+
+    return not inputs.kafka and sum(s.size for log in inputs.logs for s in log.segments) <= SMALL_BYTES
 
 
 @contextmanager
@@ -181,8 +193,7 @@ def run(
         )
         say = told(as_json)
         say("starting Spark")
-        spark = session(master, memory)
-        try:
+        with session(master, memory, small=is_small(inputs)) as spark:
             result = Audit(spark, plan, inputs, report / "segments", say).run()
             done = None
             if repair:
@@ -190,8 +201,6 @@ def run(
 
                 done = asyncio.run(Repair(inputs, url, reason, dry_run=dry_run).run(result.found))
             page = write(result, report)
-        finally:
-            spark.stop()
     if publish:
         call(url, "POST", "audits", body=published(result, page))
     if as_json:
@@ -314,7 +323,7 @@ def watch(
     from_us = instant_us("--from", since)
     with spark_errors(), opened_here(database, log, kafka, storage) as checked:
         from spark.result import Plan
-        from spark.watch import Watch
+        from spark.watch import Auditing, Watch
 
         names = [d.name for d in checked.databases]
         queries = effect_queries(effects, names)
@@ -325,20 +334,16 @@ def watch(
             from prometheus_client import start_http_server
 
             start_http_server(metrics_port, "127.0.0.1")
-        spark = session(master, memory)
-        try:
+        with session(master, memory) as spark:
             watching = Watch(
-                spark,
+                Auditing(spark, lambda: opened(database, log, kafka, storage), state / "segments"),
                 Plan(from_us, 0, max_transaction_seconds, deliver_seconds, effects=queries),
-                lambda: opened(database, log, kafka, storage),
                 state,
                 window_seconds=window_seconds,
                 emit=lambda line: typer.echo(json.dumps(line) if as_json else _said(line)),
                 alarm_url=alarm_url,
             )
             watching.run(stop, windows)
-        finally:
-            spark.stop()
 
 
 def _said(line: dict[str, Any]) -> str:

@@ -9,67 +9,57 @@ import json
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy.orm import Session
-
-from notify.client import Message
 from notify.testing.process import ServerProcess
-from tests.audit.test_repair import TOPIC, Order, Shop
+from tests.audit.shop import Shop
+from tests.support.clock import eventually
 
 PRODUCERS = 4
-SETTLED_SECONDS = 6
-"""How long before the backup the audited span ends: what was on its way then has arrived."""
+ORDERS_BEFORE, ORDERS_AFTER = 1000, 100
+LONGEST_SECONDS = 600
+"""What a step may take on the slowest machine."""
 
 
 def notify(*words: str) -> tuple[int, dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, "-m", "notify.cli.main", *words, "--json"], capture_output=True, text=True, timeout=300
-    )
+        [sys.executable, "-m", "notify.cli.main", *words, "--json"],
+        capture_output=True, text=True, timeout=LONGEST_SECONDS,
+    )  # fmt: skip
     if not done.stdout:
         raise SystemExit(f"{words[0]}: {done.stderr[-1000:]}")
     return done.returncode, json.loads(done.stdout)
 
 
-def order(shop: Shop, stop: threading.Event) -> None:
-    n = 0
-    while not stop.is_set():
-        with Session(shop.engine) as session, session.begin():
-            session.add(Order(item=str(n)))
-            shop.producer.send(session, Message(TOPIC, {"n": n}, key=str(n)))
-        n += 1
+def more_orders(shop: Shop, count: int) -> None:
+    """Wait for so many."""
+    before = len(shop.transactions())
+    eventually(lambda: len(shop.transactions()) >= before + count, f"{count} more orders", LONGEST_SECONDS)
 
 
 def main() -> int:
-    stop = threading.Event()
     with tempfile.TemporaryDirectory(prefix="notify-backup-") as place:
         directory = Path(place)
         server = ServerProcess(directory / "data", environment={"NOTIFY_SEGMENT_BYTES": str(1 << 20)}).start()
         url = f"sqlite:///{directory}/shop.db"
-        shop = Shop(url, server)
-        threads = [threading.Thread(target=order, args=(shop, stop)) for _ in range(PRODUCERS)]
-        threads.append(threading.Thread(target=shop.consumer.run, kwargs={"signals": False}))
-        for thread in threads:
-            thread.start()
-        time.sleep(20)
-        until = datetime.now(UTC) - timedelta(seconds=SETTLED_SECONDS)
-        began = time.perf_counter()
-        _, made = notify("backup", str(directory / "copy"), "--url", server.url, "--reason", "campaign")
-        print(f"backup of {made['bytes']:,} bytes in {time.perf_counter() - began:.1f} s, under load", flush=True)
-        time.sleep(3)
-        stop.set()
-        shop.consumer.stop()
-        for thread in threads:
-            thread.join()
-        shop.producer.close()
-        shop.engine.dispose()
+        shop = Shop(url, server.url)
+        with shop.busy(PRODUCERS):
+            more_orders(shop, ORDERS_BEFORE)
+            until = datetime.now(UTC)
+            more_orders(shop, PRODUCERS)  # SQLite writes one after the other: what was being written then, is
+            committed = shop.transactions()
+            eventually(lambda: committed <= shop.effects(), "the effects of what was on its way", LONGEST_SECONDS)
+            began = time.perf_counter()
+            _, made = notify("backup", str(directory / "copy"), "--url", server.url, "--reason", "campaign")
+            print(f"backup of {made['bytes']:,} bytes in {time.perf_counter() - began:.1f} s, under load", flush=True)
+            more_orders(shop, ORDERS_AFTER)
+        shop.close()
         server.stop()
-        code, found = notify("restore", str(directory / "copy"), "--data-dir", str(directory / "elsewhere"))
-        print(f"restored: {found}", flush=True)
+        code, restored = notify("restore", str(directory / "copy"), "--data-dir", str(directory / "elsewhere"))
+        print(f"restored: {restored}", flush=True)
         audited, result = notify(
             "audit", "run", "--database", f"shop={url}", "--log", str(directory / "elsewhere"),
             "--to", until.isoformat(), "--report", str(directory / "report"), "--max-transaction-seconds", "2",

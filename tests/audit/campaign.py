@@ -11,42 +11,23 @@ import asyncio
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
-from spark.audit import Audit
-from spark.databases import Database
-from spark.log_input import LogInput
-from spark.result import Inputs, Plan, Result
+from spark.result import Result
 from spark.session import open_session
-from tests.audit.made import STEP_US, Made, load, make_log, open_engine
+from tests.audit.audited import PLAN, audited
+from tests.audit.made import Made, made_run
 from tests.audit.plant import Planted, Planter, copied
 from tests.support.databases import mariadb, postgresql
 
-PLAN = Plan(max_transaction_seconds=5, deliver_seconds=5, effects=(("", "SELECT message_id FROM ledger"),))
-
-
-def made_run(directory: Path, url: str, transactions: int, segment_bytes: int = 256 << 20) -> Made:
-    """A run as it should be: everything committed was delivered and took effect."""
-    first_us = time.time_ns() // 1000 - transactions * STEP_US - 120_000_000
-    made = Made(directory / "log", transactions, first_us // 1_000_000 * 1_000_000)
-    make_log(made, segment_bytes)
-    engine = open_engine(url)
-    load(engine, made, directory)
-    engine.dispose()
-    return made
-
-
-def audited(spark: SparkSession, url: str, log: Path, scratch: Path, plan: Plan = PLAN) -> Result:
-    database = Database(url, "shop")
-    try:
-        return Audit(spark, plan, Inputs([database], [LogInput(log)]), scratch).run()
-    finally:
-        database.close()
+LEDGER = "SELECT message_id FROM ledger"
+WITH_EFFECTS = replace(PLAN, effects=(("", LEDGER),))
+"""The plan for what `Planter` plants: it makes a ledger with doubled entries."""
 
 
 def planted(made: Made, url: str, to: Path, each: int) -> Planted:
@@ -83,7 +64,7 @@ def campaign(
     """Complaints of both audits, none where all is as it should be."""
     made = made_run(directory, url, transactions)
     say(f"{transactions} transactions made")
-    clean = audited(spark, url, made.log, directory / "clean", Plan(max_transaction_seconds=5, deliver_seconds=5))
+    clean = audited(spark, url, made.log, directory / "clean")
     complaints = (
         []
         if clean.verdict == "PASS" and not clean.found
@@ -91,7 +72,7 @@ def campaign(
     )
     say(f"clean run: {clean.verdict}, {clean.seconds:.0f} s")
     wanted = planted(made, url, directory / "faulty", each)
-    faulty = audited(spark, url, directory / "faulty", directory / "scratch")
+    faulty = audited(spark, url, directory / "faulty", directory / "scratch", WITH_EFFECTS)
     say(f"faulty run: {faulty.seconds:.0f} s, {faulty.counts}")
     return complaints + differences(faulty, wanted)
 

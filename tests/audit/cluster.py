@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,10 @@ from typing import Any
 from notify.testing.ports import free_ports
 from spark.report.files import plain
 from spark.session import open_session
-from tests.audit.campaign import PLAN, audited, made_run, planted
+from tests.audit.audited import audited
+from tests.audit.campaign import LEDGER, WITH_EFFECTS, planted
+from tests.audit.made import made_run
+from tests.support.clock import eventually
 from tests.support.databases import postgresql
 
 
@@ -58,10 +60,13 @@ def cluster(directory: Path) -> Iterator[str]:
             processes.append(
                 subprocess.Popen(full, env=environment, stdout=output, stderr=output, start_new_session=True)
             )
-        deadline = time.monotonic() + 60
-        while len(re.findall("Successfully registered with master", (directory / "output").read_text())) < 2:
-            assert time.monotonic() < deadline, (directory / "output").read_text()[-1000:]
-            time.sleep(0.2)
+        registered = "Successfully registered with master"
+        said = directory / "output"
+        try:
+            eventually(lambda: len(re.findall(registered, said.read_text())) == 2, "both workers to register")
+        except AssertionError as late:
+            late.add_note(said.read_text()[-1000:])
+            raise
         yield f"spark://127.0.0.1:{port}"
     finally:
         for process in processes:
@@ -76,7 +81,7 @@ def compared(url: str, directory: Path) -> list[str]:
     made = made_run(directory, url, 50_000, segment_bytes=4 << 20)
     planted(made, url, directory / "faulty", 20)
     spark = open_session()
-    here = plain(audited(spark, url, directory / "faulty", directory / "scratch"))
+    here = plain(audited(spark, url, directory / "faulty", directory / "scratch", WITH_EFFECTS))
     spark.stop()
     (directory / "cluster").mkdir()
     with cluster(directory / "cluster") as master:
@@ -84,7 +89,7 @@ def compared(url: str, directory: Path) -> list[str]:
             [
                 sys.executable, "-m", "notify.cli.main", "audit", "run", "--json", "--database", f"shop={url}",
                 "--log", str(directory / "faulty"), "--report", str(directory / "report"), "--master", master,
-                "--memory", "1g", "--effects", PLAN.effects[0][1], "--max-transaction-seconds", "5",
+                "--memory", "1g", "--effects", LEDGER, "--max-transaction-seconds", "5",
                 "--deliver-seconds", "5",
             ],
             capture_output=True, text=True, timeout=300, check=False,

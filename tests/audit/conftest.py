@@ -19,7 +19,7 @@ def spark() -> Iterator[Any]:
     from spark.session import open_session
 
     try:
-        session = open_session(memory="2g")
+        session = open_session(memory="2g", small=True)
     except Unavailable as reason:
         pytest.skip(str(reason))
     yield session

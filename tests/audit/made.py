@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,14 @@ from storage.sql.rows import text_of
 from storage.store import NewMessage, NewTransaction, SettleKind, State, Subscription, Topic
 
 PRODUCERS, CONSUMERS, TOPICS = "orders", "points", 4
-AT_ONCE = 500
 STEP_US = 100
-"""Between two transactions: 10,000 a second."""
+"""Between two transactions, where nothing else is said: 10,000 a second."""
+TOGETHER_US = 50_000
+"""Transactions of such a time are stored at once."""
+COMMITTED_AFTER_US, EFFECTIVE_AFTER_US = 5_000, 10_000
 KEYS = 1000
+AGO_US = 120_000_000
+"""How long ago a run ended: beyond the bounds of every plan."""
 
 
 def transaction_id(number: int, at_us: int) -> bytes:
@@ -37,14 +42,15 @@ def transaction_id(number: int, at_us: int) -> bytes:
 
 @dataclass(frozen=True)
 class Made:
-    """What was made: `count` transactions from `first_us` on; every tenth was rolled back where asked for."""
+    """What was made: `count` transactions from `first_us` on, one every `step_us`."""
 
     log: Path
     count: int
     first_us: int
+    step_us: int = STEP_US
 
     def at(self, number: int) -> int:
-        return self.first_us + number * STEP_US
+        return self.first_us + number * self.step_us
 
     def id(self, number: int) -> bytes:
         return transaction_id(number, self.at(number))
@@ -66,9 +72,9 @@ async def write_log(made: Made, *, segment_bytes: int = 256 << 20, size: int = 2
         await store.create_topic(Topic(topic_of(n)))
         mode = "ordered" if n == 0 else "shared"
         await store.subscribe(Subscription(CONSUMERS, topic_of(n), mode=mode), [0])
-    done = 0
-    for first in range(0, made.count, AT_ONCE):
-        numbers = range(first, min(made.count, first + AT_ONCE))
+    at_once = TOGETHER_US // made.step_us
+    for first in range(0, made.count, at_once):
+        numbers = range(first, min(made.count, first + at_once))
         now = made.at(first)
         halves = [
             NewTransaction(
@@ -77,11 +83,11 @@ async def write_log(made: Made, *, segment_bytes: int = 256 << 20, size: int = 2
             for n in numbers
         ]
         await store.put(halves, now)
-        await store.decide([(t.id, PRODUCERS, State.COMMITTED) for t in halves], now + 50 * STEP_US)
+        await store.decide([(t.id, PRODUCERS, State.COMMITTED) for t in halves], now + COMMITTED_AFTER_US)
         for t in range(TOPICS):
-            count = len(range(first + (t - first) % TOPICS, numbers.stop, TOPICS))
-            store.settle_soon(CONSUMERS, topic_of(t), 0, [(done // TOPICS, count)], SettleKind.ACK)
-        done += len(numbers)
+            offset = len(range(t, first, TOPICS))
+            if count := len(range(t, numbers.stop, TOPICS)) - offset:
+                store.settle_soon(CONSUMERS, topic_of(t), 0, [(offset, count)], SettleKind.ACK)
     await store.sync()
     return store
 
@@ -115,7 +121,8 @@ def load(engine: sa.Engine, made: Made, scratch: Path) -> None:
         )
     with inbox.open("w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(
-            [CONSUMERS, f"{ids.to_text(made.id(n))}.0", text_of(made.at(n) + 100 * STEP_US)] for n in range(made.count)
+            [CONSUMERS, f"{ids.to_text(made.id(n))}.0", text_of(made.at(n) + EFFECTIVE_AFTER_US)]
+            for n in range(made.count)
         )
     load_csv(engine, "half_message", LOCAL_COLUMNS, local)
     load_csv(engine, "notify_inbox", "consumer_group, message_id, created_at", inbox)
@@ -162,3 +169,16 @@ def make_log(made: Made, segment_bytes: int = 256 << 20) -> None:
         await store.close()
 
     asyncio.run(run())
+
+
+def made_run(
+    directory: Path, url: str, transactions: int, segment_bytes: int = 256 << 20, step_us: int = STEP_US
+) -> Made:
+    """A run as it should be, that began with a second: everything committed was delivered and took effect."""
+    first_us = time.time_ns() // 1000 - transactions * step_us - AGO_US
+    made = Made(directory / "log", transactions, first_us // 1_000_000 * 1_000_000, step_us)
+    make_log(made, segment_bytes)
+    engine = open_engine(url)
+    load(engine, made, directory)
+    engine.dispose()
+    return made

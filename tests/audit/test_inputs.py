@@ -7,9 +7,8 @@ import json
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
-import urllib.request
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify import ids
+from notify.cli import audit as command
 from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox, notify_source
 from notify.errors import InvalidRequest, StorageFailed, Unavailable
@@ -26,36 +26,36 @@ from notify.testing.process import ServerProcess
 from spark.audit import Audit
 from spark.databases import Database
 from spark.log_input import LogInput
-from spark.result import Inputs, Plan, Result
+from spark.result import Inputs
 from storage.sql import schema
 from storage.sql.rows import moment_of, text_of
-from tests.audit.campaign import made_run
-from tests.audit.made import Made
+from tests.audit.audited import PLAN, audited
+from tests.audit.made import Made, made_run
+from tests.support.clock import eventually
+from tests.support.commands import cli
+from tests.support.databases import empty_database
+from tests.support.http import admin
+from tests.support.proxy import Proxy
 from tests.support.shop import make_engine
 
-PLAN = Plan(max_transaction_seconds=5, deliver_seconds=5)
+COUNT = 600
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Made, str]:
-    """A sound run of 2,000 transactions in several segments, and its database."""
+    """A sound run in several segments, and its database."""
     directory = tmp_path_factory.mktemp("run")
     url = f"sqlite:///{directory}/shop.db"
-    return made_run(directory, url, 2000, segment_bytes=64 << 10), url
+    return made_run(directory, url, COUNT, segment_bytes=48 << 10, step_us=1000), url
 
 
 def copied(made: Made, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made.log, tmp_path / "copy"))
 
 
-def audit(spark: Any, url: str, log: Path, tmp_path: Path, plan: Plan = PLAN) -> Result:
-    with contextlib.closing(Database(url, "shop")) as database:
-        return Audit(spark, plan, Inputs([database], [LogInput(log)]), tmp_path / "scratch").run()
-
-
-def test_the_run_itself_passes(spark: Any, run: tuple[Made, str], tmp_path: Path) -> None:
-    result = audit(spark, run[1], run[0].log, tmp_path)
-    assert (result.verdict, result.exit_code, result.totals["committed"]) == ("PASS", 0, 2000)
+def copied_database(url: str, tmp_path: Path) -> str:
+    shutil.copy(url.removeprefix("sqlite:///"), tmp_path / "copy.db")
+    return f"sqlite:///{tmp_path}/copy.db"
 
 
 def test_an_empty_database(spark: Any, run: tuple[Made, str], tmp_path: Path) -> None:
@@ -63,13 +63,13 @@ def test_an_empty_database(spark: Any, run: tuple[Made, str], tmp_path: Path) ->
     engine = make_engine(url)
     create_tables(engine)
     engine.dispose()
-    result = audit(spark, url, run[0].log, tmp_path)
+    result = audited(spark, url, run[0].log, tmp_path / "scratch")
     assert (result.verdict, result.exit_code) == ("INCONCLUSIVE", 2)
     assert any("no local row" in reason for reason in result.reasons)
     assert any("orders" in note for note in result.notes)  # whose database was not given
 
 
-def test_an_empty_log(spark: Any, run: tuple[Made, str], tmp_path: Path) -> None:
+def test_an_empty_log(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="no such directory"):
         LogInput(tmp_path / "nowhere")
     with pytest.raises(InvalidRequest, match="no log is there"):
@@ -81,61 +81,102 @@ def test_a_log_that_ends_too_early(spark: Any, run: tuple[Made, str], tmp_path: 
     log = copied(run[0], tmp_path)
     for path in (*sorted(log.glob("*.log"))[2:], *log.glob("*.ckpt"), *log.glob("*.idx")):
         path.unlink()
-    # As if the databases had gone on for an hour behind the copy's last frame.
-    found = LogInput(log)
-    found.prepare(None, tmp_path / "s")
-    late = f"sqlite:///{tmp_path}/late.db"
-    shutil.copy(run[1].removeprefix("sqlite:///"), tmp_path / "late.db")
-    there = {ids.to_text(run[0].id(n)) for n in range(2000)} - _names(found)
-    assert 500 < len(there) < 2000
-    engine = make_engine(late)
+    stale = LogInput(log)
+    stale.prepare(None, tmp_path / "scratch")
+    missing = {ids.to_text(run[0].id(n)) for n in range(COUNT)} - queued(tmp_path / "scratch")
+    assert 0 < len(missing) < COUNT
+    # The databases went on behind the copy's last frame, for longer than a transaction may take.
+    plan = replace(PLAN, max_transaction_seconds=0.1)
+    at_us = stale.watermark_us + 200_000
+    eventually(lambda: time.time_ns() // 1000 > at_us, "the time of what the copy lacks to be past")
+    url = copied_database(run[1], tmp_path)
+    engine = make_engine(url)
     with engine.begin() as connection:
-        at = moment_of(found.facts[-1].last_us + 8_000_000)
-        for name in there:
-            own = half_message.c.transaction_id == name
-            connection.execute(half_message.update().where(own).values(created_at=at))
+        of_missing = half_message.c.transaction_id.in_(sorted(missing))
+        connection.execute(half_message.update().where(of_missing).values(created_at=moment_of(at_us)))
         connection.execute(notify_inbox.delete())
     engine.dispose()
-    while time.time() * 1e6 < found.facts[-1].last_us + 9_000_000:
-        time.sleep(0.1)
-    result = audit(spark, late, log, tmp_path)
+    result = audited(spark, url, log, tmp_path / "scratch", plan)
     assert (result.verdict, result.exit_code) == ("INCONCLUSIVE", 2)
     assert any("stale" in reason for reason in result.reasons), result.reasons
-    assert result.counts["LOST"] == 0 and result.counts["PENDING"] == len(there)
+    assert result.counts["LOST"] == 0 and result.counts["PENDING"] == len(missing)
 
 
-def _names(log: LogInput) -> set[str]:
-    """The transactions that are in a queue."""
-    rows = [pq.read_table(copy / "messages.parquet", columns=["id", "queued_us"]).to_pylist() for copy in log._copies]
-    return {ids.to_text(row["id"]) for part in rows for row in part if row["queued_us"]}
+def queued(scratch: Path) -> set[str]:
+    """The transactions that are in a queue, by the copies of a log's segments."""
+    parts = [pq.read_table(file, columns=["id", "queued_us"]) for file in scratch.rglob("messages.parquet")]
+    return {ids.to_text(row["id"]) for part in parts for row in part.to_pylist() if row["queued_us"]}
 
 
-@pytest.mark.parametrize("what", ["middle segment gone", "cut below its checkpoint", "no segment", "unreadable"])
-def test_a_log_that_is_not_whole(spark: Any, run: tuple[Made, str], tmp_path: Path, what: str) -> None:
+# --- logs that are not whole ----------------------------------------------------------------------------------------
+
+
+def without_its_middle(segments: list[Path]) -> None:
+    segments[1].unlink()
+
+
+def cut_below_its_checkpoint(segments: list[Path]) -> None:
+    segments[-1].unlink()
+    data = segments[-2].read_bytes()
+    segments[-2].write_bytes(data[: len(data) // 2])
+
+
+def with_what_is_no_segment(segments: list[Path]) -> None:
+    segments[1].write_bytes(b"garbage" * 100)
+
+
+def of_a_newer_version(segments: list[Path]) -> None:
+    data = bytearray(segments[1].read_bytes())
+    data[8:12] = (9).to_bytes(4, "little")
+    segments[1].write_bytes(data)
+
+
+def unreadable(segments: list[Path]) -> None:
+    """Root may read whatever it likes, but no directory as a file."""
+    segments[1].unlink()
+    segments[1].mkdir()
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (without_its_middle, "are missing"),
+        (cut_below_its_checkpoint, "it was cut"),
+        (with_what_is_no_segment, "not a segment"),
+        (of_a_newer_version, "newer version"),
+        (unreadable, "directory"),
+    ],
+)
+def test_a_log_that_is_not_whole_says_so(
+    run: tuple[Made, str], tmp_path: Path, harm: Callable[[list[Path]], None], said: str
+) -> None:
     log = copied(run[0], tmp_path)
     segments = sorted(log.glob("*.log"))
     assert len(segments) > 3
-    if what == "middle segment gone":
-        segments[1].unlink()
-    elif what == "cut below its checkpoint":
-        segments[-1].unlink()
-        data = segments[-2].read_bytes()
-        segments[-2].write_bytes(data[: len(data) // 2])
-    elif what == "no segment":
-        segments[1].write_bytes(b"garbage" * 100)
-    else:
-        segments[1].chmod(0)
-        if segments[1].stat().st_uid == 0:
-            segments[1].unlink()
-            segments[1].mkdir()
+    harm(segments)
     try:
-        result = audit(spark, run[1], log, tmp_path)
-    except (OSError, InvalidRequest):
-        return  # said at once
-    assert result.reasons and result.exit_code in (1, 2) and result.verdict != "PASS"
+        harmed = LogInput(log)
+        harmed.prepare(None, tmp_path / "scratch")
+    except OSError as error:
+        problems = [str(error)]
+    else:
+        problems = harmed.problems
+    assert any(said in problem for problem in problems), problems
 
 
-def test_a_database_of_another_schema(run: tuple[Made, str], tmp_path: Path) -> None:
+def test_a_log_that_is_not_whole_proves_nothing(spark: Any, run: tuple[Made, str], tmp_path: Path) -> None:
+    """Whatever is wrong with it, see above: an audit repeats it, and does not pass."""
+    log = copied(run[0], tmp_path)
+    with_what_is_no_segment(sorted(log.glob("*.log")))
+    result = audited(spark, run[1], log, tmp_path / "scratch")
+    assert any("not a segment" in reason for reason in result.reasons)
+    assert result.exit_code in (1, 2) and result.verdict != "PASS"
+
+
+# --- databases ------------------------------------------------------------------------------------------------------
+
+
+def test_a_database_of_another_schema(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/old.db"
     engine = make_engine(url)
     create_tables(engine)
@@ -160,104 +201,100 @@ def test_a_storage_of_a_newer_schema(tmp_path: Path) -> None:
         Database(url)
 
 
-def test_a_log_of_a_newer_version(spark: Any, run: tuple[Made, str], tmp_path: Path) -> None:
-    log = copied(run[0], tmp_path)
-    segment = sorted(log.glob("*.log"))[1]
-    data = bytearray(segment.read_bytes())
-    data[8:12] = (9).to_bytes(4, "little")
-    segment.write_bytes(data)
-    result = audit(spark, run[1], log, tmp_path)
-    assert any("newer version" in reason for reason in result.reasons) and result.verdict != "PASS"
-
-
 def test_purged_rows_are_no_ghosts(spark: Any, run: tuple[Made, str], tmp_path: Path) -> None:
-    made, url = run
-    copy = f"sqlite:///{tmp_path}/purged.db"
-    shutil.copy(url.removeprefix("sqlite:///"), tmp_path / "purged.db")
-    engine = make_engine(copy)
-    half_us = made.at(1000)
+    made = run[0]
+    url = copied_database(run[1], tmp_path)
+    engine = make_engine(url)
+    half_us = made.at(COUNT // 2)
     with engine.begin() as connection:
-        gone = connection.execute(
-            half_message.delete().where(half_message.c.created_at < sa.text(f"'{text_of(half_us)}'"))
-        )
-        assert gone.rowcount > 900
+        early = half_message.c.created_at < sa.text(f"'{text_of(half_us)}'")
+        assert connection.execute(half_message.delete().where(early)).rowcount == COUNT // 2
+        # Known to the millisecond: the first of those that are left lies within it.
         connection.execute(notify_source.update().values(rows_from=half_us // 1000 + 1))
     engine.dispose()
-    result = audit(spark, copy, made.log, tmp_path)
-    assert result.verdict == "PASS" and 900 < result.totals["committed"] < 1001
-    early = audit(spark, copy, made.log, tmp_path, replace(PLAN, from_us=made.first_us))
-    assert early.exit_code == 2 and "purged" in early.reasons[0]
+    result = audited(spark, url, made.log, tmp_path / "scratch")
+    assert (result.verdict, result.totals["committed"]) == ("PASS", COUNT // 2 - 1)
+    early_result = audited(spark, url, made.log, tmp_path / "scratch", replace(PLAN, from_us=made.first_us))
+    assert early_result.exit_code == 2 and "purged" in early_result.reasons[0]
 
 
-def test_a_database_that_goes_away_midway(spark: Any, run: tuple[Made, str], tmp_path: Path) -> None:
-    from tests.support.databases import NotAvailable, PostgreSqlServer
+def test_a_database_that_goes_away_midway(
+    spark: Any, run: tuple[Made, str], database_urls: dict[str, str], tmp_path: Path
+) -> None:
+    with empty_database("postgresql", database_urls, tmp_path) as direct:
+        address = sa.make_url(direct)
+        with Proxy(address.host or "", address.port or 5432) as proxy:
+            url = address.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
+            engine = sa.create_engine(direct)
+            create_tables(engine)
+            engine.dispose()
 
-    directory = Path(tempfile.mkdtemp(prefix="notify-pg-"))
-    try:
-        server = PostgreSqlServer(directory).create()
-    except NotAvailable as reason:
-        pytest.skip(str(reason))
-    try:
-        engine = sa.create_engine(server.url)
-        create_tables(engine)
-        engine.dispose()
-        database = Database(server.url, "shop")
-        auditing = Audit(spark, PLAN, Inputs([database], [LogInput(run[0].log)]), tmp_path / "scratch")
-        auditing._progress = lambda text: server.kill() if "databases" in text else None
-        with pytest.raises(Exception, match=r"refused|terminat|closed|Connection"):
-            auditing.run()
-        with pytest.raises(Unavailable):
-            Database(server.url, "shop")
-        database.close()
-    finally:
-        server.stop()
-        shutil.rmtree(directory, ignore_errors=True)
+            def cut(doing: str) -> None:
+                if "databases" in doing:
+                    proxy.close()
+
+            with contextlib.closing(Database(url, "shop")) as database:
+                inputs = Inputs([database], [LogInput(run[0].log)])
+                with pytest.raises(Exception, match=r"refused|terminat|closed|Connection"):
+                    Audit(spark, PLAN, inputs, tmp_path / "scratch", cut).run()
+            with pytest.raises(Unavailable):
+                Database(url, "shop")
 
 
-def command(*flags: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "notify.cli.main", "audit", *flags],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
+# --- the command ----------------------------------------------------------------------------------------------------
 
 
 def test_the_command_says_what_is_missing(run: tuple[Made, str]) -> None:
+    log = str(run[0].log)
     for flags, said in (
         (["run"], "--database"),
         (["run", "--database", run[1]], "--log"),
         (["run", "--database", "nonsense", "--log", "x"], "nonsense"),
-        (["run", "--database", "postgresql://127.0.0.1:1/x", "--log", str(run[0].log)], "database x"),
-        (["run", "--database", run[1], "--log", str(run[0].log), "--from", "yesterday"], "no instant"),
-        (["explain", "nonsense", "--database", run[1], "--log", str(run[0].log)], "UUID"),
+        (["run", "--database", "postgresql://127.0.0.1:1/x", "--log", log], "database x"),
+        (["run", "--database", run[1], "--log", log, "--from", "yesterday"], "no instant"),
+        (["explain", "nonsense", "--database", run[1], "--log", log], "UUID"),
     ):
-        code, _, error = command(*flags)
-        assert code == 2 and said in error and "Traceback" not in error, (flags, error)
+        code, answer = cli("audit", *flags)
+        assert code == 2 and said in answer["text"], (flags, answer)
 
 
-def test_the_command_writes_a_report(run: tuple[Made, str], server: ServerProcess, tmp_path: Path) -> None:
-    made, url = run
-    code, out, error = command(
-        "run", "--json", "--database", f"shop={url}", "--log", str(made.log), "--report", str(tmp_path / "report"),
+def flags_of(run: tuple[Made, str], report: Path) -> list[str]:
+    """Of a run of the command."""
+    return [
+        "--json", "--database", f"shop={run[1]}", "--log", str(run[0].log), "--report", str(report),
         "--max-transaction-seconds", "5", "--deliver-seconds", "5", "--effects", "SELECT message_id FROM notify_inbox",
-        "--publish", "--url", server.url,
-    )  # fmt: skip
-    assert code == 0, error
-    with urllib.request.urlopen(server.url + "/v1/admin/audits?max=1", timeout=10) as answer:
-        (left,) = json.loads(answer.read())["audits"]
-    assert (left["verdict"], left["has_report"]) == ("PASS", True)
-    found = json.loads(out)
-    assert found["verdict"] == "PASS" and found["counts"]["DUP_EFFECT"] == 0 and found["not_checked"] == {}
+    ]  # fmt: skip
+
+
+def test_the_command_writes_a_report(
+    spark: Any, run: tuple[Made, str], server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "session", lambda *_, **__: contextlib.nullcontext(spark))
     report = tmp_path / "report"
+    code, answer = cli("audit", "run", *flags_of(run, report), "--publish", "--url", server.url)
+    assert code == 0, answer
+    assert (answer["verdict"], answer["totals"]["committed"], answer["findings"]) == ("PASS", COUNT, [])
+    assert answer["counts"]["DUP_EFFECT"] == 0 and answer["not_checked"] == {}
+    (published,) = admin(server.url, "GET", "audits?max=1")["audits"]
+    assert (published["verdict"], published["has_report"]) == ("PASS", True)
     assert {p.name for p in report.iterdir()} == {
         "report.html", "report.json", "findings.parquet", "buckets.parquet", "segments",
     }  # fmt: skip
     assert json.loads((report / "report.json").read_text())["verdict"] == "PASS"
-    code, out, _ = command(
-        "explain", ids.to_text(made.id(7)), "--json", "--database", url, "--log", str(made.log), "--report", str(report)
+    wanted = ids.to_text(run[0].id(7))
+    code, answer = cli(
+        "audit", "explain", wanted, "--json", "--database", run[1], "--log", str(run[0].log), "--report", str(report)
     )
-    events = [e["what"] for e in json.loads(out)["events"]]
+    events = [e["what"] for e in answer["events"]]
     assert code == 0 and len(events) == 5 and "half of message 0" in events[0] and "acknowledged" in events[-1]
+
+
+@pytest.mark.long
+def test_the_command_starts_spark_and_stops_it(run: tuple[Made, str], tmp_path: Path) -> None:
+    """A process of its own, with a JVM of its own: what the test above lends it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "notify.cli.main", "audit", "run", *flags_of(run, tmp_path / "report")],
+        capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["verdict"] == "PASS"

@@ -105,7 +105,7 @@ def test_in_a_browser_nothing_leaves_the_page(tmp_path: Path) -> None:
                 # Whatever host but this one the page would ask for, it gets this server, which counts it.
                 f"--host-resolver-rules=MAP * 127.0.0.1:{server.server_port}", here + "report",
             ],
-            capture_output=True, text=True, timeout=90, check=False,
+            capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
     finally:
         server.shutdown()

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from notify import ids
+from notify.errors import InvalidRequest
 from notify.wire import Payload, encode_msgpack
+from spark import log_input
 from spark.log_input import LogInput
 from spark.log_source import NotifyLogSource
 from spark.scan import ATTEMPTED
@@ -121,30 +123,48 @@ def test_a_rollback_in_another_segment_is_spread_over_all_messages(spark: Any, l
     assert sorted((row["no"], row["group"]) for row in settled) == [(0, "g"), (1, "g")]
 
 
-def test_the_source_reads_the_same_by_index_and_by_log(spark: Any, log: Any) -> None:
+def rows_of(path: Path, **options: str) -> list[dict[str, Any]]:
+    """What the data source gives for these options, without Spark's processes around it."""
+    source = NotifyLogSource({"path": str(path), **options})
+    names = [column.split()[0] for column in source.schema().split(", ")]
+    reader = source.reader(source.schema())
+    rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+    assert all(list(row) == names for row in rows)
+    return rows
+
+
+def test_the_source_reads_the_same_by_index_and_by_log(log: Any) -> None:
+    columns = "id,no,queued_us,topic,offset"
+    by_index = rows_of(log[0], table="queue", columns=columns)
+    by_log = rows_of(log[0], table="queue", columns=columns, **{"from": "log"})
+    assert sorted(by_index, key=repr) == sorted(by_log, key=repr) and len(by_index) > 120
+    halves = rows_of(log[0], table="halves")
+    assert len([row for row in halves if row["half_us"] is not None]) == 2 + 3 + 1 + 1 + 120 + 2
+    assert len(rows_of(log[0], table="acks")) == 4
+
+
+def test_the_source_is_read_by_spark(spark: Any, log: Any) -> None:
     spark.dataSource.register(NotifyLogSource)
-
-    def rows(**options: str) -> list[Any]:
-        columns = "id,no,queued_us,topic,offset"
-        reader = spark.read.format("notify_log").options(path=str(log[0]), columns=columns, **options)
-        return sorted(map(tuple, reader.load().collect()), key=repr)
-
-    by_index, by_log = rows(table="queue"), rows(table="queue", **{"from": "log"})
-    assert by_index == by_log and len(by_index) > 120
-    halves = spark.read.format("notify_log").options(path=str(log[0]), table="halves").load()
-    assert halves.where("half_us IS NOT NULL").count() == 2 + 3 + 1 + 1 + 120 + 2
-    later = spark.read.format("notify_log").options(path=str(log[0]), table="queue").load()
-    assert later.where(f"queued_us > {T0 + SECOND}").count() == 1
-    assert spark.read.format("notify_log").options(path=str(log[0]), table="acks").load().count() == 4
+    queue = spark.read.format("notify_log").options(path=str(log[0]), table="queue").load()
+    late = f"queued_us > {T0 + SECOND}"  # segments that were written before are left out
+    expected = [row for row in rows_of(log[0], table="queue") if row["queued_us"] > T0 + SECOND]
+    assert [row.asDict() for row in queue.where(late).collect()] == expected and len(expected) == 1
 
 
-def test_bad_options_say_what_there_is(spark: Any, log: Any) -> None:
-    spark.dataSource.register(NotifyLogSource)
-    for options, said in (
-        ({"table": "nonsense"}, "there are messages"),
-        ({"columns": "id,colour"}, "has no colour"),
-    ):
-        with pytest.raises(Exception, match=said):
-            spark.read.format("notify_log").options(path=str(log[0]), **options).load().count()
-    with pytest.raises(Exception, match="no log is there"):
-        spark.read.format("notify_log").options(path=str(log[0].parent / "nowhere")).load().count()
+def test_bad_options_say_what_there_is(log: Any) -> None:
+    with pytest.raises(InvalidRequest, match="there are messages"):
+        rows_of(log[0], table="nonsense")
+    with pytest.raises(InvalidRequest, match="has no colour"):
+        rows_of(log[0], columns="id,colour")
+    with pytest.raises(InvalidRequest, match="no log is there"):
+        rows_of(log[0].parent / "nowhere")
+
+
+def test_segments_are_copied_by_tasks_of_spark(
+    spark: Any, log: Any, read: LogInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_input, "COPIED_HERE_BYTES", 0)
+    by_tasks = LogInput(log[0])
+    by_tasks.prepare(spark, tmp_path)
+    assert by_tasks.facts == read.facts and not by_tasks.problems
+    assert by_tasks.entries_of(log[1]["plain"]) == read.entries_of(log[1]["plain"])

@@ -1,6 +1,7 @@
 """Windows one after the other: nothing is said twice or left out, however the watch ends; what comes late is revised.
 
-`make audit-watch` does the same beside a running shop with real kills.
+What a watch says and keeps is tested with audits that are made up; the last test runs real ones. `make audit-watch`
+does the same beside a running shop with real kills.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -19,139 +21,188 @@ import pytest
 from notify import ids
 from notify.client.table import half_message
 from notify.errors import Unavailable
+from spark import watch as watch_module
 from spark.databases import Database
 from spark.log_input import LogInput
-from spark.result import Inputs, Plan
-from spark.watch import RECHECKS, Watch
+from spark.result import Found, Inputs, Plan, Result
+from spark.watch import RECHECKS, Auditing, Watch
 from storage.log.store import LogStore
 from storage.sql.rows import moment_of
 from storage.store import NewMessage, NewTransaction, SettleKind
-from tests.audit.campaign import made_run
-from tests.audit.made import CONSUMERS, PRODUCERS, Made, payload_of, transaction_id
-from tests.audit.plant import copied
+from tests.audit.made import CONSUMERS, PRODUCERS, Made, made_run, payload_of, transaction_id
 from tests.support.shop import make_engine
 
-COUNT = 25_000  # two and a half seconds' worth
+SECOND = 1_000_000
+BEGIN_US = 1_700_000_000 * SECOND
+WINDOWS = 4
 
 
 class Killed(BaseException):
     """Stands for the end of the process."""
 
 
-class Run:
-    """A run with one lost transaction in two of its seconds, and watches over it."""
+class Shop:
+    """Messages are lost in the first window and in the third; of one it turns out that it only came late.
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.url = f"sqlite:///{directory}/shop.db"
-        made = made_run(directory, self.url, COUNT)
-        self.made = Made(copied(made.log, directory / "copy"), COUNT, made.first_us)
-        self.begin_us = self.made.first_us // 1_000_000 * 1_000_000
-        self.lost = [self.made.at(n) for n in (12_000, 22_000)]
-        engine = make_engine(self.url)
-        with engine.begin() as connection:
-            for at in self.lost:
-                row = {
-                    "transaction_id": self.name(at), "message_no": 0, "producer_group": PRODUCERS, "mode": "half",
-                    "state": "COMMITTED", "shards": "", "topic": "order.1", "relayed": 1, "created_at": moment_of(at),
-                }  # fmt: skip
-                connection.execute(half_message.insert().values(**row))
-        engine.dispose()
+    Each audit, line and sync is a step, at which the watch may be killed.
+    """
 
-    def name(self, at_us: int) -> str:
-        return ids.to_text(transaction_id(COUNT + 1, at_us))
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lost = {BEGIN_US: ["a.0", "b.0"], BEGIN_US + 2 * SECOND: ["c.0"]}
+        self.steps = 0
+        self.last_step = 0
+        """The step at which it is killed; 0: never."""
+        self.said: list[dict[str, Any]] = []
+        self._latest_us = 0
+        self._fsync = os.fsync
+        monkeypatch.setattr(watch_module.os, "fsync", self._sync)
 
-    @contextlib.contextmanager
-    def inputs(self) -> Iterator[Inputs]:
-        with contextlib.closing(Database(self.url, "shop")) as database:
-            yield Inputs([database], [LogInput(self.made.log)])
+    def begin(self, last_step: int = 0) -> None:
+        """Nothing was audited, nothing said."""
+        self.steps, self.last_step, self.said, self._latest_us = 0, last_step, [], 0
 
-    def watch(self, spark: Any, state: Path, said: list[dict[str, Any]], **options: Any) -> Watch:
-        plan = Plan(self.begin_us, 0, 1, 1)
-        return Watch(
-            spark, plan, options.pop("inputs", self.inputs), state, window_seconds=1, emit=said.append, **options
-        )
+    def audit(self, plan: Plan) -> Result:
+        self._step()
+        assert plan.closes_by_clock and plan.to_us - plan.from_us == SECOND
+        lost = self.lost.get(plan.from_us, [])
+        self._latest_us = max(self._latest_us, plan.from_us)
+        if self._latest_us > plan.from_us:  # looked at again
+            lost = [message for message in lost if message != "a.0"]
+        found = [Found("LOST", message.partition(".")[0]) for message in lost]
+        return Result("FINDINGS" if found else "PASS", found=found, totals={"committed": 1})
 
-    def arrive(self, at_us: int) -> None:
-        """What was lost comes after all, and is delivered."""
+    def emit(self, line: dict[str, Any]) -> None:
+        self._step()
+        self.said.append(line)
 
-        async def late() -> None:
-            store = LogStore(self.made.log)
-            await store.open(at_us)
-            offset = store.bounds("order.1", 0)[1]
-            name = ids.from_text(self.name(at_us))
-            message = NewMessage("order.1", payload_of(1), "k1")
-            await store.put([NewTransaction(name, PRODUCERS, [message], committed=True)], at_us)
-            await store.settle(CONSUMERS, "order.1", 0, [(offset, 1)], SettleKind.FILTERED, at_us)
-            await store.close()
+    def _sync(self, file: int) -> None:
+        self._step()
+        self._fsync(file)
+        self._step()
 
-        asyncio.run(late())
+    def _step(self) -> None:
+        self.steps += 1
+        if self.steps == self.last_step:
+            raise Killed
 
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return Run(tmp_path_factory.mktemp("watched"))
+    def watch(self, state: Path) -> Watch:
+        return Watch(self.audit, Plan(BEGIN_US, 0, 1, 1), state, window_seconds=1, emit=self.emit)
 
 
 def lines(state: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (state / "findings.jsonl").read_text().splitlines()]
 
 
-def test_a_watch_that_is_killed_anywhere_says_everything_once(
-    spark: Any, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[dict[str, Any]] = []
-    # Before its lines are durable, after they are, and in the middle of one.
-    deaths = [("_say", True), ("_save", True), ("_save", False)]
-    state = tmp_path / "state"
-    for step, (where, before) in enumerate(deaths):
-        watch = run.watch(spark, state, said)
-        original = getattr(watch, where)
-
-        def dies(*arguments: Any, original: Any = original, before: bool = before) -> None:
-            if not before:
-                original(*arguments)
-            raise Killed
-
-        monkeypatch.setattr(watch, where, dies)
-        with pytest.raises(Killed):
-            watch.run(threading.Event(), 3)
-        if step == 1:
-            with (state / "findings.jsonl").open("a") as file:
-                file.write('{"kind": "finding", "key": "LOST:cut sho')
-    run.watch(spark, state, said).run(threading.Event(), 3)
-    found = [line for line in lines(state) if line["kind"] == "finding"]
-    assert Counter(f["message_id"] for f in found) == Counter(f"{run.name(at)}.0" for at in run.lost)
-    assert {f["finding"] for f in found} == {"LOST"}
-    windows = [line["window_us"] for line in said if line["kind"] == "window"]
-    assert windows == sorted(set(windows)) and windows[0] - run.begin_us in (0, 1_000_000)
+def watched_with_a_death(shop: Shop, state: Path, step: int, cut_line: bool) -> None:
+    """All windows, the watch being killed once on the way."""
+    shop.begin(step)
+    with contextlib.suppress(Killed):
+        shop.watch(state).run(threading.Event(), WINDOWS)
+    if cut_line and state.exists():
+        with (state / "findings.jsonl").open("a") as file:
+            file.write('{"kind": "finding", "key": "LOST:cut sho')
+    shop.last_step = 0
+    again = shop.watch(state)
+    done = (again.state.next_us - BEGIN_US) // SECOND
+    if done < WINDOWS:
+        again.run(threading.Event(), WINDOWS - done)
 
 
-def test_an_input_that_is_away_holds_the_window_up(spark: Any, run: Run, tmp_path: Path) -> None:
-    said: list[dict[str, Any]] = []
+def test_a_watch_that_is_killed_anywhere_says_everything_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Shop(monkeypatch)
+    shop.watch(tmp_path / "whole").run(threading.Event(), WINDOWS)
+    whole, steps = shop.said, shop.steps
+    assert [line["kind"] for line in whole] == ["finding", "finding", "window", "window", "finding", "revision",
+                                                "window", "window"]  # fmt: skip
+    for step in range(1, steps + 1):
+        for cut_line in (False, True):
+            state = tmp_path / f"{step}-{cut_line}"
+            watched_with_a_death(shop, state, step, cut_line)
+            kept = Counter((line["kind"], line["key"]) for line in lines(state))
+            assert kept == Counter((line["kind"], line["key"]) for line in lines(tmp_path / "whole")), step
+            # A line that was emitted is not emitted again; the one that it died over is in the file alone.
+            emitted = Counter((line["kind"], line["window_us"], line.get("key")) for line in shop.said)
+            missing = Counter((line["kind"], line["window_us"], line.get("key")) for line in whole) - emitted
+            assert max(emitted.values()) == 1 and missing.total() <= 3, (step, missing)
+
+
+class Hurried(threading.Event):
+    """Does not wait until an input is back."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self.is_set()
+
+
+def test_an_input_that_is_away_holds_the_window_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Shop(monkeypatch)
     away = [True, True, False]
 
-    @contextlib.contextmanager
-    def inputs() -> Iterator[Inputs]:
-        if away and away.pop(0):
+    def audit(plan: Plan) -> Result:
+        if away.pop(0):
             raise Unavailable("the database is away")
-        with run.inputs() as found:
-            yield found
+        return shop.audit(plan)
 
-    watch = run.watch(spark, tmp_path / "state", said, inputs=inputs)
-    stop = threading.Event()
-    stop.wait = lambda timeout=None: False  # type: ignore[method-assign]
-    watch.run(stop, 1)
-    assert [line["kind"] for line in said] == ["failure", "failure", "window"]
-    assert said[-1]["window_us"] == run.begin_us
+    watch = Watch(audit, Plan(BEGIN_US + SECOND, 0, 1, 1), tmp_path / "state", window_seconds=1, emit=shop.emit)
+    watch.run(Hurried(), 1)
+    assert [line["kind"] for line in shop.said] == ["failure", "failure", "window"]
+    assert shop.said[-1]["window_us"] == BEGIN_US + SECOND
 
 
-def test_what_comes_late_is_revised(spark: Any, run: Run, tmp_path: Path) -> None:
+# --- with real audits -----------------------------------------------------------------------------------------------
+
+
+class Run:
+    """A run over three windows of a second, with a transaction lost in the first."""
+
+    def __init__(self, directory: Path) -> None:
+        self.url = f"sqlite:///{directory}/shop.db"
+        self.made: Made = made_run(directory, self.url, 300, step_us=10_000)
+        self.at_us = self.made.at(30)
+        self.id = transaction_id(self.made.count + 1, self.at_us)
+        engine = make_engine(self.url)
+        with engine.begin() as connection:
+            row = {
+                "transaction_id": ids.to_text(self.id), "message_no": 0, "producer_group": PRODUCERS, "mode": "half",
+                "state": "COMMITTED", "shards": "", "topic": "order.1", "relayed": 1,
+                "created_at": moment_of(self.at_us),
+            }  # fmt: skip
+            connection.execute(half_message.insert().values(**row))
+        engine.dispose()
+
+    @contextlib.contextmanager
+    def inputs(self) -> Iterator[Inputs]:
+        with contextlib.closing(Database(self.url, "shop")) as database:
+            yield Inputs([database], [LogInput(self.made.log)])
+
+    def arrive(self) -> None:
+        """What was lost comes after all, and is delivered."""
+
+        async def late() -> None:
+            store = LogStore(self.made.log)
+            await store.open(self.at_us)
+            offset = store.bounds("order.1", 0)[1]
+            message = NewMessage("order.1", payload_of(1), "k1")
+            await store.put([NewTransaction(self.id, PRODUCERS, [message], committed=True)], self.at_us)
+            await store.settle(CONSUMERS, "order.1", 0, [(offset, 1)], SettleKind.FILTERED, self.at_us)
+            await store.close()
+
+        asyncio.run(late())
+
+
+def test_what_comes_late_is_revised(spark: Any, tmp_path: Path) -> None:
+    run = Run(tmp_path)
     said: list[dict[str, Any]] = []
-    watch = run.watch(spark, tmp_path / "state", said)
-    watch.run(threading.Event(), 2)
-    assert [line["finding"] for line in said if line["kind"] == "finding"] == ["LOST"]
-    run.arrive(run.lost[0])
-    run.watch(spark, tmp_path / "state", said).run(threading.Event(), RECHECKS[0])
-    revised = [line for line in said if line["kind"] == "revision"]
-    assert [(line["finding"], line["key"]) for line in revised] == [("LOST", f"LOST:{run.name(run.lost[0])}.0:")]
+
+    def watch() -> Watch:
+        audit = Auditing(spark, run.inputs, tmp_path / "state" / "segments")
+        plan = Plan(run.made.first_us, 0, 1, 1)
+        return Watch(audit, plan, tmp_path / "state", window_seconds=1, emit=said.append)
+
+    watch().run(threading.Event(), 1)
+    key = f"LOST:{ids.to_text(run.id)}.0:"
+    assert [(line["kind"], line.get("key")) for line in said] == [("finding", key), ("window", None)]
+    run.arrive()
+    said.clear()
+    watch().run(threading.Event(), RECHECKS[0])
+    assert [(line["kind"], line.get("key")) for line in said] == [("window", None), ("revision", key), ("window", None)]
+    assert [line["committed"] for line in said if line["kind"] == "window"] == [100, 100]

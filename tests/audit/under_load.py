@@ -8,16 +8,30 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 from spark.findings import BAD
+from storage.sql.rows import microseconds_of
+from tests.support.clock import eventually
 
 LONGEST_SECONDS = 20.0
 """Killed servers and producers hold transactions up for about half of this."""
+
+
+def seconds_since_the_first(directory: Path) -> float:
+    """How old the demo's first transaction is; 0 as long as there is none."""
+    try:
+        with closing(sqlite3.connect(f"file:{directory}/shop.db?mode=ro", uri=True)) as connection:
+            (first,) = connection.execute("SELECT min(created_at) FROM half_message").fetchone()
+    except sqlite3.OperationalError:  # neither file nor table is there yet
+        return 0.0
+    return 0.0 if first is None else time.time() - microseconds_of(first) / 1e6
 
 
 def main() -> int:
@@ -32,8 +46,8 @@ def main() -> int:
         demo = subprocess.Popen(
             [*notify, "demo", "--json", "--seconds", seconds], env=environment, stdout=subprocess.PIPE, text=True
         )
-        time.sleep(2 * LONGEST_SECONDS / 2 + 5)
-        directory = next(Path(place).glob("notify-demo-*"))
+        directory: Path = eventually(lambda: next(Path(place).glob("notify-demo-*"), None), "the demo's directory")
+        eventually(lambda: seconds_since_the_first(directory) > LONGEST_SECONDS, "a transaction that is closed")
         for number in range(given.audits):
             done = subprocess.run(
                 [

@@ -16,78 +16,19 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-import sqlalchemy as sa
-from sqlalchemy.orm import Session
-
 from bench.audit import resident_mb
-from notify import ids
-from notify.client import Consumer, Inbox, Message, TransactionProducer, create_tables
-from notify.client.table import half_message
-from notify.errors import NotifyError
 from notify.testing.process import ServerProcess
+from tests.audit.shop import Shop
+from tests.support.clock import eventually
 from tests.support.databases import postgresql
-from tests.support.shop import Base, Order, make_engine
 
 WINDOW = 10.0
-TOPIC = "order.placed"
-
-
-class Busy:
-    """Orders all the time, consumed all the time, until it is left."""
-
-    def __init__(self, url: str, server: ServerProcess) -> None:
-        self.engine = make_engine(url)
-        create_tables(self.engine)
-        Base.metadata.create_all(self.engine)
-        self.producer = TransactionProducer(server.url, group="orders", engine=self.engine)
-        self.consumer = Consumer(server.url, group="points", inbox=Inbox(self.engine))
-        self.consumer.subscribe(TOPIC, start="earliest")(lambda message, session: None)
-        self.stop = threading.Event()
-        self.placed = 0
-        self._threads = [
-            threading.Thread(target=self._order),
-            threading.Thread(target=self.consumer.run, kwargs={"signals": False}),
-        ]
-
-    def _order(self) -> None:
-        while not self.stop.wait(0.02):
-            try:
-                with Session(self.engine) as session, session.begin():
-                    session.add(Order(item="tea"))
-                    self.producer.send(session, Message(TOPIC, {"n": self.placed}, key=str(self.placed % 7)))
-                self.placed += 1
-            except NotifyError:
-                pass  # the server is away: this order did not happen
-
-    def lose(self) -> str:
-        """A transaction that committed, and whose message nobody has."""
-        name = ids.to_text(ids.new_id())
-        row = {
-            "transaction_id": name, "message_no": 0, "producer_group": "orders", "mode": "half", "state": "COMMITTED",
-            "shards": "", "topic": TOPIC, "relayed": 1, "created_at": sa.text("clock_timestamp() AT TIME ZONE 'utc'"),
-        }  # fmt: skip
-        with self.engine.begin() as connection:
-            connection.execute(half_message.insert().values(**row))
-        return f"{name}.0"
-
-    @contextmanager
-    def running(self) -> Iterator[Busy]:
-        for thread in self._threads:
-            thread.start()
-        try:
-            yield self
-        finally:
-            self.stop.set()
-            self.consumer.stop()
-            for thread in self._threads:
-                thread.join(20)
-            self.producer.close()
-            self.engine.dispose()
+LONGEST_SECONDS = 600
+"""What the watch may take to its next line on the slowest machine."""
 
 
 class Watching:
@@ -130,18 +71,24 @@ class Watching:
     def of(self, kind: str) -> list[tuple[float, dict[str, Any]]]:
         return [line for line in self.lines if line[1]["kind"] == kind]
 
-    def wait_for(self, what: Any, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while not what():
-            assert self.process is not None and self.process.poll() is None, self.process.stderr.read()  # type: ignore[union-attr]
-            assert time.monotonic() < deadline, self.lines[-5:]
-            time.sleep(0.1)
+    def wait_for(self, windows: int) -> None:
+        """Until so many windows were audited, and the watch lives."""
+
+        def audited() -> bool:
+            assert self.process is not None and self.process.stderr is not None
+            assert self.process.poll() is None, self.process.stderr.read()
+            return self.windows() >= windows
+
+        eventually(audited, f"{windows} windows", LONGEST_SECONDS)
+
+    def windows(self) -> int:
+        return len({line["window_us"] for _, line in self.of("window")})
 
 
-def watch(busy: Busy, watching: Watching, server: ServerProcess, windows: int, kills: int) -> list[str]:
+def watch(shop: Shop, watching: Watching, server: ServerProcess, windows: int, kills: int) -> list[str]:
     """Lose something in every fourth window, kill the watch now and then and the server once; what is wrong."""
     watching.start()
-    watching.wait_for(lambda: watching.of("window"), 120)
+    watching.wait_for(1)
     chance = random.Random(7)
     lost: dict[str, float] = {}
     memory: list[float] = []
@@ -149,23 +96,23 @@ def watch(busy: Busy, watching: Watching, server: ServerProcess, windows: int, k
     stall_at = windows // 2
     seen = 0
     complaints: list[str] = []
-    while (at := len({line["window_us"] for _, line in watching.of("window")})) < windows:
+    while (at := watching.windows()) < windows:
         if at > seen:
             seen = at
             assert watching.process is not None
             memory.append(resident_mb(watching.process.pid))
             print(f"window {at}: {memory[-1]:.0f} MB, {len(watching.of('finding'))} findings", flush=True)
             if at % 4 == 0 and at < windows - 4:
-                lost[busy.lose()] = time.time()
+                lost[shop.lose()] = time.time()
             if at in kill_at:
-                time.sleep(chance.uniform(0, WINDOW))
+                time.sleep(chance.uniform(0, WINDOW))  # anywhere in a window
                 watching.kill()
                 watching.start()
             if at == stall_at:
                 server.kill()
-                time.sleep(2 * WINDOW)
+                time.sleep(2 * WINDOW)  # windows in which the log does not go on
                 server.start()
-        watching.wait_for(lambda at=at: len({line["window_us"] for _, line in watching.of("window")}) > at, 20 * WINDOW)
+        watching.wait_for(at + 1)
     if watching.kill(signal.SIGTERM) != 0:
         complaints.append("the watch did not end with 0")
     lines = [json.loads(line) for line in (watching.state / "findings.jsonl").read_text().splitlines()]
@@ -185,7 +132,7 @@ def watch(busy: Busy, watching: Watching, server: ServerProcess, windows: int, k
     windows_us = sorted({line["window_us"] for _, line in watching.of("window")})
     if windows_us != list(range(windows_us[0], windows_us[-1] + 1, round(WINDOW * 1e6))):
         complaints.append("a window was left out")
-    print(f"memory: {memory[2]:.0f} MB at the third window, {memory[-1]:.0f} MB at the last; {busy.placed} orders")
+    print(f"memory: {memory[2]:.0f} MB at the third window, {memory[-1]:.0f} MB at the last")
     return complaints
 
 
@@ -200,9 +147,10 @@ def main() -> int:
         server = ServerProcess(directory / "data").start()
         stack.callback(server.stop)
         watching = Watching(url, server, directory / "state")
-        with Busy(url, server).running() as busy:
+        shop = stack.enter_context(closing(Shop(url, server.url)))
+        with shop.busy(pause_seconds=0.02):
             try:
-                complaints = watch(busy, watching, server, given.windows, given.kills)
+                complaints = watch(shop, watching, server, given.windows, given.kills)
             finally:
                 if watching.process is not None and watching.process.poll() is None:
                     watching.kill()

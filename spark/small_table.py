@@ -1,0 +1,19 @@
+"""Small tables of what the driver knows: names, numbers, ids that are looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+
+def small_table(spark: SparkSession, columns: Mapping[str, pa.DataType], rows: Iterable[Sequence[Any]]) -> DataFrame:
+    """A table of these rows, each with a value for every column in order.
+
+    Spark plans it as a relation that it has: a list of rows would be an RDD, and a join with it a job of its own.
+    """
+    values = list(zip(*rows, strict=True)) or [()] * len(columns)
+    arrays = [pa.array(column, kind) for column, kind in zip(values, columns.values(), strict=True)]
+    return spark.createDataFrame(pa.table(arrays, names=list(columns)))

@@ -1,0 +1,95 @@
+"""A shop that is audited: orders with their messages, and a consumer that keeps an inbox, on one server."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from notify import ids
+from notify.client import Consumer, Inbox, Message, TransactionProducer, create_tables
+from notify.client.table import half_message, notify_inbox
+from notify.errors import NotifyError
+from tests.support.clock import PATIENCE_SECONDS
+from tests.support.groups import running
+from tests.support.shop import Base, Order, make_engine
+
+TOPIC = "order.placed"
+
+
+class Shop:
+    """Tables in an empty database, a producer and a consumer; to be closed."""
+
+    def __init__(self, database_url: str, server_url: str) -> None:
+        self.url = database_url
+        self.engine = make_engine(database_url)
+        create_tables(self.engine)
+        Base.metadata.create_all(self.engine)
+        self.producer = TransactionProducer(server_url, group="orders", engine=self.engine)
+        self.consumer = Consumer(server_url, group="points", inbox=Inbox(self.engine))
+        self.consumer.subscribe(TOPIC, start="earliest")(lambda message, session: None)
+        self._numbers = itertools.count()
+
+    def order(self) -> None:
+        """Place an order."""
+        n = next(self._numbers)
+        with Session(self.engine) as session, session.begin():
+            session.add(Order(item="tea"))
+            self.producer.send(session, Message(TOPIC, {"n": n}, key=str(n % 7)))
+
+    def transactions(self) -> set[str]:
+        """Those that committed."""
+        with self.engine.connect() as connection:
+            return {str(row[0]) for row in connection.execute(sa.select(half_message.c.transaction_id))}
+
+    def row(self, transaction_id: str, **fields: Any) -> dict[str, Any]:
+        """A local row as a committed transaction leaves it, written now by the database's clock (PostgreSQL)."""
+        return {
+            "transaction_id": transaction_id, "message_no": 0, "producer_group": "orders", "mode": "half",
+            "state": "COMMITTED", "shards": "", "topic": TOPIC, "relayed": 1,
+            "created_at": sa.text("clock_timestamp() AT TIME ZONE 'utc'"),
+        } | fields  # fmt: skip
+
+    def lose(self) -> str:
+        """A transaction that committed, and whose message nobody has; the message's id."""
+        name = ids.to_text(ids.new_id())
+        with self.engine.begin() as connection:
+            connection.execute(half_message.insert().values(self.row(name)))
+        return f"{name}.0"
+
+    def effects(self) -> set[str]:
+        """The transactions whose message took effect."""
+        with self.engine.connect() as connection:
+            return {str(row[0]).partition(".")[0] for row in connection.execute(sa.select(notify_inbox.c.message_id))}
+
+    @contextmanager
+    def busy(self, threads: int = 1, pause_seconds: float = 0.0) -> Iterator[None]:
+        """Orders are placed all the time and consumed all the time, until this is left."""
+        stop = threading.Event()
+
+        def place_orders() -> None:
+            while not stop.wait(pause_seconds):
+                try:
+                    self.order()
+                except NotifyError:
+                    pass  # the server is away: this order did not happen
+
+        placing = [threading.Thread(target=place_orders) for _ in range(threads)]
+        with running(self.consumer):
+            for thread in placing:
+                thread.start()
+            try:
+                yield
+            finally:
+                stop.set()
+                for thread in placing:
+                    thread.join(PATIENCE_SECONDS)
+
+    def close(self) -> None:
+        self.producer.close()
+        self.engine.dispose()
