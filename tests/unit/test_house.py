@@ -1,0 +1,111 @@
+"""The rules of the tests themselves: what is shared lies in a room of its own, and a pause says what it is for."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAUSES = ("sleep",)
+"""Names of what pauses, whosever it is: `time.sleep`, `asyncio.sleep`."""
+
+
+def modules() -> list[Path]:
+    """Every module of the tests, and the benches, which share the tests' rooms."""
+    return sorted(path for folder in ("tests", "bench") for path in (ROOT / folder).rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def imported(tree: ast.Module, package: str) -> Iterator[str]:
+    """The full names of what a module imports; of `from a import b` both `a` and `a.b`. `package`: where it lies."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def is_test(module: str) -> bool:
+    """Whether a full name is that of a test module or of a conftest of ours."""
+    parts = module.split(".")
+    return parts[0] == "tests" and any(part.startswith("test_") or part == "conftest" for part in parts[1:])
+
+
+def pauses_without_reason(source: str) -> list[int]:
+    """The lines of calls of `sleep` with no comment on a line of theirs, nor on the one above."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    commented = {token.start[0] for token in tokens if token.type == tokenize.COMMENT}
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and (getattr(node.func, "attr", None) or getattr(node.func, "id", None)) in PAUSES
+        and commented.isdisjoint(range(node.lineno - 1, (node.end_lineno or node.lineno) + 1))
+    ]
+
+
+def test_nothing_is_imported_from_a_test() -> None:
+    wrong = [
+        f"{name_of(path)} imports {module}"
+        for path in modules()
+        for module in imported(ast.parse(path.read_text()), name_of(path.parent))
+        if is_test(module)
+    ]
+    assert wrong == [], "move what is shared to tests/support, or to a module of the folder that is no test"
+
+
+def test_every_pause_has_a_reason() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for line in pauses_without_reason(path.read_text())
+    ]
+    assert wrong == [], "wait for an event (tests/support/clock.py), or say in a comment what the pause is for"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import tests.unit.test_house",
+        "from tests.unit import test_house",
+        "from tests.unit.test_house import modules",
+        "from tests.conftest import OrSkip",
+        "from ..unit.test_house import modules",
+        "from . import conftest",
+    ],
+)
+def test_an_import_from_a_test_is_seen(line: str) -> None:
+    assert any(map(is_test, imported(ast.parse(line), "tests.unit")))
+
+
+def test_an_import_from_elsewhere_is_none() -> None:
+    lines = "import pytest\nfrom tests.support import clock\nfrom notify.testing import forked\nfrom . import writers"
+    assert not any(map(is_test, imported(ast.parse(lines), "tests.unit")))
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("time.sleep(1)", [1]),
+        ("x = 1\nawait_it(asyncio.sleep(1))", [2]),
+        ("sleep(1)", [1]),
+        ("time.sleep(1)  # the pause between two looks", []),
+        ("# the pause between two looks\ntime.sleep(1)", []),
+        ("time.sleep(\n    1,  # the pause between two looks\n)", []),
+        ("# of something else\nx = 1\ntime.sleep(1)", [3]),
+        ("text = 'time.sleep(1)'", []),
+    ],
+)
+def test_a_pause_without_a_reason_is_seen(source: str, lines: list[int]) -> None:
+    assert pauses_without_reason(source) == lines
