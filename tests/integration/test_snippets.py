@@ -38,8 +38,9 @@ def run(code: str, where: Path, **names: Any) -> dict[str, Any]:
 
 
 def test_a_service_is_tested(tmp_path: Path) -> None:
-    first, typed = blocks("testing.md", "python")
+    first, real, typed = blocks("testing.md", "python")
     run(first, tmp_path)["engine"].dispose()
+    run(real, tmp_path)["test_a_message_survives_the_server"](tmp_path)
     names = run(typed, tmp_path)
     received = ReceivedMessage("i", "t", 0, 0, b'{"item": "book", "price": 7}', None, None, {}, 1, "")
     assert names["on_placed"](received) == 7
