@@ -44,6 +44,8 @@ def is_test(module: str) -> bool:
 
 def pauses_without_reason(source: str) -> list[int]:
     """The lines of calls of `sleep` with no comment on a line of theirs, nor on the one above."""
+    if not any(name in source for name in PAUSES):
+        return []
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     commented = {token.start[0] for token in tokens if token.type == tokenize.COMMENT}
     return [
