@@ -139,6 +139,31 @@ def test_a_commit_wakes_the_relay(engines: list[sa.Engine], server: ServerProces
     assert len(drain(server.url, unique, unique, 5)) == 5
 
 
+def test_a_relay_that_is_stopped_waits_for_its_threads(engines: list[sa.Engine], server: ServerProcess) -> None:
+    """Whoever has stopped it disposes of its engine: no thread may have a connection of it then."""
+    relays_own, other = engines[1], engines[0]
+
+    def relay_waits() -> bool:
+        with other.connect() as connection:
+            waiting = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            return bool(connection.exec_driver_sql(f"SELECT count(*) {waiting}").scalar())
+
+    async def run() -> None:
+        task = asyncio.create_task(Relay(relays_own, server.url).run())
+        await asyncio.to_thread(eventually, relay_waits, "the relay to wait for the table")
+        task.cancel()
+        # Too short a wait misses a fault, and finds none where there is none.
+        assert not (await asyncio.wait([task], timeout=0.3))[0]
+        locking.rollback()
+        await asyncio.wait([task])
+
+    with other.connect() as locking:
+        locking.exec_driver_sql("LOCK TABLE half_message IN ACCESS EXCLUSIVE MODE")
+        asyncio.run(run())
+    pool = relays_own.pool
+    assert isinstance(pool, sa.QueuePool) and pool.checkedout() == 0
+
+
 def test_making_the_tables_again_waits_for_nobody(engines: list[sa.Engine]) -> None:
     """A service that starts must not hold up those that run: the trigger is not made anew."""
     engine = engines[0]
