@@ -210,8 +210,13 @@ class _Consumer:
         http = HttpClient(url, tls=self._tls, token=self._token)
         settler: Batcher[SettleItem, SettledItem] = Batcher(lambda items: self._settle(http, items), in_flight=2)
         try:
-            await self._subscribe_all(http)
-            await self._receive_all(http, settler, working)
+            try:
+                await self._subscribe_all(http)
+                await self._receive_all(http, settler, working)
+            except NotifyError as error:
+                # Stopped while the server is away: nobody waits for its answer any more.
+                if not _is_away(error) or self._stopping is None or not self._stopping.is_set():
+                    raise
             if working:
                 await asyncio.wait(working, timeout=self._lease)
             await settler.drain()
@@ -244,9 +249,7 @@ class _Consumer:
             try:
                 return await request()
             except NotifyError as error:
-                # A server without queues: the one that has them is not in the registry yet.
-                waits = error.retryable or error.code == "wrong_role"
-                if not waits or self._stopping.is_set():
+                if not _is_away(error) or self._stopping.is_set():
                     raise
                 log.warning("the server is away, again in %.1f s: %s", wait, error)
             with contextlib.suppress(TimeoutError):
@@ -378,6 +381,11 @@ class _Consumer:
         loop, stopping = self._loop, self._stopping
         if loop is not None and stopping is not None and not loop.is_closed():
             loop.call_soon_threadsafe(stopping.set)
+
+
+def _is_away(error: NotifyError) -> bool:
+    """Whether the same request may succeed later. A server without queues may learn who has them."""
+    return error.retryable or error.code == "wrong_role"
 
 
 class AsyncConsumer(_Consumer):

@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -28,7 +29,8 @@ from notify.client import (
     create_tables,
     use_explicit_begin,
 )
-from notify.errors import BindingRefused
+from notify.client.http import HttpClient
+from notify.errors import BindingRefused, Unavailable
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
@@ -129,6 +131,25 @@ def test_stopping_while_the_server_is_away_asks_for_nothing_more(
             consuming.enter_context(running(consumer))
             eventually(lambda: notify_server.answered(receive) == 1, "the consumer's first request to fail")
     assert notify_server.answered(receive) == 1
+
+
+def test_a_failure_that_comes_with_the_stop_is_no_failure(
+    notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is away, and the consumer is stopped during its request: `run` ends, and raises nothing."""
+    consumer = Consumer(notify_server.url, group="g")
+    consumer.subscribe("t")(print)
+    call = HttpClient.call
+
+    async def stopped_meanwhile(client: HttpClient, method: str, path: str, *rest: Any) -> bytes:
+        if path.endswith("/receive"):
+            consumer.stop()
+            await asyncio.sleep(0)  # a turn of the loop, in which the stop is seen
+            raise Unavailable("away")
+        return await call(client, method, path, *rest)
+
+    monkeypatch.setattr(HttpClient, "call", stopped_meanwhile)
+    consumer.run(signals=False)
 
 
 def test_tags_filter(server: ServerProcess, producer: TransactionProducer, unique: str) -> None:
