@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -11,9 +12,20 @@ from spark.audit import Audit
 from spark.databases import Database
 from spark.log_input import LogInput
 from spark.result import Inputs, Plan, Result
+from tests.support.clock import eventually
 
 PLAN = Plan(max_transaction_seconds=5, deliver_seconds=5)
 """For runs that ended long before these bounds."""
+
+AT_ONCE = Plan(max_transaction_seconds=1, deliver_seconds=1)
+"""For what was done a moment ago, see `wait_until_closed`."""
+
+
+def wait_until_closed(database: Database, plan: Plan) -> None:
+    """Until all that was done before this call is older than a transaction may be, by either clock."""
+    done_us = time.time_ns() // 1000
+    bound_us = plan.max_transaction_seconds * 1_000_000 + abs(database.clock_offset_us)
+    eventually(lambda: database.now_us - bound_us > done_us, "what was done to be older than a transaction may be")
 
 
 def audited(spark: SparkSession, url: str, log: Path, scratch: Path, plan: Plan = PLAN) -> Result:

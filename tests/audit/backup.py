@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from notify.testing.process import ServerProcess
-from tests.audit.shop import Shop
+from tests.audit.shop import TOPIC, Shop
 from tests.support.clock import eventually
+from tests.support.http import admin
 
 PRODUCERS = 4
 ORDERS_BEFORE, ORDERS_AFTER = 1000, 100
@@ -32,6 +33,11 @@ def notify(*words: str) -> tuple[int, dict[str, Any]]:
     if not done.stdout:
         raise SystemExit(f"{words[0]}: {done.stderr[-1000:]}")
     return done.returncode, json.loads(done.stdout)
+
+
+def settled(url: str) -> int:
+    """The offset below which the group has settled everything."""
+    return sum(queue["position"] for queue in admin(url, "GET", "groups/points")["queues"] if queue["topic"] == TOPIC)
 
 
 def more_orders(shop: Shop, count: int) -> None:
@@ -52,6 +58,8 @@ def main() -> int:
             more_orders(shop, PRODUCERS)  # SQLite writes one after the other: what was being written then, is
             committed = shop.transactions()
             eventually(lambda: committed <= shop.effects(), "the effects of what was on its way", LONGEST_SECONDS)
+            queued = len(shop.transactions())  # at most so many: offsets below have their messages
+            eventually(lambda: settled(server.url) >= queued, "what took effect to be acknowledged", LONGEST_SECONDS)
             began = time.perf_counter()
             _, made = notify("backup", str(directory / "copy"), "--url", server.url, "--reason", "campaign")
             print(f"backup of {made['bytes']:,} bytes in {time.perf_counter() - began:.1f} s, under load", flush=True)

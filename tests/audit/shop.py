@@ -25,13 +25,16 @@ TOPIC = "order.placed"
 class Shop:
     """Tables in an empty database, a producer and a consumer; to be closed."""
 
-    def __init__(self, database_url: str, server_url: str) -> None:
+    def __init__(self, database_url: str, server_url: str, kafka_url: str = "") -> None:
+        """`kafka_url`: where messages are consumed; the producer then writes an outbox, which the caller relays."""
         self.url = database_url
         self.engine = make_engine(database_url)
         create_tables(self.engine)
         Base.metadata.create_all(self.engine)
-        self.producer = TransactionProducer(server_url, group="orders", engine=self.engine)
-        self.consumer = Consumer(server_url, group="points", inbox=Inbox(self.engine))
+        self.producer = TransactionProducer(
+            server_url, group="orders", engine=self.engine, mode="outbox" if kafka_url else "half"
+        )
+        self.consumer = Consumer(kafka_url or server_url, group="points", inbox=Inbox(self.engine))
         self.consumer.subscribe(TOPIC, start="earliest")(lambda message, session: None)
         self._numbers = itertools.count()
 

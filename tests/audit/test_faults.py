@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from spark.findings import FINDINGS
+from spark.result import LATENCIES
 from tests.audit.audited import PLAN, audited
 from tests.audit.campaign import campaign
 from tests.audit.made import made_run
@@ -49,4 +50,6 @@ def test_a_window_has_what_belongs_to_it(spark: Any, database_urls: dict[str, st
             result = audited(spark, url, made.log, tmp_path / "scratch", plan)
             assert (result.verdict, result.found) == ("PASS", [])
             committed.append(result.totals["committed"])
+            measured = {kind: sum(count for *_, count in result.latencies[kind]) for kind in LATENCIES}
+            assert measured == dict.fromkeys(LATENCIES, committed[-1])
         assert sum(committed) == 2000 and min(committed) > 900

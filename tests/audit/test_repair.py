@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,14 @@ from spark.audit import Audit
 from spark.databases import Database
 from spark.log_input import LogInput
 from spark.repair import Repair
-from spark.result import Inputs, Plan, Result
+from spark.result import Inputs, Result
+from tests.audit.audited import AT_ONCE, wait_until_closed
 from tests.audit.shop import TOPIC, Shop
 from tests.support.clock import eventually
 from tests.support.databases import empty_database
-from tests.support.groups import running
+from tests.support.groups import lag, running
 from tests.support.http import admin, post
 from tests.support.transactions import new_id
-
-PLAN = Plan(max_transaction_seconds=1, deliver_seconds=1)
 
 
 @pytest.fixture
@@ -53,11 +51,8 @@ def opened(shop: Shop, server: ServerProcess) -> Iterator[Inputs]:
 
 def audited(spark: Any, inputs: Inputs, scratch: Path) -> Result:
     """An audit by which everything that was done before is closed."""
-    (database,) = inputs.databases
-    done_us = time.time_ns() // 1000
-    bound_us = PLAN.max_transaction_seconds * 1_000_000 + abs(database.clock_offset_us)
-    eventually(lambda: database.now_us - bound_us > done_us, "what was done to be older than a transaction may be")
-    return Audit(spark, PLAN, inputs, scratch).run()
+    wait_until_closed(inputs.databases[0], AT_ONCE)
+    return Audit(spark, AT_ONCE, inputs, scratch).run()
 
 
 def half(server: ServerProcess, transaction_id: str, source: str) -> str:
@@ -78,7 +73,7 @@ def test_findings_are_mended_and_the_next_audit_is_clean(
     with running(shop.consumer):
         for _ in range(30):
             shop.order()
-        eventually(lambda: len(shop.effects()) == 30, "30 effects")
+        eventually(lambda: len(shop.effects()) == 30 and lag(server.url, "points") == 0, "30 effects, acknowledged")
         plant_faults(shop, server)
         with opened(shop, server) as inputs:
             first = audited(spark, inputs, tmp_path / "scratch")
@@ -97,7 +92,8 @@ def test_findings_are_mended_and_the_next_audit_is_clean(
         kinds = actions(server)
         assert {"transaction.commit", "transaction.rollback", "message.republish", "message.redeliver"} <= set(kinds)
         # The one in doubt that had committed, the conflict, the lost one, and three effects again.
-        eventually(lambda: len(shop.effects()) == 27 + 1 + 1 + 1 + 3, "the effects of what was mended")
+        mended = 27 + 1 + 1 + 1 + 3
+        eventually(lambda: len(shop.effects()) == mended and lag(server.url, "points") == 0, "the effects of these")
         with opened(shop, server) as inputs:
             second = audited(spark, inputs, tmp_path / "scratch")
         assert (second.verdict, second.exit_code) == ("PASS", 0), (second.counts, second.reasons)
