@@ -117,6 +117,17 @@ def test_every_page_stands_alone_and_fits(shop: Shop, window: Any) -> None:
     assert w.page.evaluate("window.ran") is None and "alert(1)" not in w.page.content().replace("&lt;", "")
 
 
+def test_a_chart_that_was_not_told_of_a_smaller_window_widens_no_page(shop: Shop, window: Any) -> None:
+    """The browser tells a page of its new size a frame after it laid the page out."""
+    w = window(shop.url)
+    w.page.add_init_script("window.ResizeObserver = class { observe() {} };")
+    w.page.add_init_script("window.addEventListener('resize', e => e.stopImmediatePropagation(), true);")
+    w.go("/")
+    w.page.wait_for_selector("#chart canvas")
+    w.page.set_viewport_size(PHONE)
+    assert not w.page.evaluate("document.documentElement.scrollWidth > innerWidth + 1")
+
+
 def test_what_is_there_is_shown(shop: Shop, window: Any) -> None:
     w = window(shop.url)
     w.go(f"/messages/{shop.message}")

@@ -35,7 +35,9 @@
       box.dataset.points = found.at.length;
     } catch (error) { /* The server is away: the page says so where it refreshes itself. */ }
   }
-  window.addEventListener("resize", () => { if (plot) plot.setSize({ width: box.clientWidth, height: 240 }); });
+  // In a frame of its own, for the plot changes the height of the box: until then the box hides what is too wide.
+  const refit = () => { if (plot && plot.width !== box.clientWidth) plot.setSize({ width: box.clientWidth, height: 240 }); };
+  new ResizeObserver(() => requestAnimationFrame(refit)).observe(box);
   draw();
   setInterval(draw, 5000);
 })();
