@@ -34,6 +34,8 @@ class Limits:
     ttl_seconds: float = 3650 * 86_400
     wait_seconds: float = 60
     max_messages: int = 10_000
+    topics: int = 1_000
+    """Topics that a request to receive names."""
     reply_bytes: int = 8 << 20
     lease_min_seconds: float = 1
     lease_max_seconds: float = 3600

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import time
 from collections import deque
@@ -15,6 +16,7 @@ from storage.bridged import check_bridge
 from storage.hashing import key_hash, tag_hash
 from storage.progress import QueueProgress
 from storage.store import (
+    MOST_GROWN,
     NO_SHARDS,
     NO_TOKENS,
     BridgeBatch,
@@ -339,7 +341,11 @@ class MemoryStore:
         known = self._topics.get(topic.name)
         if known is not None and topic.queues < known.queues:
             raise InvalidRequest(f"topic {topic.name!r} has {known.queues} queues; the number can grow, not shrink")
-        self._topics[topic.name] = topic
+        grown = known.grown if known is not None else ()
+        if known is not None and topic.queues > known.queues:
+            ends = tuple(len(self._queues[(topic.name, number)].messages) for number in range(known.queues))
+            grown = (*grown, ends)[-MOST_GROWN:]
+        self._topics[topic.name] = dataclasses.replace(topic, grown=grown)
         for number in range(topic.queues):
             self._queues.setdefault((topic.name, number), _Queue())
 
@@ -424,6 +430,7 @@ class MemoryStore:
             _, _, number, queue, transaction_id = heapq.heappop(self._delayed)
             message = self._records[transaction_id].new.messages[number]
             if message.topic in self._topics:
+                queue = queue if message.key is None else self._queue_for(message)
                 self._enqueue(message, queue, transaction_id, number, now_us)
                 touched.add(message.topic)
             released += 1
@@ -512,10 +519,10 @@ class MemoryStore:
         ]
         return mine, len(self._settlements) < SETTLEMENTS
 
-    async def dead_letter(self, group: str, messages: Sequence[tuple[StoredMessage, bytes]], now_us: int) -> None:
+    def dead_letter_soon(self, group: str, messages: Sequence[tuple[StoredMessage, bytes]], now_us: int) -> None:
         name = dead_letter_topic(group)
         if name not in self._topics:
-            await self.create_topic(Topic(name))
+            self.create_topic_soon(Topic(name))
         for message, payload in messages:
             self.settle_soon(group, message.topic, message.queue, [(message.offset, 1)], SettleKind.DEAD_LETTER)
             dead = NewMessage(name, payload)

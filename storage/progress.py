@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from storage.runs import OffsetRuns
+
 
 class QueueProgress:
     """Everything below `floor` is settled, and every offset in `settled`."""
@@ -12,7 +14,7 @@ class QueueProgress:
 
     def __init__(self, floor: int = 0) -> None:
         self.floor = floor
-        self.settled: set[int] = set()
+        self.settled = OffsetRuns()
         self.attempts: dict[int, int] = {}
         self.retry_at: dict[int, int] = {}
         """When an offset that is to be tried again is due; those that are due at once are not here."""
@@ -30,29 +32,30 @@ class QueueProgress:
         """Mark a run as done with; what is settled already stays so."""
         last = first + count
         if self.attempts:
-            for offset in range(first, last):
+            offsets = range(first, last)
+            # Whichever are fewer are looked for among the others.
+            tried = offsets if count <= len(self.attempts) else [o for o in self.attempts if o in offsets]
+            for offset in tried:
                 if self.attempts.pop(offset, None) is not None:
                     self.retry_at.pop(offset, None)
         if first <= self.floor:
             if last <= self.floor:
                 return
-            self.floor = last
-            settled = self.settled
-            if settled:
-                if count > 1:
-                    settled.difference_update(range(first, last))
-                while self.floor in settled:
-                    settled.remove(self.floor)
-                    self.floor += 1
+            self.floor = self.settled.absorb(last) if self.settled else last
         else:
-            self.settled.update(range(first, last))
+            self.settled.add(first, count)
 
     def is_settled(self, offset: int) -> bool:
         return offset < self.floor or offset in self.settled
 
     def runs(self) -> list[tuple[int, int]]:
         """The settled offsets above the floor as (first, count)."""
-        return to_runs(sorted(self.settled))
+        return list(self.settled)
+
+    def next_unsettled(self, offset: int) -> int:
+        """The first offset from `offset` on that is not settled."""
+        offset = max(offset, self.floor)
+        return self.settled.first_missing(offset) if self.settled else offset
 
 
 def to_runs(offsets: Iterable[int]) -> list[tuple[int, int]]:

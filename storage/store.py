@@ -17,9 +17,12 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from notify import ids
 from notify.errors import NotifyError, Unavailable
+from storage.runs import OffsetRuns
 
 DEAD_LETTER_PREFIX = "dead-letter."
+"""The topic of this name and a group's holds the group's dead letters."""
 
 
 def dead_letter_topic(group: str) -> str:
@@ -27,7 +30,9 @@ def dead_letter_topic(group: str) -> str:
     return DEAD_LETTER_PREFIX + group.partition("@")[0]
 
 
-"""A group's dead-letter queue is the topic of this name and the group's."""
+def redriven_id(transaction_id: bytes, offset: int) -> bytes:
+    """The transaction id under which a dead letter is sent again: a UUID of version 7, fixed by its place."""
+    return ids.derived(transaction_id, offset.to_bytes(8))
 
 
 class State(enum.IntEnum):
@@ -190,6 +195,13 @@ class Topic:
     ttl_us: int = 0  # 0: messages do not expire
     backlog: int = 0  # messages that the slowest group may be behind; 0: no bound
     backlog_policy: Backlog = Backlog.REFUSE
+    grown: tuple[tuple[int, ...], ...] = ()
+    """Kept by the storage. Each time the number of queues grew: the next offset of each queue that there was. A key
+    may belong to another queue since."""
+
+
+MOST_GROWN = 16
+"""How often the growth of a topic is remembered: the latest times."""
 
 
 @dataclass(slots=True)
@@ -232,7 +244,7 @@ class Progress(Protocol):
     def floor(self) -> int: ...
 
     @property
-    def settled(self) -> set[int]: ...
+    def settled(self) -> OffsetRuns: ...
 
     @property
     def attempts(self) -> dict[int, int]: ...
@@ -241,6 +253,8 @@ class Progress(Protocol):
     def retry_at(self) -> dict[int, int]: ...
 
     def is_settled(self, offset: int) -> bool: ...
+
+    def next_unsettled(self, offset: int) -> int: ...
 
 
 class SettleKind(enum.IntEnum):
@@ -534,8 +548,8 @@ class QueueStore(Protocol):
         """Record (offset, attempts so far, when it is due again; 0: now); not waited for."""
         ...
 
-    async def dead_letter(self, group: str, messages: Sequence[tuple[StoredMessage, bytes]], now_us: int) -> None:
-        """Move messages to the group's dead-letter topic with a new payload each, atomically."""
+    def dead_letter_soon(self, group: str, messages: Sequence[tuple[StoredMessage, bytes]], now_us: int) -> None:
+        """Move messages to the group's dead-letter topic with a new payload each, atomically; `sync` waits for it."""
         ...
 
     async def settlements(self, topic: str, queue: int, offset: int) -> tuple[list[Settlement], bool]:

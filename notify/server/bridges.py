@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ from notify import ids, tracing
 from notify.errors import InvalidRequest, NotFound, NotifyError
 from notify.limits import LIMITS, check_message, check_name
 from notify.server.clock import Clock
+from notify.server.topics import Topics
 from notify.wire import Bridged, Item, JsonBridgeBatch, PackedBridgeBatch, instant
 from storage.store import BridgeBatch, BridgeState, NewMessage, NewTransaction, Put, Store, Topic
 
@@ -29,10 +29,10 @@ class _Told:
 class Bridges:
     """The queue's side of bridges."""
 
-    def __init__(self, store: Store, clock: Clock, on_new_topic: Callable[[str], None]) -> None:
+    def __init__(self, store: Store, clock: Clock, topics: Topics) -> None:
         self._store = store
         self._clock = clock
-        self._on_new_topic = on_new_topic
+        self._topics = topics
         self._told: dict[str, _Told] = {}
         self.tracing = False
 
@@ -98,8 +98,7 @@ class Bridges:
     def _make_topic(self, name: str) -> None:
         """What is committed cannot be refused: the topic is made, whatever `create_topics` says."""
         check_name("topic", name)
-        self._store.create_topic_soon(Topic(name))
-        self._on_new_topic(name)
+        self._topics.put_soon(Topic(name))
 
     def shown(self) -> list[dict[str, Any]]:
         """For the administrator: every source, how far it is and when it was heard of."""

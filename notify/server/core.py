@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -15,6 +16,7 @@ from notify.server.clock import Clock, wall_clock
 from notify.server.delivery import Delivery
 from notify.server.flow import Flow, RateLimits
 from notify.server.metrics import Metrics
+from notify.server.topics import Topics
 from notify.server.transactions import Transactions
 from notify.settings import Settings
 from storage.store import Store, TransactionStore
@@ -22,6 +24,8 @@ from storage.store import Store, TransactionStore
 log = structlog.get_logger("notify.server")
 
 LONGEST_SLEEP_SECONDS = 0.25
+POSTPONED_SECONDS = 0.05
+"""After a step that the storage refused."""
 RETAIN_EVERY_US = 30_000_000
 NO_QUEUES = (
     "this server plays only the transactions role: a bridge or a relay moves its messages to a queue server; ask that "
@@ -45,20 +49,21 @@ class Core:
         self.metrics = Metrics()
         schedule = _schedule(settings)
         queues = store.queues()
-        self._delivery = None if queues is None else Delivery(queues, clock, self.metrics)
-        self._bridges = None if queues is None else Bridges(queues, clock, self._topic_made)
+        self.topics = Topics(store, on_first_use=settings.create_topics)
+        self._delivery = None if queues is None else Delivery(queues, clock, self.metrics, self.topics)
+        self._bridges = None if queues is None else Bridges(queues, clock, self.topics)
         self.flow = Flow(store, self._delivery, clock, self.metrics)
+        self.topics.tell(self.flow.changed)
         self.transactions = Transactions(
             store,
             clock,
+            self.topics,
             shard=settings.shard,
-            create_topics=settings.create_topics,
             schedule=schedule,
             jitter=jitter,
             metrics=self.metrics,
             flow=self.flow,
         )
-        self.transactions.on_new_topic = self._topic_made
         self.transactions.tracing = settings.tracing
         self.checks = Checks(store, clock, schedule, settings.shard, self.metrics)
         self.transactions.on_answer = lambda name, at_us, what, reason: self.checks.log.add(
@@ -73,6 +78,13 @@ class Core:
         """Why retention failed when it was last tried; "" where it did not."""
         self.ticked_us = clock()
         """When time was last acted upon: health is progress."""
+        self._steps: tuple[Callable[[], Awaitable[None]], ...] = (
+            self._drop_oldest,
+            self._deliver,
+            self._ask,
+            self._retain,
+        )
+        """What is done when time passes. One that has to wait for room holds up none of the others."""
         self._asked_to_act: list[asyncio.Future[None]] = []
         self._sleeping: asyncio.Future[None] | None = None
 
@@ -80,7 +92,7 @@ class Core:
         """Other settings and rates hold from now on."""
         self.settings = settings
         self.transactions.schedule = self.checks.schedule = _schedule(settings)
-        self.transactions.create_topics = settings.create_topics
+        self.topics.on_first_use = settings.create_topics
         self.store.keep(round(settings.retention_seconds * 1_000_000), settings.retention_bytes)
         if limits != self.flow.limits:
             self.flow.set_limits(limits)
@@ -111,31 +123,34 @@ class Core:
     def has_queues(self) -> bool:
         return self._delivery is not None
 
-    def _topic_made(self, name: str) -> None:
-        """A topic was made on its first use: there may be a rate for it, and groups with a pattern."""
-        topic = self.store.topic(name)
-        assert topic is not None
-        self.flow.changed(topic)
-        if self._delivery is not None:
-            self._delivery.topic_made(name)
-
     async def run(self) -> None:
         """Act on leases, retries, delays and checks as they come due, until cancelled."""
         while True:
             asked, self._asked_to_act = self._asked_to_act, []
-            try:
-                self.flow.drop_oldest()
-                if self._delivery is not None:
-                    await self._delivery.tick()
-                await self.checks.tick()
-                self.store.ripen_checks(self.clock())
-                self._retain_now_and_then()
-            except Unavailable:
-                # No room on the disk: what is due waits, and is tried again.
-                await asyncio.sleep(LONGEST_SLEEP_SECONDS)
+            for step in self._steps:
+                try:
+                    await step()
+                except Unavailable as error:
+                    # No room on the disk, say: this waits, and is tried again; the other steps go on.
+                    log.warning("postponed", step=step.__name__, reason=str(error))
+                    await asyncio.sleep(POSTPONED_SECONDS)
             self.ticked_us = self.clock()
             _wake(*asked)
             await self._sleep()
+
+    async def _drop_oldest(self) -> None:
+        self.flow.drop_oldest()
+
+    async def _deliver(self) -> None:
+        if self._delivery is not None:
+            await self._delivery.tick()
+
+    async def _ask(self) -> None:
+        await self.checks.tick()
+        self.store.ripen_checks(self.clock())
+
+    async def _retain(self) -> None:
+        self._retain_now_and_then()
 
     async def act(self) -> None:
         """Act at once on what is due by now, and return when that is done: for a clock that jumps, as a test's does."""

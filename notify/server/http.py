@@ -301,12 +301,11 @@ class DataRoutes:
 
     async def receive(self, request: Request, group: str) -> bytes:
         asked: Receive = request.decode(_RECEIVE)
-        if request.principal is not EVERYONE:
-            topics = asked.topics if asked.topics is not None else self.core.delivery.topics_of(group)
-            for topic in topics or ("*",):
-                _check(request, "consume", group, topic)
+        for topic in asked.topics or ():
+            _check(request, "consume", group, topic)
+        may = _may_consume(request, group)
         with _polling(request):
-            handed = await self.core.delivery.receive(group, asked)
+            handed = await self.core.delivery.receive(group, asked, may)
         if self.core.settings.tracing:
             _trace(group, handed, self.core.clock())
         if request.packed:
@@ -315,9 +314,8 @@ class DataRoutes:
 
     async def settle(self, request: Request, group: str) -> bytes:
         asked: Settle = request.decode(_SETTLE)
-        if request.principal is not None:
-            request.principal.check_some("consume", group)
-        return request.encode(SettledItems(await self.core.delivery.settle(group, asked.items)))
+        may = _may_consume(request, group)
+        return request.encode(SettledItems(await self.core.delivery.settle(group, asked.items, may)))
 
     async def pull(self, request: Request, topic: str, queue: str) -> bytes:
         _check(request, "read", topic)
@@ -342,6 +340,19 @@ def _check(request: Request, action: str, name: str, topic: str = "*") -> None:
     assert principal is not None
     if principal is not EVERYONE:
         principal.check(action, name, topic)
+
+
+def _may_consume(request: Request, group: str) -> Callable[[str], bool] | None:
+    """Whether who asks may consume a topic with a group, as of the moment it is asked; None: every topic.
+
+    Raises Forbidden where it may consume none.
+    """
+    principal = request.principal
+    assert principal is not None
+    if principal is EVERYONE:
+        return None
+    principal.check_some("consume", group)
+    return lambda topic: principal.may("consume", group, topic)
 
 
 @contextlib.contextmanager

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 
 from notify import ids, tracing
 from notify.check.schedule import CheckSchedule
-from notify.errors import InvalidRequest, NotifyError, UnknownTopic
+from notify.errors import InvalidRequest, NotifyError
 from notify.limits import LIMITS, check_between, check_message, check_name
 from notify.server.access import Principal
 from notify.server.clock import Clock
 from notify.server.flow import HOLD_SECONDS, Flow, retry_after
 from notify.server.metrics import Metrics
+from notify.server.topics import Topics
 from notify.wire import (
     Item,
     JsonMessage,
@@ -32,7 +33,6 @@ from storage.store import (
     Put,
     PutResult,
     State,
-    Topic,
     TransactionStore,
 )
 
@@ -53,9 +53,9 @@ class Transactions:
         self,
         store: TransactionStore,
         clock: Clock,
+        topics: Topics,
         *,
         shard: str = "main",
-        create_topics: bool = True,
         schedule: CheckSchedule | None = None,
         jitter: random.Random | None = None,
         metrics: Metrics | None = None,
@@ -65,10 +65,8 @@ class Transactions:
         self.clock = clock
         self.shard = shard
         self.shards = tuple(store.shards()) or (shard,)
-        self.create_topics = create_topics
+        self._topics = topics
         self.schedule = schedule or CheckSchedule()
-        self.on_new_topic: Callable[[str], None] = lambda name: None
-        """Called with the name of a topic that was made on its first use."""
         self._jitter = jitter or random.Random()
         self.metrics = metrics or Metrics()
         self._flow = flow
@@ -121,7 +119,7 @@ class Transactions:
                     if bound is not None:
                         bound.check("publish", m.topic)
                     if not has_topic(m.topic):
-                        self._make_topic(m.topic)
+                        self._topics.use(m.topic)
                     payload, delay_us, deliver_at_us, ttl_us = check_message(m, now_us)
                     if gates and flow is not None and (gate := gates.get(m.topic)) is not None:
                         await flow.check(gate, hold_until_us)
@@ -174,17 +172,6 @@ class Transactions:
                 raise
             return [error] * len(accepted)
 
-    def _make_topic(self, name: str) -> None:
-        """A topic that is named for the first time; it is durable before what names it."""
-        check_name("topic", name)
-        if not self.create_topics:
-            raise UnknownTopic(
-                f"there is no topic {name!r}, and topics are not created on first use here: "
-                f"make it with `notify topic create {name}`"
-            )
-        self.store.create_topic_soon(Topic(name))
-        self.on_new_topic(name)
-
     # --- messages without a transaction -----------------------------------------------------------------------
 
     async def publish(self, request: JsonMessages | PackedMessages, principal: Principal | None = None) -> list[Item]:
@@ -208,7 +195,7 @@ class Transactions:
                 if bound is not None:
                     bound.check("publish", m.topic)
                 if not has_topic(m.topic):
-                    self._make_topic(m.topic)
+                    self._topics.use(m.topic)
                 payload, delay_us, deliver_at_us, ttl_us = check_message(m, now_us)
                 if gates and flow is not None and (gate := gates.get(m.topic)) is not None:
                     await flow.check(gate, hold_until_us)

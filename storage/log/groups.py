@@ -23,9 +23,8 @@ class LogGroups:
 
     if TYPE_CHECKING:
 
-        async def create_topic(self, topic: Topic) -> Topic:
+        def create_topic_soon(self, topic: Topic) -> None:
             """Given by LogTopics."""
-            raise NotImplementedError
 
     def subscriptions(self) -> list[Subscription]:
         return list(self.state.subscriptions.values())
@@ -113,12 +112,12 @@ class LogGroups:
         record = encode(("attempts", group, found.topic.id, queue, list(offsets)))
         self.journal.append(RecordType.PROGRESS, 0, [], record)
 
-    async def dead_letter(self, group: str, messages: Sequence[tuple[StoredMessage, bytes]], now_us: int) -> None:
+    def dead_letter_soon(self, group: str, messages: Sequence[tuple[StoredMessage, bytes]], now_us: int) -> None:
         name = dead_letter_topic(group)
+        self.journal.reserve(8192 + sum(len(payload) + 256 for _, payload in messages))
         if name not in self.state.topics:
-            await self.create_topic(Topic(name))
+            self.create_topic_soon(Topic(name))
         queue = self.state.topics[name].queues[0]
-        self.journal.reserve(4096 + sum(len(payload) + 256 for _, payload in messages))
         settled = []
         for message, _ in messages:
             source = self.state.queue(message.topic, message.queue)
@@ -152,4 +151,3 @@ class LogGroups:
         opened.queues += [queue] * len(entries)
         opened.part.assigned += len(entries)
         opened.points.add("dead_letter")
-        await self.journal.sync()

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from storage.hashing import key_hash
-from storage.store import Backlog, Flush, Topic
+from storage.store import MOST_GROWN, Backlog, Flush, Topic
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -70,6 +70,8 @@ class LogTopic(msgspec.Struct, gc=False, eq=False):
     deleted: bool = False
     turn: int = 0
     queues: tuple[Queue, ...] = ()
+    grown: tuple[tuple[int, ...], ...] = ()
+    """Each time the number of queues grew: the next offset of each queue that there was."""
 
     @classmethod
     def numbered(cls, number: int, name: str, queues: int) -> LogTopic:
@@ -82,6 +84,24 @@ class LogTopic(msgspec.Struct, gc=False, eq=False):
     def id(self) -> int:
         """Its number: what its queues' keys begin with."""
         return self.queues[0].key >> 16
+
+    def grown_to(self, queues: int) -> tuple[tuple[int, ...], ...]:
+        """`grown` as it is once the topic has so many queues."""
+        if queues <= len(self.queues):
+            return self.grown
+        return (*self.grown, tuple([queue.next_offset for queue in self.queues]))[-MOST_GROWN:]
+
+    def record(self) -> list[Any]:
+        """What META records and checkpoints carry behind the topic's name and number of queues."""
+        retention_us, flush, *more = self.policy.record()
+        extra = (more[0] if more else {}) | ({"grown": self.grown} if self.grown else {})
+        return [retention_us, flush, *([extra] if extra else [])]
+
+    def restore(self, record: list[Any]) -> None:
+        """Take over what `record` gave."""
+        self.policy = Policy.from_record(record)
+        grown = record[2].get("grown", ()) if len(record) > 2 else ()
+        self.grown = tuple([tuple(offsets) for offsets in grown])
 
     def grow(self, queues: int) -> None:
         """Have at least so many queues."""
@@ -101,6 +121,7 @@ class LogTopic(msgspec.Struct, gc=False, eq=False):
             p.ttl_us,
             p.backlog,
             p.backlog_policy,
+            self.grown,
         )
 
     def queue_for(self, key: str | None) -> int:
@@ -108,9 +129,13 @@ class LogTopic(msgspec.Struct, gc=False, eq=False):
         if len(self.queues) == 1:
             return 0
         if key is not None:
-            return key_hash(key) % len(self.queues)
+            return self.queue_of_hash(key_hash(key))
         self.turn = (self.turn + 1) % len(self.queues)
         return self.turn
+
+    def queue_of_hash(self, hashed_key: int) -> int:
+        """The queue of a key, by its hash."""
+        return hashed_key % len(self.queues)
 
 
 class TopicsById:

@@ -120,7 +120,7 @@ def _live_mask(store: LogStore, part: SealedPart) -> NDArray[np.bool_]:
             start = max(progress.floor, state.topics_by_id[topic_id].queues[queue].start)
             waiting = offsets >= np.uint64(start)
             if progress.settled:
-                waiting &= ~np.isin(offsets, np.fromiter(progress.settled, np.uint64))
+                waiting &= ~progress.settled.mask(offsets)
             mask[first : first + count] |= waiting
     mask[_delayed(store, part)] = True
     return mask

@@ -28,10 +28,10 @@ from storage.log.format import (
 from storage.log.live import LivePart
 from storage.log.parts import Parts
 from storage.log.pending import Pending, PendingMessage, PendingTable, Producer
-from storage.log.queues import DEFAULT_POLICY, LogTopic, Policy, Queue, TopicsById
+from storage.log.queues import LogTopic, Queue, TopicsById
 from storage.log.sealed import ENTRY_TYPE
 from storage.log.times import TimeIndex
-from storage.progress import QueueProgress, to_runs
+from storage.progress import QueueProgress
 from storage.store import BridgeState, Priorities, Subscription
 
 encode = msgspec.msgpack.Encoder().encode
@@ -165,7 +165,7 @@ class LogState:
         """The topic of an entry. Where damage took the record that made it, its messages are kept under a number."""
         topic = self.topics_by_id.get(topic_id)
         if topic is None:
-            return self.set_topic(topic_id, f"lost-topic-{topic_id}", queue + 1, DEFAULT_POLICY)
+            return self.set_topic(topic_id, f"lost-topic-{topic_id}", queue + 1)
         topic.grow(queue + 1)
         return topic
 
@@ -201,7 +201,7 @@ class LogState:
         what = record[0]
         if what == "topic":
             topic_id, name, queues = record[1:4]
-            self.set_topic(topic_id, name, queues, Policy.from_record(record[4:]))
+            self.set_topic(topic_id, name, queues).restore(record[4:])
         elif what == "start":
             topic = self.topics_by_id.get(record[1])
             if topic is not None and record[2] < len(topic.queues):
@@ -231,12 +231,12 @@ class LogState:
 
     # --- changes that replay and the running store share ------------------------------------------------------
 
-    def set_topic(self, topic_id: int, name: str, queues: int, policy: Policy) -> LogTopic:
+    def set_topic(self, topic_id: int, name: str, queues: int) -> LogTopic:
+        """The topic of a name, made or grown as needed."""
         topic = self.topics.get(name)
         if topic is None:
             topic = LogTopic.numbered(topic_id, name, queues)
             self.topics[name] = self.topics_by_id[topic_id] = topic
-        topic.policy = policy
         topic.grow(queues)
         return topic
 
@@ -289,6 +289,7 @@ class LogState:
         """
         topics = self.topics_by_id.values()
         counts = [len(t.queues) for t in topics]
+        records = [t.record() for t in topics]
         ends = array("Q", [q.next_offset for t in topics for q in t.queues])
         starts = array("Q", [q.start for t in topics for q in t.queues])
         progress = [
@@ -309,12 +310,12 @@ class LogState:
         def values() -> dict[str, Any]:
             return {
                 "topics": [
-                    [t.id, t.name, n, t.deleted, *t.policy.record()] for t, n in zip(topics, counts, strict=True)
+                    [t.id, t.name, n, t.deleted, *record] for t, n, record in zip(topics, counts, records, strict=True)
                 ],
                 "ends": _packed(ends),
                 "starts": _packed(starts),
                 "progress": [
-                    [*key, floor, to_runs(sorted(settled)), list(attempts.items()), list(retry_at.items())]
+                    [*key, floor, list(settled), list(attempts.items()), list(retry_at.items())]
                     for key, floor, settled, attempts, retry_at in progress
                 ],
                 **_pending_rows(pending),
@@ -327,9 +328,9 @@ class LogState:
     def restore(self, saved: dict[str, Any]) -> None:
         """Take over a snapshot."""
         ends, starts = iter(_unpacked(saved["ends"])), iter(_unpacked(saved["starts"]))
-        for topic_id, name, queues, deleted, *policy in saved["topics"]:
+        for topic_id, name, queues, deleted, *record in saved["topics"]:
             topic = LogTopic.numbered(topic_id, name, queues)
-            topic.policy = Policy.from_record(policy)
+            topic.restore(record)
             topic.deleted = deleted
             for queue in topic.queues:
                 queue.next_offset = queue.visible = next(ends)
@@ -356,7 +357,7 @@ class LogState:
             progress.attempts = dict(attempts)
             progress.retry_at = dict(retry_at)
             for first, count in runs:
-                progress.settled.update(range(first, first + count))
+                progress.settled.add(first, count)
         producers = [Producer(*row) for row in saved["producers"]]
         for transaction_id, number, stored_us, next_us, tries, parked, entries in saved["pending"]:
             messages = [PendingMessage(self.topics_by_id[e[0]], *e[1:]) for e in entries]

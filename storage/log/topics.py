@@ -7,7 +7,7 @@ from storage.log.format import RecordType
 from storage.log.journal import Journal
 from storage.log.queues import Policy
 from storage.log.state import LogState, encode
-from storage.store import Topic
+from storage.store import MOST_GROWN, Topic
 
 
 class LogTopics:
@@ -37,12 +37,13 @@ class LogTopics:
             raise InvalidRequest(
                 f"topic {topic.name!r} has {len(known.queues)} queues; the number can grow, not shrink"
             )
-        self.journal.reserve(1024)
+        self.journal.reserve(1024 + 16 * topic.queues * MOST_GROWN)
         topic_id = known.id if known is not None else self.state.topics_by_id.last + 1
-        policy = Policy.of(topic)
-        self.state.set_topic(topic_id, topic.name, topic.queues, policy)
+        grown = known.grown_to(topic.queues) if known is not None else ()
+        changed = self.state.set_topic(topic_id, topic.name, topic.queues)
+        changed.policy, changed.grown = Policy.of(topic), grown
         self.journal.append(
-            RecordType.META, 0, [], encode(("topic", topic_id, topic.name, topic.queues, *policy.record()))
+            RecordType.META, 0, [], encode(("topic", topic_id, topic.name, topic.queues, *changed.record()))
         )
 
     async def delete_topic(self, name: str) -> None:

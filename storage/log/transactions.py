@@ -218,11 +218,15 @@ class LogTransactions:
                 times.add(due_us, position, entry)
                 self.journal.open.delayed.append((due_us, position, number))
                 return entry, None
-        queue = topic.queues[message.queue]
+        number = message.queue
+        if topic.grown and (hashed_key := int.from_bytes(message.tail[-8:], "little")):
+            # The half may be older than the topic's growth: a key's messages go where the key belongs now.
+            number = topic.queue_of_hash(hashed_key)
+        queue = topic.queues[number]
         offset = queue.next_offset
         queue.next_offset = offset + 1
         flags = message.flags & FLAG_TTL
-        return ENTRY_HEAD.pack(_QUEUE, flags, message.queue, topic.id, now_us, offset) + message.tail, queue
+        return ENTRY_HEAD.pack(_QUEUE, flags, number, topic.id, now_us, offset) + message.tail, queue
 
     def _compare(self, t: NewTransaction) -> PutResult:
         """What to answer to an id that is known: ALREADY for the same content of the same group, else IN_USE."""

@@ -57,7 +57,8 @@ async def lived(directory: Path) -> dict[str, bytes]:
     end = store.bounds("a", 0)[1]
     dead = store.read("a", 0, end - 2, 1, 1 << 20)[0]
     assert isinstance(dead, StoredMessage)
-    await store.dead_letter("g", [(dead, dead.payload)], T0 + 9)
+    store.dead_letter_soon("g", [(dead, dead.payload)], T0 + 9)
+    await store.sync()
     store.attempted("g", "a", 0, [(end - 1, 2, 0)])
     await store.sync()
     await store.close()

@@ -387,7 +387,8 @@ def test_a_stuck_consumer_is_in_the_metrics_and_in_the_admin_api(frozen_server: 
     frozen_server.advance(1)
     assert state() == "stuck"
     assert metric(url, 'notify_consumers{state="stuck"}') >= 1
+    Caller(url, unique, "other").receive(unique, max=1, lease=3600)
     few = caller.receive(unique)
-    assert len(few) == 4  # half of what it had
+    assert len(few) == 4  # half of what it had, since another instance could have the others
     caller.settle(few)
     assert state() == "ok"

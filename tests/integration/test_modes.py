@@ -260,3 +260,18 @@ def test_a_mode_changes_under_a_running_consumer(server: ServerProcess, unique: 
     again = x.receive(unique)
     assert bodies(again) == ["a2", "b1"]
     assert x.settle(again) == [200, 200]
+
+
+@pytest.mark.parametrize("topic", ["{}", "{}.*"])
+def test_a_consumer_of_another_mode_does_not_switch_an_idle_one(
+    frozen_server: InMemoryServer, unique: str, topic: str
+) -> None:
+    """The first consumer holds no message, and is there all the same: until it has not asked for a minute."""
+    url, topic = frozen_server.url, topic.format(unique)
+    subscribe(url, unique, unique)
+    subscribe(url, unique, topic, "ordered", force=True)
+    assert Caller(url, unique, "idle").receive() == []
+    path = f"groups/{unique}/subscriptions/{topic}"
+    assert refusal(url, "PUT", path, mode="shared") == (409, "mode_in_use")
+    frozen_server.advance(61)
+    subscribe(url, unique, topic, "shared")

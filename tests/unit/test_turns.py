@@ -12,6 +12,7 @@ from notify.server.delivery import Delivery
 from notify.server.delivery.instances import Instance, states
 from notify.server.delivery.rate import TokenBucket
 from notify.server.metrics import Metrics
+from notify.server.topics import Topics
 from notify.wire import Payload, Receive, SettleItem, encode_msgpack
 from storage.memory import MemoryStore
 from storage.store import NewMessage, NewTransaction, Priorities, PriorityClass, Subscription, Topic
@@ -28,7 +29,8 @@ class Scene:
     def __init__(self) -> None:
         self.now_us = T0
         self.store = MemoryStore()
-        self.delivery = Delivery(self.store, lambda: self.now_us, Metrics())
+        self.topics = Topics(self.store)
+        self.delivery = Delivery(self.store, lambda: self.now_us, Metrics(), self.topics)
 
     async def subscribe(self, *topics: str, group: str = "g", **fields: Any) -> None:
         for topic in topics:
@@ -137,8 +139,7 @@ def test_topics_of_a_pattern_are_followed_when_they_are_made() -> None:
         await s.fill("task.1", 2)
         assert await s.delivery.subscribe_pattern(Subscription("g", "task.*"), None) == ["task.1"]
         assert await s.receive(10) == []  # there already: from the latest
-        await s.store.create_topic(Topic("task.2"))
-        s.delivery.topic_made("task.2")
+        s.topics.put_soon(Topic("task.2"))
         await s.fill("task.2", 2)
         assert await s.receive(10) == ["task.2", "task.2"]
 

@@ -12,11 +12,11 @@ from notify import ids
 from notify.errors import InvalidRequest
 from notify.limits import check_between
 from notify.server.admin.jobs import Jobs
-from notify.server.admin.redrive import AT_ONCE, DeadLetters, Wanted, redriven_id
+from notify.server.admin.redrive import AT_ONCE, DeadLetters, Wanted
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.http import json_pulled
 from notify.wire import instant
-from storage.store import StoredMessage, dead_letter_topic
+from storage.store import StoredMessage, dead_letter_topic, redriven_id
 
 
 class WantedFields(BaseModel):

@@ -16,7 +16,7 @@ from notify.server.core import Core
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.filter import Filter
 from notify.server.delivery.group import Group
-from notify.server.delivery.instances import states
+from notify.server.delivery.instances import ACTIVE_US, states
 from notify.server.delivery.turns import ONE_CLASS
 from notify.wire import instant
 from storage.store import Priorities, PriorityClass, Subscription
@@ -33,7 +33,7 @@ class SubscriptionWrite(Write):
     max_attempts: int = Field(16, ge=1, le=1000)
     retry_min: float = Field(1.0, ge=0.01, le=86_400)
     retry_max: float = Field(300.0, ge=0.01, le=40 * 86_400)
-    force: bool = Field(False, description="change the mode although consumers have messages: they get them again")
+    force: bool = Field(False, description="change the mode although consumers are there: they may get messages again")
 
 
 class Reset(Write):
@@ -104,13 +104,18 @@ def _instances(group: Group, now_us: int) -> list[dict[str, Any]]:
 
 
 def _refuse_change_of_mode(core: Core, known: Subscription, mode: str) -> None:
-    """Raises Conflict while consumers of the topic have messages: they would get them again, out of the new order."""
-    groups = [core.delivery.groups[known.group], *core.delivery.instances_of(known.group)]
-    busy = {lease.instance.name for g in groups for lease in g.leases.values() if lease.cursor.topic == known.topic}
-    if busy:
+    """Raises Conflict while consumers of the group are there: one mode holds for all of them, and another would give
+    them messages again, or out of their order."""
+    group = core.delivery.groups.get(known.group)
+    groups = [*([] if group is None else [group]), *core.delivery.instances_of(known.group)]
+    now_us = core.clock()
+    there = {i.name for g in groups for i in g.instances.values() if now_us - i.asked_us < ACTIVE_US}
+    there |= {lease.instance.name for g in groups for lease in g.leases.values() if lease.cursor.topic == known.topic}
+    if there:
         refused = Conflict(
             f"group {known.group!r} receives topic {known.topic!r} in mode {known.mode}, and "
-            f"{', '.join(sorted(busy)[:5])} has messages of it: stop its consumers before it is {mode}, or send force"
+            f"{', '.join(sorted(there)[:5])} asked for messages within {ACTIVE_US // 1_000_000} s: stop its consumers "
+            f"and wait for so long before it is {mode}, or send force"
         )
         refused.code = "mode_in_use"
         raise refused
@@ -129,7 +134,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
             "topic": cursor.topic,
             "queue": cursor.queue,
             "position": cursor.progress.floor,
-            "settled_above": len(cursor.progress.settled),
+            "settled_above": cursor.progress.settled.offsets,
             "next": cursor.next,
             "lag": cursor.lag(),
             "retries": len(cursor.retries),
@@ -212,11 +217,13 @@ def _subscriptions(routes: APIRouter, desk: Desk) -> None:
             write.filter,
         )
         known = desk.core.queues.subscription(name, topic)
-        if not is_pattern:
-            of = desk.core.queues.topic(topic)
-            check_retry(of.ttl_us if of is not None else 0, name, topic, s.retry_min_us)
-            if known is not None and known.mode != s.mode and not write.force:
-                _refuse_change_of_mode(desk.core, known, s.mode)
+        if is_pattern:
+            known = next((p for p in desk.core.queues.patterns() if (p.group, p.topic) == (name, topic)), None)
+        else:
+            described = desk.core.queues.topic(topic)
+            check_retry(described.ttl_us if described is not None else 0, name, topic, s.retry_min_us)
+        if known is not None and known.mode != s.mode and not write.force:
+            _refuse_change_of_mode(desk.core, known, s.mode)
 
         async def do() -> Any:
             delivery = desk.core.delivery

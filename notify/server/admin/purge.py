@@ -40,7 +40,7 @@ def _preview(core: Core, topic: Topic, before: str | int) -> dict[str, Any]:
         for s in subscriptions:
             progress = core.queues.progress(s.group, topic.name, queue)
             floor = max(start, progress.floor)
-            waiting = max(0, to - floor) - sum(1 for offset in progress.settled if floor <= offset < to)
+            waiting = max(0, to - floor) - progress.settled.between(floor, max(floor, to))
             if waiting:
                 missed[s.group] = missed.get(s.group, 0) + waiting
     return {"queues": rows, "missed": missed}

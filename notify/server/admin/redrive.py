@@ -13,7 +13,16 @@ from notify.errors import NotifyError
 from notify.server.core import Core
 from notify.server.delivery.filter import Filter
 from notify.wire import Payload, decode_payload, microseconds
-from storage.store import NewMessage, NewTransaction, Put, StoredMessage, Subscription, Topic, dead_letter_topic
+from storage.store import (
+    NewMessage,
+    NewTransaction,
+    Put,
+    StoredMessage,
+    Subscription,
+    Topic,
+    dead_letter_topic,
+    redriven_id,
+)
 
 AT_ONCE = 4096
 READ_BYTES = 8 << 20
@@ -156,7 +165,7 @@ async def _retry_topic(core: Core, group: str, p: Payload) -> str:
         raise refused
     name = retry_topic(group, p.topic)
     if store.subscription(group, name) is None:
-        await store.create_topic(Topic(name))
+        core.topics.put_soon(Topic(name))
         wanted: Subscription = dataclasses.replace(of, topic=name, of_topic=p.topic, tags=(), filter="", epoch=0)
         await core.delivery.follow_retries(wanted)
     return name
@@ -165,8 +174,3 @@ async def _retry_topic(core: Core, group: str, p: Payload) -> str:
 def retry_topic(group: str, topic: str) -> str:
     """The name of the topic that holds what a group gets again; no user's topic has such a name."""
     return f"retry/{group}/{topic}"
-
-
-def redriven_id(transaction_id: bytes, offset: int) -> bytes:
-    """The transaction id under which a dead letter is sent again: a UUID of version 7, fixed by its place."""
-    return ids.derived(transaction_id, offset.to_bytes(8))

@@ -123,12 +123,8 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             )
 
         async def do() -> Any:
-            await desk.core.queues.create_topic(topic)
-            desk.core.flow.changed(topic)
-            if known is None:
-                desk.core.delivery.topic_made(name)
-            else:
-                desk.core.delivery.topic_grew(name)
+            desk.core.topics.put_soon(topic)
+            await desk.core.queues.sync()
             return shown(topic)
 
         return await desk.carry_out(write, who, "topic.put", name, do, _described(topic))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
+from notify.errors import NotifyError
 from notify.server.delivery.filter import Filter
 from notify.server.metrics import Metrics
 from notify.wire import decode_payload
@@ -12,8 +13,9 @@ from storage.hashing import tag_hash
 from storage.progress import to_runs
 from storage.store import SettleKind, Store, StoredMessage, Subscription
 
-SETTLED_BOUND = 100_000
-"""Settled offsets and retries above the floor, at most: beyond it a queue pauses for the group until the gap closes."""
+RUNS_BOUND = 100_000
+"""Runs of settled offsets above the floor, and retries, at most: beyond it a queue pauses for the group until some of
+its gaps close. A message that fails again and again is one gap, however many behind it are settled meanwhile."""
 
 READ_BYTES = 8 << 20
 MOST_SKIPPED = 50_000
@@ -41,6 +43,7 @@ class Cursor:
         "subscription",
         "topic",
         "turn_left",
+        "until",
     )
 
     def __init__(self, store: Store, subscription: Subscription, queue: int, metrics: Metrics) -> None:
@@ -59,6 +62,8 @@ class Cursor:
         """The topic its messages were sent to: another one than it reads where they are retried."""
         self.is_awake = False
         self.turn_left = 0
+        self.until: int | None = None
+        """The first offset that has to wait until other queues of the topic are settled up to where it grew."""
         self.change(subscription)
 
     def change(self, subscription: Subscription) -> None:
@@ -72,24 +77,43 @@ class Cursor:
         if self.subscription.mode == "broadcast":
             return 0
         start, end = self._store.bounds(self.topic, self.queue)
-        return max(0, end - max(self.progress.floor, start) - len(self.progress.settled))
+        return max(0, end - max(self.progress.floor, start) - self.progress.settled.offsets)
 
     def is_paused(self) -> bool:
-        return len(self.progress.settled) + len(self.retries) >= SETTLED_BOUND
+        """Whether it has too many gaps to keep account of more."""
+        return len(self.progress.settled) + len(self.retries) >= RUNS_BOUND
+
+    def is_settled_to(self, offset: int) -> bool:
+        """Whether everything below an offset is settled, or no longer retained."""
+        start = self._store.bounds(self.topic, self.queue)[0]
+        return self.progress.next_unsettled(start) >= offset
 
     def take(self, limit: int, now_us: int) -> list[StoredMessage]:
-        """Up to `limit` messages to deliver now, retries first."""
-        taken = self._take_retries(limit, now_us)
+        """Up to `limit` messages to deliver now, retries first.
+
+        Raises what the storage refuses with where nothing can be delivered: the position and the retries are then as
+        they were.
+        """
+        taken: list[StoredMessage] = []
+        try:
+            self._take_retries(taken, limit, now_us)
+            self._take_ahead(taken, limit, now_us)
+        except NotifyError:
+            if not taken:
+                raise
+        return taken
+
+    def _take_ahead(self, taken: list[StoredMessage], limit: int, now_us: int) -> None:
+        """Add messages from the position on, until there are `limit`."""
         scan, skipped = limit, 0
         most = MOST_SKIPPED if self._filter is None else MOST_EVALUATED
         while len(taken) < limit and skipped < most and not self.is_paused():
-            found, passed = self._take_new(limit - len(taken), scan, now_us)
+            wanted, passed = self._take_new(limit - len(taken), scan, now_us)
             if not passed:
                 break
-            taken += found
-            skipped += passed - len(found)
+            taken += wanted
+            skipped += passed - len(wanted)
             scan = min(WIDEST_SCAN, most, scan * 2)
-        return taken
 
     def is_behind(self, messages: int) -> bool:
         """Whether so many messages lie ahead."""
@@ -97,15 +121,16 @@ class Cursor:
 
     def has_more(self) -> bool:
         """Whether messages lie ahead that it could look at now."""
-        return not self.is_paused() and self.next < self._store.bounds(self.topic, self.queue)[1]
+        end = self._store.bounds(self.topic, self.queue)[1]
+        return not self.is_paused() and self.next < (end if self.until is None else min(end, self.until))
 
-    def _take_retries(self, limit: int, now_us: int) -> list[StoredMessage]:
-        taken: list[StoredMessage] = []
+    def _take_retries(self, taken: list[StoredMessage], limit: int, now_us: int) -> None:
+        """Add the retries that are due, until there are `limit`."""
         while self.retries and self.retries[0][0] <= now_us and len(taken) < limit:
-            offset = heapq.heappop(self.retries)[1]
-            self.progress.retry_at.pop(offset, None)
+            offset = self.retries[0][1]
             taken += self._take_one(offset, now_us)
-        return taken
+            heapq.heappop(self.retries)
+            self.progress.retry_at.pop(offset, None)
 
     def _take_one(self, offset: int, now_us: int) -> list[StoredMessage]:
         """The message of an offset that was passed before; none if it is settled, damaged or no longer retained."""
@@ -118,37 +143,48 @@ class Cursor:
         return []
 
     def _take_new(self, limit: int, scan: int, now_us: int) -> tuple[list[StoredMessage], int]:
-        """Of the next `scan` messages those to deliver, at most `limit`; and how many were passed by that."""
-        progress = self.progress
-        begin = self.next = max(self.next, progress.floor)
-        if self._hashes:
-            found = self._read_tagged(limit, scan)
-        else:
-            found = self._store.read(self.topic, self.queue, begin, limit, READ_BYTES)
-            if found:
-                if found[-1].offset - begin + 1 != len(found):
-                    self._settle_gaps(found, begin)
-                self.next = found[-1].offset + 1
-        passed = self.next - begin
-        if progress.settled or self._ahead:
-            found = [m for m in found if m.offset not in progress.settled and m.offset not in self._ahead]
-            self._ahead = {offset for offset in self._ahead if offset >= self.next}
+        """Of the next `scan` messages those to deliver, at most `limit`; and how many were passed by that.
+
+        The position moves only when everything that is left out is settled in the storage.
+        """
+        begin = self.progress.next_unsettled(self.next)
+        if self.until is not None and begin >= self.until:
+            return [], 0
+        found, end = self._read_tagged(begin, limit, scan) if self._hashes else self._read(begin, limit)
+        if self.progress.settled or self._ahead:
+            found = [m for m in found if m.offset not in self.progress.settled and m.offset not in self._ahead]
         found = self._unexpired(self._sound(found), now_us)
         if self._filter is not None or self._hashes:
             wanted = [m for m in found if self._wants(m)]
             kept = {m.offset for m in wanted}
             self._leave_out([m.offset for m in found if m.offset not in kept])
             found = wanted
-        return found, passed
+        if self._ahead:
+            self._ahead = {offset for offset in self._ahead if offset >= end}
+        self.next = end
+        return found, end - begin
 
-    def _read_tagged(self, limit: int, scan: int) -> list[StoredMessage]:
-        """The next messages with one of the subscription's tags, by the index; what lies between them is settled."""
-        begin = self.next
+    def _read(self, begin: int, limit: int) -> tuple[list[StoredMessage], int]:
+        """The next messages, and the offset behind them; gaps between them are settled."""
+        found = self._store.read(self.topic, self.queue, begin, limit, READ_BYTES)
+        found = self._before_until(found)
+        if not found:
+            return found, begin
+        end = found[-1].offset + 1
+        if end - begin != len(found):
+            self._settle_gaps(found, begin)
+        return found, end
+
+    def _read_tagged(self, begin: int, limit: int, scan: int) -> tuple[list[StoredMessage], int]:
+        """The next messages with one of the subscription's tags, by the index, and the offset behind what was looked
+        at; messages with other tags are settled."""
         start = self._store.bounds(self.topic, self.queue)[0]
         if begin < start:
             self._settle([(begin, start - begin)], SettleKind.EXPIRED)
             begin = start
         found, end = self._store.read_tagged(self.topic, self.queue, begin, scan, READ_BYTES, self._hashes)
+        if self.until is not None:
+            found, end = self._before_until(found), min(end, self.until)
         if len(found) > limit:
             end = found[limit].offset
             del found[limit:]
@@ -159,14 +195,16 @@ class Cursor:
             expected = message.offset + 1
         between += range(expected, end)
         self._leave_out([offset for offset in between if not self.progress.is_settled(offset)])
-        self.next = end
-        return found
+        return found, end
+
+    def _before_until(self, found: list[StoredMessage]) -> list[StoredMessage]:
+        return found if self.until is None else [m for m in found if m.offset < self.until]
 
     def _leave_out(self, offsets: list[int]) -> None:
         """These are not what the group wants."""
         if offsets:
-            self._metrics.filtered += len(offsets)
             self._settle(to_runs(offsets), SettleKind.FILTERED)
+            self._metrics.filtered += len(offsets)
 
     def _wants(self, message: StoredMessage) -> bool:
         if self._hashes and decode_payload(message.payload).tag not in self.subscription.tags:

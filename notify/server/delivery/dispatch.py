@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import heapq
 import itertools
+import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
 
-from notify.errors import InvalidRequest, NotFound
+from notify.errors import Conflict, InvalidRequest, NotFound, NotifyError, Unavailable
 from notify.limits import LIMITS, check_between, check_name
 from notify.server.clock import Clock
-from notify.server.delivery.group import Group, Handed
+from notify.server.delivery.group import LOOK_AGAIN_US, Group, Handed
 from notify.server.delivery.instances import Instance
 from notify.server.delivery.pace import Pace
 from notify.server.delivery.rate import TokenBucket
 from notify.server.metrics import Metrics
+from notify.server.topics import Topics
 from notify.wire import Receive, SettledItem, SettleItem, microseconds
 from storage.store import DEAD_LETTER_PREFIX, Priorities, Store, Subscription, Topic
 
@@ -25,13 +28,25 @@ RELEASE_BATCH = 5_000
 INSTANCE_IDLE_US = 86_400_000_000
 """How long messages are kept for an instance of a broadcast that asks for none."""
 FORGET_EVERY_US = 60_000_000
+MOST_BROADCAST_INSTANCES = 1_000
+"""Of a group: messages are kept for each instance that asked within INSTANCE_IDLE_US."""
+
+May = Callable[[str], bool]
+"""Whether who asks may consume a topic, by its name, as of now."""
 
 
 class _Waiter:
-    __slots__ = ("answer", "instance", "lease_us", "max", "topics")
+    __slots__ = ("answer", "instance", "lease_us", "max", "may", "topics")
 
-    def __init__(self, request: Receive, topics: frozenset[str] | None, answer: asyncio.Future[list[Handed]]) -> None:
+    def __init__(
+        self,
+        request: Receive,
+        topics: frozenset[str] | None,
+        may: May | None,
+        answer: asyncio.Future[list[Handed]],
+    ) -> None:
         self.instance = request.instance
+        self.may = may
         self.topics = topics
         self.max = request.max
         self.lease_us = round(request.lease * 1_000_000)
@@ -41,8 +56,9 @@ class _Waiter:
 class Delivery:
     """Consumer groups over a storage. Methods belong to the event loop."""
 
-    def __init__(self, store: Store, clock: Clock, metrics: Metrics) -> None:
+    def __init__(self, store: Store, clock: Clock, metrics: Metrics, topics: Topics) -> None:
         self._store = store
+        self._topics = topics
         self._clock = clock
         self._metrics = metrics
         self.groups: dict[str, Group] = {}
@@ -53,10 +69,16 @@ class Delivery:
         self._instances: dict[str, list[Group]] = {}
         """Of a group that broadcasts: its instances, each a group of its own by the name `group@instance`."""
         self._forgot_us = clock()
-        # Leases of an earlier run had lower numbers: its receipts are stale.
-        self._lease_ids = itertools.count(clock() + 1)
+        self._lease_ids = _lease_ids()
+        self._events: list[tuple[int, int, Group]] = []
+        """Heap of when a group has to look at its leases, retries and owners again."""
+        self._numbers = itertools.count()
+        self._release_again_us = 0
+        self._not_followed: set[str] = set()
+        """Topics that the storage would not let groups with a pattern follow yet."""
         for subscription in store.subscriptions():
             self._follow(subscription, moved=True)
+        self._topics.tell(self.topic_changed)
         store.on_visible(self.visible)
 
     def _follow(self, subscription: Subscription, moved: bool) -> None:
@@ -74,6 +96,14 @@ class Delivery:
         assert topic is not None
         group.subscribe(subscription, topic.queues, moved)
         self._by_topic.setdefault(subscription.topic, set()).add(subscription.group)
+        self._schedule(group)
+
+    def _schedule(self, group: Group) -> None:
+        """Note when the group has to be looked at next, if that is sooner than was known."""
+        due_us = group.next_event_us(self._clock())
+        if due_us is not None and (group.scheduled_us is None or due_us < group.scheduled_us):
+            group.scheduled_us = due_us
+            heapq.heappush(self._events, (due_us, next(self._numbers), group))
 
     # --- subscriptions ----------------------------------------------------------------------------------------
 
@@ -84,26 +114,26 @@ class Delivery:
         return await self._subscribe(subscription, start)
 
     async def _subscribe(self, subscription: Subscription, start: str | int | datetime | None) -> Subscription:
-        topic = self._store.topic(subscription.topic)
-        if topic is None:
-            topic = await self._store.create_topic(Topic(subscription.topic))
+        topic = self._store.topic(subscription.topic) or self._topics.put_soon(Topic(subscription.topic))
         known = self._store.subscription(subscription.group, subscription.topic)
         offsets: list[int] | None = None
         if start is not None or known is None:
             offsets = [self.resolve(subscription.topic, q, start or "latest") for q in range(topic.queues)]
         elif known.epoch > subscription.epoch:
             subscription = dataclasses.replace(subscription, epoch=known.epoch)
-        await self._store.subscribe(subscription, offsets)
+        self._store.subscribe_soon(subscription, offsets)
         self._follow(subscription, moved=offsets is not None)
         self._serve(subscription.group)
+        await self._store.sync()
         return subscription
 
     async def follow_retries(self, subscription: Subscription) -> None:
         """Hand a group, beside a topic of its own, what is sent to it again: from the first message on."""
         topic = self._store.topic(subscription.topic)
         assert topic is not None
-        await self._store.subscribe(subscription, [0] * topic.queues)
+        self._store.subscribe_soon(subscription, [0] * topic.queues)
         self._follow(subscription, moved=True)
+        await self._store.sync()
 
     def topics_of(self, group: str) -> list[str]:
         """The topics that a group receives."""
@@ -128,15 +158,36 @@ class Delivery:
                 await self._subscribe(dataclasses.replace(subscription, topic=name), start)
         return found
 
-    def topic_made(self, name: str) -> None:
-        """A topic is new: groups with a pattern for it follow it from its first message on."""
-        for pattern in self._store.patterns():
-            if _is_meant(pattern.topic, name) and self._store.subscription(pattern.group, name) is None:
-                subscription = dataclasses.replace(pattern, topic=name)
-                topic = self._store.topic(name)
+    def topic_changed(self, topic: Topic) -> None:
+        """A topic was made, or has other queues: its groups follow them, and so do groups with a pattern for it."""
+        for name in list(self._by_topic.get(topic.name, ())):
+            subscription = self._store.subscription(name, topic.name)
+            if subscription is not None:
+                self._follow(subscription, moved=False)
+        self._not_followed.add(topic.name)
+        self._follow_patterns()
+
+    def _follow_patterns(self) -> None:
+        """Groups with a pattern follow topics that are new to them, from the first message on.
+
+        Where the storage refuses that for a while, `tick` tries again: no message is missed by it.
+        """
+        patterns = self._store.patterns()
+        for name in sorted(self._not_followed) if patterns else ():
+            topic = self._store.topic(name)
+            for pattern in patterns if topic is not None else ():
+                if not _is_meant(pattern.topic, name) or self._store.subscription(pattern.group, name) is not None:
+                    continue
                 assert topic is not None
-                self._store.subscribe_soon(subscription, [0] * topic.queues)
+                subscription = dataclasses.replace(pattern, topic=name)
+                try:
+                    self._store.subscribe_soon(subscription, [0] * topic.queues)
+                except Unavailable:
+                    return
                 self._follow(subscription, moved=True)
+            self._not_followed.discard(name)
+        if not patterns:
+            self._not_followed.clear()
 
     async def set_priorities(self, group: str, priorities: Priorities) -> None:
         """Other classes, weights or shares from now on."""
@@ -226,17 +277,13 @@ class Delivery:
             self.groups[group].unsubscribe(topic)
         self._by_topic.get(topic, set()).discard(group)
 
-    def topic_grew(self, topic: str) -> None:
-        """A topic has more queues now: its groups follow them."""
-        for name in list(self._by_topic.get(topic, ())):
-            subscription = self._store.subscription(name, topic)
-            if subscription is not None:
-                self._follow(subscription, moved=False)
-
     # --- receiving --------------------------------------------------------------------------------------------
 
-    async def receive(self, name: str, request: Receive) -> list[Handed]:
-        """Messages for an instance of a group, waiting up to `wait` seconds for the first."""
+    async def receive(self, name: str, request: Receive, may: May | None = None) -> list[Handed]:
+        """Messages for an instance of a group, waiting up to `wait` seconds for the first.
+
+        `may` is asked again whenever something is handed out; None: who asks may consume everything.
+        """
         check_name("group", name)
         if not 0 < len(request.instance) <= 255:
             raise InvalidRequest("instance is 1 to 255 characters", "out_of_bounds")
@@ -245,6 +292,7 @@ class Delivery:
         check_between("lease", request.lease, LIMITS.lease_min_seconds, LIMITS.lease_max_seconds)
         topics = None
         if request.topics is not None:
+            check_between("the number of topics", len(request.topics), 0, LIMITS.topics)
             topics = frozenset(request.topics)
             await self._subscribe_missing(name, request.topics)
         if name in self.groups:
@@ -253,11 +301,11 @@ class Delivery:
         if group is None:
             raise NotFound(f"group {name!r} has no subscription; name its topics, or subscribe it first")
         group.refuse_second(request.instance, topics, self._clock())
-        waiting = self._waiters.setdefault(name, deque())
-        handed = self._hand_out(group, request.instance, topics, request.max, request.lease)
+        waiter = _Waiter(request, topics, may, asyncio.get_running_loop().create_future())
+        handed = self._hand_out(group, waiter)
         if handed or request.wait <= 0:
             return handed
-        waiter = _Waiter(request, topics, asyncio.get_running_loop().create_future())
+        waiting = self._waiters.setdefault(name, deque())
         waiting.append(waiter)
         if group.has_skipped:
             asyncio.get_running_loop().call_soon(self._serve, name)
@@ -292,6 +340,14 @@ class Delivery:
             )
         own = f"{name}@{instance}"
         known = self.groups[own].modes() if own in self.groups else {}
+        if own not in self.groups and len(self._instances.get(name, ())) >= MOST_BROADCAST_INSTANCES:
+            refused = Conflict(
+                f"group {name!r} keeps messages for {MOST_BROADCAST_INSTANCES} instances already: give each consumer a "
+                "name that stays the same over its starts (`instance`); one that asks for nothing is forgotten after "
+                f"{INSTANCE_IDLE_US // 3_600_000_000} hours"
+            )
+            refused.code = "too_many_instances"
+            raise refused
         for topic in sorted(broadcast):
             if topic not in known:
                 of_group = self._store.subscription(name, topic)
@@ -317,14 +373,15 @@ class Delivery:
 
     async def _subscribe_missing(self, group: str, topics: Sequence[str]) -> None:
         known = {topic for topic, _ in self.groups[group].cursors} if group in self.groups else set()
-        for topic in topics:
-            if topic not in known:
-                await self.subscribe(Subscription(group, topic), None)
+        for name in topics:
+            if name not in known:
+                self._topics.use(name)
+                await self.subscribe(Subscription(group, name), None)
 
-    def _hand_out(
-        self, group: Group, instance: str, topics: frozenset[str] | None, limit: int, lease: float
-    ) -> list[Handed]:
-        return group.receive(instance, topics, limit, round(lease * 1_000_000), self._clock())
+    def _hand_out(self, group: Group, waiter: _Waiter) -> list[Handed]:
+        handed = group.receive(waiter.instance, waiter.topics, waiter.max, waiter.lease_us, self._clock(), waiter.may)
+        self._schedule(group)
+        return handed
 
     def visible(self, topics: set[str]) -> None:
         """Messages became durable in these topics: serve who waits."""
@@ -346,7 +403,13 @@ class Delivery:
             if waiter.answer.done():
                 waiting.remove(waiter)
                 continue
-            handed = self._hand_out(group, waiter.instance, waiter.topics, waiter.max, waiter.lease_us / 1_000_000)
+            try:
+                handed = self._hand_out(group, waiter)
+            except NotifyError as refusal:
+                # What the storage refuses concerns this poll, and not who caused the others to be served.
+                waiting.remove(waiter)
+                waiter.answer.set_exception(refusal)
+                continue
             if handed:
                 waiting.remove(waiter)
                 waiter.answer.set_result(handed)
@@ -356,8 +419,8 @@ class Delivery:
             # It looked at many that the group does not want: on with it once others have had their turn.
             asyncio.get_running_loop().call_soon(self._serve, name)
 
-    async def settle(self, name: str, items: list[SettleItem]) -> list[SettledItem]:
-        """Settle receipts of a group; a receipt that is not the group's is stale."""
+    async def settle(self, name: str, items: list[SettleItem], may: May | None = None) -> list[SettledItem]:
+        """Settle receipts of a group; a receipt that is not the group's is stale. `may`: as for `receive`."""
         check_name("group", name)
         if not 0 < len(items) <= LIMITS.items:
             raise InvalidRequest(f"a request carries 1 to {LIMITS.items} items, this one {len(items)}", "out_of_bounds")
@@ -366,24 +429,30 @@ class Delivery:
             raise NotFound(f"group {name!r} has no subscription")
         instances = self._instances.get(name)
         if instances:
-            return await self._settle_by_instance(group, instances, items)
-        answered = await group.settle(items, self._clock())
-        self._serve(name)  # the next of a key, or room of its own, may be what somebody waits for
-        return answered
+            return await self._settle_by_instance(group, instances, items, may)
+        return await self._settle(group, items, may)
+
+    async def _settle(self, group: Group, items: list[SettleItem], may: May | None) -> list[SettledItem]:
+        try:
+            return await group.settle(items, self._clock(), may)
+        finally:
+            self._schedule(group)
+            self._serve(group.name)  # the next of a key, or room of its own, may be what somebody waits for
 
     async def _settle_by_instance(
-        self, group: Group, instances: Sequence[Group], items: list[SettleItem]
+        self, group: Group, instances: Sequence[Group], items: list[SettleItem], may: May | None
     ) -> list[SettledItem]:
         """Each item by the group whose lease its receipt is of; in request order."""
         by_group: dict[str, list[int]] = {}
+        holder = group
         for number, item in enumerate(items):
-            of = next((g for g in instances if g.holds(item.receipt)), group)
-            by_group.setdefault(of.name, []).append(number)
+            if not holder.holds(item.receipt):  # mostly all are one instance's
+                holder = next((g for g in instances if g.holds(item.receipt)), group)
+            by_group.setdefault(holder.name, []).append(number)
         answered: dict[int, SettledItem] = {}
         for name, numbers in by_group.items():
-            results = await self.groups[name].settle([items[n] for n in numbers], self._clock())
+            results = await self._settle(self.groups[name], [items[n] for n in numbers], may)
             answered.update(zip(numbers, results, strict=True))
-            self._serve(name)
         return [answered[number] for number in range(len(items))]
 
     # --- administration ---------------------------------------------------------------------------------------
@@ -404,21 +473,44 @@ class Delivery:
 
     def next_event_us(self) -> int | None:
         """When something happens without a request: a lease, a retry, a delayed message."""
-        now_us = self._clock()
-        times = [group.next_event_us(now_us) for group in self.groups.values()]
-        times.append(self._store.next_due_us())
-        return min((t for t in times if t is not None), default=None)
+        times = [self._events[0][0]] if self._events else []
+        due_us = self._store.next_due_us()
+        if due_us is not None:
+            times.append(max(due_us, self._release_again_us))
+        return min(times, default=None)
 
     async def tick(self) -> None:
-        """Do what is due now."""
+        """Do what is due now. What the storage refuses for a while is tried again, and holds nothing else up."""
         now_us = self._clock()
-        while self._store.release_due(now_us, RELEASE_BATCH) == RELEASE_BATCH:
-            await self._store.sync()
-        for name, group in list(self.groups.items()):
-            await group.expire(now_us)
-            self._serve(name)
+        if now_us >= self._release_again_us:
+            try:
+                while self._store.release_due(now_us, RELEASE_BATCH) == RELEASE_BATCH:
+                    await self._store.sync()
+            except Unavailable:
+                self._release_again_us = now_us + LOOK_AGAIN_US
+        self._follow_patterns()
+        while self._events and self._events[0][0] <= now_us:
+            due_us, _, group = heapq.heappop(self._events)
+            if group.scheduled_us != due_us:
+                continue  # it was looked at sooner, and has another time now
+            group.scheduled_us = None
+            if self.groups.get(group.name) is not group:
+                continue
+            try:
+                group.expire(now_us)
+            except Unavailable:
+                pass  # these leases go on, and have a new time
+            self._serve(group.name)
+            self._schedule(group)
         if now_us - self._forgot_us > FORGET_EVERY_US:
             await self._forget_instances(now_us)
+
+
+def _lease_ids() -> Iterator[int]:
+    """Numbers that nobody can guess, since a receipt stands for the right to settle; and none is given twice, so that
+    a receipt of an earlier run is stale."""
+    while True:
+        yield secrets.randbits(63)
 
 
 def _is_meant(pattern: str, topic: str) -> bool:

@@ -6,10 +6,11 @@ import heapq
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from notify.errors import Conflict, InvalidRequest, NotifyError, StaleReceipt
+from notify.errors import Conflict, Forbidden, InvalidRequest, NotifyError, StaleReceipt
 from notify.limits import LIMITS, check_between
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.instances import ACTIVE_US, Instance
@@ -23,6 +24,8 @@ from storage.progress import to_runs
 from storage.store import SettleKind, Store, StoredMessage, Subscription
 
 READ_BYTES = 8 << 20
+LOOK_AGAIN_US = 250_000
+"""A lease that ran out while the storage refused to record it is looked at again after so long."""
 MOST_INSTANCES = 10_000
 """Names of consumers that are remembered although they do not ask any more."""
 
@@ -60,6 +63,40 @@ class Handed:
             yield f"{self.token}{i}", message, 1 if self.attempts is None else self.attempts[i]
 
 
+class _Attempt(NamedTuple):
+    """A message of a lease whose attempt failed: how many there were, and when the next is due (0: at once)."""
+
+    lease: Lease
+    place: int
+    attempts: int
+    due_us: int
+    item: int = 0
+    """Which item of the request asks for it."""
+
+
+class _Dead(NamedTuple):
+    """A message of a lease that is tried no more, and why."""
+
+    lease: Lease
+    place: int
+    reason: str
+    item: int = 0
+
+
+class _Plan:
+    """What the items of a request ask for, by queue: nothing of it has been done yet."""
+
+    __slots__ = ("acked", "again", "dead", "taken")
+
+    def __init__(self) -> None:
+        self.acked: dict[Cursor, list[tuple[int, Lease, range]]] = {}
+        """The item's number, and which messages of the lease are acknowledged."""
+        self.again: dict[Cursor, list[_Attempt]] = {}
+        self.dead: dict[Cursor, list[_Dead]] = {}
+        self.taken: dict[int, set[int]] = {}
+        """By lease, the messages that an item settles."""
+
+
 @dataclass(slots=True)
 class Owner:
     """The instance that alone receives a topic, until it has asked for nothing, and settled nothing, for its lease."""
@@ -85,6 +122,8 @@ class Group:
         self.turns = Turns(store.priorities(name))
         self.rate: TokenBucket | None = None
         """How many messages it is given in a second."""
+        self.scheduled_us: int | None = None
+        """When `expire` is to be called next, as far as `Delivery` has been told."""
         self.has_skipped = False
         """The last receive stopped among messages that the group does not want: there may be some behind them."""
         self.leases: dict[int, Lease] = {}
@@ -98,8 +137,8 @@ class Group:
         self._due: list[tuple[int, int, Cursor]] = []
         """Heap of when a queue has a retry that comes due."""
         self._numbers = itertools.count()
-        self._worn_out: list[tuple[Cursor, int, str]] = []
-        """What has had all its attempts, and why it is dead: to be moved to the dead-letter queue."""
+        self._growth: dict[str, int] = {}
+        """By topic in an order that has grown: which of its growths its queues are not settled up to yet."""
 
     # --- subscriptions ----------------------------------------------------------------------------------------
 
@@ -124,6 +163,33 @@ class Group:
         if subscription.mode not in OWNED:
             self.owners.pop(subscription.topic, None)
         self.has_broadcast |= subscription.mode == "broadcast"
+        self._growth.pop(subscription.topic, None)
+        if subscription.mode == "ordered":
+            self._growth[subscription.topic] = 0
+            self._look_at_growth()
+
+    def _look_at_growth(self) -> None:
+        """Let queues of topics that grew go on where all are settled up to that growth: a key may have changed its
+        queue by it, and its later messages wait for its earlier ones."""
+        for topic in list(self._growth):
+            described = self._store.topic(topic)
+            grown = () if described is None else described.grown
+            number = before = self._growth[topic]
+            while number < len(grown) and all(
+                self.cursors[(topic, queue)].is_settled_to(end) for queue, end in enumerate(grown[number])
+            ):
+                number += 1
+            is_over = number == len(grown)
+            if is_over:
+                del self._growth[topic]
+            else:
+                self._growth[topic] = number
+            for queue in range(0 if described is None else described.queues):
+                cursor = self.cursors[(topic, queue)]
+                ends = grown[number] if not is_over else ()
+                cursor.until = None if is_over else ends[queue] if queue < len(ends) else 0
+                if number != before or is_over:
+                    self.turns.wake(cursor)
 
     def _forget(self, cursor: Cursor) -> None:
         """Another cursor takes its place, or none."""
@@ -161,6 +227,7 @@ class Group:
             self._forget(self.cursors[key])
         self.turns.forget(topic)
         self.owners.pop(topic, None)
+        self._growth.pop(topic, None)
 
     def drop_leases(self, topic: str, queue: int) -> None:
         """Receipts of this queue become stale."""
@@ -176,8 +243,19 @@ class Group:
 
     # --- handing out ------------------------------------------------------------------------------------------
 
-    def receive(self, name: str, topics: frozenset[str] | None, limit: int, lease_us: int, now_us: int) -> list[Handed]:
-        """Up to `limit` messages under leases, by the topics' classes and in turn."""
+    def receive(
+        self,
+        name: str,
+        topics: frozenset[str] | None,
+        limit: int,
+        lease_us: int,
+        now_us: int,
+        may: Callable[[str], bool] | None = None,
+    ) -> list[Handed]:
+        """Up to `limit` messages under leases, by the topics' classes and in turn.
+
+        `may`: whether who asks may receive a topic, asked now: a right can have ended while a poll waited.
+        """
         self.has_skipped = False
         instance = self._asks(name, now_us)
         handed: list[Handed] = []
@@ -190,27 +268,35 @@ class Group:
         aside: list[Cursor] = []
         turns = self.turns
         self._pace.look(now_us)
+        self._look_at_growth()
         started = 0.0
-        while count < limit and size < READ_BYTES and (cursor := turns.next()) is not None:
-            mode = cursor.subscription.mode
-            if (topics is not None and cursor.serves not in topics) or (
-                mode in OWNED and not self._owns(name, cursor.topic, lease_us, now_us)
-            ):
-                aside.append(turns.put_aside())
-                continue
-            if not started and self._pace.is_busy and cursor.is_behind(BEHIND // turns.awake()):
-                started = time.perf_counter()
-                limit = min(limit, BUSY_LIMIT)
-            taken = cursor.take(turns.left(cursor, limit - count), now_us)
-            turns.served(cursor, len(taken))
-            if taken:
-                handed.append(self._lease(cursor, taken, instance, lease_us, now_us))
-                count += len(taken)
-                size += sum([len(m.payload) for m in taken])
-            elif cursor.is_awake:
-                self.has_skipped = True
-                break
-        turns.put_back(aside)
+        try:
+            while count < limit and size < READ_BYTES and (cursor := turns.next()) is not None:
+                mode = cursor.subscription.mode
+                if (
+                    (topics is not None and cursor.serves not in topics)
+                    or (may is not None and not may(cursor.serves))
+                    or (mode in OWNED and not self._owns(name, cursor.topic, lease_us, now_us))
+                ):
+                    aside.append(turns.put_aside())
+                    continue
+                if not started and self._pace.is_busy and cursor.is_behind(BEHIND // turns.awake()):
+                    started = time.perf_counter()
+                    limit = min(limit, BUSY_LIMIT)
+                taken = cursor.take(turns.left(cursor, limit - count), now_us)
+                turns.served(cursor, len(taken))
+                if taken:
+                    handed.append(self._lease(cursor, taken, instance, lease_us, now_us))
+                    count += len(taken)
+                    size += sum([len(m.payload) for m in taken])
+                elif cursor.is_awake:
+                    self.has_skipped = True
+                    break
+        except NotifyError:
+            if not handed:  # what is leased already must reach its consumer
+                raise
+        finally:
+            turns.put_back(aside)
         if started:
             self._paced_until_us = now_us + self._pace.pause_us(time.perf_counter() - started)
         if self.rate is not None:
@@ -257,39 +343,53 @@ class Group:
             if owner.until_us > now_us:
                 return False
             self._take_back(topic, now_us)
-        self.owners[topic] = Owner(instance, now_us + lease_us)
+            owner = None
+        until_us = now_us + lease_us
+        self.owners[topic] = Owner(instance, until_us if owner is None else max(until_us, owner.until_us))
         return True
 
     def _take_back(self, topic: str, now_us: int) -> None:
         """What the topic's last owner has not settled is available again, in order, at its next attempt."""
         leases = [lease for lease in self.leases.values() if lease.cursor.topic == topic]
-        self._come_back([(lease, lease.offsets[index]) for lease in leases for index in sorted(lease.open)], now_us)
-        for lease in leases:
-            del self.leases[lease.id]
+        self._come_back([(lease, index) for lease in leases for index in sorted(lease.open)], now_us)
 
     def _come_back(self, ended: list[tuple[Lease, int]], now_us: int) -> None:
-        """Leases of these have ended unsettled: available at once, or dead with the next `expire`."""
-        again: dict[Cursor, list[tuple[int, int, int]]] = {}
-        self._metrics.leases_expired += len(ended)
-        for instance, count in Counter([lease.instance for lease, _ in ended]).items():
-            instance.expire(count)
-        for lease, offset in ended:
-            cursor = lease.cursor
-            attempts = cursor.attempts(offset) + 1
-            if attempts >= cursor.subscription.max_attempts:
-                self._worn_out.append((cursor, offset, f"{attempts} attempts, the last one's lease ran out"))
-            else:
-                again.setdefault(cursor, []).append((offset, attempts, 0))
-                cursor.come_back(offset, now_us)
-                self.turns.wake(cursor)
-        for cursor, attempts_of in again.items():
-            self._store.attempted(self.name, cursor.topic, cursor.queue, attempts_of)
+        """Leases of these messages have ended unsettled: they are available at once, or dead after their last attempt.
 
-    def _still_there(self, lease: Lease, now_us: int) -> None:
-        """An owner that settles keeps its topic for as long as its leases were."""
+        Raises what the storage refuses with; the messages that it did not record stay leased.
+        """
+        by_cursor: dict[Cursor, list[tuple[Lease, int]]] = {}
+        for lease, index in ended:
+            by_cursor.setdefault(lease.cursor, []).append((lease, index))
+        expired: Counter[Instance] = Counter()
+        try:
+            self._end_all(by_cursor, now_us, expired)
+        finally:
+            for instance, count in expired.items():
+                instance.expire(count)
+                self._metrics.leases_expired += count
+
+    def _end_all(
+        self, by_cursor: dict[Cursor, list[tuple[Lease, int]]], now_us: int, expired: Counter[Instance]
+    ) -> None:
+        for cursor, ended in by_cursor.items():
+            again: list[_Attempt] = []
+            dead: list[_Dead] = []
+            for lease, index in ended:
+                offset = lease.offsets[index]
+                attempts = cursor.attempts(offset) + 1
+                if attempts >= cursor.subscription.max_attempts:
+                    dead.append(_Dead(lease, index, f"{attempts} attempts, the last one's lease ran out"))
+                else:
+                    again.append(_Attempt(lease, index, attempts, 0))
+            self._try_again(cursor, again, now_us, expired)
+            self._bury(cursor, dead, now_us, expired)
+
+    def _still_there(self, lease: Lease, until_us: int) -> None:
+        """An owner that settles keeps its topic for as long as its leases were; one that renews, as long as it asks."""
         owner = self.owners.get(lease.cursor.topic)
         if owner is not None and owner.instance == lease.instance.name:
-            owner.until_us = max(owner.until_us, now_us + lease.length_us)
+            owner.until_us = max(owner.until_us, until_us)
 
     def _lease(
         self, cursor: Cursor, taken: list[StoredMessage], instance: Instance, lease_us: int, now_us: int
@@ -309,41 +409,116 @@ class Group:
 
     # --- settling ---------------------------------------------------------------------------------------------
 
-    async def settle(self, items: list[SettleItem], now_us: int) -> list[SettledItem]:
-        """Carry out what a consumer says of its messages; durable when it returns."""
-        answered: list[SettledItem] = []
-        acked: dict[Cursor, list[int]] = {}
-        retried: dict[Cursor, list[tuple[int, int, int]]] = {}
-        dead: list[tuple[Cursor, int, str]] = []
-        for item in items:
+    async def settle(
+        self, items: list[SettleItem], now_us: int, may: Callable[[str], bool] | None = None
+    ) -> list[SettledItem]:
+        """Carry out what a consumer says of its messages; durable when it returns.
+
+        `may`: whether who asks may settle messages of a topic; None: of every one. Raises what the storage refuses
+        with where it refuses all of them. An item that it refused may be sent again: its lease goes on.
+        """
+        plan = _Plan()
+        answered: list[SettledItem | None] = []
+        for number, item in enumerate(items):
             try:
-                lease, indexes = self._of_receipt(item.receipt)
-                self._still_there(lease, now_us)
-                if item.action == "ack":
-                    acked.setdefault(lease.cursor, []).extend(lease.offsets[indexes.start : indexes.stop])
-                    lease.instance.finish(len(indexes), now_us)
-                    self._close(lease, indexes)
-                else:
-                    for index in indexes:
-                        self._settle_one(item, lease, index, now_us, retried, dead)
+                lease, indexes = self._of_receipt(item.receipt, plan)
+                if may is not None and not may(lease.cursor.serves):
+                    raise Forbidden(f"these are messages of topic {lease.cursor.serves!r}, which you may not consume")
+                self._plan(plan, number, item, lease, indexes, now_us)
             except NotifyError as error:
                 answered.append(SettledItem(item.receipt, error.status, error.code, str(error)))
             else:
-                answered.append(SettledItem(item.receipt, 200))
-        for cursor, offsets in acked.items():
-            self._metrics.acked += len(offsets)
-            runs = to_runs(sorted(offsets))
-            self._store.settle_soon(self.name, cursor.topic, cursor.queue, runs, SettleKind.ACK)
-            cursor.finished(offsets)
-            self.turns.wake(cursor)
-        for cursor, attempts in retried.items():
-            self._store.attempted(self.name, cursor.topic, cursor.queue, attempts)
-        if dead:
-            await self._dead_letter(dead, now_us)
+                answered.append(None)
+        refused = self._carry_out(plan, now_us)
+        if refused and len(refused) == len(items):
+            raise next(iter(refused.values()))
         await self._store.sync()
-        return answered
+        for number, refusal in refused.items():
+            answered[number] = SettledItem(items[number].receipt, refusal.status, refusal.code, str(refusal))
+        return [
+            SettledItem(item.receipt, 200) if answer is None else answer
+            for item, answer in zip(items, answered, strict=True)
+        ]
 
-    def _of_receipt(self, receipt: str) -> tuple[Lease, range]:
+    def _carry_out(self, plan: _Plan, now_us: int) -> dict[int, NotifyError]:
+        """Append what was planned, and change what is in memory as far as that succeeds; else why, by the item."""
+        refused: dict[int, NotifyError] = {}
+        for cursor, acked in plan.acked.items():
+            try:
+                self._ack(cursor, acked, now_us)
+            except NotifyError as refusal:
+                refused.update(dict.fromkeys([number for number, _, _ in acked], refusal))
+        for cursor, again in plan.again.items():
+            try:
+                self._try_again(cursor, again, now_us)
+            except NotifyError as refusal:
+                refused.update(dict.fromkeys([attempt.item for attempt in again], refusal))
+        for cursor, dead in plan.dead.items():
+            try:
+                self._bury(cursor, dead, now_us)
+            except NotifyError as refusal:
+                refused.update(dict.fromkeys([letter.item for letter in dead], refusal))
+        return refused
+
+    def _ack(self, cursor: Cursor, acked: list[tuple[int, Lease, range]], now_us: int) -> None:
+        offsets: list[int] = []
+        for _, lease, indexes in acked:
+            offsets += lease.offsets[indexes.start : indexes.stop]
+        self._store.settle_soon(self.name, cursor.topic, cursor.queue, to_runs(sorted(offsets)), SettleKind.ACK)
+        for _, lease, indexes in acked:
+            lease.instance.finish(len(indexes), now_us)
+            self._close(lease, indexes)
+        self._metrics.acked += len(offsets)
+        cursor.finished(offsets)
+        self.turns.wake(cursor)
+
+    def _try_again(
+        self, cursor: Cursor, again: list[_Attempt], now_us: int, expired: Counter[Instance] | None = None
+    ) -> None:
+        """These attempts failed: another follows when it is due. `expired` counts those whose lease ran out."""
+        if not again:
+            return
+        attempts = [(a.lease.offsets[a.place], a.attempts, a.due_us) for a in again]
+        self._store.attempted(self.name, cursor.topic, cursor.queue, attempts)
+        for a in again:
+            self._end(a.lease, a.place, now_us, expired)
+            cursor.come_back(a.lease.offsets[a.place], a.due_us or now_us)
+            if a.due_us:
+                self._wake_at(cursor, a.due_us)
+            else:
+                self.turns.wake(cursor)
+
+    def _bury(self, cursor: Cursor, dead: list[_Dead], now_us: int, expired: Counter[Instance] | None = None) -> None:
+        """Move messages to the dead letters; damaged ones and those that are not retained are only settled."""
+        letters: list[tuple[StoredMessage, bytes]] = []
+        gone: list[tuple[int, SettleKind]] = []
+        for d in dead:
+            offset = d.lease.offsets[d.place]
+            read = self._store.read(cursor.topic, cursor.queue, offset, 1, READ_BYTES)
+            if read and read[0].offset == offset and not read[0].corrupt:
+                letters.append((read[0], self._dead_payload(read[0], cursor.attempts(offset) + 1, d.reason)))
+            else:
+                is_corrupt = bool(read) and read[0].offset == offset
+                gone.append((offset, SettleKind.CORRUPT if is_corrupt else SettleKind.EXPIRED))
+        for offset, kind in gone:
+            self._store.settle_soon(self.name, cursor.topic, cursor.queue, [(offset, 1)], kind)
+        if letters:
+            self._store.dead_letter_soon(self.name, letters, now_us)
+            self._metrics.dead_lettered += len(letters)
+        for d in dead:
+            self._end(d.lease, d.place, now_us, expired)
+            cursor.finished((d.lease.offsets[d.place],))
+            self.turns.wake(cursor)
+
+    def _end(self, lease: Lease, index: int, now_us: int, expired: Counter[Instance] | None) -> None:
+        """One message of a lease is no longer with its instance."""
+        if expired is None:
+            lease.instance.finish(1, now_us)
+        else:
+            expired[lease.instance] += 1
+        self._close(lease, range(index, index + 1))
+
+    def _of_receipt(self, receipt: str, plan: _Plan) -> tuple[Lease, range]:
         """The messages a receipt names: `lease.index`, or `lease.first-last` for a range.
 
         Raises StaleReceipt, or InvalidRequest for what is no receipt.
@@ -362,42 +537,46 @@ class Group:
         indexes = range(first, last + 1)
         if lease is None or last >= len(lease.offsets) or not lease.open.issuperset(indexes):
             raise StaleReceipt("the lease is over: the message was settled, or it is with another consumer now")
+        planned = plan.taken.get(lease_id)
+        if planned is not None and not planned.isdisjoint(indexes):
+            raise StaleReceipt("another item of this request settles the message already")
         return lease, indexes
 
-    def _settle_one(
-        self,
-        item: SettleItem,
-        lease: Lease,
-        index: int,
-        now_us: int,
-        retried: dict[Cursor, list[tuple[int, int, int]]],
-        dead: list[tuple[Cursor, int, str]],
-    ) -> None:
-        cursor, offset = lease.cursor, lease.offsets[index]
+    def _plan(self, plan: _Plan, number: int, item: SettleItem, lease: Lease, indexes: range, now_us: int) -> None:
+        """Note what an item asks for. Raises InvalidRequest for what cannot be asked for."""
+        cursor = lease.cursor
         if item.action == "renew":
-            seconds = 30.0 if item.lease is None else item.lease
-            check_between("lease", seconds, LIMITS.lease_min_seconds, LIMITS.lease_max_seconds)
-            lease.extended[index] = now_us + round(seconds * 1_000_000)
+            self._renew(lease, indexes, item.lease, now_us)
             return
-        if item.action == "dead_letter":
-            dead.append((cursor, offset, item.reason or "refused by the consumer"))
+        if item.action == "ack":
+            plan.acked.setdefault(cursor, []).append((number, lease, indexes))
+        elif item.action == "dead_letter":
+            reason = item.reason or "refused by the consumer"
+            plan.dead.setdefault(cursor, []).extend([_Dead(lease, index, reason, number) for index in indexes])
         elif item.action == "retry":
             if item.delay is not None:
                 check_between("delay", item.delay, 0, LIMITS.delay_seconds)
-            attempts = cursor.attempts(offset) + 1
-            if attempts >= cursor.subscription.max_attempts:
-                dead.append((cursor, offset, item.reason or f"{attempts} attempts failed"))
-            else:
-                due_us = now_us + self._back_off_us(cursor, attempts, item.delay)
-                retried.setdefault(cursor, []).append((offset, attempts, due_us))
-                cursor.come_back(offset, due_us)
-                self._wake_at(cursor, due_us)
+            for index in indexes:
+                attempts = cursor.attempts(lease.offsets[index]) + 1
+                if attempts >= cursor.subscription.max_attempts:
+                    reason = item.reason or f"{attempts} attempts failed"
+                    plan.dead.setdefault(cursor, []).append(_Dead(lease, index, reason, number))
+                else:
+                    due_us = now_us + self._back_off_us(cursor, attempts, item.delay)
+                    plan.again.setdefault(cursor, []).append(_Attempt(lease, index, attempts, due_us, number))
         else:
             raise InvalidRequest(
                 f"action {item.action[:20]!r} is not ack, retry, dead_letter or renew", "invalid_action"
             )
-        lease.instance.finish(1, now_us)
-        self._close(lease, range(index, index + 1))
+        plan.taken.setdefault(lease.id, set()).update(indexes)
+        self._still_there(lease, now_us + lease.length_us)
+
+    def _renew(self, lease: Lease, indexes: range, seconds: float | None, now_us: int) -> None:
+        seconds = 30.0 if seconds is None else seconds
+        check_between("lease", seconds, LIMITS.lease_min_seconds, LIMITS.lease_max_seconds)
+        until_us = now_us + round(seconds * 1_000_000)
+        lease.extended.update(dict.fromkeys(indexes, until_us))
+        self._still_there(lease, until_us)
 
     def _back_off_us(self, cursor: Cursor, attempts: int, delay: float | None) -> int:
         if delay is not None:
@@ -412,22 +591,6 @@ class Group:
                 lease.extended.pop(index, None)
         if not lease.open:
             self.leases.pop(lease.id, None)
-
-    async def _dead_letter(self, dead: Iterable[tuple[Cursor, int, str]], now_us: int) -> None:
-        moved = []
-        for cursor, offset, reason in dead:
-            found = self._store.read(cursor.topic, cursor.queue, offset, 1, READ_BYTES)
-            if found and found[0].offset == offset and not found[0].corrupt:
-                moved.append((found[0], self._dead_payload(found[0], cursor.attempts(offset) + 1, reason)))
-            else:
-                kind = SettleKind.CORRUPT if found and found[0].offset == offset else SettleKind.EXPIRED
-                self._store.settle_soon(self.name, cursor.topic, cursor.queue, [(offset, 1)], kind)
-        if moved:
-            await self._store.dead_letter(self.name, moved, now_us)
-            self._metrics.dead_lettered += len(moved)
-        for cursor, offset, _ in dead:
-            cursor.finished((offset,))
-            self.turns.wake(cursor)
 
     def _dead_payload(self, message: StoredMessage, attempts: int, reason: str) -> bytes:
         """The message with headers that say where it comes from and why it is here."""
@@ -448,8 +611,6 @@ class Group:
         times = [self._deadlines[0][0]] if self._deadlines else []
         if self._due:
             times.append(self._due[0][0])
-        if self._worn_out:
-            times.append(now_us)
         if self._paced_until_us > now_us:
             times.append(self._paced_until_us)
         times += [owner.until_us for owner in self.owners.values() if owner.until_us > now_us]
@@ -457,28 +618,29 @@ class Group:
             times.append(self.rate.refilled_us(now_us))
         return min(times, default=None)
 
-    async def expire(self, now_us: int) -> None:
-        """End what ran out: those messages are available again at once, or dead after their last attempt."""
+    def expire(self, now_us: int) -> None:
+        """End what ran out: those messages are available again at once, or dead after their last attempt.
+
+        Raises what the storage refuses with; those leases go on, and are looked at again a moment later.
+        """
         while self._due and self._due[0][0] <= now_us:
             cursor = heapq.heappop(self._due)[2]
             if self.cursors.get((cursor.topic, cursor.queue)) is cursor:
                 self.turns.wake(cursor)
-        ended: list[tuple[Lease, int]] = []
+        over: list[tuple[Lease, int]] = []
+        looked_at: list[Lease] = []
         while self._deadlines and self._deadlines[0][0] <= now_us:
-            _, lease_id = heapq.heappop(self._deadlines)
-            lease = self.leases.get(lease_id)
-            if lease is None:
-                continue
-            over = [index for index in sorted(lease.open) if lease.extended.get(index, 0) <= now_us]
-            ended += [(lease, lease.offsets[index]) for index in over]
-            for index in over:
-                self._close(lease, range(index, index + 1))
-            if lease.open:
-                heapq.heappush(self._deadlines, (min(lease.extended.values()), lease_id))
-        self._come_back(ended, now_us)
-        if self._worn_out:
-            dead, self._worn_out = self._worn_out, []
-            await self._dead_letter(dead, now_us)
+            lease = self.leases.get(heapq.heappop(self._deadlines)[1])
+            if lease is not None:
+                looked_at.append(lease)
+                over += [(lease, index) for index in sorted(lease.open) if lease.extended.get(index, 0) <= now_us]
+        try:
+            self._come_back(over, now_us)
+        finally:
+            for lease in looked_at:
+                if lease.open:
+                    until_us = min(lease.extended.get(index, 0) for index in lease.open)
+                    heapq.heappush(self._deadlines, (max(until_us, now_us + LOOK_AGAIN_US), lease.id))
 
     def lag(self) -> int:
         """Messages that the group has not settled yet, in all its queues."""

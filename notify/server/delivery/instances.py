@@ -10,6 +10,7 @@ WINDOW_US = 1_000_000
 WINDOW_MESSAGES = 1_000
 SHORTEST_US = 1_000
 ACTIVE_US = 60_000_000
+"""An instance that asked for messages within this time is there."""
 SLOW_SHARE = 0.25
 
 
@@ -80,16 +81,17 @@ class Instance:
         self.in_flight = max(0, self.in_flight - count)
 
     def room(self, limit: int, is_alone: bool) -> int:
-        """How many of `limit` messages it may be handed now."""
+        """How many of `limit` messages it may be handed now: where others ask, too, at least one unless it is slow."""
+        if is_alone:
+            # Nobody else could have what is kept from it.
+            return limit
         if self.bound is not None:
-            limit = min(limit, self.bound - self.in_flight)
-        if not is_alone:
-            if self.per_second is None:
-                most = UNKNOWN_RATE_BOUND
-            else:
-                most = max(AT_LEAST, round(self.per_second * HORIZON_SECONDS))
-            limit = min(limit, most - self.in_flight)
-        return max(0, limit)
+            limit = min(limit, max(1, self.bound - self.in_flight))
+        if self.per_second is None:
+            most = UNKNOWN_RATE_BOUND
+        else:
+            most = max(AT_LEAST, round(self.per_second * HORIZON_SECONDS))
+        return max(0, min(limit, most - self.in_flight))
 
     def state(self, fastest: float) -> str:
         """`stuck`: leases ran out since it last finished one; `slow`: far behind the group's fastest; else `ok`."""

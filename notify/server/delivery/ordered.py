@@ -46,21 +46,20 @@ class OrderedCursor(Cursor):
         self.retries = [retry for retry in self.retries if retry[1] != offset]
         heapq.heapify(self.retries)
 
-    def take(self, limit: int, now_us: int) -> list[StoredMessage]:
-        taken = self._take_retries(limit, now_us)
+    def _take_ahead(self, taken: list[StoredMessage], limit: int, now_us: int) -> None:
         skipped = 0
         while len(taken) < limit:
             if self._turn_come:
-                taken += self._take_one(self._turn_come.popleft(), now_us)
+                taken += self._take_one(self._turn_come[0], now_us)
+                self._turn_come.popleft()
                 continue
             if self.is_paused() or self._waiting >= WAITING_BOUND or skipped >= MOST_EVALUATED:
                 break
-            found, passed = self._take_new(limit - len(taken), MOST_EVALUATED, now_us)
+            wanted, passed = self._take_new(limit - len(taken), MOST_EVALUATED, now_us)
             if not passed:
                 break
-            skipped += passed - len(found)
-            taken += [message for message in found if self._may_go(message)]
-        return taken
+            skipped += passed - len(wanted)
+            taken += [message for message in wanted if self._may_go(message)]
 
     def _may_go(self, message: StoredMessage) -> bool:
         key = message.key_hash

@@ -1,0 +1,226 @@
+"""Delivery over memory, with a clock that stands still: groups that follow topics, leases, instances, growth."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from notify import ids
+from notify.errors import Conflict, NotifyError, UnknownTopic
+from notify.server.delivery import Delivery
+from notify.server.delivery.cursor import RUNS_BOUND
+from notify.server.delivery.dispatch import MOST_BROADCAST_INSTANCES
+from notify.server.metrics import Metrics
+from notify.server.topics import Topics
+from notify.wire import Payload, Receive, SettleItem, decode_payload, encode_msgpack
+from storage.memory import MemoryStore
+from storage.store import NewMessage, NewTransaction, Subscription, Topic
+
+T0 = 1_800_000_000_000_000
+SECOND = 1_000_000
+
+
+class Scene:
+    """A delivery, and what a consumer of group `g` gets from it."""
+
+    def __init__(self, *, on_first_use: bool = True) -> None:
+        self.now_us = T0
+        self.store = MemoryStore()
+        self.topics = Topics(self.store, on_first_use=on_first_use)
+        self.delivery = Delivery(self.store, lambda: self.now_us, Metrics(), self.topics)
+
+    async def send(self, topic: str, *bodies: str, keyed: bool = False) -> None:
+        """Messages without a transaction; with `keyed` the key is the body up to the first dash."""
+        for body in bodies:
+            key = body.partition("-")[0] if keyed else None
+            message = NewMessage(topic, encode_msgpack(Payload(topic, body.encode(), key)), key)
+            await self.store.put([NewTransaction(ids.new_id(), "", [message], committed=True)], self.now_us)
+
+    async def receive(
+        self,
+        *,
+        instance: str = "i",
+        limit: int = 100,
+        lease: float = 30,
+        topics: list[str] | None = None,
+        may: Any = None,
+    ) -> dict[str, str]:
+        """Receipt to body of what was handed out."""
+        request = Receive(instance=instance, max=limit, lease=lease, topics=topics)
+        handed = await self.delivery.receive("g", request, may)
+        return {r: bytes(decode_payload(m.payload).body).decode() for h in handed for r, m, _ in h.each()}
+
+    async def settle(self, receipts: Any, action: str = "ack", may: Any = None) -> list[int]:
+        items = [SettleItem(receipt=receipt, action=action, delay=0.0) for receipt in receipts]
+        return [answer.status for answer in await self.delivery.settle("g", items, may)]
+
+    def group(self) -> Any:
+        return self.delivery.groups["g"]
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(scenario)
+
+
+def test_a_pattern_meets_topics_whoever_makes_them() -> None:
+    async def scenario() -> None:
+        s = Scene()
+        await s.delivery.subscribe_pattern(Subscription("g", "order.*"), None)
+        await s.delivery.subscribe(Subscription("other", "order.placed"), None)
+        await s.delivery.receive("another", Receive(instance="x", topics=["order.sent"]))
+        s.topics.use("order.paid")
+        s.topics.put_soon(Topic("order.gone"))
+        for topic in ("placed", "sent", "paid", "gone"):
+            await s.send(f"order.{topic}", topic)
+        assert len(await s.receive()) == 4
+
+    run(scenario())
+
+
+def test_a_message_that_fails_for_ever_does_not_stop_its_queue() -> None:
+    """What is kept of a queue follows its gaps, not the messages that were settled behind them."""
+
+    async def scenario() -> None:
+        s = Scene()
+        await s.delivery.subscribe(Subscription("g", "t", max_attempts=1000), "earliest")
+        await s.send("t", "poison")
+        poison = await s.receive(limit=1)
+        payload = encode_msgpack(Payload("t", b"x"))
+        many = [NewMessage("t", payload)] * 5000
+        for _ in range(RUNS_BOUND // 5000 + 1):
+            await s.store.put([NewTransaction(ids.new_id(), "", many, committed=True)], s.now_us)
+            handed = await s.delivery.receive("g", Receive(instance="i", max=5000))
+            assert [len(h.messages) for h in handed] == [5000]
+            await s.delivery.settle("g", [SettleItem(receipt=f"{h.token}0-4999", action="ack") for h in handed])
+        assert s.group().lag() == 1
+        assert list(s.store.progress("g", "t", 0).settled) == [(1, 5000 * (RUNS_BOUND // 5000 + 1))]
+        assert await s.settle(poison) == [200]
+        assert s.group().lag() == 0
+
+    run(scenario())
+
+
+def test_an_instance_alone_gets_messages_after_its_leases_ran_out() -> None:
+    async def scenario() -> None:
+        s = Scene()
+        await s.delivery.subscribe(Subscription("g", "t"), "earliest")
+        await s.send("t", *[f"m{n}" for n in range(40)])
+        held = await s.receive(limit=20, lease=3600)
+        assert len(await s.receive(limit=10, lease=1)) == 10
+        s.now_us += 2 * SECOND
+        await s.delivery.tick()
+        assert len(await s.receive(limit=15)) == 15
+        assert len(held) == 20
+        # Beside another instance it is bound by what it is known to let run out, and still gets one.
+        await s.receive(instance="other", limit=1)
+        assert len(await s.receive(limit=10)) == 1
+
+    run(scenario())
+
+
+def test_a_receipt_cannot_be_guessed() -> None:
+    async def scenario() -> None:
+        s = Scene()
+        await s.delivery.subscribe(Subscription("g", "t"), "earliest")
+        await s.send("t", "a", "b")
+        first, second = [next(iter(await s.receive(limit=1))) for _ in range(2)]
+        low, high = sorted(int(receipt.partition(".")[0], 16) for receipt in (first, second))
+        assert high - low > 1 << 16
+        assert await s.settle([f"{low + 1:x}.0"]) == [410]
+
+    run(scenario())
+
+
+def test_rights_are_asked_when_a_message_is_handed_out_and_when_it_is_settled() -> None:
+    async def scenario() -> None:
+        s = Scene()
+        for topic in ("a.x", "b.x"):
+            await s.delivery.subscribe(Subscription("g", topic), "earliest")
+        await s.send("b.x", "secret")
+        mine: set[str] = {"a.x"}
+        waiting = asyncio.ensure_future(
+            s.delivery.receive("g", Receive(instance="i", max=1, wait=30), lambda topic: topic in mine)
+        )
+        await asyncio.sleep(0)  # it waits: the message is of a topic it may not consume
+        await s.send("b.x", "secret too")
+        await s.send("a.x", "open")
+        assert [m.topic for h in await waiting for m in h.messages] == ["a.x"]
+        receipts = await s.receive(instance="other")
+        assert list(receipts.values()) == ["secret", "secret too"]
+        assert await s.settle(receipts, may=lambda topic: topic in mine) == [403, 403]
+        assert await s.settle(receipts) == [200, 200]
+
+    run(scenario())
+
+
+def test_a_request_to_receive_makes_no_topic_where_first_use_makes_none() -> None:
+    async def scenario() -> None:
+        s = Scene(on_first_use=False)
+        with pytest.raises(UnknownTopic):
+            await s.receive(topics=["mistyped"])
+        with pytest.raises(NotifyError, match="number of topics"):
+            await s.receive(topics=[f"t{n}" for n in range(1001)])
+        assert s.store.topics() == []
+
+    run(scenario())
+
+
+def test_a_renewal_keeps_the_topic_for_its_owner() -> None:
+    async def scenario() -> None:
+        s = Scene()
+        await s.delivery.subscribe(Subscription("g", "t", "failover"), "earliest")
+        await s.send("t", "a", "b")
+        held = await s.receive(limit=1, lease=5)
+        items = [SettleItem(receipt=receipt, action="renew", lease=100.0) for receipt in held]
+        assert [a.status for a in await s.delivery.settle("g", items)] == [200]
+        s.now_us += 50 * SECOND
+        await s.delivery.tick()
+        assert await s.receive(instance="standby") == {}
+        assert await s.settle(held) == [200]
+
+    run(scenario())
+
+
+def test_a_topic_that_grows_keeps_the_order_of_each_key() -> None:
+    """A key may belong to another queue then: its later messages wait for its earlier ones, and so do all others."""
+
+    async def scenario() -> None:
+        s = Scene()
+        s.topics.put_soon(Topic("t", queues=2))
+        await s.delivery.subscribe(Subscription("g", "t", "ordered"), "earliest")
+        keys = [f"k{n}" for n in range(12)]
+        await s.send("t", *[f"{key}-0" for key in keys], keyed=True)
+        held = await s.receive()
+        s.topics.put_soon(Topic("t", queues=5))
+        await s.send("t", *[f"{key}-1" for key in keys], keyed=True)
+        s.topics.put_soon(Topic("t", queues=7))
+        await s.send("t", *[f"{key}-2" for key in keys], keyed=True)
+        assert await s.receive() == {}
+        receipts = list(held)
+        assert await s.settle(receipts[:-1]) == [200] * 11
+        assert await s.receive() == {}
+        assert await s.settle(receipts[-1:]) == [200]
+        second = await s.receive()
+        assert sorted(second.values()) == sorted(f"{key}-1" for key in keys)
+        await s.settle(second)
+        assert sorted((await s.receive()).values()) == sorted(f"{key}-2" for key in keys)
+
+    run(scenario())
+
+
+def test_a_group_has_a_bound_of_instances_that_a_topic_is_broadcast_to() -> None:
+    async def scenario() -> None:
+        s = Scene()
+        await s.delivery.subscribe(Subscription("g", "t", "broadcast"), None)
+        for number in range(MOST_BROADCAST_INSTANCES):
+            await s.receive(instance=f"i{number}")
+        with pytest.raises(Conflict, match="stays the same"):
+            await s.receive(instance="one more")
+        await s.receive(instance="i7")
+        # Time passes for those that have something to do, and costs nothing for the others.
+        assert s.delivery.next_event_us() is None
+
+    run(scenario())
