@@ -14,6 +14,7 @@
     ├── StaleReceipt              the lease behind the receipt is over (410)
     ├── Unavailable               try again: the server is away, starting or overloaded (503)
     │   ├── Backpressure          a rate limit, or a topic's backlog is full: again after `retry_after` s (429)
+    │   ├── Closed                this producer or client was closed: make another (not retryable)
     │   ├── Timeout               no answer in time: the request may have been carried out (504)
     │   └── DiskFull              the server's disk is full: reading goes on, writing waits for room (507)
     ├── StorageFailed             the disk refused a write or a sync: the server has stopped (500)
@@ -111,6 +112,13 @@ class Unavailable(NotifyError):
 class Timeout(Unavailable):
     code = "timeout"
     status = 504
+
+
+class Closed(Unavailable):
+    """What was used has been closed by this process itself: trying again cannot help."""
+
+    code = "closed"
+    retryable = False
 
 
 class Backpressure(Unavailable):

@@ -6,6 +6,7 @@ import base64
 import binascii
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -83,13 +84,10 @@ def check_message(
         raise TooLarge(f"the body has {len(body)} bytes; at most {limits.message_bytes} are allowed")
     headers = message.headers
     if headers:
-        if len(headers) > limits.headers:
-            raise TooLarge(f"{len(headers)} headers; at most {limits.headers} are allowed")
-        if sum(len(k.encode()) + len(v.encode()) for k, v in headers.items()) > limits.headers_bytes:
-            raise TooLarge(f"the headers have more than {limits.headers_bytes} bytes in all")
+        check_headers(headers, limits)
     key, tag = message.key, message.tag
-    if key is not None and len(key.encode()) > limits.key_bytes:
-        raise TooLarge(f"the key has more than {limits.key_bytes} bytes")
+    if key is not None:
+        check_key(key, limits)
     if tag is not None:
         check_name("tag", tag)
     delay_us = deliver_at_us = 0
@@ -101,6 +99,20 @@ def check_message(
         ttl_us = round(message.ttl * 1_000_000)
     payload = encode_msgpack(Payload(message.topic, body, key, tag, headers or None, message.ttl))
     return payload, delay_us, deliver_at_us, ttl_us
+
+
+def check_headers(headers: Mapping[str, str], limits: Limits = LIMITS) -> None:
+    """Raises TooLarge for headers beyond their bounds."""
+    if len(headers) > limits.headers:
+        raise TooLarge(f"{len(headers)} headers; at most {limits.headers} are allowed")
+    if sum([len(k.encode()) + len(v.encode()) for k, v in headers.items()]) > limits.headers_bytes:
+        raise TooLarge(f"the headers have more than {limits.headers_bytes} bytes in all")
+
+
+def check_key(key: str, limits: Limits = LIMITS) -> None:
+    """Raises TooLarge for a key beyond its bound."""
+    if len(key.encode()) > limits.key_bytes:
+        raise TooLarge(f"the key has more than {limits.key_bytes} bytes")
 
 
 def check_delay(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,7 +18,7 @@ CONTENT_TYPE = "content-type"
 
 @dataclass(slots=True)
 class Message:
-    """A message to send.
+    """A message to send. It is read once, by `send`: what is changed in it afterwards changes nothing.
 
     `body`: bytes as they are, str as UTF-8 text, anything else (pydantic models and dataclasses, too) as JSON; the
     `content-type` header says which.
@@ -39,9 +39,9 @@ class Message:
 
 
 def encode_body(message: Message) -> tuple[bytes, dict[str, str] | None]:
-    """Body bytes and headers of a message. Raises InvalidRequest if the body is no JSON value."""
+    """Body bytes and headers of a message. Raises InvalidRequest if the body is no JSON value, or a header no text."""
     body = message.body
-    headers = dict(message.headers) if message.headers else None
+    headers = _headers(message.headers) if message.headers else None
     if isinstance(body, bytes):
         return body, headers
     if isinstance(body, (bytearray, memoryview)):
@@ -49,22 +49,60 @@ def encode_body(message: Message) -> tuple[bytes, dict[str, str] | None]:
     headers = headers or {}
     if isinstance(body, str):
         headers.setdefault(CONTENT_TYPE, "text/plain; charset=utf-8")
-        return body.encode(), headers
+        return utf8("body", body), headers
     try:
         # A pydantic model writes itself; dataclasses and msgspec's structs are written as JSON objects.
         write = getattr(body, "model_dump_json", None)
         data = write().encode() if write is not None else msgspec.json.encode(body)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidRequest(f"the body is neither bytes, text nor a JSON value: {error}", "invalid_body") from None
     headers.setdefault(CONTENT_TYPE, "application/json")
     return data, headers
 
 
+def _headers(given: Mapping[str, str]) -> dict[str, str]:
+    if not isinstance(given, Mapping):
+        raise InvalidRequest(f"headers are a mapping of text to text, not {type(given).__name__}", "invalid_headers")
+    headers: dict[str, str] = {}
+    for name, value in given.items():
+        plain = as_text("a header's name", name)
+        utf8("a header's name", plain)
+        headers[plain] = as_text(f"header {plain[:60]!r}", value)
+        utf8(f"header {plain[:60]!r}", headers[plain])
+    return headers
+
+
+def as_text(what: str, value: object) -> str:
+    """Text as an exact str: members of enums and other kinds of str as the text they hold. Raises InvalidRequest."""
+    if type(value) is str:
+        return value
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{what} is text, not {type(value).__name__}: {value!r:.60}", "invalid_type")
+    return str.__str__(value)
+
+
+def utf8(what: str, value: str) -> bytes:
+    """The text's bytes. Raises InvalidRequest for half of a surrogate pair, which is no Unicode."""
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{what} is no Unicode text: {error}", "invalid_text") from None
+
+
+def number_of_seconds(what: str, value: object) -> float:
+    """A number of seconds. Raises InvalidRequest for anything else, a timedelta and a bool included."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        hint = "; write its .total_seconds()" if isinstance(value, timedelta) else ""
+        raise InvalidRequest(f"{what} is a number of seconds, not {type(value).__name__}{hint}", "invalid_type")
+    try:
+        return float(value)
+    except OverflowError:
+        raise InvalidRequest(f"{what} is too large a number of seconds", "out_of_bounds") from None
+
+
 def resolve_key(message: Message) -> str | None:
-    """The key as text; asks a callable. Raises InvalidRequest if that gives nothing."""
+    """The key as text; asks a callable. Raises InvalidRequest if that gives nothing, or no Unicode text."""
     key = message.key
-    if key is None or isinstance(key, str):
-        return key
     if callable(key):
         key = key()
         if key is None:
@@ -72,7 +110,7 @@ def resolve_key(message: Message) -> str | None:
                 f"the key of a message to {message.topic!r} is None even after the flush; is its row in this session?",
                 "invalid_key",
             )
-    return str(key)
+    return None if key is None else as_text("a key", key if isinstance(key, str) else str(key))
 
 
 @dataclass(slots=True, frozen=True)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol, TypeVar
 
+from notify.limits import LIMITS
+
 try:
     from opentelemetry import trace
     from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFlags
@@ -65,9 +67,15 @@ def sending(messages: Sequence[Traced]) -> Iterator[None]:
             text = f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
             for message in messages:
                 headers = message.headers or {}
-                if HEADER not in headers:
+                if HEADER not in headers and _has_room(headers, text):
                     message.headers = headers | {HEADER: text}
         yield
+
+
+def _has_room(headers: Mapping[str, str], text: str) -> bool:
+    """Whether one more header is within the bounds: a trace must not have a message refused."""
+    size = sum([len(name.encode()) + len(value.encode()) for name, value in headers.items()])
+    return len(headers) < LIMITS.headers and size + len(HEADER) + len(text) <= LIMITS.headers_bytes
 
 
 @contextlib.contextmanager

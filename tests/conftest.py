@@ -15,11 +15,12 @@ import sqlalchemy as sa
 import structlog
 
 from notify.client import create_tables
+from notify.client.table import half_message
 from notify.testing import forked
 from notify.testing.process import ServerProcess
 from tests.support import databases, workers
 from tests.support.databases import DATABASES, empty_database
-from tests.support.shop import Base, make_engine
+from tests.support.shop import Base, Order, Shop, make_engine
 
 if TYPE_CHECKING:
     from notify.testing import InMemoryServer
@@ -121,6 +122,23 @@ def shared_engine(
         Base.metadata.create_all(engine)
         yield engine
         engine.dispose()
+
+
+@pytest.fixture
+def emptied_shop(shared_engine: sa.Engine) -> sa.Engine:
+    """`shared_engine` without orders and halves."""
+    with shared_engine.begin() as connection:
+        connection.execute(sa.delete(Order))
+        connection.execute(sa.delete(half_message))
+    return shared_engine
+
+
+@pytest.fixture
+def shop(emptied_shop: sa.Engine, memory: InMemoryServer, unique: str) -> Iterator[Shop]:
+    """A producer on an emptied database, and a server in memory."""
+    made = Shop(emptied_shop, memory, unique)
+    yield made
+    made.producer.close()
 
 
 @pytest.fixture(scope="session")

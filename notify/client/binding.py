@@ -5,31 +5,45 @@ and what raises there stops the commit. The half goes to the server, then its ro
 state belongs to one root transaction, and the guard proceeds only for that one: a pooled connection outlives it.
 
 SQLAlchemy's session events are full of traps (savepoints fire before_commit and after_commit, close() fires no
-rollback); the few used here are after_commit, to queue the outcome, and after_transaction_end, to let go.
+rollback); the few used here are after_commit, to queue the outcome, after_transaction_end, to let go, and those that
+come before the first of a session's connections commits, to see that there is one.
 """
 
 from __future__ import annotations
 
+import logging
+import sys
+import threading
 import weakref
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import msgspec
 from sqlalchemy import event
-from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.engine import Connection, Engine, TwoPhaseTransaction
+from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from notify import ids, tracing
 from notify.check.question import read_source
 from notify.client.table import half_message
-from notify.client.transactions import pack
+from notify.client.transactions import give_key, pack_unkeyed
 from notify.databases import database_now
-from notify.errors import Backpressure, BindingRefused, InvalidRequest, NotifyError, TransactionRefused
+from notify.errors import Backpressure, BindingRefused, Closed, InvalidRequest, NotifyError, TransactionRefused
+from notify.limits import LIMITS
 from notify.message import Message
 from notify.wire import Item, PackedMessage
 
+log = logging.getLogger("notify.client")
+
 INFO_KEY = "notify_transaction"
+
+SEVERAL = (
+    "this session commits to several databases, or in several transactions of one: in no order, and without a common "
+    "outcome; send messages from a session whose work goes through one engine"
+)
+CLOSED = "this producer is closed: make another one"
 
 
 class Sender(Protocol):
@@ -51,16 +65,36 @@ class Sender(Protocol):
 class BoundTransaction:
     """The messages of one root transaction."""
 
-    __slots__ = ("failed", "id", "prepared", "root", "sends", "shard")
+    __slots__ = ("dropped", "failed", "id", "prepared", "rolled_back", "root", "sends", "session", "shard")
 
     def __init__(self, root: Any) -> None:
         self.root = root
-        self.sends: list[tuple[tuple[str, ...], Message]] = []
-        """Each message with the savepoints it was sent within."""
+        self.session: weakref.ref[Session] | None = None
+        """The session that the transaction belongs to, if one does."""
+        self.sends: list[tuple[tuple[str, ...], PackedMessage, Message | None]] = []
+        """Each message, encoded, with the savepoints that it was sent within; and as it was given, if its key is a
+        callable, which is asked at the commit."""
         self.failed: BaseException | None = None
+        self.rolled_back = False
+        """Whether the session's owner asked for the rollback."""
+        self.dropped: list[PackedMessage] = []
+        """What a rollback of the whole transaction took with it."""
         self.prepared = False
         self.id = ""
         self.shard: str | None = None
+
+
+def base_of(engine: Any) -> Any:
+    """The engine behind one that `execution_options` made: its listeners hear of every connection, those of an engine
+    with options only of its own."""
+    while hasattr(engine, "_proxied"):
+        engine = engine._proxied
+    return engine
+
+
+def unscoped(session: Any) -> Any:
+    """The session itself, where this is a scoped_session or an async_scoped_session: a registry of sessions."""
+    return session() if hasattr(session, "registry") else session
 
 
 class Binding:
@@ -69,32 +103,43 @@ class Binding:
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
         self._engine = sender.engine
+        self._base: Engine = base_of(sender.engine)
+        self._lock = threading.Lock()
+        """Between the beginning of a transaction and `detach`, which may run in another thread."""
+        self._closed = False
         self._by_connection: weakref.WeakKeyDictionary[Connection, BoundTransaction] = weakref.WeakKeyDictionary()
         self._source = ""
         self._mark: SQLCompiler | None = None
-        event.listen(self._engine, "commit", self._on_commit)
-        event.listen(self._engine, "rollback", self._on_rollback)
-        event.listen(self._engine, "prepare_twophase", self._on_prepare_twophase)
-        event.listen(self._engine, "rollback_savepoint", self._on_rollback_savepoint)
+        for name, listener in self._listeners():
+            event.listen(self._base, name, listener)
         _listen_to_sessions()
 
-    def detach(self) -> None:
-        """Remove the engine's listeners."""
-        for name, listener in (
+    def _listeners(self) -> tuple[tuple[str, Any], ...]:
+        return (
             ("commit", self._on_commit),
             ("rollback", self._on_rollback),
-            ("prepare_twophase", self._on_prepare_twophase),
             ("rollback_savepoint", self._on_rollback_savepoint),
-        ):
-            event.remove(self._engine, name, listener)
+        )
+
+    def detach(self) -> None:
+        """Take no more messages. The listeners stay where a transaction has some: its commit has to fail."""
+        with self._lock:
+            self._closed = True
+            if any(bound.root.is_active and not bound.prepared for bound in self._by_connection.values()):
+                return
+        for name, listener in self._listeners():
+            event.remove(self._base, name, listener)
 
     # --- sending ----------------------------------------------------------------------------------------------
 
     def send_in_session(self, session: Session, message: Message) -> None:
         """Add a message to the session's transaction, in its current savepoint.
 
-        Raises BindingRefused for a session that cannot carry it safely.
+        Raises BindingRefused for a session that cannot carry it safely, InvalidRequest for what is no message, Closed
+        after `detach`.
         """
+        if self._closed:
+            raise Closed(CLOSED)
         if isinstance(session.bind, Connection):
             raise BindingRefused(
                 "this session is bound to a Connection whose transaction may still roll back after the session's "
@@ -102,38 +147,79 @@ class Binding:
             )
         if session.twophase:
             raise BindingRefused("two-phase sessions are not supported: the message's outcome would not be the vote's")
+        packed = pack_unkeyed(message)
         if not session.in_transaction():
             session.begin()
-        connection = session.connection(bind_arguments={"bind": session.bind or self._engine})
-        bound = self._bind(connection, message)
+        connection = self._connection_of(session)
         known = session.info.get(INFO_KEY)
-        if known is not None and known[1] is not bound and known[1].root.is_active:
+        if known is not None and known[0] is not self and known[1].root.is_active:
             raise BindingRefused("this session's transaction already carries messages of another producer")
+        bound = self._bind(connection, packed, message)
+        bound.session = weakref.ref(session)
         session.info[INFO_KEY] = (self, bound)
 
+    def _connection_of(self, session: Session) -> Connection:
+        """The session's only connection, or a first one from the engine that it works with."""
+        there = _connections(session)
+        if len(there) > 1:
+            raise BindingRefused(SEVERAL)
+        bind: Any = there[0].engine if there else session.bind or self._chosen(session)
+        if base_of(bind) is not self._base:
+            raise self._foreign(bind)
+        # Also where there is one: a savepoint that has not used it yet becomes a part of it.
+        return session.connection(bind_arguments={"bind": bind})
+
+    def _chosen(self, session: Session) -> Any:
+        """The engine that a session without `bind` chooses where nothing says for what; else the producer's own.
+
+        Where the session chooses another one for its work, it has two connections then, and its commit is refused.
+        """
+        try:
+            bind = session.get_bind()
+        except UnboundExecutionError:
+            return self._engine
+        return bind if base_of(bind) is self._base else self._engine
+
     def send_in_connection(self, connection: Connection, message: Message) -> BoundTransaction:
-        """Add a message to the connection's transaction. Raises BindingRefused if it has none."""
+        """Add a message to the connection's transaction.
+
+        Raises BindingRefused if it has none or cannot carry it, InvalidRequest for what is no message, Closed after
+        `detach`.
+        """
         if not connection.in_transaction():
             raise BindingRefused("the connection has no transaction; use producer.transaction(connection)")
-        return self._bind(connection, message)
+        return self._bind(connection, pack_unkeyed(message), message)
 
-    def _bind(self, connection: Connection, message: Message) -> BoundTransaction:
+    def _bind(self, connection: Connection, packed: PackedMessage, message: Message) -> BoundTransaction:
+        if callable(message.key):
+            late: Message | None = message
+        else:
+            late = None
+            give_key(packed, message)
         root = connection.get_transaction()
         bound = self._by_connection.get(connection)
         if bound is None or bound.root is not root:
             self._check_connection(connection)
-            bound = self._by_connection[connection] = BoundTransaction(root)
+            bound = BoundTransaction(root)
+            with self._lock:
+                if not self._closed:
+                    self._by_connection[connection] = bound
+        if self._closed:
+            raise Closed(CLOSED)
         if bound.prepared:
             raise BindingRefused("the transaction is being committed: no more messages can join it")
-        bound.sends.append((_open_savepoints(connection), message))
+        if len(bound.sends) >= LIMITS.messages_per_transaction:
+            raise InvalidRequest(
+                f"a transaction carries at most {LIMITS.messages_per_transaction} messages", "out_of_bounds"
+            )
+        bound.sends.append((_open_savepoints(connection), packed, late))
         return bound
 
     def _check_connection(self, connection: Connection) -> None:
-        if connection.engine.pool is not self._engine.pool:
-            raise BindingRefused(
-                f"the session uses {connection.engine.url.render_as_string()}, the producer "
-                f"{self._engine.url.render_as_string()}: the half message's row must be in the same transaction"
-            )
+        if base_of(connection.engine) is not self._base:
+            raise self._foreign(connection.engine)
+        if isinstance(connection.get_transaction(), TwoPhaseTransaction):
+            raise BindingRefused("two-phase transactions are not supported: the outcome would not be the vote's")
         isolation = connection.get_execution_options().get("isolation_level") or getattr(
             connection.dialect, "_on_connect_isolation_level", None
         )
@@ -141,13 +227,26 @@ class Binding:
             raise BindingRefused("the engine is in AUTOCOMMIT: there is no transaction that a message could join")
         if connection.dialect.name == "sqlite":
             self._check_sqlite(connection)
+        _check_driver(connection)
+
+    def _foreign(self, engine: Any) -> BindingRefused:
+        return BindingRefused(
+            f"the session uses {engine.url.render_as_string()}, the producer {self._engine.url.render_as_string()} "
+            "through an engine of its own: the half message's row must be in the same transaction"
+        )
 
     def _check_sqlite(self, connection: Connection) -> None:
         raw = connection.connection.driver_connection
-        if getattr(raw, "isolation_level", "") is not None or not getattr(raw, "in_transaction", False):
+        if getattr(raw, "isolation_level", "") is not None:
             raise BindingRefused(
                 "Python's sqlite3 begins transactions late and keeps savepoints past a rollback; call "
                 "notify.client.use_explicit_begin(engine) once after create_engine"
+                " (this transaction began before it was called, if it was)"
+            )
+        if not getattr(raw, "in_transaction", False):
+            raise BindingRefused(
+                "no transaction is open on this SQLite connection, though SQLAlchemy began one: something has ended it "
+                "past SQLAlchemy"
             )
 
     # --- savepoints -------------------------------------------------------------------------------------------
@@ -155,6 +254,7 @@ class Binding:
     def _on_rollback(self, connection: Connection) -> None:
         bound = self._by_connection.get(connection)
         if bound is not None:
+            bound.dropped += [packed for _, packed, _ in bound.sends]
             bound.sends.clear()
 
     def _on_rollback_savepoint(self, connection: Connection, name: str, context: Any) -> None:
@@ -173,6 +273,11 @@ class Binding:
         if bound.prepared or not bound.sends:
             return
         try:
+            if self._closed:
+                raise TransactionRefused(f"nothing is committed: the messages cannot be sent any more. {CLOSED}")
+            if len(_connections_of(bound)) > 1:
+                raise BindingRefused(SEVERAL)
+            _check_driver(connection)
             self._prepare(connection, bound)
         except BaseException as error:
             bound.failed = error
@@ -181,13 +286,12 @@ class Binding:
             _roll_back(connection)
             raise
 
-    def _on_prepare_twophase(self, connection: Connection, xid: Any) -> None:
-        if connection in self._by_connection:
-            raise BindingRefused("two-phase transactions are not supported")
-
     def _prepare(self, connection: Connection, bound: BoundTransaction) -> None:
         """Half to the server, rows into the transaction. Whatever raises here stops the commit."""
-        messages = [pack(message) for _, message in bound.sends]
+        for _, packed, late in bound.sends:
+            if late is not None:
+                give_key(packed, late)
+        messages = [packed for _, packed, _ in bound.sends]
         bound.id = ids.to_text(ids.new_id())
         if not self._source:
             self._source = read_source(connection)[0]
@@ -281,6 +385,19 @@ def _roll_back(connection: Connection) -> None:
         connection.invalidate()
 
 
+def _check_driver(connection: Connection) -> None:
+    """Raises BindingRefused where the driver commits by itself, past SQLAlchemy, which believes in a transaction."""
+    pooled: Any = connection.connection
+    for driver in (pooled.dbapi_connection, pooled.driver_connection):
+        ask = getattr(driver, "get_autocommit", None)
+        commits = ask() if callable(ask) else getattr(driver, "autocommit", False)
+        if commits == 1:  # a bool or a number; sqlite3 says -1 where it is left to isolation_level
+            raise BindingRefused(
+                "the driver's connection is in autocommit and commits each statement by itself: there is no "
+                "transaction that a message could join"
+            )
+
+
 def _open_savepoints(connection: Connection) -> tuple[str, ...]:
     """Names of the savepoints that are open, innermost first.
 
@@ -321,36 +438,66 @@ def _listen_to_sessions() -> None:
     global _listening
     if not _listening:
         _listening = True
-        event.listen(Session, "before_commit", _before_commit)
+        event.listen(Session, "before_commit", _see_one_transaction)
+        event.listen(Session, "after_flush", _see_one_transaction)
         event.listen(Session, "after_commit", _after_commit)
+        event.listen(Session, "after_rollback", _after_rollback)
         event.listen(Session, "after_transaction_end", _after_transaction_end)
 
 
-def _before_commit(session: Session) -> None:
-    """Several databases in one commit have no common outcome: refuse before any of them commits."""
-    found = session.info.get(INFO_KEY)
-    if found is None or not found[1].sends:
-        return
+def _connections(session: Session) -> list[Connection]:
+    """The connections of the session's root transaction."""
     root = session.get_transaction()
-    connections = {key for key in getattr(root, "_connections", ()) if isinstance(key, Connection)}
-    if len({id(c.engine.pool) for c in connections}) > 1:
-        found[1].failed = BindingRefused(
-            "this session commits to several databases, in no order and without a common outcome; send messages from "
-            "a session with one engine"
-        )
-        raise found[1].failed
+    there = (key for key in getattr(root, "_connections", None) or () if isinstance(key, Connection))
+    return list({id(connection): connection for connection in there}.values())
+
+
+def _connections_of(bound: BoundTransaction) -> list[Connection]:
+    session = None if bound.session is None else bound.session()
+    return [] if session is None else _connections(session)
+
+
+def _see_one_transaction(session: Session, context: Any = None) -> None:
+    """Several have no common outcome: refuse before any of them commits, also one that the commit's own flush began."""
+    bound_here = session.info.get(INFO_KEY)
+    if bound_here is None or not bound_here[1].sends:
+        return
+    if len(_connections(session)) > 1:
+        bound_here[1].failed = BindingRefused(SEVERAL)
+        raise bound_here[1].failed
 
 
 def _after_commit(session: Session) -> None:
-    found = session.info.get(INFO_KEY)
-    if found is not None:
-        binding, bound = found
+    bound_here = session.info.get(INFO_KEY)
+    if bound_here is not None:
+        binding, bound = bound_here
         # A released savepoint comes here too; only the guard of the root's COMMIT prepares.
         if bound.prepared:
             del session.info[INFO_KEY]
             binding.committed(bound)
 
 
+def _after_rollback(session: Session) -> None:
+    """A savepoint's rollback comes here too, with the root still active; `close` does not."""
+    bound_here = session.info.get(INFO_KEY)
+    if bound_here is not None and not bound_here[1].root.is_active:
+        bound_here[1].rolled_back = True
+
+
 def _after_transaction_end(session: Session, transaction: Any) -> None:
-    if transaction.parent is None:
-        session.info.pop(INFO_KEY, None)
+    if transaction.parent is not None:
+        return
+    bound_here = session.info.pop(INFO_KEY, None)
+    if bound_here is None:
+        return
+    bound: BoundTransaction = bound_here[1]
+    lost = [packed for _, packed, _ in bound.sends] + bound.dropped
+    # While an error passes through, that is what ends the session, and what is said.
+    if lost and not bound.prepared and not bound.rolled_back and bound.failed is None and sys.exc_info()[0] is None:
+        topics = ", ".join(sorted({packed.topic for packed in lost})[:5])
+        log.warning(
+            "a session was closed before its commit: its %d messages to %s are dropped, and so are its changes; call "
+            "session.commit(), or session.rollback() where that is meant",
+            len(lost),
+            topics,
+        )

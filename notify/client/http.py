@@ -18,12 +18,18 @@ import msgspec
 from notify.client.login import tls_from_environment, token_from_environment
 from notify.errors import (
     Backpressure,
+    Closed,
     Conflict,
+    DiskFull,
     Forbidden,
+    IdInUse,
     InvalidRequest,
     NotFound,
     NotifyError,
+    OutcomeConflict,
+    StaleReceipt,
     Timeout,
+    TooLarge,
     Unauthorized,
     Unavailable,
 )
@@ -120,7 +126,7 @@ class HttpClient:
         self._idle: deque[_Connection] = deque()
         self._open: set[_Connection] = set()
         self._room = asyncio.Semaphore(CONNECTIONS)
-        self._closed = False
+        self._closed = self._leaving = False
 
     async def call(self, method: str, path: str, body: bytes, seconds: float, kind: str = MSGPACK) -> bytes:
         """The body of a 200 answer. Raises what a problem says, Unavailable, or Timeout after `seconds`."""
@@ -157,7 +163,9 @@ class HttpClient:
 
     async def _connection(self) -> _Connection:
         if self._closed:
-            raise Unavailable("this client is closed")
+            raise Closed("this client is closed")
+        if self._leaving:
+            raise Unavailable(f"the server at {self.url} is no member any more")
         while self._idle:
             connection = self._idle.pop()
             if connection.transport is not None and not connection.transport.is_closing():
@@ -174,7 +182,7 @@ class HttpClient:
         return connection
 
     def give_back(self, connection: _Connection) -> None:
-        if self._closed:
+        if self._closed or self._leaving:
             connection.close()
         else:
             self._idle.append(connection)
@@ -185,8 +193,8 @@ class HttpClient:
             self._idle.remove(connection)
 
     def close_when_idle(self) -> None:
-        """Take no more requests: connections close as their answers come."""
-        self._closed = True
+        """Take no more requests, which are refused as Unavailable: connections close as their answers come."""
+        self._leaving = True
         for connection in list(self._idle):
             connection.close()
 
@@ -214,22 +222,28 @@ def _refusal(status: int, body: bytes, path: str) -> NotifyError:
     return error_of(status, found.code, found.detail, found.retry_after)
 
 
+_BY_CODE: dict[str, type[NotifyError]] = {
+    IdInUse.code: IdInUse,
+    OutcomeConflict.code: OutcomeConflict,
+    StaleReceipt.code: StaleReceipt,
+}
+_BY_STATUS: dict[int, type[NotifyError]] = {
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    413: TooLarge,
+    507: DiskFull,
+} | dict.fromkeys((500, 502, 503, 504), Unavailable)
+
+
 def error_of(status: int, code: str, detail: str, retry_after: float | None = None) -> NotifyError:
     """The error of a problem or of a batch's item."""
     if status == 429:
         error: NotifyError = Backpressure(detail, code, 1.0 if retry_after is None else retry_after)
-    elif status in (500, 502, 503, 504, 507):
-        error = Unavailable(detail)
-    elif status == 409:
-        error = Conflict(detail)
-    elif status == 404:
-        error = NotFound(detail)
-    elif status == 401:
-        error = Unauthorized(detail)
-    elif status == 403:
-        error = Forbidden(detail)
     else:
-        error = InvalidRequest(detail)
+        kind = _BY_CODE.get(code) or _BY_STATUS.get(status) or InvalidRequest
+        error = kind(detail)
     error.code = code
     error.status = status
     return error

@@ -5,36 +5,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
 import os
 import socket
 import ssl
 import threading
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.util import await_only
 
 from notify import tracing
 from notify.check.listener import CheckMessageListener, Outcome
 from notify.check.local import is_async
-from notify.client.binding import Binding
+from notify.client.binding import CLOSED, Binding, unscoped
 from notify.client.checker import Checker
 from notify.client.http import error_of
 from notify.client.loop import LoopThread
 from notify.client.transactions import HALF_SECONDS, TransactionClient, accepted, pack
-from notify.errors import BindingRefused, InvalidRequest, Timeout, Unavailable
+from notify.errors import BindingRefused, Closed, InvalidRequest, Timeout, Unavailable
 from notify.limits import LIMITS, check_between, check_name
-from notify.message import Message
+from notify.message import Message, number_of_seconds
 from notify.wire import Item, PackedMessage
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-MODES = ("half", "outbox")
+Mode = Literal["half", "outbox"]
+MODES: tuple[Mode, ...] = ("half", "outbox")
 
 
 def instance_name() -> str:
@@ -53,11 +55,11 @@ class Prepared:
         self.shard = shard
 
     async def commit(self) -> str:
-        """Make it a message; the recorded state. Raises Conflict if a rollback is recorded."""
+        """Make it a message; the recorded state. Raises OutcomeConflict if a rollback is recorded."""
         return await self._producer.resolve(self, Outcome.COMMIT)
 
     async def rollback(self) -> str:
-        """Unmake it; the recorded state. Raises Conflict if a commit is recorded."""
+        """Discard it; the recorded state. Raises OutcomeConflict if a commit is recorded."""
         return await self._producer.resolve(self, Outcome.ROLLBACK)
 
 
@@ -80,21 +82,19 @@ class _Producer:
     def __init__(
         self,
         url: str,
-        *,
         group: str,
-        engine: Any = None,
-        mode: str = "half",
-        batching: bool = True,
-        answer_checks: bool = True,
-        half_timeout: float = HALF_SECONDS,
-        check_after: float | None = None,
-        token: str | None = None,
-        tls: ssl.SSLContext | None = None,
+        engine: Any,
+        mode: Mode,
+        batching: bool,
+        answer_checks: bool,
+        half_timeout: float,
+        check_after: float | None,
+        token: str | None,
+        tls: ssl.SSLContext | None,
     ) -> None:
-        """`token`, `tls`: what to show and believe; None: what the environment says (`NOTIFY_TOKEN`, `NOTIFY_CA`)."""
         check_name("producer_group", group)
         if check_after is not None:
-            check_between("check_after", check_after, LIMITS.check_after_min_seconds, LIMITS.check_after_max_seconds)
+            _check_check_after(check_after)
         if mode not in MODES:
             raise InvalidRequest(f"mode {mode!r} is neither half nor outbox")
         if mode == "outbox" and engine is None:
@@ -112,12 +112,22 @@ class _Producer:
         self._given_engine = engine
         self.engine: Engine = getattr(engine, "sync_engine", engine)
         self._binding = Binding(self) if engine is not None else None  # type: ignore[arg-type]
+        self._closed = False
 
     def add_check_listener(self, listener: CheckMessageListener) -> None:
-        """Have a listener answer checks for its topics, instead of the local table."""
+        """Have a listener answer checks for its topics, instead of the local table. Raises InvalidRequest."""
+        name = type(listener).__name__
         if not listener.topics:
-            raise InvalidRequest(f"{type(listener).__name__} names no topics")
+            raise InvalidRequest(f"{name} names no topics")
+        if isinstance(listener.topics, str):
+            raise InvalidRequest(f"{name}.topics is text; it should be a list of topics, such as [{listener.topics!r}]")
+        if inspect.iscoroutinefunction(listener.check):
+            raise InvalidRequest(f"{name}.check is a coroutine function; it is called in a thread: write `def check`")
         self._listeners.append(listener)
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise Closed(CLOSED)
 
     @property
     def binding(self) -> Binding:
@@ -148,21 +158,33 @@ class TransactionProducer(_Producer):
 
     `url`: the server; `group`: the producer group, whose instances share one database; `engine`: where the local
     transactions run; `mode`: `half` (server first, one round trip) or `outbox` (the table, moved by `notify relay`).
-    Options, times in seconds: `half_timeout` (3) to wait for the server; `check_after` (the server's 5) until it asks
-    what became of a half; `batching` and `answer_checks` (True).
+    Times in seconds: `half_timeout` to wait for the server; `check_after` until the server asks what became of a half,
+    None: its own 5. `batching`: whether halves of several threads share a request; `answer_checks`: whether this
+    process answers checks, from its construction on. `token`, `tls`: what to show and to believe; None: what the
+    environment says (`NOTIFY_TOKEN`, `NOTIFY_CA`). Raises InvalidRequest, and BindingRefused for an AsyncEngine.
     """
 
     def __init__(
-        self, url: str, *, group: str, engine: Engine | None = None, mode: str = "half", **options: Any
+        self,
+        url: str,
+        *,
+        group: str,
+        engine: Engine | None = None,
+        mode: Mode = "half",
+        batching: bool = True,
+        answer_checks: bool = True,
+        half_timeout: float = HALF_SECONDS,
+        check_after: float | None = None,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         if engine is not None and is_async(engine):
             raise BindingRefused("an AsyncEngine needs AsyncTransactionProducer: this one would block the event loop")
-        super().__init__(url, group=group, engine=engine, mode=mode, **options)
+        super().__init__(url, group, engine, mode, batching, answer_checks, half_timeout, check_after, token, tls)
         self._thread: LoopThread | None = None
         self._starting = threading.Lock()
         self._running: tuple[TransactionClient, _Answering | None] | None = None
         self._abandoned: object = None
-        self._closed = False
         _alive.add(self)
         if engine is not None:
             self._start()
@@ -170,8 +192,7 @@ class TransactionProducer(_Producer):
     # --- threads ----------------------------------------------------------------------------------------------
 
     def _start(self) -> tuple[LoopThread, TransactionClient]:
-        if self._closed:
-            raise Unavailable("this producer is closed")
+        self._refuse_if_closed()
         if self._thread is None or self._running is None:
             with self._starting:  # threads that are the first at the same time start one loop
                 if self._thread is None or self._running is None:
@@ -222,27 +243,30 @@ class TransactionProducer(_Producer):
 
     # --- public -----------------------------------------------------------------------------------------------
 
-    def send(self, session: Session, message: Message) -> None:
+    def send(self, session: Session | scoped_session[Any], message: Message) -> None:
         """Send a message with the session's transaction: it becomes a message if and only if that commits.
 
-        Raises BindingRefused for a session that cannot carry it. The commit raises TransactionRefused if the server
-        did not take the half, and Backpressure if it takes none for now: then the transaction may be tried again.
+        Raises InvalidRequest for what is no message, BindingRefused for a session that cannot carry it, Closed after
+        `close`. The message is read here; only a key that is a callable is asked later, at the commit. The commit
+        raises TransactionRefused if the server did not take the half, and Backpressure if it takes none for now: then
+        the transaction may be tried again.
         """
-        self.binding.send_in_session(session, message)
+        self.binding.send_in_session(unscoped(session), message)
 
     @contextlib.contextmanager
-    def transaction(self, target: Session | Connection) -> Iterator[TransactionHandle]:
+    def transaction(self, target: Session | scoped_session[Any] | Connection) -> Iterator[TransactionHandle]:
         """Sends into a transaction. If the session or connection has none yet, it begins here and commits at the end;
         otherwise this joins it, and the commit stays with its owner."""
         if isinstance(target, Connection):
             with self._connection_transaction(target) as handle:
                 yield handle
             return
-        handle = TransactionHandle(functools.partial(self.send, target))
-        if target.in_transaction():
+        session: Session = unscoped(target)
+        handle = TransactionHandle(functools.partial(self.send, session))
+        if session.in_transaction():
             yield handle
         else:
-            with target.begin():
+            with session.begin():
                 yield handle
 
     @contextlib.contextmanager
@@ -274,14 +298,21 @@ class TransactionProducer(_Producer):
         return decorate
 
     def publish(self, message: Message) -> str:
-        """Send a message without a transaction; its id. Durable when it returns."""
+        """Send a message without a transaction; its id. Durable when it returns.
+
+        Raises InvalidRequest, Unavailable, IdInUse, and Closed after `close`.
+        """
         thread, client = self._start()
         packed = pack(message)
         with tracing.sending([packed]):
             return thread.run(client.publish(packed))
 
     def close(self) -> None:
-        """Flush outcomes that wait, stop answering checks, let go."""
+        """Flush outcomes that wait, stop answering checks, let go.
+
+        A transaction that has messages and has not committed yet cannot commit any more: that raises
+        TransactionRefused.
+        """
         if self._closed:
             return
         thread, running = self._thread, self._running
@@ -298,6 +329,11 @@ class TransactionProducer(_Producer):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _check_check_after(seconds: float) -> None:
+    low, high = LIMITS.check_after_min_seconds, LIMITS.check_after_max_seconds
+    check_between("check_after", number_of_seconds("check_after", seconds), low, high)
 
 
 def _queue_outcome(client: TransactionClient, transaction_id: str, shard: str | None, outcome: str) -> None:
@@ -340,26 +376,56 @@ os.register_at_fork(after_in_child=_renew_all_after_fork)
 
 
 class AsyncTransactionProducer(_Producer):
-    """The asyncio twin: for AsyncSession and AsyncConnection, nothing blocks the loop. Use it as `async with`."""
+    """The asyncio twin: for AsyncSession and AsyncConnection, nothing blocks the loop. Use it as `async with`.
 
-    def __init__(self, url: str, *, group: str, engine: Any = None, mode: str = "half", **options: Any) -> None:
+    The arguments are those of TransactionProducer. Checks are answered on the event loop: from the construction where
+    that is within a running loop, else from `async with`, `await start()` or the first send. Made at import, before a
+    loop runs, it answers nothing until then: call `await producer.start()` when the application starts.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        group: str,
+        engine: Any = None,
+        mode: Mode = "half",
+        batching: bool = True,
+        answer_checks: bool = True,
+        half_timeout: float = HALF_SECONDS,
+        check_after: float | None = None,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         if engine is not None and not is_async(engine):
             raise BindingRefused("a sync Engine needs TransactionProducer; give this one an AsyncEngine")
-        super().__init__(url, group=group, engine=engine, mode=mode, **options)
+        super().__init__(url, group, engine, mode, batching, answer_checks, half_timeout, check_after, token, tls)
         self._running: tuple[TransactionClient, _Answering | None] | None = None
+        if engine is not None:
+            self._start_in_a_loop()
 
     async def start(self) -> None:
-        """Begin to answer checks. Sending starts it too."""
+        """Begin to answer checks, where that has not begun yet. Raises Closed after `close`."""
         self._started()
 
     def add_check_listener(self, listener: CheckMessageListener) -> None:
         super().add_check_listener(listener)
+        self._start_in_a_loop()
         if self._running is not None and self._running[1] is None:
             client = self._running[0]
             checker = self._checker(client)
             self._running = (client, _Answering(checker) if checker is not None else None)
 
+    def _start_in_a_loop(self) -> None:
+        """Start where an event loop runs already."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return  # `start`, or the first send, comes within one
+        self._started()
+
     def _started(self) -> TransactionClient:
+        self._refuse_if_closed()
         if self._running is None:
             client = self._client()
             checker = self._checker(client)
@@ -380,14 +446,16 @@ class AsyncTransactionProducer(_Producer):
     # --- public -----------------------------------------------------------------------------------------------
 
     async def send(self, session: Any, message: Message) -> None:
-        """Send a message with the AsyncSession's transaction; see TransactionProducer.send."""
+        """Send a message with the transaction of an AsyncSession, or of an async_scoped_session's current one; see
+        TransactionProducer.send."""
         self._started()
-        await session.run_sync(self.binding.send_in_session, message)
+        await unscoped(session).run_sync(self.binding.send_in_session, message)
 
     @contextlib.asynccontextmanager
     async def transaction(self, target: Any) -> AsyncIterator[AsyncTransactionHandle]:
         """Sends into the transaction of an AsyncSession or AsyncConnection; see TransactionProducer.transaction."""
         self._started()
+        target = unscoped(target)
         if hasattr(target, "sync_session"):
             session_handle = AsyncTransactionHandle(functools.partial(self.send, target))
             if target.in_transaction():
@@ -409,10 +477,10 @@ class AsyncTransactionProducer(_Producer):
 
     def transactional(
         self, session_factory: Callable[[], Any]
-    ) -> Callable[[Callable[Concatenate[Any, P], Awaitable[R]]], Callable[P, Awaitable[R]]]:
+    ) -> Callable[[Callable[Concatenate[Any, P], Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """Decorator for coroutine functions: opens an AsyncSession, passes it first, commits it."""
 
-        def decorate(function: Callable[Concatenate[Any, P], Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+        def decorate(function: Callable[Concatenate[Any, P], Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> R:
                 async with session_factory() as session, session.begin():
@@ -429,14 +497,23 @@ class AsyncTransactionProducer(_Producer):
             return await self._started().publish(packed)
 
     async def prepare(self, messages: Sequence[Message], *, check_after: float | None = None) -> Prepared:
-        """Store a half for a transaction of your own kind (no database): settle it with commit() or rollback()."""
+        """Store a half for a transaction of your own kind (no database): settle it with commit() or rollback().
+
+        `check_after`: seconds until the server asks what became of it; None: the producer's. Raises InvalidRequest,
+        TransactionRefused, Unavailable, and Closed after `close`.
+        """
+        if check_after is not None:
+            _check_check_after(check_after)
         packed = [pack(m) for m in messages]
         with tracing.sending(packed):
             item = await self._started().half(packed, check_after=check_after)
         return Prepared(self, item.id, item.shard)
 
     async def resolve(self, prepared: Prepared, outcome: Outcome) -> str:
-        """Record the outcome of a prepared half; the state. Raises Conflict if the opposite is recorded."""
+        """Record the outcome of a prepared half; the state.
+
+        Raises OutcomeConflict if the opposite is recorded, IdInUse if the half is another producer group's.
+        """
         item = await self._started().outcome_soon(prepared.id, prepared.shard, outcome.value)
         if item.status != 200:
             raise error_of(item.status, item.code or "refused", item.detail or "")
@@ -444,10 +521,10 @@ class AsyncTransactionProducer(_Producer):
 
     async def close(self) -> None:
         """Flush outcomes that wait, stop answering checks, let go."""
+        self._closed = True
         running, self._running = self._running, None
         if self._binding is not None:
             self._binding.detach()
-            self._binding = None
         if running is not None:
             await _close(*running)
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import msgspec
 
 from notify.client.http import HttpClient
-from notify.errors import DiskFull, InvalidRequest, NotifyError, Unavailable
+from notify.errors import Closed, DiskFull, InvalidRequest, NotifyError, Unavailable
 from notify.wire import MSGPACK
 
 REFRESH_SECONDS = 1.5
@@ -213,4 +213,6 @@ def _another_may_do(error: NotifyError) -> bool:
     """Whether another server may answer better: this one is away, stopping, slow, full, or of another role."""
     if error.status == 421:
         return error.code == "wrong_role"
+    if isinstance(error, Closed):
+        return False
     return (isinstance(error, Unavailable) and error.status != 429) or isinstance(error, DiskFull)

@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from notify import ids
 from notify.databases import BODY, ID, INSTANT, KEY, NAME, TEXT, WAKE_CHANNEL, database_now
+from notify.errors import InvalidRequest
 
 metadata = sa.MetaData()
 
@@ -77,8 +78,14 @@ notify_inbox = sa.Table(
 def create_tables(engine: Engine | Connection) -> str:
     """Make the three tables where they are missing, and give the database its source id. Returns the source id.
 
-    For an AsyncEngine: `await connection.run_sync(create_tables)` in `async with engine.begin() as connection`.
+    For an AsyncEngine: `await connection.run_sync(create_tables)` in `async with engine.begin() as connection`. Raises
+    InvalidRequest if it is given one.
     """
+    if hasattr(engine, "sync_engine"):
+        raise InvalidRequest(
+            "create_tables runs on a sync Engine or Connection; with an AsyncEngine write: async with engine.begin() "
+            "as connection: await connection.run_sync(create_tables)"
+        )
     if isinstance(engine, Connection):
         return _create(engine)
     with engine.begin() as connection:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -14,8 +15,9 @@ from notify import ids
 from notify.client.batch import Batcher, Later
 from notify.client.http import error_of
 from notify.client.servers import Servers
-from notify.errors import NotifyError, TransactionRefused, Unavailable
-from notify.message import Message, encode_body, resolve_key
+from notify.errors import Closed, InvalidRequest, NotifyError, TooLarge, TransactionRefused, Unavailable
+from notify.limits import LIMITS, check_between, check_delay, check_headers, check_key, check_name
+from notify.message import Message, as_text, encode_body, number_of_seconds, resolve_key, utf8
 from notify.wire import (
     Item,
     Items,
@@ -40,17 +42,50 @@ _decode_items = msgspec.msgpack.Decoder(Items).decode
 
 def pack(message: Message) -> PackedMessage:
     """The message as it goes over the wire, its key resolved. Raises InvalidRequest."""
+    packed = pack_unkeyed(message)
+    give_key(packed, message)
+    return packed
+
+
+def pack_unkeyed(message: Message) -> PackedMessage:
+    """The message as it goes over the wire, but for its key. Raises InvalidRequest.
+
+    Whatever the server would refuse is refused here: a request carries the messages of many callers, and where one is
+    malformed it would be refused whole. Only how far ahead `deliver_at` is stays the server's to say, by its clock.
+    """
+    topic = as_text("a topic", message.topic)
+    check_name("topic", topic)
     body, headers = encode_body(message)
-    return PackedMessage(
-        topic=message.topic,
-        body=body,
-        key=resolve_key(message),
-        tag=message.tag,
-        headers=headers,
-        delay=message.delay,
-        deliver_at=message.deliver_at,
-        ttl=message.ttl,
-    )
+    if len(body) > LIMITS.message_bytes:
+        raise TooLarge(f"the body has {len(body)} bytes; at most {LIMITS.message_bytes} are allowed")
+    if headers:
+        check_headers(headers)
+    tag = message.tag
+    if tag is not None:
+        tag = as_text("a tag", tag)
+        check_name("tag", tag)
+    delay, deliver_at, ttl = message.delay, message.deliver_at, message.ttl
+    if delay is not None:
+        delay = number_of_seconds("delay", delay)
+        check_delay(delay, deliver_at, 0)
+    elif deliver_at is not None and (not isinstance(deliver_at, datetime) or deliver_at.utcoffset() is None):
+        raise InvalidRequest(
+            f"deliver_at is {deliver_at!r:.60}: it should be an instant with its time zone, such as datetime.now(UTC)",
+            "invalid_delay",
+        )
+    if ttl is not None:
+        ttl = number_of_seconds("ttl", ttl)
+        check_between("ttl", ttl, LIMITS.ttl_min_seconds, LIMITS.ttl_seconds)
+    return PackedMessage(topic=topic, body=body, tag=tag, headers=headers, delay=delay, deliver_at=deliver_at, ttl=ttl)
+
+
+def give_key(packed: PackedMessage, message: Message) -> None:
+    """Resolve the message's key into what goes over the wire. Raises InvalidRequest, and what a callable raises."""
+    key = resolve_key(message)
+    if key is not None:
+        utf8("the key", key)
+        check_key(key)
+        packed.key = key
 
 
 def accepted(item: Item) -> Item:
@@ -99,7 +134,7 @@ class TransactionClient:
             in_flight=8 if batching else 128,
         )
         self._outcomes: Batcher[OutcomeItem, Item] = Batcher(self._send_outcomes, max_items=200, in_flight=4)
-        self._messages: Batcher[PackedPublished, Item] = Batcher(self._send_messages, size_of=_size_of_message)
+        self._messages: Batcher[PackedPublished, Item] = Batcher(self._send_messages, size_of=size_of_message)
 
     # --- halves -----------------------------------------------------------------------------------------------
 
@@ -164,7 +199,7 @@ class TransactionClient:
             try:
                 return await self.http.call("POST", path, body, max(left, 0.001))
             except Unavailable as error:
-                if deadline - loop.time() <= wait or error.status == 507:
+                if deadline - loop.time() <= wait or error.status == 507 or isinstance(error, Closed):
                     raise
             await asyncio.sleep(wait)
             wait = min(wait * 2, 0.5)
@@ -233,12 +268,16 @@ class TransactionClient:
         await self.http.aclose()
 
 
-def _size_of_message(message: PackedMessage) -> int:
-    return 64 + len(message.body or b"")
+def size_of_message(message: PackedMessage) -> int:
+    """An upper bound of the bytes that it takes in a request: characters of keys and headers have 4 at most."""
+    size = 128 + len(message.topic) + len(message.body or b"") + 4 * len(message.key or "")
+    if message.headers:
+        size += sum([16 + 4 * (len(name) + len(value)) for name, value in message.headers.items()])
+    return size
 
 
 def _size(half: PackedTransaction) -> int:
-    return sum(map(_size_of_message, half.messages))
+    return 64 + sum(map(size_of_message, half.messages))
 
 
 async def call(http: Servers, path: str, request: Any, answer: type[Any], seconds: float) -> Any:

@@ -74,7 +74,7 @@ def test_a_crash_between_sending_and_marking_doubles_nothing(
 def test_what_the_server_refuses_stays_visible(engine: sa.Engine, server: ServerProcess, unique: str) -> None:
     with TransactionProducer(server.url, group=unique, engine=engine, mode="outbox") as producer:
         with Session(engine) as session, session.begin():
-            producer.send(session, Message("-not a topic", "x"))
+            producer.send(session, Message(unique, "x", deliver_at=datetime.now(UTC) + timedelta(days=41)))
         with Session(engine) as session, session.begin():
             producer.send(session, Message(unique, "good"))
     assert move(engine, server.url) == (1, 1)

@@ -3,62 +3,23 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session
 
 from notify.client import Message, TransactionProducer, create_tables, use_explicit_begin
-from notify.client.table import half_message
 from notify.errors import BindingRefused, TransactionRefused
-from notify.testing import InMemoryServer, Stored
-from tests.support.clock import PATIENCE_SECONDS, eventually
-from tests.support.shop import Order, make_engine
-
-
-class Shop:
-    """A producer, its sessions, and what the server makes of its messages."""
-
-    def __init__(self, engine: sa.Engine, server: InMemoryServer, name: str) -> None:
-        self.engine = engine
-        self.server = server
-        self.topic = name
-        self.sessions = sessionmaker(engine)
-        self.producer = TransactionProducer(server.url, group=name, engine=engine, half_timeout=PATIENCE_SECONDS)
-
-    def send(self, session: Session, body: Any, **options: Any) -> None:
-        self.producer.send(session, Message(self.topic, body, **options))
-
-    def messages(self) -> list[Stored]:
-        """What consumers get, in the order of the queue, once every half is decided and the producer has ended."""
-        eventually(lambda: not self.server.halves(self.topic), "the outcome of every half")
-        self.producer.close()
-        return self.server.messages(self.topic)
-
-    def delivered(self) -> list[str]:
-        return sorted(m.text for m in self.messages())
-
-    def items(self) -> list[str]:
-        with self.sessions() as session:
-            return sorted(session.scalars(sa.select(Order.item)))
+from notify.testing import InMemoryServer
+from tests.support.shop import Order, Shop, make_engine
 
 
 @pytest.fixture
-def engine(shared_engine: sa.Engine) -> sa.Engine:
+def engine(emptied_shop: sa.Engine) -> sa.Engine:
     """The engine of a database without orders and halves."""
-    with shared_engine.begin() as connection:
-        connection.execute(sa.delete(Order))
-        connection.execute(sa.delete(half_message))
-    return shared_engine
-
-
-@pytest.fixture
-def shop(engine: sa.Engine, memory: InMemoryServer, unique: str) -> Iterator[Shop]:
-    shop = Shop(engine, memory, unique)
-    yield shop
-    shop.producer.close()
+    return emptied_shop
 
 
 def test_commit_makes_it_a_message(shop: Shop) -> None:
@@ -200,8 +161,8 @@ def test_core_connection_whose_owner_commits_is_resolved_by_check_back(shop: Sho
 def test_a_refused_half_stops_the_commit_and_every_later_one(shop: Shop) -> None:
     session = shop.sessions()
     session.add(Order(item="a"))
-    shop.send(session, "a", delay=41 * 86_400)
-    with pytest.raises(TransactionRefused, match="delay"):
+    shop.send(session, "a", deliver_at=datetime.now(UTC) + timedelta(days=41))
+    with pytest.raises(TransactionRefused, match="deliver_at"):
         session.commit()
     with pytest.raises(Exception, match=r"inactive|failed|rolled back"):
         session.commit()

@@ -1,11 +1,17 @@
-"""The smallest business: orders in a table, and an engine as a careful service makes it."""
+"""The smallest business: orders in a table, an engine as a careful service makes it, and a producer on both."""
 
 from __future__ import annotations
 
-import sqlalchemy as sa
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from typing import TYPE_CHECKING, Any
 
-from notify.client import use_explicit_begin
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+from notify.client import Message, TransactionProducer, use_explicit_begin
+from tests.support.clock import PATIENCE_SECONDS, eventually
+
+if TYPE_CHECKING:
+    from notify.testing import InMemoryServer, Stored
 
 
 class Base(DeclarativeBase):
@@ -25,3 +31,30 @@ def make_engine(url: str) -> sa.Engine:
         use_explicit_begin(engine)
         return engine
     return sa.create_engine(url)
+
+
+class Shop:
+    """A producer, its sessions, and what the server makes of its messages."""
+
+    def __init__(self, engine: sa.Engine, server: InMemoryServer, name: str) -> None:
+        self.engine = engine
+        self.server = server
+        self.topic = name
+        self.sessions = sessionmaker(engine)
+        self.producer = TransactionProducer(server.url, group=name, engine=engine, half_timeout=PATIENCE_SECONDS)
+
+    def send(self, session: Session, body: Any, **options: Any) -> None:
+        self.producer.send(session, Message(self.topic, body, **options))
+
+    def messages(self) -> list[Stored]:
+        """What consumers get, in the order of the queue, once every half is decided and the producer has ended."""
+        eventually(lambda: not self.server.halves(self.topic), "the outcome of every half")
+        self.producer.close()
+        return self.server.messages(self.topic)
+
+    def delivered(self) -> list[str]:
+        return sorted(m.text for m in self.messages())
+
+    def items(self) -> list[str]:
+        with self.sessions() as session:
+            return sorted(session.scalars(sa.select(Order.item)))

@@ -1,0 +1,384 @@
+"""Ways to commit a change without its message, or a message without its change: each is refused, or works."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
+
+from notify.client import (
+    AsyncTransactionProducer,
+    Message,
+    TransactionProducer,
+    create_tables,
+    use_explicit_begin,
+)
+from notify.client.table import half_message
+from notify.errors import BindingRefused, InvalidRequest, TransactionRefused, Unavailable
+from notify.testing import InMemoryServer
+from tests.support.clock import PATIENCE_SECONDS
+from tests.support.shop import Base, Order, Shop, make_engine
+
+# --- what is sent is what it was then -----------------------------------------------------------------------------
+
+
+def test_a_body_that_changes_after_its_send_was_sent_as_it_was(shop: Shop) -> None:
+    body: dict[str, int] = {}
+    headers: dict[str, str] = {}
+    with shop.sessions() as session, session.begin():
+        for n in range(3):
+            body["n"] = n
+            headers["h"] = str(n)
+            shop.send(session, body, headers=headers)
+        body["n"] = 9
+    assert [m.json() for m in shop.messages()] == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
+def test_a_message_that_cannot_be_sent_is_refused_by_send(shop: Shop) -> None:
+    with shop.sessions() as session, session.begin():
+        session.add(Order(item="a"))
+        for wrong in ({"headers": {"n": 1}}, {"tag": 5}, {"key": "\ud800"}, {"delay": 41 * 86_400.0}):
+            with pytest.raises(InvalidRequest):
+                shop.send(session, "a", **wrong)
+        with pytest.raises(InvalidRequest, match="JSON"):
+            shop.send(session, object())
+        shop.send(session, "b")
+    assert shop.delivered() == ["b"]
+    assert shop.items() == ["a"]
+
+
+def test_a_transaction_carries_so_many_messages(shop: Shop) -> None:
+    with shop.sessions() as session, session.begin():
+        for n in range(100):
+            shop.send(session, str(n))
+        with pytest.raises(InvalidRequest, match="at most 100"):
+            shop.send(session, "one more")
+    assert len(shop.delivered()) == 100
+
+
+def test_a_late_key_that_cannot_be_sent_stops_the_commit(shop: Shop) -> None:
+    with pytest.raises(InvalidRequest, match="key"), shop.sessions() as session, session.begin():
+        session.add(Order(item="a"))
+        shop.send(session, "a", key=lambda: "\ud800")
+    assert shop.items() == []
+    assert shop.delivered() == []
+
+
+# --- closed producers ---------------------------------------------------------------------------------------------
+
+
+def test_a_closed_producer_sends_no_more(shop: Shop) -> None:
+    shop.producer.close()
+    with shop.sessions() as session:
+        session.add(Order(item="a"))
+        with pytest.raises(Unavailable, match="closed"):
+            shop.send(session, "a")
+        with pytest.raises(Unavailable, match="closed"), shop.producer.transaction(session) as tx:
+            tx.send(Message(shop.topic, "a"))
+    with pytest.raises(Unavailable, match="closed") as refused:
+        shop.producer.publish(Message(shop.topic, "a"))
+    assert not refused.value.retryable and refused.value.code == "closed"
+
+
+def test_a_commit_after_the_close_of_its_producer_fails(shop: Shop) -> None:
+    with shop.sessions() as session:
+        session.add(Order(item="a"))
+        shop.send(session, "a")
+        shop.producer.close()
+        with pytest.raises(TransactionRefused, match="closed"):
+            session.commit()
+    with shop.engine.connect() as connection, connection.begin():
+        connection.execute(sa.insert(Order).values(item="b"))  # what carries no message commits
+    assert shop.items() == ["b"]
+    assert shop.delivered() == []
+
+
+def test_a_commit_after_the_close_of_its_outbox_producer_fails(emptied_shop: sa.Engine, unique: str) -> None:
+    producer = TransactionProducer("http://127.0.0.1:9", group=unique, engine=emptied_shop, mode="outbox")
+    with Session(emptied_shop) as session:
+        session.add(Order(item="a"))
+        producer.send(session, Message(unique, "a"))
+        producer.close()
+        with pytest.raises(TransactionRefused, match="closed"):
+            session.commit()
+        session.rollback()
+        assert session.scalars(sa.select(Order.item)).all() == []
+
+
+@contextmanager
+def async_shop(path: Path) -> Iterator[Any]:
+    """An AsyncEngine of a SQLite database with orders and the SDK's tables."""
+    sync = make_engine(f"sqlite:///{path}/async.db")
+    create_tables(sync)
+    Base.metadata.create_all(sync)
+    sync.dispose()
+    engine = create_async_engine(f"sqlite+aiosqlite:///{path}/async.db")
+    use_explicit_begin(engine)
+    yield engine
+
+
+def test_a_closed_async_producer_sends_no_more(memory: InMemoryServer, unique: str, tmp_path: Path) -> None:
+    async def scenario(engine: Any) -> None:
+        producer = AsyncTransactionProducer(memory.url, group=unique, engine=engine)
+        async with AsyncSession(engine) as session:
+            session.add(Order(item="a"))
+            await producer.send(session, Message(unique, "a"))
+            await producer.close()
+            with pytest.raises(TransactionRefused, match="closed"):
+                await session.commit()
+        async with AsyncSession(engine) as session:
+            for send in (producer.send(session, Message(unique, "b")), producer.publish(Message(unique, "b"))):
+                with pytest.raises(Unavailable, match="closed"):
+                    await send
+            assert (await session.scalars(sa.select(Order.item))).all() == []
+        with pytest.raises(Unavailable, match="closed"):
+            await producer.start()
+        await engine.dispose()
+
+    with async_shop(tmp_path) as engine:
+        asyncio.run(scenario(engine))
+    assert memory.messages(unique) == []
+
+
+# --- which engine, which connection -------------------------------------------------------------------------------
+
+
+def test_a_producer_on_an_engine_with_options_sees_every_commit(
+    emptied_shop: sa.Engine, memory: InMemoryServer, unique: str
+) -> None:
+    """Listeners on such an engine do not hear of connections that the engine below it made."""
+    with_options = emptied_shop.execution_options(logging_token="shop")
+    with TransactionProducer(memory.url, group=unique, engine=with_options, half_timeout=PATIENCE_SECONDS) as producer:
+        for engine in (emptied_shop, with_options, emptied_shop.execution_options(logging_token="other")):
+            with Session(engine) as session, session.begin():
+                session.add(Order(item="a"))
+                producer.send(session, Message(unique, "a"))
+        memory.wait_for(unique, 3)
+
+
+def test_an_engine_that_only_shares_the_pool_is_refused(shop: Shop) -> None:
+    other = sa.create_engine(shop.engine.url, pool=shop.engine.pool)
+    with Session(other) as session, pytest.raises(BindingRefused, match="same transaction"):
+        shop.send(session, "a")
+
+
+def test_two_phase_transactions_of_a_connection_are_refused(shop: Shop) -> None:
+    if shop.engine.dialect.name == "sqlite":
+        pytest.skip("SQLite has no two-phase commit")
+    with shop.engine.connect() as connection:
+        with connection.begin():
+            shop.producer.binding.send_in_connection(connection, Message(shop.topic, "a"))
+        two_phase = connection.begin_twophase()
+        connection.execute(sa.insert(Order).values(item="b"))
+        with pytest.raises(BindingRefused, match="two-phase"), shop.producer.transaction(connection) as tx:
+            tx.send(Message(shop.topic, "b"))
+        two_phase.rollback()
+        two_phase = connection.begin_twophase()
+        connection.execute(sa.insert(Order).values(item="c"))
+        two_phase.commit()  # one that carries no message is nobody's business
+    assert shop.items() == ["c"]
+
+
+def test_a_session_that_chooses_an_engine_with_options_has_one_transaction(shop: Shop) -> None:
+    chosen = shop.engine.execution_options(logging_token="chosen")
+
+    class Choosing(Session):
+        def get_bind(self, *args: Any, **kw: Any) -> Any:
+            return kw.get("bind") or chosen
+
+    begun: list[int] = []  # by which thread: the producer's own looks into the database, too
+
+    def begin(connection: sa.Connection) -> None:
+        begun.append(threading.get_ident())
+
+    sa.event.listen(shop.engine, "begin", begin)
+    try:
+        with Choosing() as session, session.begin():
+            shop.send(session, "first")
+            session.add(Order(item="a"))
+            session.flush()
+            shop.send(session, "second")
+    finally:
+        sa.event.remove(shop.engine, "begin", begin)
+    assert begun.count(threading.get_ident()) == 1
+    assert shop.items() == ["a"]
+    assert shop.delivered() == ["first", "second"]
+
+
+def test_a_session_with_two_transactions_of_one_database_is_refused(shop: Shop) -> None:
+    """One could fail after the other has committed the half's row."""
+    if shop.engine.dialect.name == "sqlite":
+        pytest.skip("SQLite lets nobody begin a second one")
+    chosen = shop.engine.execution_options(logging_token="chosen")
+    with Session(shop.engine) as session:
+        shop.send(session, "a")
+        session.connection(bind_arguments={"bind": chosen}).execute(sa.insert(Order).values(item="a"))
+        with pytest.raises(BindingRefused, match="several"):
+            session.commit()
+    with Session(shop.engine) as session:
+        session.connection(bind_arguments={"bind": chosen})
+        session.connection(bind_arguments={"bind": shop.engine})
+        with pytest.raises(BindingRefused, match="several"):
+            shop.send(session, "b")
+    assert shop.items() == []
+    assert shop.delivered() == []
+
+
+class Elsewhere(DeclarativeBase):
+    pass
+
+
+class Invoice(Elsewhere):
+    __tablename__ = "invoices"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+def test_a_second_database_that_the_commit_itself_opens_is_refused(shop: Shop, tmp_path: Path) -> None:
+    second = make_engine(f"sqlite:///{tmp_path}/second.db")
+    Elsewhere.metadata.create_all(second)
+    with Session(binds={Order: shop.engine, Invoice: second}) as session:
+        session.add(Order(item="a"))
+        shop.send(session, "a")
+        session.add(Invoice(id=1))  # its database is opened by the flush that the commit begins with
+        with pytest.raises(BindingRefused, match="several"):
+            session.commit()
+    with second.connect() as connection:
+        assert connection.scalar(sa.select(sa.func.count()).select_from(Invoice)) == 0
+    second.dispose()
+    assert shop.items() == []
+    assert shop.delivered() == []
+
+
+def test_a_second_connection_of_the_last_moment_is_refused(shop: Shop, tmp_path: Path) -> None:
+    """Opened by a listener that comes after the binding's own, with nothing left to flush."""
+    second = make_engine(f"sqlite:///{tmp_path}/second.db")
+    with Session(shop.engine) as session:
+        shop.send(session, "a")
+        sa.event.listen(session, "before_commit", lambda s: s.connection(bind_arguments={"bind": second}))
+        with pytest.raises(BindingRefused, match="several"):
+            session.commit()
+    second.dispose()
+    assert shop.delivered() == []
+
+
+def test_a_driver_that_commits_each_statement_is_refused(
+    emptied_shop: sa.Engine, memory: InMemoryServer, unique: str
+) -> None:
+    if emptied_shop.dialect.name == "sqlite":
+        pytest.skip("on SQLite the producer asks for use_explicit_begin, and sees whether a transaction is open")
+    url = emptied_shop.url.render_as_string(hide_password=False)
+    engine = sa.create_engine(url, connect_args={"autocommit": True})
+    with TransactionProducer(memory.url, group=unique, engine=engine) as producer:
+        with Session(engine) as session, pytest.raises(BindingRefused, match="commits each statement"):
+            producer.send(session, Message(unique, "a"))
+    engine.dispose()
+    plain = sa.create_engine(url)
+    with TransactionProducer(memory.url, group=unique, engine=plain) as producer:
+        with plain.connect() as connection:
+            with pytest.raises(BindingRefused, match="commits each statement"), connection.begin():
+                producer.binding.send_in_connection(connection, Message(unique, "b"))
+                driver: Any = connection.connection.driver_connection
+                driver.rollback()
+                driver.autocommit = True if plain.dialect.name == "postgresql" else driver.autocommit(True)
+    plain.dispose()
+    with emptied_shop.connect() as connection:
+        assert connection.scalar(sa.select(sa.func.count()).select_from(half_message)) == 0
+
+
+# --- sessions of a registry ---------------------------------------------------------------------------------------
+
+
+def test_a_scoped_session(shop: Shop) -> None:
+    scoped = scoped_session(sessionmaker(shop.engine))
+    scoped.add(Order(item="a"))
+    shop.producer.send(scoped, Message(shop.topic, "a"))
+    scoped.commit()
+    with shop.producer.transaction(scoped) as tx:
+        scoped.add(Order(item="b"))
+        tx.send(Message(shop.topic, "b"))
+    shop.producer.send(scoped, Message(shop.topic, "c"))
+    scoped.rollback()
+    scoped.remove()
+    assert shop.items() == ["a", "b"]
+    assert shop.delivered() == ["a", "b"]
+
+
+def test_an_async_scoped_session(memory: InMemoryServer, unique: str, tmp_path: Path) -> None:
+    async def scenario(engine: Any) -> None:
+        scoped = async_scoped_session(async_sessionmaker(engine), scopefunc=asyncio.current_task)
+        async with AsyncTransactionProducer(
+            memory.url, group=unique, engine=engine, half_timeout=PATIENCE_SECONDS
+        ) as producer:
+            scoped.add(Order(item="a"))
+            await producer.send(scoped, Message(unique, "a"))
+            await scoped.commit()
+            async with producer.transaction(scoped) as tx:
+                scoped.add(Order(item="b"))
+                await tx.send(Message(unique, "b"))
+            await scoped.remove()
+        await engine.dispose()
+
+    with async_shop(tmp_path) as engine:
+        asyncio.run(scenario(engine))
+    assert sorted(m.text for m in memory.wait_for(unique, 2)) == ["a", "b"]
+
+
+# --- what is dropped is said --------------------------------------------------------------------------------------
+
+
+def test_a_session_that_is_closed_before_its_commit_says_what_it_drops(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "notify.client")
+    with shop.sessions() as session:
+        shop.send(session, "a")
+        shop.send(session, "b")
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "notify.client"]
+    assert "2 messages" in said and shop.topic in said and "commit" in said
+    caplog.clear()
+    with shop.sessions() as session:
+        shop.send(session, "c")
+        session.rollback()  # whoever rolls back means it
+    with pytest.raises(ZeroDivisionError), shop.sessions() as session, session.begin():
+        shop.send(session, "d")
+        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError), shop.sessions() as session:
+        shop.send(session, "e")
+        raise ZeroDivisionError  # the error is what is said
+    with shop.sessions() as session, session.begin():
+        shop.send(session, "f")
+    assert not [record for record in caplog.records if record.name == "notify.client"]
+    assert shop.delivered() == ["f"]
+
+
+def test_explicit_begin_reaches_connections_that_are_there_already(
+    memory: InMemoryServer, unique: str, tmp_path: Path
+) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/plain.db")
+    create_tables(engine)
+    with engine.connect() as connection:
+        connection.execute(sa.select(1))
+    with TransactionProducer(memory.url, group=unique, engine=engine, half_timeout=PATIENCE_SECONDS) as producer:
+        with Session(engine) as session:
+            session.execute(sa.select(1))
+            use_explicit_begin(engine)
+            with pytest.raises(BindingRefused, match="began before"):
+                producer.send(session, Message(unique, "early"))
+        with Session(engine) as session, session.begin():
+            producer.send(session, Message(unique, "a"))
+        memory.wait_for(unique, 1)
+    engine.dispose()
+
+
+def test_create_tables_says_how_an_async_engine_is_used(tmp_path: Path) -> None:
+    with async_shop(tmp_path) as engine, pytest.raises(InvalidRequest, match="run_sync"):
+        create_tables(engine)
