@@ -29,11 +29,12 @@ from notify.server.core import Core
 from notify.server.delivery.instances import states
 from notify.server.flow import retry_after
 from notify.server.history import History
-from notify.server.http import Answer, DataRoutes, json_check, problem
+from notify.server.http import Answer, DataRoutes, fault_of, json_check, problem
 from notify.server.http import Request as DataRequest
 from notify.server.membership import Membership
 from notify.server.openapi import describe_data_routes
 from notify.server.tasks import ended
+from notify.server.unread import Unread
 from notify.settings import Settings
 from notify.wire import PROBLEM
 from storage.sql.registry import Member
@@ -62,6 +63,7 @@ class App:
         self.alarms: Alarms | None = None
         self._webhooks: CheckWebhooks | None = None
         self.jobs: Jobs
+        self.unread = Unread()
         self.failed: NotifyError | None = None
         """Why it could not start."""
         self.on_started: Callable[[], None] = lambda: None
@@ -94,7 +96,7 @@ class App:
         self.alarms.start()
         self._webhooks = CheckWebhooks(self.core, json_check)
         self._webhooks.follow(self.administration.configuration.check_webhooks)
-        self._data = DataRoutes(self.core, self.members)
+        self._data = DataRoutes(self.core, self.members, self.unread.reply_bytes)
         self._run = asyncio.get_running_loop().create_task(self.core.run())
         await self.jobs.resume()
 
@@ -198,7 +200,14 @@ class App:
             except NotifyError as error:
                 await self._refused(scope, error)(scope, receive, send)
                 return
+            except Exception:
+                fault = fault_of("admission_failed", scope["method"], scope["path"])
+                await self._refused(scope, fault)(scope, receive, send)
+                return
             receive = guard.bounded(receive, self.settings.body_timeout_seconds)
+            with contextlib.suppress(Exception):  # raised once more behind the answer that `failed` gave
+                await self.fastapi(scope, receive, send)
+            return
         await self.fastapi(scope, receive, send)
 
     def _refused(self, scope: Any, error: NotifyError) -> Response:
@@ -255,6 +264,10 @@ def _fastapi(app: App) -> FastAPI:
     async def refused(_: Request, error: NotifyError) -> Response:
         return problem_response(error)
 
+    @api.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        return problem_response(fault_of("request_failed", request.method, request.scope["path"]))
+
     @api.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
@@ -266,7 +279,7 @@ def _fastapi(app: App) -> FastAPI:
         codes = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "request_too_large"}
         detail = str(error.detail)
         if error.status_code in (404, 405):
-            detail = f"there is no {request.method} {request.url.path[:100]}"
+            detail = f"there is no {request.method} {request.scope['path'][:100]}"
         refused = InvalidRequest(detail, codes.get(error.status_code, "invalid"), error.status_code)
         if wants_page(request.scope):
             return console.failed(request, refused)

@@ -1,26 +1,25 @@
 """What a browser may be made to do by a page of someone else: nothing.
 
-Other clients send neither `Sec-Fetch-Site` nor `Origin`. A browser sends one of them with every request that could
-change something, and a page cannot forge them (https://www.w3.org/TR/fetch-metadata/).
+A browser sends `Sec-Fetch-Site` or `Origin` with every request that could change something, and a page cannot forge
+them (https://www.w3.org/TR/fetch-metadata/); other clients send neither. A page whose name was pointed at 127.0.0.1
+(DNS rebinding) is of the same origin as the server, and its reads carry neither of them: its `Host` gives it away.
 """
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable
-from urllib.parse import urlsplit
+from functools import lru_cache
 
 from notify.errors import Forbidden
 from notify.settings import Settings
 
 SAFE = ("GET", "HEAD", "OPTIONS")
-_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 def refuse_foreign_pages(method: str, headers: Iterable[tuple[bytes, bytes]], settings: Settings) -> None:
-    """Raises Forbidden for a write that a foreign page makes, and for a foreign name of this machine.
-
-    The second stops a page whose name was pointed at 127.0.0.1 (DNS rebinding): while access is off, the address is
-    all that protects.
+    """Raises Forbidden for a write that a foreign page makes, and while access is off for a foreign name of this
+    machine: then the address is all that protects, from being read, too.
     """
     site = origin = host = b""
     for name, value in headers:
@@ -30,16 +29,36 @@ def refuse_foreign_pages(method: str, headers: Iterable[tuple[bytes, bytes]], se
             origin = value
         elif name == b"host":
             host = value
-    if (site or origin) and not settings.access and not _is_own(host.decode("latin-1"), settings):
-        raise Forbidden(f"this server is not called {host.decode('latin-1')[:100]!r}; set url if it is", "foreign_host")
+    if not settings.access:
+        refuse_foreign_host(host, settings)
     if method in SAFE:
         return
     if site not in (b"", b"same-origin", b"none"):
         raise Forbidden("a page of another site sent this request: writes come from this server's own pages only")
-    if origin and urlsplit(origin).netloc != host:
+    if origin and origin.partition(b"://")[2] != host:
         raise Forbidden(f"a page of {origin.decode('latin-1')[:100]} sent this request; this is not its server")
 
 
-def _is_own(host: str, settings: Settings) -> bool:
-    name = host.rpartition(":")[0] if ":" in host.rpartition("]")[2] else host
-    return name in _LOOPBACK or name == settings.host or (bool(settings.url) and urlsplit(settings.url).netloc == host)
+def refuse_foreign_host(host: bytes, settings: Settings) -> None:
+    """Raises Forbidden for the header `Host` of a request that was sent to another name than the server's."""
+    if not _is_own(host, settings.host, settings.url):
+        raise Forbidden(f"this server is not called {host.decode('latin-1')[:100]!r}; set url if it is", "foreign_host")
+
+
+@lru_cache(maxsize=1000)
+def _is_own(host: bytes, own: str, url: str) -> bool:
+    """Whether a page under this name and port is none of someone else: an address is nobody's name, and what is sent
+    without a name is sent by no browser."""
+    text = host.decode("latin-1").lower()
+    if not text:
+        return True
+    name = text.rpartition(":")[0] if ":" in text.rpartition("]")[2] else text
+    if name == "localhost" or name.endswith(".localhost") or name == own.lower():
+        return True
+    if url and url.partition("://")[2].partition("/")[0].lower() == text:
+        return True
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import struct
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -14,12 +14,13 @@ import structlog
 
 from notify import ids, tracing
 from notify.errors import InvalidRequest, NotFound, NotifyError, StorageFailed
-from notify.limits import LIMITS, check_between
+from notify.limits import LIMITS, check_between, check_name, no_topic
 from notify.server.access import EVERYONE, Principal
-from notify.server.browsers import refuse_foreign_pages
+from notify.server.browsers import refuse_foreign_host, refuse_foreign_pages
 from notify.server.core import Core
 from notify.server.delivery.group import Handed
 from notify.server.flow import retry_after
+from notify.server.log_rate import LogRate
 from notify.settings import Settings
 from notify.wire import (
     JSON,
@@ -52,6 +53,17 @@ from storage import crash_point
 from storage.store import StoredMessage
 
 log = structlog.get_logger("notify.server")
+
+FAULTS_A_SECOND = 10
+"""How many faults of the server itself are logged: each comes with its traceback."""
+_faults = LogRate(FAULTS_A_SECOND)
+
+
+def fault_of(event: str, method: str, path: str) -> NotifyError:
+    """The answer to a request on which the server itself failed; the log says why, from within the `except` block."""
+    if _faults.may():
+        log.exception(event, method=method, path=path[:200])
+    return StorageFailed("the server failed on this request; its log says why")
 
 
 def _decoders(json_type: Any, packed_type: Any) -> tuple[Any, Any]:
@@ -104,9 +116,10 @@ class Request:
     def find_format(self, settings: Settings) -> None:
         """Set `packed`: of a body its type, else what the client accepts.
 
-        Raises InvalidRequest for a content type or encoding that is not served, Forbidden for a foreign page's write.
+        Raises InvalidRequest for a content type or encoding that is not served, Forbidden for a foreign page's
+        request.
         """
-        kind, accepted = b"", b""
+        kind = accepted = host = b""
         from_browser = False
         for name, value in self.headers:
             if name == b"content-type":
@@ -115,10 +128,14 @@ class Request:
                 accepted = value
             elif name == b"content-encoding" and value.lower() != b"identity":
                 raise InvalidRequest("compressed bodies are not taken", "unsupported_encoding", 415)
+            elif name == b"host":
+                host = value
             elif name in _OF_BROWSERS:
                 from_browser = True
         if from_browser:
             refuse_foreign_pages(self.method, self.headers, settings)
+        elif not settings.access:
+            refuse_foreign_host(host, settings)
         if self.method != "POST":
             self.packed = b"msgpack" in accepted
             return
@@ -199,9 +216,15 @@ _HEADS: dict[tuple[int, str], bytes] = {}
 class DataRoutes:
     """Answers requests to the data routes."""
 
-    def __init__(self, core: Core, members: Callable[[], dict[str, Any]] | None = None) -> None:
-        """`members` gives what `GET /v1/members` answers."""
+    def __init__(
+        self,
+        core: Core,
+        members: Callable[[], dict[str, Any]] | None = None,
+        reply_bytes: Callable[[int], int] = lambda most: most,
+    ) -> None:
+        """`members` gives what `GET /v1/members` answers, `reply_bytes` how large a reply may be at this moment."""
         self.core = core
+        self._reply_bytes = reply_bytes
         self._members = members or (lambda: {"version": 0, "members": []})
         self._post: dict[str, Callable[[Request], Awaitable[bytes]]] = {
             "/v1/transactions": self.transactions,
@@ -226,8 +249,7 @@ class DataRoutes:
                 self.core.metrics.refused_full += 1
             return Answer.problem(error)
         except Exception:
-            log.exception("request_failed", method=request.method, path=request.path[:200])
-            return Answer.problem(StorageFailed("the server failed on this request; its log says why"))
+            return Answer.problem(fault_of("request_failed", request.method, request.path))
         return Answer(200, MSGPACK if request.packed else JSON, body, request.retry_after)
 
     def _find(self, method: str, path: str) -> Callable[[Request], Awaitable[bytes]]:
@@ -301,6 +323,8 @@ class DataRoutes:
 
     async def receive(self, request: Request, group: str) -> bytes:
         asked: Receive = request.decode(_RECEIVE)
+        check_name("group", group)
+        self._check_topics(asked.topics or ())
         for topic in asked.topics or ():
             _check(request, "consume", group, topic)
         may = _may_consume(request, group)
@@ -312,8 +336,19 @@ class DataRoutes:
             return packed_deliveries(handed)
         return encode_json({"messages": _json_deliveries(handed)})
 
+    def _check_topics(self, topics: Sequence[str]) -> None:
+        """Raises InvalidRequest for more topics than a request may name, and for what is no name; UnknownTopic for one
+        that is not there where none is made on its first use."""
+        if len(topics) > LIMITS.topics:
+            raise InvalidRequest(f"{len(topics)} topics; a request names at most {LIMITS.topics}", "out_of_bounds")
+        for topic in topics:
+            check_name("topic", topic)
+            if not self.core.settings.create_topics and not self.core.queues.has_topic(topic):
+                raise no_topic(topic)
+
     async def settle(self, request: Request, group: str) -> bytes:
         asked: Settle = request.decode(_SETTLE)
+        check_name("group", group)
         may = _may_consume(request, group)
         return request.encode(SettledItems(await self.core.delivery.settle(group, asked.items, may)))
 
@@ -326,7 +361,7 @@ class DataRoutes:
         start, _ = store.bounds(topic, int(queue))
         if offset < start:
             raise InvalidRequest(f"offset {offset} is below {start}, the first one retained", "below_start", 410)
-        found = store.read(topic, int(queue), offset, limit, LIMITS.reply_bytes)
+        found = store.read(topic, int(queue), offset, limit, self._reply_bytes(LIMITS.reply_bytes))
         next_offset = found[-1].offset + 1 if found else offset
         sound = [m for m in found if not m.corrupt]
         if request.packed:
@@ -334,8 +369,15 @@ class DataRoutes:
         return encode_json({"messages": [json_pulled(m) for m in sound], "next_offset": next_offset})
 
 
+_NAMED = {"check": "producer_group", "bridge": "source", "consume": "group", "read": "topic"}
+"""What the name of a right to this action names."""
+
+
 def _check(request: Request, action: str, name: str, topic: str = "*") -> None:
-    """Raises Forbidden where who asks may not."""
+    """Raises InvalidRequest for what is no name, Forbidden where who asks may not."""
+    check_name(_NAMED[action], name)
+    if topic != "*":
+        check_name("topic", topic)
     principal = request.principal
     assert principal is not None
     if principal is not EVERYONE:

@@ -9,30 +9,37 @@ from __future__ import annotations
 
 import asyncio
 import urllib.parse
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sized
 from typing import TYPE_CHECKING, Any
 
 import httptools
-import structlog
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from notify.errors import InvalidRequest, NotifyError, StorageFailed, TooLarge
+from notify.errors import InvalidRequest, NotifyError, TooLarge
 from notify.limits import LIMITS
-from notify.server.http import Answer, Request
+from notify.server.http import Answer, Request, fault_of
 
 if TYPE_CHECKING:
     from notify.server.app import App
 
-log = structlog.get_logger("notify.server")
-
 HEADER_BYTES = 64 << 10
+"""Of a request's head; and of what may come behind it without a byte of its body: chunk extensions and trailers."""
+HEADER_FIELDS = 100
 HEADER_SECONDS = 10.0
+"""For a head, from its first byte, or from when the answers of the requests before it are written."""
+PIPELINED = 64
+"""Requests of one connection that wait for the answers before theirs. Where more come, the connection ends behind
+these: their client sends the others again, as HTTP asks of it."""
 UNVERIFIED_BYTES = 64 << 10
 """Of a body, while it is being found out who sends it: beyond it the connection is read no further. What the last read
 brought is held, too (uvloop reads up to 256 kB at once)."""
 
 LINGER_SECONDS = 2.0
-"""How long a client may go on sending what was refused already, so that it reads the answer instead of a reset."""
+"""How long a client may go on sending what was refused already, so that it reads the answer instead of a reset; and how
+long a connection that is closed may take to hand over what is written."""
+WRITE_SECONDS = 30.0
+"""How long an answer may wait for its client to read it, but for the last 64 kB; then the connection is cut."""
 
 
 class DataCycle:
@@ -162,10 +169,27 @@ class DataCycle:
             self._timer = None
 
 
-class Protocol(HttpToolsProtocol):
-    """A connection must send its request's head in time and within bounds, or it is cut.
+class _Flow(FlowControl):
+    """Nothing is read while requests of the connection wait for their turn, whoever asks for more."""
 
-    The stock protocol waits for ever for a head and takes one of any size.
+    def __init__(self, transport: asyncio.Transport, pipeline: Sized) -> None:
+        super().__init__(transport)
+        self._pipeline = pipeline
+
+    def resume_reading(self) -> None:
+        if not self._pipeline:
+            super().resume_reading()
+
+
+class _Refused(Exception):
+    """Raised through the parser, so that it stops: nothing more of this connection is read."""
+
+
+class Protocol(HttpToolsProtocol):
+    """A connection must send its request's head in time and within bounds, and read its answers, or it is cut.
+
+    The stock protocol waits for ever for a head and for a reader, takes heads and trailers of any size, and reads on
+    behind any number of requests that wait for their answers.
     """
 
     app: App
@@ -173,27 +197,72 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._head_bytes = 0
+        self.flow = _Flow(transport, self.pipeline)
+        self._head_bytes = self._quiet_bytes = 0
         self._in_head = True
+        """No request has begun, or its head is not complete."""
+        self._is_upgrade = False
+        self._refusal: NotifyError | None = None
         self._is_over = False
+        """Nothing more is read; what is read already is answered."""
+        self._current: Any = None
+        """The cycle whose turn it is, of those that are not answered yet; `cycle` is the newest."""
         self._certificate = _common_name(transport.get_extra_info("peercert"))
         self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(HEADER_SECONDS, self._too_slow)
+        self._rest_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._abort_timer: asyncio.TimerHandle | None = None
 
     # --- reading ----------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:
             return
-        if self._in_head:
-            self._head_bytes += len(data)
-        super().data_received(data)
-        if self._in_head:
-            if self._head_bytes > HEADER_BYTES:
-                self.transport.close()
-            elif self._head_timer is None and self._head_bytes:
-                self._head_timer = self.loop.call_later(HEADER_SECONDS, self._too_slow)
+        self._unset_keepalive_if_required()
+        self._quiet_bytes += len(data)
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            if not self._is_over:
+                self._refuse(self._refusal or InvalidRequest("this is no HTTP request", "malformed", 400))
+            return
+        if self._quiet_bytes > HEADER_BYTES:
+            self._refuse(_too_large())
+        elif self._in_head:
+            self._await_head()
         elif type(self.cycle) is DataCycle and self.cycle.is_read:
             self._expect_body()
+
+    def _feed(self, data: bytes) -> None:
+        """Parse; a request that asks for another protocol (`Upgrade:`) is answered in this one, as HTTP allows."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                # The parser takes what follows for another protocol's, body included. A new one gets the same head
+                # without that field, so that it reads the body as it is declared.
+                data = self._head_again() + data[upgrade.args[0] :]
+                self._is_upgrade = False
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def _head_again(self) -> bytes:
+        """The head that was read last, without `Upgrade`."""
+        version = self.parser.get_http_version().encode()
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
+        lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join((*lines, b"", b""))
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether a request waits for its answer."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _await_head(self) -> None:
+        """Once a head has begun, and it is its turn, it must be complete in time."""
+        if self._quiet_bytes and self._head_timer is None and not self._is_busy:
+            self._head_timer = self.loop.call_later(HEADER_SECONDS, self._too_slow)
 
     def _expect_body(self) -> None:
         """Let the client send on, and not for ever."""
@@ -209,16 +278,75 @@ class Protocol(HttpToolsProtocol):
                 self._expect_body()
             self.flow.resume_reading()
 
+    def _refuse(self, error: NotifyError) -> None:
+        """Read nothing more, and say why behind the answers that are still to come; then the connection ends."""
+        self._is_over = True
+        if self._in_head:
+            cycle = DataCycle(self, Request("GET", "/", b"", []), keep_alive=False)
+            cycle.waits_for_body = False
+            cycle.refusal = error
+            self._enqueue(cycle)
+        elif self._is_busy and type(self.cycle) is DataCycle:
+            self.cycle.refuse(error)
+        else:
+            # In the body of a request that the application answers itself, or has answered.
+            self._close()
+
+    def _enqueue(self, cycle: DataCycle) -> None:
+        """Behind the requests that wait for their answers, if there are such."""
+        is_busy = self._is_busy
+        self.cycle = cycle
+        if is_busy:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, self.app))  # type: ignore[arg-type]
+        else:
+            self._current = cycle
+            cycle.start()
+
+    # What the parser tells, in its order.
+
     def on_message_begin(self) -> None:
         self._in_head = True
-        self._head_bytes = 1
+        self._head_bytes = 0
+        self._quiet_bytes = max(1, self._quiet_bytes)  # what came in one read with the last request's end counts, too
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
 
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # a trailer: nobody asks for one, and it must not pass for a field of the head
+        self._count_head(len(name) + len(value) + 4)
+        if len(self.headers) >= HEADER_FIELDS:
+            self._stop(_too_large())
+        super().on_header(name, value)
+
+    def _count_head(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > HEADER_BYTES:
+            self._stop(_too_large())
+
+    def _stop(self, error: NotifyError) -> None:
+        """Stop the parser. Raises _Refused, which comes out of it as an HttpParserError."""
+        self._refusal = error
+        raise _Refused
+
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                self._stop(InvalidRequest("this server is no proxy", "method_not_allowed", 405))
+            self._is_upgrade = True
+            return
+        if len(self.pipeline) >= PIPELINED:
+            self.cycle.keep_alive = False
+            self._is_over = True
+            raise _Refused
         self._in_head = False
-        self._head_bytes = 0
+        self._quiet_bytes = 0
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
@@ -226,15 +354,10 @@ class Protocol(HttpToolsProtocol):
         if request is None:
             self._hand_to_asgi()
             return
-        before = self.cycle
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
-        self.cycle = cycle = DataCycle(self, request, keep_alive)
+        cycle = DataCycle(self, request, keep_alive)
         refused = self._admit(request)
-        if before is None or before.response_complete:
-            cycle.start()
-        else:
-            self.flow.pause_reading()
-            self.pipeline.appendleft((cycle, self.app))  # type: ignore[arg-type]
+        self._enqueue(cycle)
         if refused is not None:
             cycle.refuse(refused)
         elif request.principal is None:
@@ -262,8 +385,7 @@ class Protocol(HttpToolsProtocol):
         except NotifyError as error:
             return error
         except Exception:
-            log.exception("verification_failed", method=request.method, path=request.path[:200])
-            return StorageFailed("the server failed on this request; its log says why")
+            return fault_of("verification_failed", request.method, request.path)
         return None
 
     def _hand_to_asgi(self) -> None:
@@ -293,12 +415,20 @@ class Protocol(HttpToolsProtocol):
         return Request(self.parser.get_method().decode("latin-1"), path, query, self.headers)
 
     def on_body(self, body: bytes) -> None:
+        self._quiet_bytes = 0
         if type(self.cycle) is DataCycle:
             self.cycle.add(body)
         else:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._is_upgrade:
+            return
+        self._in_head = True
+        self._quiet_bytes = 0
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
+            self._rest_timer = None
         if type(self.cycle) is DataCycle:
             self.cycle.complete()
         else:
@@ -307,6 +437,7 @@ class Protocol(HttpToolsProtocol):
     # --- answering --------------------------------------------------------------------------------------------
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._current = cycle
         if type(cycle) is DataCycle:
             cycle.start()
             if cycle.is_read and cycle is self.cycle:
@@ -323,9 +454,9 @@ class Protocol(HttpToolsProtocol):
 
     async def answer(self, cycle: DataCycle) -> None:
         """Answer a request whose body is complete and whose turn it is."""
-        answer = await self.app.answer(cycle.request) if cycle.refusal is None else Answer.problem(cycle.refusal)
         if self.flow.write_paused and not cycle.disconnected:
-            await self.flow.drain()
+            await self.flow.drain()  # before the answer is made: one that is not read is enough to hold
+        answer = await self.app.answer(cycle.request) if cycle.refusal is None else Answer.problem(cycle.refusal)
         cycle.response_complete = True
         if cycle.disconnected or self.transport.is_closing():
             return
@@ -333,25 +464,93 @@ class Protocol(HttpToolsProtocol):
         self.transport.write(answer.encoded(self.server_state.default_headers, cycle.keep_alive, with_body))
         if cycle.keep_alive:
             self.on_response_complete()
-        elif cycle.refusal is None:
-            self.transport.close()
+        elif cycle.refusal is None and not self._is_over:
+            self._close()
         else:
             self._is_over = True
+            self.flow.resume_reading()
             if self.transport.can_write_eof():  # TLS has no end of one direction
                 self.transport.write_eof()
-            self.loop.call_later(LINGER_SECONDS, self.transport.close)
+            self._rest_timer = self.loop.call_later(LINGER_SECONDS, self._close)
+
+    def on_response_complete(self) -> None:
+        """An answer is written: the next request's turn, if there is one."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._close()
+            return
+        self.flow.resume_reading()  # the next one is no longer among those that wait
+        if self._is_busy:
+            return
+        if self._in_head:
+            self._await_head()
+        elif self._rest_timer is None:
+            # Answered before its body was there: nobody reads the rest, which may never end.
+            self._rest_timer = self.loop.call_later(LINGER_SECONDS, self._close)
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is written to: from now on it has so long."""
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(WRITE_SECONDS, self.abort)
+        self.app.unread.add(self, self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._has_read()
+
+    def _has_read(self) -> None:
+        if self._write_timer is not None:
+            self.app.unread.discard(self)
+            self._write_timer.cancel()
+            self._write_timer = None
 
     # --- the end ----------------------------------------------------------------------------------------------
 
     def _too_slow(self) -> None:
         self._head_timer = None
+        self._close()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """No request came for so long."""
+        self._close()
+
+    def shutdown(self) -> None:
+        """The server stops."""
+        super().shutdown()
+        if self.transport.is_closing():
+            self._close()
+
+    def _close(self) -> None:
+        """End the connection when what is written is read, and at the latest after LINGER_SECONDS."""
         self.transport.close()
+        if self._abort_timer is None:
+            self._abort_timer = self.loop.call_later(LINGER_SECONDS, self.abort)
+
+    def abort(self) -> None:
+        """End the connection at once, whatever is still to be written."""
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        self._has_read()
+        for timer in (self._head_timer, self._rest_timer, self._abort_timer, self.timeout_keep_alive_task):
+            if timer is not None:
+                timer.cancel()
+        self._head_timer = None
+        for cycle in (self._current, *[waiting for waiting, _ in self.pipeline]):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self.pipeline.clear()
         super().connection_lost(exc)
+
+
+def _too_large() -> TooLarge:
+    return TooLarge(
+        f"a head has at most {HEADER_FIELDS} fields and {HEADER_BYTES} bytes, and trailers no more than that",
+        "head_too_large",
+        431,
+    )
 
 
 def _common_name(certificate: Any) -> str | None:

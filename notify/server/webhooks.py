@@ -9,28 +9,57 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import http.client
+import socket
 import ssl
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+import httptools
 
 from notify.errors import InvalidRequest, Unavailable
 from notify.settings import Settings
 
 SECONDS = 10.0
+"""For the whole of a call, from the look-up of the name to the last byte of the answer."""
 ANSWER_BYTES = 1 << 20
+HEAD_BYTES = 64 << 10
+"""Of the answer's head, and of whatever else of it is no body."""
+LOOKUP_THREADS = 2
+"""Of their own: what looks up a name may hang for longer than a call, and nothing else may wait for it."""
+
+_lookups = ThreadPoolExecutor(LOOKUP_THREADS, "notify-webhook")
+
+
+@dataclass(frozen=True, slots=True)
+class _Address:
+    is_https: bool
+    hostname: str
+    port: int
+    target: str
+    """Path and query, as they are sent."""
+
+
+def _parsed(url: str) -> _Address:
+    """Raises InvalidRequest for what is not an address."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    is_plain = url.isascii() and url.isprintable() and " " not in url
+    if not is_plain or parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+        raise InvalidRequest(f"{url[:200]!r} is not an address of a webhook", "invalid_webhook")
+    is_https = parts.scheme == "https"
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return _Address(is_https, parts.hostname, port or (443 if is_https else 80), target)
 
 
 def check_address(url: str, settings: Settings) -> None:
     """Raises InvalidRequest for an address that is not on the allow-list, or not one at all."""
-    parts = urlsplit(url)
-    try:
-        port = parts.port
-    except ValueError:
-        port = -1
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.username is not None:
-        raise InvalidRequest(f"{url[:200]!r} is not an address of a webhook", "invalid_webhook")
-    place = f"{parts.hostname}:{port or (443 if parts.scheme == 'https' else 80)}"
+    to = _parsed(url)
+    place = f"{to.hostname}:{to.port}"
     allowed = [part.strip() for part in settings.webhook_hosts.split(",") if part.strip()]
     if place not in allowed:
         raise InvalidRequest(
@@ -50,33 +79,93 @@ async def post(url: str, body: bytes, settings: Settings) -> bytes:
     """Send JSON; the answer's body. Raises InvalidRequest for a bad address, Unavailable for anything but a 200."""
     check_address(url, settings)
     try:
-        return await asyncio.wait_for(asyncio.to_thread(_post, url, body, settings.webhook_secret), 2 * SECONDS)
+        async with asyncio.timeout(SECONDS):
+            status, found = await _post(_parsed(url), body, settings.webhook_secret)
     except TimeoutError:
         raise Unavailable(f"webhook {url}: no answer within {SECONDS:g} s") from None
-
-
-def _post(url: str, body: bytes, secret: str) -> bytes:
-    parts = urlsplit(url)
-    assert parts.hostname is not None
-    connection: http.client.HTTPConnection
-    if parts.scheme == "https":
-        context = ssl.create_default_context()
-        connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=SECONDS, context=context)
-    else:
-        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=SECONDS)
-    headers = {
-        "content-type": "application/json",
-        "user-agent": "notify",
-        "notify-signature": signature(secret, int(time.time()), body),
-    }
-    try:
-        connection.request("POST", (parts.path or "/") + (f"?{parts.query}" if parts.query else ""), body, headers)
-        answer = connection.getresponse()
-        found = answer.read(ANSWER_BYTES + 1)
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, httptools.HttpParserError, _NoAnswer) as error:
         raise Unavailable(f"webhook {url}: {error or type(error).__name__}") from None
-    finally:
-        connection.close()
-    if answer.status != 200 or len(found) > ANSWER_BYTES:
-        raise Unavailable(f"webhook {url} answered {answer.status} and {len(found)} bytes; 200 is wanted")
+    if status != 200:
+        raise Unavailable(f"webhook {url} answered {status}; 200 is wanted")
     return found
+
+
+class _NoAnswer(Exception):
+    """The receiver closed, or sends more than it may."""
+
+
+class _Answer:
+    """What the parser of an answer tells."""
+
+    def __init__(self) -> None:
+        self.body = bytearray()
+        self.has_head = self.is_complete = False
+        self.is_declared = False
+        """It says how long it is; else it ends with its connection."""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() in (b"content-length", b"transfer-encoding"):
+            self.is_declared = True
+
+    def on_headers_complete(self) -> None:
+        self.has_head = True
+
+    def on_body(self, part: bytes) -> None:
+        self.body += part
+
+    def on_message_complete(self) -> None:
+        self.is_complete = True
+
+
+async def _post(to: _Address, body: bytes, secret: str) -> tuple[int, bytes]:
+    """Status and body. No thread waits for the receiver, so that a slow one holds up nobody."""
+    reader, writer = await _connected(to)
+    try:
+        host = f"[{to.hostname}]" if ":" in to.hostname else to.hostname
+        head = (
+            f"POST {to.target} HTTP/1.1",
+            f"host: {host}:{to.port}",
+            "content-type: application/json",
+            f"content-length: {len(body)}",
+            "user-agent: notify",
+            f"notify-signature: {signature(secret, int(time.time()), body)}",
+            "connection: close",
+        )
+        writer.write("\r\n".join((*head, "", "")).encode() + body)
+        await writer.drain()
+        answer = _Answer()
+        parser = httptools.HttpResponseParser(answer)
+        taken = 0
+        while not answer.is_complete:
+            part = await reader.read(HEAD_BYTES)
+            if not part:
+                if not answer.has_head or answer.is_declared:
+                    raise _NoAnswer("it closed before its answer was there")
+                break
+            parser.feed_data(part)
+            taken += len(part)
+            if len(answer.body) > ANSWER_BYTES or taken > ANSWER_BYTES + HEAD_BYTES:
+                raise _NoAnswer(f"its answer has more than {ANSWER_BYTES} bytes")
+        return int(parser.get_status_code()), bytes(answer.body)
+    finally:
+        writer.transport.abort()
+
+
+async def _connected(to: _Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to the first address behind the name that takes one. Raises OSError."""
+
+    def prepare() -> tuple[list[str], ssl.SSLContext | None]:
+        places = socket.getaddrinfo(to.hostname, to.port, type=socket.SOCK_STREAM)
+        found = list(dict.fromkeys(str(place[4][0]) for place in places))
+        return found, ssl.create_default_context() if to.is_https else None
+
+    places, tls = await asyncio.get_running_loop().run_in_executor(_lookups, prepare)
+    failure = OSError(f"{to.hostname} has no address")
+    for place in places:
+        try:
+            return await asyncio.open_connection(
+                place, to.port, ssl=tls, server_hostname=to.hostname if to.is_https else None
+            )
+        except OSError as error:
+            failure = error
+    raise failure

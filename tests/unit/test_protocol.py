@@ -3,133 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import uvicorn
-from uvicorn.server import ServerState
 
-from notify.errors import NotifyError, Unauthorized, Unavailable
-from notify.server.access import Principal
-from notify.server.http import Answer, Request
-from notify.server.protocol import Protocol
+from notify.errors import Unauthorized, Unavailable
 from notify.settings import Settings
+from tests.support.connection import READ_BYTES, SERVICE, Served, head, settled
 
-READ_BYTES = 16 << 10
-"""What one read of the socket brings."""
 BODY = b"x" * (1 << 20)
 HELD_BYTES = 64 << 10
-SERVICE = Principal("service", ())
-
-
-class Transport(asyncio.Transport):
-    """A socket's end in memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_paused = self.is_closed = self.wrote_eof = False
-        self.written = b""
-
-    def pause_reading(self) -> None:
-        self.is_paused = True
-
-    def resume_reading(self) -> None:
-        self.is_paused = False
-
-    def write(self, data: Any) -> None:
-        self.written += bytes(data)
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        self.wrote_eof = True
-
-    def is_closing(self) -> bool:
-        return self.is_closed
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
-class SlowAccess:
-    """Knows nobody at once, and of each header (`Bearer NAME`) what it is told later."""
-
-    on = True
-
-    def __init__(self) -> None:
-        self.asked: dict[bytes, asyncio.Future[Principal]] = {}
-
-    def admit(self, authorization: bytes, certificate: str | None) -> Principal | None:
-        return SERVICE if authorization == b"Bearer known" else None
-
-    async def verify(self, authorization: bytes, certificate: str | None) -> Principal:
-        self.asked[authorization] = asyncio.get_running_loop().create_future()
-        return await self.asked[authorization]
-
-    async def principal(self, authorization: bytes, certificate: str | None) -> Principal:
-        return self.admit(authorization, certificate) or await self.verify(authorization, certificate)
-
-    def let_in(self, name: str) -> None:
-        self.asked[f"Bearer {name}".encode()].set_result(SERVICE)
-
-    def refuse(self, name: str, error: NotifyError) -> None:
-        self.asked[f"Bearer {name}".encode()].set_exception(error)
-
-
-class Served:
-    """One connection to an application that answers what it gets, and how it goes on."""
-
-    def __init__(self, settings: Settings | None = None) -> None:
-        self.access = SlowAccess()
-        self.answered: list[Request] = []
-        self.may_answer = asyncio.Event()
-        self.may_answer.set()
-        self.asgi_bodies: list[int] = []
-        self.settings = settings or Settings()
-        config = uvicorn.Config(self._app(), loop="none", http=Protocol, ws="none", lifespan="off", log_config=None)
-        config.load()
-        self.protocol = Protocol(config, ServerState(), {}, asyncio.get_running_loop())
-        self.protocol.app = SimpleNamespace(access=self.access, settings=self.settings, answer=self._answer)  # type: ignore[assignment]
-        self.transport = Transport()
-        self.protocol.connection_made(self.transport)
-
-    def _app(self) -> Callable[..., Coroutine[Any, Any, None]]:
-        async def never(scope: Any, receive: Any, send: Any) -> None:
-            raise AssertionError("a data route does not pass ASGI")
-
-        return never
-
-    async def _answer(self, request: Request) -> Answer:
-        await self.may_answer.wait()
-        self.answered.append(request)
-        return Answer(200, "text/plain", b"answered")
-
-    def send(self, data: bytes) -> int:
-        """As the network would: read by read while the server reads. How many bytes it took."""
-        taken = 0
-        while taken < len(data) and not self.transport.is_paused:
-            self.protocol.data_received(data[taken : taken + READ_BYTES])
-            taken += READ_BYTES
-        return min(taken, len(data))
-
-    def statuses(self) -> list[int]:
-        """Of the answers so far."""
-        lines = self.transport.written.split(b"HTTP/1.1 ")[1:]
-        return [int(line[:3]) for line in lines]
-
-
-def head(token: str, size: int = 0, *lines: str) -> bytes:
-    shown = (f"authorization: Bearer {token}", f"content-length: {size}", *lines)
-    return "\r\n".join(("POST /v1/messages HTTP/1.1", "host: x", *shown, "", "")).encode()
-
-
-async def settled() -> None:
-    """Everything that can go on without news from outside has."""
-    for _ in range(20):
-        await asyncio.sleep(0)  # a turn of the loop
 
 
 def test_a_body_is_held_only_once_its_token_is_verified() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from notify.server.access.lookup import Lookup, Unknown
 from notify.server.access.principal import EVERYONE, Principal
 from notify.server.access.rights import Right, parse_rights
 from notify.server.clock import Clock, wall_clock
+from notify.server.log_rate import LogRate
 from notify.settings import Settings
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Access:
         self._known: OrderedDict[bytes, tuple[Principal, Credential | None, float]] = OrderedDict()
         self.used_us: dict[str, int] = {}
         """When which credential was last used, until someone takes note of it."""
-        self._logged = (0, 0)
+        self._refusals = LogRate(REFUSALS_A_SECOND)
         self._lookup = Lookup(look)
         self._unknown = Unknown()
         self._verifying = 0
@@ -256,10 +256,7 @@ class Access:
         self._known[shown] = (principal, credential, until)
 
     def _log_refusal(self, error: NotifyError) -> None:
-        second = int(time.monotonic())
-        at, count = self._logged
-        self._logged = (second, count + 1 if at == second else 1)
-        if self._logged[1] <= REFUSALS_A_SECOND:
+        if self._refusals.may():
             log.warning("refused", reason=str(error)[:200])
 
 

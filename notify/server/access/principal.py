@@ -8,8 +8,10 @@ from notify.errors import Backpressure, Forbidden
 from notify.server.access.rights import Right
 from notify.server.delivery.rate import TokenBucket
 
-REMEMBERED = 10_000
+REMEMBERED = 1_000
 """Answers to `may` that a principal keeps."""
+LONGEST = 127
+"""Of the name of a topic, group or source, as `check_name` has it: what is longer is nothing that there is."""
 
 
 class Principal:
@@ -33,6 +35,8 @@ class Principal:
         """Whether it may do this; with `*` as a name, to everything."""
         if self.rights is None:
             return True
+        if len(name) > LONGEST or len(topic) > LONGEST:
+            return False
         asked = (action, name, topic)
         answer = self._answers.get(asked)
         if answer is None:
@@ -45,14 +49,15 @@ class Principal:
     def check(self, action: str, name: str = "*", topic: str = "*") -> None:
         """Raises Forbidden with the right that it lacks."""
         if not self.may(action, name, topic):
-            raise Forbidden(f"{self.name} lacks the right {Right(action, name, topic)}: an administrator can grant it")
+            right = str(Right(action, name, topic))[:300]
+            raise Forbidden(f"{self.name} lacks the right {right}: an administrator can grant it")
 
     def check_some(self, action: str, name: str | None = None) -> None:
         """Raises Forbidden where it may do this to nothing at all, or with `name` on no topic."""
         if self.rights is None:
             return
         if not any(r.action == action and (name is None or r.covers(action, name, r.topic)) for r in self.rights):
-            what = action if name is None else f"{action}:{name}"
+            what = action if name is None else f"{action}:{name[:LONGEST]}"
             raise Forbidden(f"{self.name} lacks every right to {what}: an administrator can grant one")
 
     def take_request(self, now_us: int) -> None:

@@ -15,7 +15,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 from fastapi.staticfiles import StaticFiles
 
 from notify import __version__
-from notify.errors import InvalidRequest, NotFound, NotifyError, Unauthorized
+from notify.errors import InvalidRequest, NotFound, NotifyError, TooLarge, Unauthorized
 from notify.server.access import EVERYONE
 from notify.server.access.guard import COOKIE
 from notify.server.console import shown
@@ -36,6 +36,7 @@ SECURITY = {
     "cache-control": "no-store",
 }
 SIGNED_IN_SECONDS = 12 * 3600
+FORM_FIELDS = 5000
 Page = Callable[[Api, Request], Awaitable[dict[str, Any]]]
 
 NAVIGATION = (
@@ -141,17 +142,18 @@ def _signing_in(routes: APIRouter, app: App) -> None:
 
     @routes.post("/login", response_model=None)
     async def signed_in(request: Request) -> Response:
-        form = _form(await request.body())
-        token, then = form.get("token", "").strip(), _own_path(form.get("next"))
+        token, then = "", "/"
         access = app.access
         try:
+            form = _form(await request.body())
+            token, then = form.get("token", "").strip(), _own_path(form.get("next"))
             if access is None or not access.on:
                 return RedirectResponse(then, 303)
             await access.principal(b"Bearer " + token.encode(), None)
         except NotifyError as error:
             return _page("login.html", request, error.status, title="Sign in", refused=str(error), next=then)
         answer = RedirectResponse(then, 303, SECURITY)
-        is_tls = request.url.scheme == "https" or bool(app.settings.tls_certificate)
+        is_tls = request.scope["scheme"] == "https" or bool(app.settings.tls_certificate)
         answer.set_cookie(
             COOKIE, token, max_age=SIGNED_IN_SECONDS, httponly=True, samesite="strict", secure=is_tls, path="/"
         )
@@ -170,11 +172,12 @@ def _own_path(text: str | None) -> str:
 
 
 def _form(body: bytes) -> dict[str, str]:
-    """A posted form; of a name that comes more than once, the values by commas."""
-    return {
-        name: ",".join(values)
-        for name, values in parse_qs(body.decode("utf-8", "replace"), max_num_fields=5000).items()
-    }
+    """A posted form; of a name that comes more than once, the values by commas. Raises TooLarge for too many fields."""
+    try:
+        fields = parse_qs(body.decode("utf-8", "replace"), max_num_fields=FORM_FIELDS)
+    except ValueError:
+        raise TooLarge(f"a form has at most {FORM_FIELDS} fields") from None
+    return {name: ",".join(values) for name, values in fields.items()}
 
 
 # --- writes ---------------------------------------------------------------------------------------------------
@@ -192,7 +195,10 @@ def _writes(routes: APIRouter, app: App) -> None:
 
     @routes.post("/do/{name}", response_model=None)
     async def carry_out(request: Request, name: str) -> Response:
-        given = _form(await request.body())
+        try:
+            given = _form(await request.body())
+        except NotifyError as error:
+            return failed(request, error)
         api = Api(app, request)
         is_preview = given.pop("step", "preview") != "do"
         try:

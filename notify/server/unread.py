@@ -1,0 +1,43 @@
+"""What clients have been written and do not read: bounded for all connections together, beside the time for each."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+UNREAD_BYTES = 64 << 20
+"""Of all answers that wait for their readers. Beyond it those connections are cut that have waited for longest."""
+SCARCE_REPLY_BYTES = 256 << 10
+"""Of a reply, while half of that is taken: who reads slowly gets less at once, and keeps others from little."""
+
+
+class Connection(Protocol):
+    """What `Unread` needs of one."""
+
+    def abort(self) -> None:
+        """End it at once."""
+
+
+class Unread:
+    """Connections with an answer that is not read, in the order in which they began to wait."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[Connection, int] = {}
+        self.total = 0
+
+    def add(self, connection: Connection, size: int) -> None:
+        """So many bytes wait for this one's client. Others may be cut for it, or itself where it is the only one."""
+        self.discard(connection)
+        self._bytes[connection] = size
+        self.total += size
+        while self.total > UNREAD_BYTES:
+            oldest = next(iter(self._bytes))
+            self.discard(oldest)
+            oldest.abort()
+
+    def discard(self, connection: Connection) -> None:
+        """Its client has read, or is gone."""
+        self.total -= self._bytes.pop(connection, 0)
+
+    def reply_bytes(self, most: int) -> int:
+        """How large a reply may be now, at most `most`."""
+        return most if self.total < UNREAD_BYTES // 2 else min(most, SCARCE_REPLY_BYTES)

@@ -1,0 +1,383 @@
+"""One connection, whatever it sends and however little it reads: what the server holds for it, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from notify.server import protocol, unread
+from notify.server.http import Answer, Request
+from notify.server.unread import Unread
+from tests.support import virtual_loop
+from tests.support.connection import Served, head, settled
+from tests.support.virtual_loop import pass_seconds
+
+KNOWN = head("known", 2) + b"{}"
+PAGE = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+async def asgi_page(scope: Any, receive: Any, send: Any) -> None:
+    """Reads its body to the end, as FastAPI does, and answers."""
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})
+
+
+# --- requests that wait for their turn ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("request_bytes", [KNOWN, PAGE])
+def test_of_pipelined_requests_a_bounded_number_is_held(request_bytes: bytes) -> None:
+    async def run() -> None:
+        served = Served()
+        served.use_asgi(asgi_page)
+        served.may_answer.clear()
+        served.send(KNOWN)
+        await settled()
+        served.send(request_bytes * 10_000)
+        served.protocol.data_received(request_bytes * 10_000)  # one read of the socket may bring them all
+        assert len(served.protocol.pipeline) <= protocol.PIPELINED
+        served.may_answer.set()
+        for _ in range(protocol.PIPELINED):
+            await settled()
+        # Those that were taken are answered, the last says that the connection ends, and it does.
+        assert served.statuses() == [200] * (protocol.PIPELINED + 1)
+        assert served.transport.written.count(b"connection: close") == 1
+        assert served.transport.written.rindex(b"HTTP/1.1") < served.transport.written.index(b"connection: close")
+        await pass_seconds(protocol.LINGER_SECONDS + 1)
+        assert served.transport.is_closed
+
+    virtual_loop.run(run())
+
+
+def test_nothing_is_read_while_requests_wait_for_their_turn() -> None:
+    """Each answer used to resume reading, however many requests were still waiting."""
+
+    async def run() -> None:
+        served = Served()
+        served.use_asgi(asgi_page)
+        served.send(PAGE * 20)
+        while served.protocol.pipeline:
+            assert served.transport.is_paused
+            await asyncio.sleep(0)  # a turn of the loop
+        await settled()
+        assert served.statuses() == [200] * 20 and not served.transport.is_paused
+        served.send(KNOWN)
+        await settled()
+        assert served.statuses() == [200] * 21
+
+    virtual_loop.run(run())
+
+
+def test_a_lost_connection_ends_the_poll_of_an_earlier_request_too() -> None:
+    async def run() -> None:
+        served = Served()
+        ended = asyncio.Event()
+
+        async def wait(request: Request) -> Answer:
+            request.polls = True
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                ended.set()
+            raise AssertionError("nothing sets it")
+
+        served.protocol.app.answer = wait  # type: ignore[method-assign]
+        served.send(KNOWN + KNOWN)
+        await settled()
+        served.transport.is_closed = True
+        served.protocol.connection_lost(None)
+        await settled()
+        assert ended.is_set()
+
+    virtual_loop.run(run())
+
+
+def test_what_is_no_request_is_refused_behind_the_answers_that_wait() -> None:
+    async def run() -> None:
+        served = Served()
+        served.may_answer.clear()
+        served.send(KNOWN + b"this is no request\r\n\r\n")
+        await settled()
+        assert served.transport.written == b""
+        served.may_answer.set()
+        await settled()
+        assert served.statuses() == [200, 400] and b'"code":"malformed"' in served.transport.written
+
+    virtual_loop.run(run())
+
+
+# --- heads and trailers ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"x-long: " + b"y" * (70 << 10) + b"\r\n",
+        b"".join(b"x-%d: y\r\n" % n for n in range(protocol.HEADER_FIELDS)),
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_head_beyond_its_bounds_is_refused_however_it_comes(lines: bytes, at_once: bool) -> None:
+    async def run() -> None:
+        served = Served()
+        request = PAGE[:-2] + lines + b"\r\n"
+        if at_once:
+            served.protocol.data_received(request)
+        else:
+            served.send(request)
+        await settled()
+        assert served.statuses() == [431] and b'"code":"head_too_large"' in served.transport.written
+        await pass_seconds(protocol.LINGER_SECONDS)
+        assert served.transport.is_closed
+
+    virtual_loop.run(run())
+
+
+CHUNKED = (
+    b"POST %b HTTP/1.1\r\nhost: x\r\nauthorization: Bearer known\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+)
+
+
+@pytest.mark.parametrize("path", [b"/v1/messages", b"/v1/admin/limits"])
+@pytest.mark.parametrize("trailers", [b"x: y\r\n", b"y" * 1000])
+def test_trailers_are_bounded(path: bytes, trailers: bytes) -> None:
+    async def run() -> None:
+        served = Served()
+        served.use_asgi(asgi_page)
+        served.send(CHUNKED % path + b"x-first: ")
+        for _ in range((2 << 20) // len(trailers)):
+            if served.protocol._is_over or served.transport.is_closed:
+                break
+            served.send(trailers)
+        else:
+            pytest.fail("two megabytes of trailers were taken")
+        assert sum(len(name) + len(value) for name, value in served.protocol.headers) < 1000
+        await pass_seconds(protocol.LINGER_SECONDS + 1)
+        assert served.transport.is_closed
+
+    virtual_loop.run(run())
+
+
+def test_a_trailer_does_not_pass_for_a_field_of_the_head() -> None:
+    async def run() -> None:
+        served = Served()
+        seen: list[bytes] = []
+
+        async def note(scope: Any, receive: Any, send: Any) -> None:
+            await asgi_page(scope, receive, send)
+            seen.extend(name for name, _ in scope["headers"])
+
+        served.use_asgi(note)
+        served.send(CHUNKED % b"/v1/admin/limits" + b"x-user: admin\r\nexpect: 100-continue\r\n\r\n")
+        await settled()
+        assert served.statuses() == [200] and b"x-user" not in seen
+        served.send(KNOWN)
+        await settled()
+        assert served.statuses() == [200, 200]
+
+    virtual_loop.run(run())
+
+
+# --- time -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_between_requests_does_not_keep_the_connection() -> None:
+    """One CRLF behind an answer used to cancel keep-alive's end for good."""
+
+    async def run() -> None:
+        served = Served()
+        served.send(KNOWN)
+        await settled()
+        served.send(b"\r\n")
+        await pass_seconds(protocol.HEADER_SECONDS)
+        assert served.statuses() == [200] and served.transport.is_closed
+
+    virtual_loop.run(run())
+
+
+def test_a_head_behind_a_poll_has_its_time_once_the_poll_is_answered() -> None:
+    async def run() -> None:
+        served = Served()
+        served.may_answer.clear()
+        served.send(KNOWN + KNOWN[:40])
+        await pass_seconds(3 * protocol.HEADER_SECONDS)
+        assert not served.transport.is_closed
+        served.may_answer.set()
+        await settled()
+        await pass_seconds(protocol.HEADER_SECONDS / 2)
+        assert served.statuses() == [200] and not served.transport.is_closed
+        await pass_seconds(protocol.HEADER_SECONDS)
+        assert served.transport.is_closed
+
+    virtual_loop.run(run())
+
+
+def test_100_continue_comes_behind_the_answers_before_it() -> None:
+    async def run() -> None:
+        served = Served()
+        served.use_asgi(asgi_page)
+        for path in (b"/v1/messages", b"/v1/admin/limits"):
+            served.transport.written = b""
+            served.may_answer.clear()
+            asks = head("known", 5, "expect: 100-continue").replace(b"/v1/messages", path)
+            served.send(KNOWN + asks)
+            await settled()
+            assert served.transport.written == b""
+            served.may_answer.set()
+            await settled()
+            assert served.statuses() == [200, 100]
+            served.send(b"[1,2]")
+            await settled()
+            assert served.statuses() == [200, 100, 200]
+
+    virtual_loop.run(run())
+
+
+def test_the_rest_of_a_body_that_nobody_reads_is_not_waited_for() -> None:
+    """An application that answers at once, as who is not let in is answered, left the body's rest unlimited time."""
+
+    async def refuse(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def run() -> None:
+        served = Served()
+        served.use_asgi(refuse)
+        request = head("stranger", 100).replace(b"/v1/messages", b"/v1/admin/limits")
+        served.send(request + b"x" * 99)
+        await settled()
+        served.send(b"x" + KNOWN)  # the end of the body came in time, so that the connection is kept
+        await pass_seconds(protocol.LINGER_SECONDS + 1)
+        assert served.statuses() == [401, 200] and not served.transport.is_closed
+        served.send(request)
+        for _ in range(4):
+            await pass_seconds(1)
+            served.send(b"x")
+        assert served.transport.is_closed
+
+    virtual_loop.run(run())
+
+
+# --- another protocol -----------------------------------------------------------------------------------------------
+
+UPGRADE = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA")
+
+
+def test_an_upgrade_is_ignored_and_the_body_read_as_declared() -> None:
+    """java.net.http.HttpClient asks for HTTP/2 in this way by default, and so does `curl --http2`."""
+
+    async def run() -> None:
+        served = Served()
+        served.use_asgi(asgi_page)
+        for n in range(2):
+            served.send(head("known", 15, *UPGRADE) + b'{"messages":[]}')
+            await settled()
+            assert served.statuses() == [200] * (n + 1)
+        assert [r.body for r in served.answered] == [b'{"messages":[]}'] * 2
+        served.send(PAGE[:-2] + "\r\n".join((*UPGRADE, "", "")).encode() + KNOWN)
+        await settled()
+        chunked = b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+        served.send(head("known", 0, *UPGRADE).replace(b"content-length: 0\r\n", b"")[:-2] + chunked + KNOWN)
+        await settled()
+        assert served.statuses() == [200] * 6 and not served.transport.is_closed
+
+    virtual_loop.run(run())
+
+
+@pytest.mark.parametrize("step", [1, 7, 1 << 20])
+def test_nothing_is_smuggled_in_the_body_of_an_upgrade(step: int) -> None:
+    """Behind a proxy that hands `Upgrade` on, a body that is a request used to get an answer of its own."""
+
+    async def run() -> None:
+        served = Served()
+        smuggled = head("known", 2) + b"{}"
+        data = head("known", len(smuggled), *UPGRADE) + smuggled + head("known", 4) + b"null"
+        for at in range(0, len(data), step):
+            served.send(data[at : at + step])
+            await settled()
+        assert [r.body for r in served.answered] == [smuggled, b"null"] and served.statuses() == [200, 200]
+
+    virtual_loop.run(run())
+
+
+def test_this_is_no_proxy() -> None:
+    async def run() -> None:
+        served = Served()
+        served.send(b"CONNECT other.example:443 HTTP/1.1\r\nhost: other.example\r\n\r\nbytes of another protocol")
+        await settled()
+        assert served.statuses() == [405] and served.answered == []
+
+    virtual_loop.run(run())
+
+
+# --- answers that nobody reads --------------------------------------------------------------------------------------
+
+
+def test_who_does_not_read_is_cut() -> None:
+    async def run() -> None:
+        served = Served()
+        served.send(KNOWN)
+        await settled()
+        served.protocol.pause_writing()
+        await pass_seconds(protocol.WRITE_SECONDS - 1)
+        assert not served.transport.is_aborted
+        served.protocol.resume_writing()  # it has read in time
+        await pass_seconds(protocol.WRITE_SECONDS)
+        assert not served.transport.is_aborted
+        served.protocol.pause_writing()
+        await pass_seconds(protocol.WRITE_SECONDS)
+        assert served.transport.is_aborted
+
+    virtual_loop.run(run())
+
+
+def test_the_next_answer_is_not_made_before_the_last_is_read() -> None:
+    async def run() -> None:
+        served = Served()
+        served.protocol.pause_writing()
+        served.send(KNOWN)
+        await settled()
+        assert served.answered == []
+        served.protocol.resume_writing()
+        await settled()
+        assert len(served.answered) == 1 and served.statuses() == [200]
+
+    virtual_loop.run(run())
+
+
+def test_a_connection_that_ends_does_not_wait_for_its_reader() -> None:
+    """Closing waits for what is still to be written: keep-alive's end used to leave such a connection open for good."""
+
+    async def run() -> None:
+        served = Served()
+        served.send(KNOWN)
+        await settled()
+        await pass_seconds(served.protocol.timeout_keep_alive)
+        assert served.transport.is_closed and not served.transport.is_aborted
+        await pass_seconds(protocol.LINGER_SECONDS)
+        assert served.transport.is_aborted
+
+    virtual_loop.run(run())
+
+
+def test_answers_that_are_not_read_are_bounded_for_all_together() -> None:
+    async def run() -> None:
+        shared = Unread()
+        slow = [Served(unread=shared) for _ in range(20)]
+        for served in slow:
+            served.transport.unread_bytes = 8 << 20
+            served.protocol.pause_writing()
+            assert shared.total <= unread.UNREAD_BYTES
+        # Who has waited for longest goes first.
+        assert [served.transport.is_aborted for served in slow] == [True] * 12 + [False] * 8
+        assert shared.reply_bytes(8 << 20) == unread.SCARCE_REPLY_BYTES
+        for served in slow:
+            served.transport.is_closed = True
+            served.protocol.connection_lost(None)
+        assert shared.total == 0 and shared.reply_bytes(8 << 20) == 8 << 20
+
+    virtual_loop.run(run())

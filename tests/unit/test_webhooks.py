@@ -1,0 +1,134 @@
+"""What the server posts itself: one deadline for the whole of a call, and nobody else waits for a slow receiver."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from notify.errors import InvalidRequest, Unavailable
+from notify.server import webhooks
+from notify.settings import Settings
+from tests.support.clock import PATIENCE_SECONDS
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def posted(serve: Serve, calls: int = 1) -> list[bytes | BaseException]:
+    """What so many calls at once give, to a receiver that does this with each connection."""
+    loop = asyncio.get_running_loop()
+    begun: list[asyncio.Task[None]] = []
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        begun.append(loop.create_task(_served(serve, reader, writer)))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    settings = Settings(webhook_hosts=place, webhook_secret="s")
+    try:
+        results = [webhooks.post(f"http://{place}/hook?x=1", b"{}", settings) for _ in range(calls)]
+        return list(await asyncio.gather(*results, return_exceptions=True))
+    finally:
+        server.close()
+        for task in begun:
+            task.cancel()
+        await asyncio.gather(*begun, return_exceptions=True)
+
+
+async def _served(serve: Serve, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        await reader.readuntil(b"\r\n\r\n")
+        await serve(reader, writer)
+        await writer.drain()
+    except ConnectionError:
+        pass  # the caller has given up
+    finally:
+        writer.close()
+
+
+async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A byte now and then, so that no single read ever takes long."""
+    writer.write(b"HTTP/1.1 200 OK\r\nx-never-ends: ")
+    while True:
+        writer.write(b"x")
+        await writer.drain()
+        await asyncio.sleep(0.01)  # the drip itself
+
+
+def test_a_dripping_receiver_is_given_up_and_holds_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte used to begin the time anew, in a thread of the pool that admin reads share."""
+    monkeypatch.setattr(webhooks, "SECONDS", 0.5)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        calls = asyncio.ensure_future(posted(drip, calls=50))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            # More than a pool of threads has: what others do in threads goes on beside them.
+            assert await loop.run_in_executor(None, lambda: "done") == "done"
+            results = await calls
+        assert [type(result) for result in results] == [Unavailable] * 50
+        assert all("no answer within" in str(result) for result in results)
+
+    asyncio.run(run())
+
+
+def test_the_system_may_take_its_time_to_find_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server that does not answer: those look-ups have threads of their own, and calls end in time."""
+    import threading
+
+    monkeypatch.setattr(webhooks, "SECONDS", 0.2)
+    released = threading.Event()
+
+    def never(*_: object, **__: object) -> list[object]:
+        released.wait(PATIENCE_SECONDS)
+        raise socket.gaierror("no answer")
+
+    monkeypatch.setattr(webhooks.socket, "getaddrinfo", never)
+
+    async def run() -> None:
+        settings = Settings(webhook_hosts="slow.example:80", webhook_secret="s")
+        calls = [webhooks.post("http://slow.example/", b"{}", settings) for _ in range(50)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(result) for result in results] == [Unavailable] * 50
+        assert await asyncio.get_running_loop().run_in_executor(None, lambda: "done") == "done"
+
+    try:
+        asyncio.run(run())
+    finally:
+        released.set()
+
+
+@pytest.mark.parametrize(
+    ("answer", "result"),
+    [
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", b"{}"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n1\r\n}\r\n0\r\n\r\n", b"{}"),
+        (b"HTTP/1.0 200 OK\r\n\r\n{}", b"{}"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n{}", "closed"),
+        (b"HTTP/1.1 200 OK\r\n", "closed"),
+        (b"", "closed"),
+        (b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n", "answered 500"),
+        (b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1/\r\ncontent-length: 0\r\n\r\n", "answered 302"),
+        (b"SSH-2.0-OpenSSH\r\n", "webhook"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 5000000\r\n\r\n" + b"x" * 3_000_000, "more than"),
+        (b"HTTP/1.1 200 OK\r\n" + b"x-y: z\r\n" * 300_000, "more than"),
+    ],
+)
+def test_what_comes_of_an_answer(answer: bytes, result: bytes | str) -> None:
+    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+
+    (found,) = asyncio.run(posted(say))
+    if isinstance(result, bytes):
+        assert found == result
+    else:
+        assert isinstance(found, Unavailable) and result in str(found)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1\uff1a9/", "http://[::1/", "http://127.0.0.1:9/ x", "http://\u2100/"])
+def test_what_is_no_address_is_said_so(url: str) -> None:
+    """Python's parser raises a ValueError for some of them, which was a 500 with a traceback."""
+    with pytest.raises(InvalidRequest, match="not an address"):
+        webhooks.check_address(url, Settings(webhook_hosts="127.0.0.1:9", webhook_secret="s"))
