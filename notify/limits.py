@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from notify.errors import InvalidRequest, TooLarge, UnknownTopic
+from notify.errors import InvalidRequest, TooLarge
 from notify.wire import JsonMessage, PackedMessage, Payload, encode_msgpack, microseconds
 
 MODES = ("shared", "ordered", "exclusive", "failover", "broadcast")
@@ -26,7 +26,6 @@ class Limits:
     message_bytes: int = 1 << 20
     request_bytes: int = 8 << 20
     items: int = 4096
-    topics: int = 1000
     messages_per_transaction: int = 100
     headers: int = 32
     headers_bytes: int = 8 << 10
@@ -55,14 +54,6 @@ def check_name(what: str, name: str) -> None:
             f"{what} {name[:60]!r} is not a name: 1 to 127 of A-Z a-z 0-9 . _ -, not beginning with . or -",
             "invalid_name",
         )
-
-
-def no_topic(name: str) -> UnknownTopic:
-    """The error for a topic that is not there, where none is made on its first use."""
-    return UnknownTopic(
-        f"there is no topic {name!r}, and topics are not created on first use here: "
-        f"make it with `notify topic create {name}`"
-    )
 
 
 def check_between(what: str, value: float, low: float, high: float) -> None:

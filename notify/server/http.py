@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import struct
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from http import HTTPStatus
 from typing import Any
 
@@ -14,7 +14,7 @@ import structlog
 
 from notify import ids, tracing
 from notify.errors import InvalidRequest, NotFound, NotifyError, StorageFailed
-from notify.limits import LIMITS, check_between, check_name, no_topic
+from notify.limits import LIMITS, check_between, check_name
 from notify.server.access import EVERYONE, Principal
 from notify.server.browsers import refuse_foreign_host, refuse_foreign_pages
 from notify.server.core import Core
@@ -324,7 +324,8 @@ class DataRoutes:
     async def receive(self, request: Request, group: str) -> bytes:
         asked: Receive = request.decode(_RECEIVE)
         check_name("group", group)
-        self._check_topics(asked.topics or ())
+        # Before rights are asked for each of them; delivery, which others call too, has the same bound.
+        check_between("the number of topics", len(asked.topics or ()), 0, LIMITS.topics)
         for topic in asked.topics or ():
             _check(request, "consume", group, topic)
         may = _may_consume(request, group)
@@ -335,16 +336,6 @@ class DataRoutes:
         if request.packed:
             return packed_deliveries(handed)
         return encode_json({"messages": _json_deliveries(handed)})
-
-    def _check_topics(self, topics: Sequence[str]) -> None:
-        """Raises InvalidRequest for more topics than a request may name, and for what is no name; UnknownTopic for one
-        that is not there where none is made on its first use."""
-        if len(topics) > LIMITS.topics:
-            raise InvalidRequest(f"{len(topics)} topics; a request names at most {LIMITS.topics}", "out_of_bounds")
-        for topic in topics:
-            check_name("topic", topic)
-            if not self.core.settings.create_topics and not self.core.queues.has_topic(topic):
-                raise no_topic(topic)
 
     async def settle(self, request: Request, group: str) -> bytes:
         asked: Settle = request.decode(_SETTLE)
