@@ -57,6 +57,7 @@ class _Record:
     token: int = 0
     placed: list[StoredMessage] = field(default_factory=list)
     number: int = 0
+    forced: bool = False
 
 
 @dataclass(slots=True)
@@ -198,6 +199,7 @@ class MemoryStore:
                     self._commit(record, now_us, touched)
                 else:
                     record.state, record.decided_us = State.ROLLED_BACK, now_us
+                record.forced = forced
                 results.append(Decided(True, outcome, True))
         self._tell(touched)
         return results
@@ -289,7 +291,11 @@ class MemoryStore:
             record.attempts,
             record.next_check_us,
             list(shown),
+            forced=record.forced,
         )
+
+    def complaints(self) -> list[str]:
+        return []
 
     async def in_doubt(self) -> InDoubt:
         return await counted(self)

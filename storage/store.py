@@ -143,6 +143,8 @@ class Transaction:
     next_check_us: int = 0
     messages: list[StoredMessage] = field(default_factory=list)
     shard: str = ""  # that has it, where a storage consists of several
+    forced: bool = False
+    """An administrator decided it; False where the storage does not know."""
 
 
 @dataclass(slots=True)
@@ -355,6 +357,10 @@ class TransactionStore(Protocol):
 
     async def in_doubt(self) -> InDoubt:
         """How many transactions are undecided; asked every few seconds."""
+        ...
+
+    def complaints(self) -> list[str]:
+        """What of this storage is damaged, in a sentence each: an administrator has to look at it."""
         ...
 
     async def retain(self, now_us: int) -> int:

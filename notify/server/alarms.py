@@ -125,6 +125,7 @@ class Alarms:
             found.append(("audit", str(audit["id"]), f"The audit of {instant(audit['at_us'])} found {counts}"))
         with contextlib.suppress(WrongRole):
             found += [*self._groups(now_us), *self._bridges()]
+        found += [("damage", "", f"The log is damaged: {complaint}") for complaint in core.store.complaints()[:1]]
         if core.retention_failed:
             found.append(("retention", "", f"Retention failed: {core.retention_failed}"))
         return found

@@ -32,6 +32,12 @@ def write(disk: Disk, data: bytes, position: int) -> None:
         disk.unlink(name)
 
 
+def names_behind(disk: Disk, position: int) -> list[str]:
+    """Checkpoints that stand behind a position."""
+    own = checkpoint_name(position)
+    return [name for name in disk.names() if name.endswith(_SUFFIX) and name > own]
+
+
 def load(disk: Disk) -> tuple[int, dict[str, Any]] | None:
     """The newest sound checkpoint as (position, state); None for a log that never had one.
 

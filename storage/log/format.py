@@ -68,6 +68,13 @@ assert ENTRY.size == ENTRY_SIZE and ENTRY_HEAD.size == ENTRY_HEAD_SIZE
 
 FLAG_DELAY = 1
 FLAG_TTL = 2  # the payload says after how long the message expires
+FLAG_FORCED = 4  # an administrator decided the transaction
+
+
+def is_forced(entry: bytes) -> bool:
+    """Whether an administrator decided the transaction of an entry. Until 0.1 a forced rollback had bit 0 instead."""
+    return bool(entry[1] & FLAG_FORCED or (entry[0] == EntryKind.ROLLBACK and entry[1] & FLAG_DELAY))
+
 
 # What a RELEASE record carries: due time and payload position of the last message released.
 RELEASED = struct.Struct("<QQ")

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 RESERVE_BYTES = 16 << 20
 OPEN_FRAME_BYTES = 64 << 20
 IDLE_MARK_SECONDS = 0.010
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
+"""Errors that pass when there is room (or file descriptors) again; after any other the log is finished."""
 
 # A frame is written on the event loop itself while the disk is fast and few requests wait: the way to the thread
 # and back costs more than the sync then (docs/adr/0002). A slow disk, or many small requests that could be parsed
@@ -153,7 +155,7 @@ class Journal:
             try:
                 self._disk.reserve(segment.fd, self._reserved - segment.base, target - self._reserved)
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if error.errno not in NO_ROOM:
                     raise self._fail(error) from error
             else:
                 self._reserved = target
@@ -213,8 +215,12 @@ class Journal:
         if end - segment.base >= self._segment_bytes:
             try:
                 segment = self._segments.create(end, time.time_ns() // 1000)
-            except OSError:
-                pass  # no room for another file: this one grows on, and `reserve` refuses what does not fit
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    # The disk failed to sync: what it holds is not known any more, and trying again would hide that.
+                    self._fail(error)
+                    return
+                # No room for another file: this one grows on, and `reserve` refuses what does not fit.
             else:
                 taken.segment.sealed_end = end
                 part = self._on_roll(segment)

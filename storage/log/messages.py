@@ -16,11 +16,13 @@ from storage.log.format import (
     ENTRY_HEAD,
     ENTRY_HEAD_SIZE,
     ENTRY_SIZE,
+    FLAG_FORCED,
     FLAG_TTL,
     RELEASED,
     EntryKind,
     RecordType,
     crc32c,
+    is_forced,
 )
 from storage.log.journal import Journal
 from storage.log.parts import Part
@@ -278,7 +280,7 @@ class LogMessages:
             queue = topic.queues[number]
             offset = queue.next_offset
             queue.next_offset = offset + 1
-            head = ENTRY_HEAD.pack(EntryKind.QUEUE, row[1] & FLAG_TTL, number, row[3], now_us, offset)
+            head = ENTRY_HEAD.pack(EntryKind.QUEUE, row[1] & (FLAG_TTL | FLAG_FORCED), number, row[3], now_us, offset)
             entries.append(head + entry[ENTRY_HEAD_SIZE:])
             queues.append(queue)
         opened = self.journal.open
@@ -335,7 +337,8 @@ class LogMessages:
         stored_us = int.from_bytes(stored[0][8:16], "little") if stored else decided_us
         state = State.COMMITTED if committed else State.ROLLED_BACK
         group = self.state.producer_group_of(ended[0])
-        return Transaction(transaction_id, group or "", state, stored_us, decided_us, messages=shown)
+        forced = is_forced(ended[0])
+        return Transaction(transaction_id, group or "", state, stored_us, decided_us, messages=shown, forced=forced)
 
     async def in_doubt(self) -> InDoubt:
         parked = 0

@@ -4,26 +4,29 @@ A segment expires when each topic in it has no more use for it: its last record 
 (counted from the commit), or newer segments hold as many bytes as the topic keeps. The server may bound the log as a
 whole, too. Ids are kept for the server's retention in any case. Live
 payloads are written again first: those of undecided and delayed messages, of messages that a subscribed group has not
-settled, and of messages committed later than their half. The way from an old position to the new one is in the
+settled, of dead letters (unless their topic has a retention of its own, or they were sent again), and of messages
+committed later than their half. The way from an old position to the new one is in the
 CARRY record and in every checkpoint after it. The segment goes only after such a checkpoint is durable.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from notify.errors import Unavailable
 from storage import crash_point
 from storage.log import sealed
 from storage.log.format import ENTRY_HEAD, ENTRY_SIZE, ENTRY_TAIL, RECORD_HEADER_SIZE, EntryKind, RecordType, crc32c
 from storage.log.live import LivePart
 from storage.log.sealed import ENTRY_TYPE, SealedPart
 from storage.log.times import FOR_EVER_US
+from storage.store import DEAD_LETTER_PREFIX, redriven_id
 
 if TYPE_CHECKING:
     from storage.log.store import LogStore
@@ -32,6 +35,9 @@ log = structlog.get_logger("notify.log")
 
 CARRY_BYTES = 4 << 20
 CARRY_ENTRIES = 10_000
+MOST_CARRIED_SHARE = 0.5
+"""Of a segment that is dropped for want of room: where more than that is written again, little room is won by it."""
+LETTERS_AT_ONCE = 256
 
 Places = dict[int, tuple[int, int]]
 """Payload position to (size, CRC32C)."""
@@ -40,13 +46,24 @@ Places = dict[int, tuple[int, int]]
 async def retain(store: LogStore, now_us: int, default_us: int, most_bytes: int) -> int:
     """Drop every segment whose time or room is over; how many there were.
 
-    `default_us` 0 keeps messages for ever, `most_bytes` 0 whatever room they take.
+    `default_us` 0 keeps messages for ever, `most_bytes` 0 whatever room they take. What is carried is looked at by the
+    next call: each ends. Raises Unavailable where the log stays above `most_bytes`, since carrying would free little.
     """
     _trim_by_size(store)
     _drop_settled_husks(store, now_us, default_us)
     dropped = 0
-    while (part := _expired(store, now_us, default_us, most_bytes)) is not None:
-        await _drop(store, part, now_us, keep_ids=not default_us or part.time_max + default_us > now_us)
+    newest = store.segments.last.base
+    while (part := _expired(store, now_us, default_us, most_bytes)) is not None and part.base < newest:
+        live = _live_mask(store, part, await _letters(store, part))
+        if not _is_due(store, part, now_us, default_us):  # there is only no room for it
+            waiting = int(part.entries["size"][live].sum())
+            if waiting > MOST_CARRIED_SHARE * (part.end - part.base):
+                raise Unavailable(
+                    f"the log takes {store.journal.end - part.base:,} bytes, its bound is {most_bytes:,}, and "
+                    f"{waiting:,} of the {part.end - part.base:,} bytes of its oldest segment wait for consumers: "
+                    "let them catch up, or raise retention_bytes"
+                )
+        await _drop(store, part, live, now_us, keep_ids=not default_us or part.time_max + default_us > now_us)
         dropped += 1
     return dropped
 
@@ -89,9 +106,14 @@ def _expired(store: LogStore, now_us: int, default_us: int, most_bytes: int) -> 
         return None
     if most_bytes and store.journal.end - first.base > most_bytes:
         return part
+    return part if _is_due(store, part, now_us, default_us) else None
+
+
+def _is_due(store: LogStore, part: SealedPart, now_us: int, default_us: int) -> bool:
+    """Whether the time of everything in a part is over."""
     if not len(part.runs) and not (default_us and part.time_max + default_us <= now_us):
-        return None
-    return part if all(_is_over(store, part, run, now_us, default_us) for run in part.runs) else None
+        return False
+    return all(_is_over(store, part, run, now_us, default_us) for run in part.runs)
 
 
 def _is_over(store: LogStore, part: SealedPart, run: np.void, now_us: int, default_us: int) -> bool:
@@ -106,9 +128,46 @@ def _is_over(store: LogStore, part: SealedPart, run: np.void, now_us: int, defau
     return bool(keep_us) and part.time_max + keep_us <= now_us
 
 
-def _live_mask(store: LogStore, part: SealedPart) -> NDArray[np.bool_]:
-    """Which entries of a part some subscribed group has not settled, or are still delayed."""
+def _letter_runs(store: LogStore, part: SealedPart) -> Iterator[tuple[int, int]]:
+    """(number of the first entry, count) of the dead letters in a part that no retention of their own bounds, and that
+    nobody has purged."""
+    for run in part.runs:
+        topic = store.state.topics_by_id.get(int(run["key"]) >> 16)
+        if topic is None or topic.deleted or topic.policy.retention_us or not topic.name.startswith(DEAD_LETTER_PREFIX):
+            continue
+        first, count = int(run["first_entry"]), int(run["count"])
+        start = topic.queues[int(run["key"]) & 0xFFFF].start
+        purged = int(np.searchsorted(part.entries["offset"][first : first + count], np.uint64(start)))
+        if purged < count:
+            yield first + purged, count - purged
+
+
+def _is_sent_again(store: LogStore, part: SealedPart, number: int) -> bool:
+    entry = part.entries[number]
+    transaction_id = int(entry["id_high"]).to_bytes(8) + int(entry["id_low"]).to_bytes(8)
+    return store.state.outcome(redriven_id(transaction_id, int(entry["offset"]))) is not None
+
+
+async def _letters(store: LogStore, part: SealedPart) -> NDArray[np.bool_]:
+    """Which entries of a part are dead letters that still wait to be sent again or purged."""
     mask = np.zeros(part.count, bool)
+    for first, count in _letter_runs(store, part):
+        for number in range(first, first + count):
+            mask[number] = not _is_sent_again(store, part, number)
+            if number % LETTERS_AT_ONCE == 0:
+                await asyncio.sleep(0)  # there may be very many: producers and consumers have their turn
+    return mask
+
+
+def _has_letters(store: LogStore, part: SealedPart) -> bool:
+    """Whether any dead letter of a part still waits."""
+    runs = _letter_runs(store, part)
+    return any(not _is_sent_again(store, part, n) for first, count in runs for n in range(first, first + count))
+
+
+def _live_mask(store: LogStore, part: SealedPart, letters: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which entries of a part some subscribed group has not settled, are dead `letters`, or are still delayed."""
+    mask = letters.copy()
     state = store.state
     groups = _groups_by_topic(store)
     for run in part.runs:
@@ -135,14 +194,15 @@ def _drop_settled_husks(store: LogStore, now_us: int, default_us: int) -> None:
     """A husk is the index of a dropped segment, kept for messages that were carried, and for ids before their time."""
     first = store.segments.all()[0].base
     for part in [p for p in store.state.parts if isinstance(p, SealedPart) and p.base < first]:
-        if default_us and part.time_max + default_us <= now_us and not _live_mask(store, part).any():
+        if not default_us or part.time_max + default_us > now_us or _has_letters(store, part):
+            continue
+        if not _live_mask(store, part, np.zeros(part.count, bool)).any():
             store.remove_part(part)
             store.disk.unlink(part.name)
             _move_starts(store, part)
 
 
-async def _drop(store: LogStore, part: SealedPart, now_us: int, keep_ids: bool) -> None:
-    live = _live_mask(store, part)
+async def _drop(store: LogStore, part: SealedPart, live: NDArray[np.bool_], now_us: int, keep_ids: bool) -> None:
     wanted = await _wanted(store, part, live)
     await _carry(store, wanted, now_us)
     await store.sealed_up()

@@ -45,7 +45,7 @@ def _link(store: LogStore, directory: Path) -> list[tuple[Path, int]]:
     """Link what is complete; the files that are not, with how many of their bytes are durable."""
     durable = store.journal.durable
     segments = {s.name: s for s in store.segments.all()}
-    names = [n for n in os.listdir(store.disk.directory) if n != "lock" and not n.endswith(LEFT_OUT)]
+    names = [n for n in os.listdir(store.disk.directory) if n not in ("lock", "ballast") and not n.endswith(LEFT_OUT)]
     written: list[tuple[Path, int]] = []
     for name in sorted(names, key=lambda n: (not n.endswith(".ckpt"), n)):
         segment = segments.get(name)

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import structlog
 
-from notify.errors import Corrupt, NotifyError, StorageFailed
+from notify.errors import Corrupt, DiskFull, NotifyError, StorageFailed
 from storage import crash_point
 from storage.log import checkpoint, retention, sealed
+from storage.log.ballast import Ballast
 from storage.log.disk import Disk
 from storage.log.format import ENTRY_SIZE, SEGMENT_HEADER_SIZE, RecordType
 from storage.log.groups import LogGroups
-from storage.log.journal import Frame, Journal
+from storage.log.journal import NO_ROOM, Frame, Journal
 from storage.log.live import LivePart
 from storage.log.messages import LogMessages
 from storage.log.parts import Part
@@ -52,6 +53,7 @@ class LogStore(LogTransactions, LogTopics, LogMessages, LogGroups):
         """`retention_us` 0 keeps messages for ever, `retention_bytes` 0 whatever room they take; see `retain`."""
         self.disk = disk or Disk(Path(directory))
         self.segments = Segments(self.disk)
+        self.ballast = Ballast(self.disk)
         self.state = LogState()
         self.damages: list[Damage] = []
         self.corrupt_messages = 0
@@ -102,6 +104,7 @@ class LogStore(LogTransactions, LogTopics, LogMessages, LogGroups):
         )
         self.journal.start(self._end, self.state.live)
         self.state.pending.start_tokens(now_us)
+        self.ballast.take()
         self.recovery_seconds = time.perf_counter() - started
 
     def _lock(self) -> None:
@@ -126,6 +129,11 @@ class LogStore(LogTransactions, LogTopics, LogMessages, LogGroups):
             position, state = saved
             self.state.restore(state)
         self._checkpointed = position
+        if segments and position < segments[0].base:
+            raise Corrupt(
+                f"the newest checkpoint stands at {position}, and the log begins at {segments[0].base}: segments "
+                "between them are missing; restore a backup"
+            )
         if not segments:
             if saved is not None:
                 raise Corrupt("there is a checkpoint but no segment: the log's files are missing; restore a backup")
@@ -142,7 +150,12 @@ class LogStore(LogTransactions, LogTopics, LogMessages, LogGroups):
             else:
                 self._replay(segment, position)
         self._drop_empty_tail()
+        ahead = self._end < position
+        if ahead:
+            self._note_lost_end(position)
         self._repair_torn_tail()
+        if ahead:
+            self._checkpoint_at_the_end()
         self.state.sealed_id_max = max(
             (p.id_max for p in self.state.parts if isinstance(p, SealedPart) and p.count), default=0
         )
@@ -155,6 +168,33 @@ class LogStore(LogTransactions, LogTopics, LogMessages, LogGroups):
         if segments[0].base:
             self._find_starts()
         self.state.times.load()
+
+    def _note_lost_end(self, position: int) -> None:
+        """The log ends before the position of its newest checkpoint: what lay between was durable, and is damaged."""
+        torn = next((d for d in self.damages if d.torn), None)
+        if torn is not None:
+            torn.torn = False
+        else:
+            self.damages.append(Damage(self.segments.last.name, self._end, position, torn=False))
+
+    def _checkpoint_at_the_end(self) -> None:
+        """Have a checkpoint where the log ends now. The one ahead of it would hide what is appended from now on: a
+        start applies only what comes behind the newest checkpoint."""
+        data = self._snapshot(self._end)()
+        self.disk.replace(checkpoint.checkpoint_name(self._end), [data])
+        for name in checkpoint.names_behind(self.disk, self._end):
+            self.disk.unlink(name)
+        self.disk.sync_directory()
+        self._checkpointed = self._end
+
+    def complaints(self) -> list[str]:
+        """What recovery found damaged, in a sentence each."""
+        return [
+            f"bytes {d.start} to {d.end} of segment {d.segment} were durable and are damaged; what is left of them is "
+            f"in {d.copy or 'no file'}. Compare with a backup (notify backup verify), and run notify audit"
+            for d in self.damages
+            if not d.torn
+        ]
 
     def _open_husks(self, first_base: int) -> None:
         """Indexes of dropped segments whose unsettled messages were carried."""
@@ -371,7 +411,22 @@ class LogStore(LogTransactions, LogTopics, LogMessages, LogGroups):
         self._retention_us, self._retention_bytes = retention_us, retention_bytes
 
     async def retain(self, now_us: int) -> int:
-        """Drop segments whose time or room is over, carrying what still waits; how many there were."""
+        """Drop segments whose time or room is over, carrying what still waits; how many there were.
+
+        On a full disk it first gives back the ballast: what it writes before it drops a segment needs room.
+        """
+        try:
+            dropped = await self._retain(now_us)
+        except (DiskFull, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in NO_ROOM:
+                raise
+            if not self.ballast.drop():
+                raise
+            dropped = await self._retain(now_us)
+        self.ballast.take()
+        return dropped
+
+    async def _retain(self, now_us: int) -> int:
         return await retention.retain(self, now_us, self._retention_us, self._retention_bytes)
 
     # --- closing ----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from storage.log.format import (
     ENTRY_SIZE,
     ENTRY_TAIL,
     FLAG_DELAY,
+    FLAG_FORCED,
     FLAG_TTL,
     RECORD_HEADER_SIZE,
     EntryKind,
@@ -225,7 +226,7 @@ class LogTransactions:
         queue = topic.queues[number]
         offset = queue.next_offset
         queue.next_offset = offset + 1
-        flags = message.flags & FLAG_TTL
+        flags = message.flags & (FLAG_TTL | FLAG_FORCED)
         return ENTRY_HEAD.pack(_QUEUE, flags, number, topic.id, now_us, offset) + message.tail, queue
 
     def _compare(self, t: NewTransaction) -> PutResult:
@@ -346,6 +347,8 @@ class LogTransactions:
                 continue
             if outcome == State.COMMITTED:
                 for message in pending.messages:
+                    if forced:
+                        message.flags |= FLAG_FORCED
                     entry, queue = self._enqueue(message, now_us, len(opened.entries) + len(entries))
                     entries.append(entry)
                     queues.append(queue)
@@ -353,7 +356,8 @@ class LogTransactions:
                 results.append(committed_result)
             else:
                 first = pending.messages[0]
-                head = ENTRY_HEAD.pack(_ROLLBACK, forced, first.queue, first.topic.id, now_us, 0)
+                flags = FLAG_FORCED if forced else 0
+                head = ENTRY_HEAD.pack(_ROLLBACK, flags, first.queue, first.topic.id, now_us, 0)
                 entries.append(head + first.tail)
                 queues.append(None)
                 live.decided.add(transaction_id)
@@ -375,7 +379,10 @@ class LogTransactions:
         opened.points.add("outcome")
 
     async def states(self, ids: Sequence[bytes]) -> list[State | None]:
-        return [self._state_of(transaction_id) for transaction_id in ids]
+        states = [self._state_of(transaction_id) for transaction_id in ids]
+        # Whoever hears that a transaction is decided may delete what could decide it: it must be so for good.
+        await self.journal.sync()
+        return states
 
     def _state_of(self, transaction_id: bytes) -> State | None:
         pending = self.state.pending.by_id.get(transaction_id)

@@ -331,6 +331,9 @@ class SqlShards:
     async def transaction(self, transaction_id: bytes) -> Transaction | None:
         return next((t for t in await self._each(lambda s: s.transaction(transaction_id)) if t is not None), None)
 
+    def complaints(self) -> list[str]:
+        return []
+
     async def in_doubt(self) -> InDoubt:
         return await counted(self)
 

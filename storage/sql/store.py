@@ -308,6 +308,9 @@ class SqlStore:
         rows = (await self._read(lambda connection: _rows(connection, [name]))).get(name)
         return _transaction(rows, self.shard) if rows else None
 
+    def complaints(self) -> list[str]:
+        return []
+
     async def in_doubt(self) -> InDoubt:
         return await counted(self)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from notify.errors import Unavailable
 from storage.log import LogStore, journal
-from storage.store import Due, Put, SettleKind, State, Subscription, Topic
+from storage.store import Due, NewTransaction, Put, SettleKind, State, Subscription, Topic, redriven_id
 from tests.contract.stores import T0
 from tests.support.disks import UnsyncedDisk
 from tests.support.transactions import bodies_in, message, sent
@@ -295,3 +298,124 @@ def test_carrying_forward_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyP
         await store.close()
 
     asyncio.run(run())
+
+
+def test_dead_letters_stay_until_they_are_sent_again_or_purged(tmp_path: Path) -> None:
+    """Nobody subscribes to them, so that the default retention would take them while nobody has looked at them yet."""
+
+    async def run() -> None:
+        store = opened(tmp_path / "log")
+        await store.open(T0)
+        await store.create_topic(Topic("t"))
+        await store.subscribe(Subscription("c", "t"), [0])
+        await fill(store, 30, T0)
+        for m in store.read("t", 0, 0, 30, 1 << 20):
+            store.dead_letter_soon("c", [(m, m.payload)], T0)
+        await fill(store, 40, T0)
+        await store.settle("c", "t", 0, [(30, 40)], SettleKind.ACK, T0)
+        letters = store.read("dead-letter.c", 0, 0, 100, 1 << 20)
+        assert len(letters) == 30
+        again = NewTransaction(redriven_id(letters[0].transaction_id, 0), "", sent(b"again").messages, committed=True)
+        await store.put([again], T0 + 2 * HOUR)
+        store.trim("dead-letter.c", 0, 5)  # the first five are purged
+        for hours in (3, 6, 9):
+            await fill(store, 40, T0 + hours * HOUR)
+            await store.settle("c", "t", 0, [(0, store.bounds("t", 0)[1])], SettleKind.ACK, T0)
+            assert await store.retain(T0 + hours * HOUR) > 0
+            kept = [m for m in store.read("dead-letter.c", 0, 0, 100, 1 << 20) if not m.corrupt]
+            assert [m.offset for m in kept] == list(range(5, 30))
+            assert [m.payload for m in kept] == [m.payload for m in letters[5:]]
+            await store.close()
+            store = opened(tmp_path / "log")
+            await store.open(T0)
+        # With a retention of their own they go.
+        await store.create_topic(Topic("dead-letter.c", retention_us=HOUR))
+        await fill(store, 40, T0 + 12 * HOUR)
+        await store.settle("c", "t", 0, [(0, store.bounds("t", 0)[1])], SettleKind.ACK, T0)
+        assert await store.retain(T0 + 12 * HOUR) > 0
+        assert store.read("dead-letter.c", 0, 0, 100, 1 << 20) == []
+        await store.close()
+
+    asyncio.run(run())
+
+
+def test_a_letter_that_was_sent_again_is_not_kept(tmp_path: Path) -> None:
+    async def run() -> None:
+        store = opened(tmp_path / "log")
+        await store.open(T0)
+        await store.create_topic(Topic("t"))
+        await store.subscribe(Subscription("c", "t"), [0])
+        await fill(store, 3, T0)
+        for m in store.read("t", 0, 0, 3, 1 << 20):
+            store.dead_letter_soon("c", [(m, m.payload)], T0)
+        await store.sync()
+        middle = store.read("dead-letter.c", 0, 1, 1, 1 << 20)[0]
+        again = NewTransaction(redriven_id(middle.transaction_id, 1), "", sent(b"again").messages, committed=True)
+        await store.put([again], T0)
+        await fill(store, 40, T0)
+        await fill(store, 40, T0 + 2 * HOUR)
+        assert await store.retain(T0 + 2 * HOUR) > 0
+        assert [m.offset for m in store.read("dead-letter.c", 0, 0, 10, 1 << 20) if not m.corrupt] == [0, 2]
+        await store.close()
+
+    asyncio.run(run())
+
+
+def test_a_bound_below_what_waits_ends_and_says_so(tmp_path: Path) -> None:
+    """Carrying a backlog that is larger than the bound frees nothing, however often it is done."""
+
+    async def run() -> None:
+        store = opened(tmp_path / "log", retention_us=0, retention_bytes=8000)
+        await store.open(T0)
+        await store.create_topic(Topic("t"))
+        await store.subscribe(Subscription("c", "t"), [0])
+        await fill(store, 100, T0)
+        end = store.journal.end
+        with pytest.raises(Unavailable, match="let them catch up"):
+            await store.retain(T0)
+        assert store.journal.end - end < 8000
+        # Every fourth waits: less than half is carried, so room is won; and the call ends.
+        for first in range(0, 100, 4):
+            await store.settle("c", "t", 0, [(first, 3)], SettleKind.ACK, T0)
+        segments = len(store.segments.all())
+        assert 0 < await store.retain(T0) <= segments
+        assert sorted(rest(store)) == [*range(3, 100, 4)] or set(range(3, 100, 4)) <= rest(store).keys()
+        await store.close()
+
+    asyncio.run(run())
+
+
+def test_retention_frees_a_full_disk(tmp_path: Path) -> None:
+    """It has to write before it can drop a segment: for that there is the ballast."""
+
+    async def run() -> None:
+        disk = NoRoomButTheBallast(tmp_path / "log")
+        store = LogStore(tmp_path / "log", segment_bytes=4096, disk=disk, retention_us=HOUR)
+        await store.open(T0)
+        await store.create_topic(Topic("t"))
+        await fill(store, 60, T0)
+        await fill(store, 3, T0 + 2 * HOUR)
+        disk.is_full = True
+        assert "ballast" in disk.names()
+        assert await store.retain(T0 + 2 * HOUR) > 0
+        await store.close()
+
+    asyncio.run(run())
+
+
+class NoRoomButTheBallast(UnsyncedDisk):
+    """A disk on which, once full, room is found only after the ballast is given back."""
+
+    is_full = False
+
+    def reserve(self, fd: int, offset: int, size: int) -> None:
+        self._check()
+        super().reserve(fd, offset, size)
+
+    def replace(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+        self._check()
+        super().replace(name, chunks)
+
+    def _check(self) -> None:
+        if self.is_full and "ballast" in self.names():
+            raise OSError(errno.ENOSPC, "injected: no space left on device")

@@ -178,3 +178,21 @@ def test_resume_begins_the_checks_anew(transactions: Any) -> None:
         assert not await b.store.resume_checks(ids.new_id(), T0, anew=True)
 
     transactions(scenario)
+
+
+def test_what_an_administrator_decided_is_told(run: Any) -> None:
+    async def scenario(b: Bench) -> None:
+        committed, rolled_back, own = sent(delay_us=SECOND), sent(), sent()
+        await b.store.put([committed, rolled_back, own], T0)
+        await b.store.decide([(committed.id, None, State.COMMITTED)], T0, forced=True)
+        await b.store.decide([(rolled_back.id, None, State.ROLLED_BACK)], T0, forced=True)
+        await b.store.decide([(own.id, "g", State.COMMITTED)], T0)
+        b.store.release_due(T0 + 2 * SECOND, 10)
+        await b.store.sync()
+        for restarted in (False, True):
+            if restarted:
+                await b.restart()
+            shown = [await b.store.transaction(t.id) for t in (committed, rolled_back, own)]
+            assert [t.forced for t in shown if t is not None] == [True, True, False]
+
+    run(scenario)

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from notify.errors import DiskFull, StorageFailed
+from notify.errors import Corrupt, DiskFull, StorageFailed
 from storage.log import LogStore, journal
+from storage.store import State, Topic
 from tests.crash.disks import FailingSyncDisk, FullDisk, PowerLossDisk
 from tests.crash.log_faults import last_frames, let_go, lose_power_repeatedly, reopened, write_log
 from tests.crash.workload import T0, History, run_until_failure, violations, work
 from tests.support.disks import UnsyncedDisk
+from tests.support.transactions import sent
 from tests.support.virtual_loop import run as run_in_virtual_time
 
 
@@ -199,3 +201,82 @@ def test_two_processes_cannot_share_a_log(tmp_path: Path) -> None:
         await first.close()
 
     asyncio.run(run())
+
+
+def test_an_end_that_is_damaged_after_a_clean_stop_hides_nothing_that_follows(tmp_path: Path) -> None:
+    """The checkpoint stands behind the log's end then: what is appended there would never be applied again."""
+
+    async def run() -> None:
+        store = await opened(tmp_path / "log")
+        await store.create_topic(Topic("t"))
+        for number in range(5):
+            await store.put([sent(b"%d" % number)], T0)
+        await store.close()
+        path = sorted((tmp_path / "log").glob("*.log"))[-1]
+        data = bytearray(path.read_bytes())
+        data[-40:] = bytes(40)
+        path.write_bytes(data)
+        store = await opened(tmp_path / "log")
+        assert [d.torn for d in store.damages] == [False]
+        assert "durable" in store.complaints()[0]
+        late = sent(b"after the damage")
+        await store.put([late], T0)
+        shutil.copytree(tmp_path / "log", tmp_path / "killed")
+        await store.close()
+        again = await opened(tmp_path / "killed")
+        assert await again.states([late.id]) == [State.PREPARED]
+        assert again.damages == [] or not any(d.torn for d in again.damages)
+        await again.close()
+
+    asyncio.run(run())
+
+
+def test_a_checkpoint_before_the_log_is_refused(tmp_path: Path) -> None:
+    async def run() -> None:
+        store = await opened(tmp_path / "log", segment_bytes=4096)
+        await store.create_topic(Topic("t"))
+        for number in range(60):
+            await store.put([sent(b"%d" % number + bytes(200))], T0)
+        await store.sealed_up()
+        await store.close()
+        checkpoints = sorted((tmp_path / "log").glob("*.ckpt"))
+        position = int(checkpoints[-1].stem)
+        for path in (tmp_path / "log").glob("*.log"):
+            if int(path.stem) <= position:
+                path.unlink()
+        with pytest.raises(Corrupt, match="missing"):
+            await opened(tmp_path / "log", segment_bytes=4096)
+
+    asyncio.run(run())
+
+
+def test_a_directory_that_cannot_be_synced_finishes_the_log(tmp_path: Path) -> None:
+    """At a roll, too: a sync is never tried again, since the kernel may have dropped what it could not write."""
+
+    class NoDirectorySync(UnsyncedDisk):
+        fails = False
+
+        def sync_directory(self) -> None:
+            if self.fails:
+                raise OSError(errno.EIO, "injected: fsync of the directory failed")
+
+    async def run() -> None:
+        disk = NoDirectorySync(tmp_path / "log")
+        store = LogStore(tmp_path / "log", disk=disk, segment_bytes=4096)
+        await store.open(T0)
+        await store.create_topic(Topic("t"))
+        disk.fails = True
+        with pytest.raises(StorageFailed):
+            for number in range(60):
+                await store.put([sent(b"%d" % number + bytes(200))], T0)
+        assert store.journal.failed is not None
+        disk.fails = False
+        await let_go(store)
+
+    asyncio.run(run())
+
+
+async def opened(directory: Path, segment_bytes: int = 1 << 20) -> LogStore:
+    store = LogStore(directory, disk=UnsyncedDisk(directory), segment_bytes=segment_bytes)
+    await store.open(T0)
+    return store
