@@ -47,6 +47,26 @@ def use_explicit_begin(engine: Any) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
+def begins_explicitly(connection: Connection) -> bool:
+    """Whether SQLite's transaction is one that SQLAlchemy began, as after `use_explicit_begin`."""
+    driver: Any = connection.connection.driver_connection
+    return getattr(driver, "isolation_level", "") is None and bool(getattr(driver, "in_transaction", False))
+
+
+def commits_by_itself(connection: Connection) -> bool:
+    """Whether each statement is a transaction of its own, by SQLAlchemy's setting or by the driver's."""
+    isolation = connection.get_execution_options().get("isolation_level") or getattr(
+        connection.dialect, "_on_connect_isolation_level", None
+    )
+    driver: Any = connection.connection.driver_connection
+    if connection.dialect.name in _MYSQL:
+        of_driver = driver.get_autocommit() if hasattr(driver, "get_autocommit") else False
+    else:
+        of_driver = getattr(driver, "autocommit", False)
+    # sqlite3's is -1 where `isolation_level` says it (begins_explicitly); psycopg's is a bool.
+    return isolation == "AUTOCOMMIT" or of_driver is True or (connection.dialect.name in _MYSQL and bool(of_driver))
+
+
 class database_now(FunctionElement[Any]):
     """The database's clock in UTC at this moment, not at the start of its transaction."""
 

@@ -1,74 +1,51 @@
-"""Consumer and AsyncConsumer: receive under leases, run handlers, settle. Threads are a thin shell over asyncio."""
+"""Consumer and AsyncConsumer: subscriptions, and a session with each queue server. Threads are a shell over asyncio."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import contextlib
-import functools
 import logging
 import signal
 import ssl
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from fnmatch import fnmatchcase
-from typing import Any, TypeVar
-from urllib.parse import quote
+from typing import Any, ClassVar, TypeVar
 
-import msgspec
+import sqlalchemy as sa
 
 from notify import tracing
-from notify.client.batch import Batcher
+from notify.client.handlers import Handler, check_callable
 from notify.client.http import HttpClient
 from notify.client.inbox import Inbox
 from notify.client.loop import LoopThread
 from notify.client.producer import instance_name
 from notify.client.servers import Servers
-from notify.errors import DeadLetter, InvalidRequest, NotifyError
+from notify.client.session import Session, Work
+from notify.errors import InvalidRequest, NotifyError
 from notify.kafka_records import SCHEME
-from notify.limits import MODES, check_between, check_name
+from notify.limits import LIMITS, MODES, check_between, check_name
 from notify.message import ReceivedMessage
-from notify.wire import (
-    JSON,
-    Delivered,
-    Receive,
-    Received,
-    Settle,
-    SettledItem,
-    SettledItems,
-    SettleItem,
-    encode_msgpack,
-)
 
 log = logging.getLogger("notify.consumer")
 F = TypeVar("F", bound=Callable[..., Any])
 
 MEMBERS_SECONDS = 2.0
 """How often a consumer looks whether queue servers were added or removed."""
-POLL_SECONDS = 20.0
-CALL_SECONDS = 10.0
-RETRY_SECONDS = 0.1
-RETRY_MAX_SECONDS = 5.0
-_decode_received = msgspec.msgpack.Decoder(Received).decode
-_decode_settled = msgspec.msgpack.Decoder(SettledItems).decode
-
-
-@dataclass(slots=True)
-class _Handler:
-    topic: str
-    call: Callable[..., Any]
-    mode: str
-    tags: tuple[str, ...]
-    start: str | int | datetime | None
-    max_attempts: int
-    filter: str
-    retry_min: float
-    retry_max: float
+DRAIN_SECONDS = 300.0
+INBOX_WAIT_SECONDS = 0.5
+INBOX_WAIT_MAX_SECONDS = 10.0
+MOST_CONCURRENT = 10_000
+MOST_ATTEMPTS = 1000
+RETRY_MIN_SECONDS = 0.01
+RETRY_LONGEST_SECONDS = 40 * 86_400.0
 
 
 class _Consumer:
-    """What both consumers share: the loop that receives, runs and settles."""
+    """What both consumers share: their settings, and the loop that keeps a session with each queue server."""
+
+    _is_async: ClassVar[bool]
 
     def __init__(
         self,
@@ -79,28 +56,39 @@ class _Consumer:
         concurrency: int = 16,
         lease: float = 30.0,
         batch: int | None = None,
+        drain: float = DRAIN_SECONDS,
         instance: str | None = None,
         token: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """`instance` names this consumer in its group: give one that stays the same where topics are broadcast.
 
-        `token`, `tls`: what to show and to believe; None: what the environment says (`NOTIFY_TOKEN`, `NOTIFY_CA`).
+        `lease` (1 to 3,600 seconds): how long a message is this consumer's without a word; it is renewed while its
+        handler runs. `drain` (0 to 86,400 seconds): how long a consumer that stops waits for the handlers under way.
+        `batch` (1 to 10,000): messages in hand at most. `token`, `tls`: what to show and to believe; None: what the
+        environment says (`NOTIFY_TOKEN`, `NOTIFY_CA`). Raises InvalidRequest.
         """
         check_name("group", group)
-        check_between("concurrency", concurrency, 1, 10_000)
-        check_between("lease", lease, 1, 3600)
+        check_between("concurrency", concurrency, 1, MOST_CONCURRENT)
+        check_between("lease", lease, LIMITS.lease_min_seconds, LIMITS.lease_max_seconds)
+        check_between("drain", drain, 0, 86_400)
+        batch = min(max(concurrency * 2, 32), LIMITS.max_messages) if batch is None else batch
+        check_between("batch", batch, 1, LIMITS.max_messages)
+        if instance is not None and not (0 < len(instance) <= 255 and instance.isprintable()):
+            raise InvalidRequest("instance is 1 to 255 printable characters", "out_of_bounds")
         self.url = url
         self.group = group
         self.instance = instance or instance_name()
+        self._is_named = instance is not None
         self._inbox = inbox
         self._concurrency = concurrency
         self._lease = lease
-        self._batch = batch or max(concurrency * 2, 32)
+        self._batch = batch
+        self._drain = drain
         self._token, self._tls = token, tls
-        self._handlers: dict[str, _Handler] = {}
-        self._renewals: dict[str, asyncio.TimerHandle] = {}
+        self._handlers: dict[str, Handler] = {}
         self._stopping: asyncio.Event | None = None
+        self._is_stopped = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self.handled = 0
         self.failed = 0
@@ -117,7 +105,7 @@ class _Consumer:
         retry_min: float = 1.0,
         retry_max: float = 300.0,
     ) -> Callable[[F], F]:
-        """Decorator: run the function for each message of a topic.
+        """Decorator: run the function (for AsyncConsumer: `async def`) for each message of a topic.
 
         It is called with the message, and with a session of the inbox's database if the consumer has an inbox. It
         returns: ack. It raises: retry with back-off. It raises DeadLetter: to the dead-letter queue. `start` counts
@@ -131,73 +119,129 @@ class _Consumer:
         `mode` is the group's for the topic: `shared` (any instance, many at once), `ordered` (of each key one at a
         time, keys in parallel), `exclusive` (one instance; a second is refused), `failover` (one instance, another
         takes over when its lease is over), `broadcast` (every instance gets every message from when it first asks).
+
+        Raises InvalidRequest for what the server would refuse, and for a function that cannot be called so.
         """
         check_name("topic", topic.replace("*", "x"))
         if mode not in MODES:
             raise InvalidRequest(f"there is no mode {mode!r}; there are {', '.join(MODES)}")
         if mode == "broadcast" and "*" in topic:
             raise InvalidRequest("a pattern cannot be broadcast: subscribe to its topics by name")
+        for tag in tags:
+            check_name("tag", tag)
+        check_between("max_attempts", max_attempts, 1, MOST_ATTEMPTS)
+        check_between("retry_min", retry_min, RETRY_MIN_SECONDS, 86_400)
+        check_between("retry_max", retry_max, retry_min, RETRY_LONGEST_SECONDS)
         if topic in self._handlers:
             raise InvalidRequest(f"topic {topic!r} has a handler already")
 
         def decorate(function: F) -> F:
-            self._handlers[topic] = _Handler(
+            check_callable(function, is_async=self._is_async, has_inbox=self._inbox is not None)
+            self._handlers[topic] = Handler(
                 topic, function, mode, tuple(tags), start, max_attempts, filter, retry_min, retry_max
             )
             return function
 
         return decorate
 
-    async def _call_handler(self, handler: _Handler, message: ReceivedMessage) -> None:
+    async def _call_handler(self, handler: Handler, message: ReceivedMessage) -> None:
         raise TypeError("a shell says how handlers are called")
 
     # --- the loop ---------------------------------------------------------------------------------------------
+
+    async def _check_inbox(self, inbox: Inbox) -> None:
+        raise TypeError("a shell says how the inbox's database is asked")
 
     async def _consume(self) -> None:
         """Until `stop`: then what is under way is finished and settled."""
         if not self._handlers:
             raise InvalidRequest("subscribe to a topic before running the consumer")
-        self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
-        if self.url.startswith(SCHEME):
-            from notify.client.kafka import KafkaLoop
-
-            handlers = list(self._handlers.values())
-            await KafkaLoop(self.url, self.group, self.instance, handlers, self._call_counted, self._batch).run(
-                self._stopping
-            )
-            return
-        servers = Servers(self.url, "queue", tls=self._tls, token=self._token)
-        sessions: dict[str, asyncio.Task[None]] = {}
-        working: set[asyncio.Task[None]] = set()
-        stopped = asyncio.ensure_future(self._stopping.wait())
+        self._loop = asyncio.get_running_loop()
         try:
-            while not self._stopping.is_set():
+            if self._is_stopped:  # before there was a loop to tell
+                return
+            broadcast = [h.topic for h in self._handlers.values() if h.mode == "broadcast"]
+            if broadcast and not self._is_named:
+                log.warning(
+                    "%s: broadcast to %s, a name that no later start will have: messages sent between two runs are "
+                    "missed; give this consumer an instance= that stays the same",
+                    ", ".join(broadcast), self.instance,
+                )  # fmt: skip
+            if self._inbox is not None:
+                await self._until_inbox_is_good(self._inbox)
+            if self.url.startswith(SCHEME):
+                from notify.client.kafka import KafkaLoop
+
+                handlers = list(self._handlers.values())
+                await KafkaLoop(self.url, self.group, self.instance, handlers, self._call_counted, self._batch).run(
+                    self._stopping
+                )
+            else:
+                await self._keep_sessions(self._stopping)
+        finally:
+            self._is_stopped, self._stopping = False, None
+
+    async def _until_inbox_is_good(self, inbox: Inbox) -> None:
+        """Wait while the inbox's database is away. Raises InvalidRequest where an inbox cannot work in it."""
+        assert self._stopping is not None
+        wait = INBOX_WAIT_SECONDS
+        while not self._stopping.is_set():
+            try:
+                await self._check_inbox(inbox)
+                return
+            except sa.exc.OperationalError as error:
+                log.warning("the inbox's database is away, again in %g s: %s", wait, error.orig)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), wait)
+            wait = min(wait * 2, INBOX_WAIT_MAX_SECONDS)
+
+    async def _keep_sessions(self, stopping: asyncio.Event) -> None:
+        """A session with each queue server that the registry names; those of servers that left come to their end."""
+        work = Work(
+            self.group, self.instance, self._handlers, self._call_counted, self._lease, self._batch, self._drain
+        )
+        servers = Servers(self.url, "queue", tls=self._tls, token=self._token)
+        sessions: dict[str, tuple[Session, asyncio.Task[None]]] = {}
+        leaving: set[asyncio.Task[None]] = set()
+        stopped = asyncio.ensure_future(stopping.wait())
+        failed: list[BaseException] = []
+        try:
+            while not (stopping.is_set() or failed):
                 with contextlib.suppress(NotifyError):  # a session says more clearly that nobody answers
                     await servers.refresh()
                 for url in servers.urls():
                     if url not in sessions:
-                        sessions[url] = asyncio.ensure_future(self._consume_from(url, working))
-                for url in [url for url in sessions if url not in servers.urls()]:
-                    sessions.pop(url).cancel()
-                await asyncio.wait(
-                    [stopped, *sessions.values()], timeout=MEMBERS_SECONDS, return_when=asyncio.FIRST_COMPLETED
-                )
-                for session in sessions.values():
-                    if session.done():
-                        session.result()  # raises what cannot be mended by trying again
-            if sessions:
-                await asyncio.wait(sessions.values())
+                        session = Session(work, HttpClient(url, tls=self._tls, token=self._token))
+                        sessions[url] = session, asyncio.ensure_future(session.run())
+                for url in sessions.keys() - set(servers.urls()):
+                    log.warning("the registry does not name %s any more: nothing more is received from there", url)
+                    session, task = sessions.pop(url)
+                    session.end()
+                    leaving.add(task)
+                    task.add_done_callback(leaving.discard)
+                    task.add_done_callback(_log_failure)
+                tasks = [task for _, task in sessions.values()]
+                await asyncio.wait([stopped, *tasks], timeout=MEMBERS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                # What cannot be mended by trying again ends the consumer.
+                failed = [error for task in tasks if task.done() and (error := task.exception()) is not None]
+            for session, _ in sessions.values():
+                session.end()
+            ending = [*(task for _, task in sessions.values()), *leaving]
+            if ending:
+                await asyncio.wait(ending)
+            failed += [e for _, task in sessions.values() if (e := task.exception()) is not None and e not in failed]
         finally:
             stopped.cancel()
-            for task in [*working, *sessions.values()]:
+            ending = [*(task for _, task in sessions.values()), *leaving]
+            for task in ending:
                 task.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
             await servers.aclose()
-        for session in sessions.values():
-            if not session.cancelled():
-                session.result()
+        if failed:
+            raise failed[0]
 
-    async def _call_counted(self, handler: _Handler, message: ReceivedMessage) -> None:
+    async def _call_counted(self, handler: Handler, message: ReceivedMessage) -> None:
         try:
             await self._call_handler(handler, message)
         except BaseException:
@@ -205,198 +249,42 @@ class _Consumer:
             raise
         self.handled += 1
 
-    async def _consume_from(self, url: str, working: set[asyncio.Task[None]]) -> None:
-        """Receive from one queue server until stopped; `working` is shared by all of them."""
-        http = HttpClient(url, tls=self._tls, token=self._token)
-        settler: Batcher[SettleItem, SettledItem] = Batcher(lambda items: self._settle(http, items), in_flight=2)
-        try:
-            try:
-                await self._subscribe_all(http)
-                await self._receive_all(http, settler, working)
-            except NotifyError as error:
-                # Stopped while the server is away: nobody waits for its answer any more.
-                if not _is_away(error) or self._stopping is None or not self._stopping.is_set():
-                    raise
-            if working:
-                await asyncio.wait(working, timeout=self._lease)
-            await settler.drain()
-        finally:
-            http.close()
-
-    async def _subscribe_all(self, http: HttpClient) -> None:
-        for handler in self._handlers.values():
-            start = handler.start.isoformat() if isinstance(handler.start, datetime) else handler.start
-            body = msgspec.json.encode(
-                {
-                    "mode": handler.mode,
-                    "tags": list(handler.tags),
-                    "start": start,
-                    "max_attempts": handler.max_attempts,
-                    "filter": handler.filter,
-                    "retry_min": handler.retry_min,
-                    "retry_max": handler.retry_max,
-                    "reason": "subscribed by a consumer",
-                }
-            )
-            path = f"/v1/admin/groups/{self.group}/subscriptions/{quote(handler.topic)}"
-            await self._until_served(functools.partial(http.call, "PUT", path, body, CALL_SECONDS, JSON))
-
-    async def _until_served(self, request: Callable[[], Any]) -> Any:
-        """Repeat a request while the server is away. Raises what cannot succeed, or the last failure when stopped."""
-        wait = RETRY_SECONDS
-        assert self._stopping is not None
-        while True:
-            try:
-                return await request()
-            except NotifyError as error:
-                if not _is_away(error) or self._stopping.is_set():
-                    raise
-                log.warning("the server is away, again in %.1f s: %s", wait, error)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), wait)
-            wait = min(wait * 2, RETRY_MAX_SECONDS)
-
-    async def _receive_all(
-        self, http: HttpClient, settler: Batcher[SettleItem, SettledItem], working: set[asyncio.Task[None]]
-    ) -> None:
-        """Until stopped. What is broadcast is received in requests of its own."""
-        broadcast: list[str] | None = [h.topic for h in self._handlers.values() if h.mode == "broadcast"]
-        rest: list[str] | None = [h.topic for h in self._handlers.values() if h.mode != "broadcast"]
-        if any("*" in topic for topic in self._handlers):
-            # What the patterns stand for is known to the server: all that the group subscribes to.
-            broadcast, rest = [], None
-        loops = [
-            asyncio.ensure_future(self._receive_until_stopped(http, settler, working, topics))
-            for topics in (broadcast, rest)
-            if topics is None or topics
-        ]
-        try:
-            await asyncio.wait(loops, return_when=asyncio.FIRST_EXCEPTION)
-        finally:
-            for loop in loops:
-                loop.cancel()
-        for result in await asyncio.gather(*loops, return_exceptions=True):
-            if isinstance(result, Exception):
-                raise result
-
-    async def _receive_until_stopped(
-        self,
-        http: HttpClient,
-        settler: Batcher[SettleItem, SettledItem],
-        working: set[asyncio.Task[None]],
-        topics: list[str] | None,
-    ) -> None:
-        assert self._stopping is not None
-        stopped = asyncio.ensure_future(self._stopping.wait())
-        try:
-            while not self._stopping.is_set():
-                room = self._batch - len(working)
-                if room < self._batch // 2 or room < 1:
-                    await asyncio.wait([*working, stopped], return_when=asyncio.FIRST_COMPLETED)
-                    continue
-                receiving = asyncio.ensure_future(
-                    self._until_served(functools.partial(self._receive, http, topics, room))
-                )
-                await asyncio.wait([receiving, stopped], return_when=asyncio.FIRST_COMPLETED)
-                if not receiving.done():
-                    # Stopped during the long poll: what it may still bring comes back when its lease runs out.
-                    receiving.cancel()
-                    with contextlib.suppress(asyncio.CancelledError, NotifyError):
-                        await receiving
-                    return
-                self._begin(receiving.result(), settler, working)
-        finally:
-            stopped.cancel()
-
-    async def _receive(self, http: HttpClient, topics: list[str] | None, room: int) -> list[Delivered]:
-        if self._stopping is not None and self._stopping.is_set():
-            # Stopped in the pause before another try. Before Python 3.12 `wait_for` may swallow the cancellation.
-            return []
-        request = Receive(instance=self.instance, topics=topics, max=room, wait=POLL_SECONDS, lease=self._lease)
-        path = f"/v1/groups/{self.group}/receive"
-        return _decode_received(await http.call("POST", path, encode_msgpack(request), POLL_SECONDS + 5)).messages
-
-    def _begin(
-        self,
-        delivered: list[Delivered],
-        settler: Batcher[SettleItem, SettledItem],
-        working: set[asyncio.Task[None]],
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        for d in delivered:
-            task = loop.create_task(self._handle(d, settler))
-            working.add(task)
-            task.add_done_callback(working.discard)
-
-    def _handler_of(self, topic: str) -> _Handler | None:
-        """The handler subscribed to a topic by name, else the first one by a pattern."""
-        found = self._handlers.get(topic)
-        return found or next((h for pattern, h in self._handlers.items() if fnmatchcase(topic, pattern)), None)
-
-    async def _handle(self, d: Delivered, settler: Batcher[SettleItem, SettledItem]) -> None:
-        handler = self._handler_of(d.topic)
-        message = ReceivedMessage(
-            d.id, d.topic, d.queue, d.offset, d.body, d.key, d.tag, d.headers or {}, d.attempt, d.committed_at
-        )
-        self._renew_later(d.receipt, settler)
-        try:
-            if handler is None:
-                raise InvalidRequest(f"this consumer has no handler for topic {d.topic!r}; another of its group may")
-            await self._call_handler(handler, message)
-            item = SettleItem(receipt=d.receipt, action="ack")
-            self.handled += 1
-        except DeadLetter as error:
-            item = SettleItem(receipt=d.receipt, action="dead_letter", reason=str(error)[:500] or None)
-            self.failed += 1
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            log.warning("handler of %s failed on %s (attempt %d)", d.topic, d.id, d.attempt, exc_info=True)
-            item = SettleItem(receipt=d.receipt, action="retry", reason=f"{type(error).__name__}: {error}"[:500])
-            self.failed += 1
-        finally:
-            self._renewals.pop(d.receipt).cancel()
-        try:
-            await settler.submit(item)
-        except NotifyError as error:
-            log.warning("settling %s failed, it may be delivered again: %s", d.id, error)
-
-    def _renew_later(self, receipt: str, settler: Batcher[SettleItem, SettledItem]) -> None:
-        loop = asyncio.get_running_loop()
-        self._renewals[receipt] = loop.call_later(self._lease / 3, self._renew, receipt, settler)
-
-    def _renew(self, receipt: str, settler: Batcher[SettleItem, SettledItem]) -> None:
-        """The handler takes long: keep its lease."""
-        with contextlib.suppress(NotifyError):
-            settler.submit(SettleItem(receipt=receipt, action="renew", lease=self._lease))
-        self._renew_later(receipt, settler)
-
-    async def _settle(self, http: HttpClient, items: list[SettleItem]) -> list[SettledItem]:
-        path = f"/v1/groups/{self.group}/settle"
-        body = encode_msgpack(Settle(items))
-        return _decode_settled(await self._until_served(lambda: http.call("POST", path, body, CALL_SECONDS))).items
-
     def stop(self) -> None:
-        """Stop receiving; `run` returns when what is under way is settled. From any thread or a signal handler."""
+        """Stop receiving; `run` returns when what is under way is settled. From any thread or a signal handler.
+
+        Before the first `run` it has that return at once; after a run has ended it does nothing.
+        """
         loop, stopping = self._loop, self._stopping
+        if loop is None or stopping is not None:
+            self._is_stopped = True
         if loop is not None and stopping is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(stopping.set)
+            with contextlib.suppress(RuntimeError):  # closed meanwhile
+                loop.call_soon_threadsafe(stopping.set)
 
 
-def _is_away(error: NotifyError) -> bool:
-    """Whether the same request may succeed later. A server without queues may learn who has them."""
-    return error.retryable or error.code == "wrong_role"
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.warning("the session with a server that left has failed: %s", task.exception())
 
 
 class AsyncConsumer(_Consumer):
     """Runs coroutine handlers on the caller's event loop: `await consumer.run()`."""
 
+    _is_async = True
+
     async def run(self) -> None:
-        """Consume until `stop` is called or the task is cancelled."""
+        """Consume until `stop` is called or the task is cancelled.
+
+        Raises what cannot be mended by trying again: Conflict (`mode_in_use`) where another mode stands, Forbidden,
+        InvalidRequest where the inbox cannot work in its database.
+        """
         self._room = asyncio.Semaphore(self._concurrency)
         await self._consume()
 
-    async def _call_handler(self, handler: _Handler, message: ReceivedMessage) -> None:
+    async def _check_inbox(self, inbox: Inbox) -> None:
+        await inbox.check_async()
+
+    async def _call_handler(self, handler: Handler, message: ReceivedMessage) -> None:
         async with self._room:
             with tracing.processing(self.group, message):
                 if self._inbox is not None:
@@ -408,22 +296,33 @@ class AsyncConsumer(_Consumer):
 class Consumer(_Consumer):
     """Runs handlers in a pool of threads: `consumer.run()` blocks until SIGTERM, SIGINT or `stop`."""
 
+    _is_async = False
+
     def run(self, *, signals: bool = True) -> None:
-        """Consume. With `signals` (in the main thread) SIGTERM and SIGINT stop it gracefully."""
+        """Consume. With `signals` SIGTERM and SIGINT stop it gracefully, where it runs in the main thread.
+
+        Raises what cannot be mended by trying again: Conflict (`mode_in_use`) where another mode stands, Forbidden,
+        InvalidRequest where the inbox cannot work in its database.
+        """
         previous = {}
-        if signals:
+        if signals and threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 previous[number] = signal.signal(number, lambda *_: self.stop())
         thread = LoopThread(f"notify-consumer-{self.group}")
+        self._pool = concurrent.futures.ThreadPoolExecutor(self._concurrency, "notify-handler")
         try:
-            with concurrent.futures.ThreadPoolExecutor(self._concurrency, "notify-handler") as self._pool:
-                thread.run(self._consume())
+            thread.run(self._consume())
         finally:
+            # A handler that outlasts the drain is not waited for: the log has said so.
+            self._pool.shutdown(wait=False, cancel_futures=True)
             thread.close()
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    async def _call_handler(self, handler: _Handler, message: ReceivedMessage) -> None:
+    async def _check_inbox(self, inbox: Inbox) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._pool, inbox.check)
+
+    async def _call_handler(self, handler: Handler, message: ReceivedMessage) -> None:
         loop = asyncio.get_running_loop()
         if self._inbox is not None:
             run = tracing.traced(self._inbox.run, self.group, message)

@@ -6,15 +6,34 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
+from sqlalchemy import event
+from sqlalchemy.orm import Session, SessionTransaction
 
 from notify.client.table import instant_before, note_purged, notify_inbox, notify_source
-from notify.databases import database_now
+from notify.databases import begins_explicitly, commits_by_itself, database_now
 from notify.errors import InvalidRequest
 from notify.message import ReceivedMessage
 
 DAY = 86_400.0
 _INSERT = notify_inbox.insert().values(created_at=database_now())
+
+
+MAY_COMMIT = "notify_inbox_may_commit"
+
+
+class InboxSession(Session):
+    """The session that a handler is given. Only the inbox commits it: with the handler's effect complete."""
+
+
+@event.listens_for(InboxSession, "before_commit")
+def _refuse_commit(session: Session) -> None:
+    # A savepoint that is released comes here too, while it is the session's current transaction.
+    if not (session.info.get(MAY_COMMIT) or session.in_nested_transaction()):
+        raise InvalidRequest(
+            "a handler must not commit the inbox's session: the message would count as handled although the handler "
+            "may still fail; flush() writes, begin_nested() is a part that may fail alone",
+            "inbox_commit",
+        )
 
 
 class Inbox:
@@ -26,15 +45,28 @@ class Inbox:
     def __init__(self, engine: Any) -> None:
         self.engine = engine
 
+    def check(self) -> None:
+        """Raises InvalidRequest where an inbox cannot work in its database: its tables, SQLite's transactions."""
+        with self.engine.begin() as connection:
+            _check(connection)
+
+    async def check_async(self) -> None:
+        """The same for an AsyncEngine."""
+        async with self.engine.begin() as connection:
+            await connection.run_sync(_check)
+
     def run(self, group: str, message: ReceivedMessage, handler: Callable[..., Any]) -> bool:
         """Call `handler(message, session)` and commit its effect; False if that happened before.
 
-        What the handler raises rolls both back and is raised.
+        What the handler raises rolls both back and is raised; InvalidRequest where it ends the session's transaction
+        itself.
         """
-        with Session(self.engine) as session, session.begin():
+        with InboxSession(self.engine) as session, session.begin() as transaction:
             if not claim(session.connection(), group, message.id):
+                _allow_commit(session, transaction)
                 return False
             handler(message, session)
+            _allow_commit(session, transaction)
         return True
 
     def purge(self, older_than: float, *, batch: int = 10_000) -> int:
@@ -68,12 +100,51 @@ class Inbox:
         """The same for a coroutine function and an AsyncSession."""
         from sqlalchemy.ext.asyncio import AsyncSession
 
-        async with AsyncSession(self.engine) as session, session.begin():
+        async with AsyncSession(self.engine, sync_session_class=InboxSession) as session, session.begin():
+            transaction = session.sync_session.get_transaction()
             connection = await session.connection()
             if not await connection.run_sync(claim, group, message.id):
+                _allow_commit(session.sync_session, transaction)
                 return False
             await handler(message, session)
+            _allow_commit(session.sync_session, transaction)
         return True
+
+
+def _allow_commit(session: Session, transaction: SessionTransaction | None) -> None:
+    """Raises InvalidRequest if the claim has left the session's transaction, and so has the effect."""
+    if transaction is None or session.get_transaction() is not transaction or not transaction.is_active:
+        raise InvalidRequest(
+            "the handler has ended the inbox's transaction, so its effect cannot be committed with the message; raise "
+            "what should roll it back, and use begin_nested() for a part that may fail alone",
+            "inbox_commit",
+        )
+    session.info[MAY_COMMIT] = True
+
+
+def _check(connection: sa.Connection) -> None:
+    _check_transactions(connection)
+    if not sa.inspect(connection).has_table(notify_inbox.name):
+        raise InvalidRequest(
+            f"the inbox's database has no table {notify_inbox.name}: call notify.client.create_tables(engine) once, or "
+            "make it with the Alembic helper",
+            "no_inbox_table",
+        )
+
+
+def _check_transactions(connection: sa.Connection) -> None:
+    if commits_by_itself(connection):
+        raise InvalidRequest(
+            "the inbox's engine is in AUTOCOMMIT: a message would count as handled before its handler has run",
+            "inbox_autocommit",
+        )
+    if connection.dialect.name == "sqlite" and not begins_explicitly(connection):
+        raise InvalidRequest(
+            "Python's sqlite3 ends the transaction with the first savepoint that is released, so that a message would "
+            "count as handled before its handler has run; call notify.client.use_explicit_begin(engine) once after "
+            "create_engine",
+            "sqlite_begin",
+        )
 
 
 def _by_group(rows: Sequence[Any]) -> dict[str, list[str]]:
@@ -84,7 +155,11 @@ def _by_group(rows: Sequence[Any]) -> dict[str, list[str]]:
 
 
 def claim(connection: sa.Connection, group: str, message_id: str) -> bool:
-    """Insert the inbox row; False if it stands already. Waits for a transaction that is inserting the same."""
+    """Insert the inbox row; False if it stands already. Waits for a transaction that is inserting the same.
+
+    Raises InvalidRequest where the row would be committed alone: AUTOCOMMIT, SQLite without `use_explicit_begin`.
+    """
+    _check_transactions(connection)
     try:
         with connection.begin_nested():
             connection.execute(_INSERT, {"consumer_group": group, "message_id": message_id})

@@ -19,6 +19,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from notify import kafka_records as records
+from notify.client.handlers import reason_of
 from notify.errors import DeadLetter, InvalidRequest, Unavailable
 from notify.kafka_records import Headers
 from notify.message import ReceivedMessage
@@ -223,7 +224,7 @@ class KafkaLoop:
     ) -> tuple[str, Any, Headers]:
         """Where what failed goes, and with which headers."""
         kept = [h for h in headers if h[0] not in (records.ATTEMPT, records.DUE, records.TARGET, records.REASON)]
-        reason = f"{type(error).__name__}: {error}"[:500].encode()
+        reason = reason_of(error).encode()
         kept += [(records.TARGET, topic.encode()), (records.REASON, reason)]
         if isinstance(error, DeadLetter) or attempt >= handler.max_attempts:
             return records.dead_letter_topic(self._group), m, [*kept, (records.ATTEMPT, str(attempt).encode())]

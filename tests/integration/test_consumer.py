@@ -34,7 +34,7 @@ from notify.errors import BindingRefused, Unavailable
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
-from tests.support.groups import bodies, drain, lag, running, subscribe
+from tests.support.groups import bodies, drain, lag, publish, running, subscribe
 from tests.support.http import admin, metric, post
 from tests.support.shop import Base, Order
 from tests.support.transactions import half_request
@@ -122,7 +122,7 @@ def test_stopping_finishes_what_is_under_way(server: ServerProcess, producer: Tr
 def test_stopping_while_the_server_is_away_asks_for_nothing_more(
     notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("notify.client.consumer.RETRY_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr("notify.client.session.RETRY_SECONDS", PATIENCE_SECONDS)
     receive = "/v1/groups/g/receive"
     consumer = Consumer(notify_server.url, group="g")
     consumer.subscribe("t")(print)
@@ -150,6 +150,38 @@ def test_a_failure_that_comes_with_the_stop_is_no_failure(
 
     monkeypatch.setattr(HttpClient, "call", stopped_meanwhile)
     consumer.run(signals=False)
+
+
+def test_an_error_that_is_no_text_fails_no_ack_beside_it(notify_server: InMemoryServer) -> None:
+    """A lone surrogate, as `os.fsdecode` makes it, in the words of a handler; acks of others are in its request."""
+    url, names = notify_server.url, [*"abcdefgh"]
+    subscribe(url, "g", "t")
+    publish(url, "t", names)
+    consumer = Consumer(url, group="g", concurrency=len(names))
+    together = threading.Barrier(len(names))
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    @consumer.subscribe("t", retry_min=100)
+    def handle(message: ReceivedMessage) -> None:
+        together.wait(PATIENCE_SECONDS)
+        if message.text == "a":
+            raise ValueError("no file \udcff\0 here")
+        if message.text == "b":
+            raise DeadLetter("never \udcff")
+        if message.text == "c":
+            raise Mute
+        if message.text == "d":
+            raise ValueError("\udcff" * 1000)
+
+    with running(consumer):
+        eventually(lambda: lag(url, "g") == 3, "5 of 8 messages to be settled")
+        eventually(lambda: admin(url, "GET", "groups/g")["queues"][0]["retries"] == 3, "the retries of the other 3")
+    assert consumer.handled == len(names) - 4
+    letters = admin(url, "GET", "groups/g/dead-letters")["messages"]
+    assert [letter["headers"]["notify-dead-letter-reason"] for letter in letters] == ["never \\udcff"]
 
 
 def test_tags_filter(server: ServerProcess, producer: TransactionProducer, unique: str) -> None:

@@ -1,0 +1,85 @@
+"""Handlers: the functions that a consumer runs, what each one wants of its topic, and whether they can be called."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from fnmatch import fnmatchcase
+from typing import Any
+
+from notify.errors import InvalidRequest
+
+REASON_CHARACTERS = 500
+"""How much of a handler's error goes to the server with a retry or a dead letter."""
+
+
+@dataclass(slots=True)
+class Handler:
+    """A function and the subscription that feeds it; see `Consumer.subscribe`."""
+
+    topic: str
+    call: Callable[..., Any]
+    mode: str
+    tags: tuple[str, ...]
+    start: str | int | datetime | None
+    max_attempts: int
+    filter: str
+    retry_min: float
+    retry_max: float
+
+
+def handler_of(handlers: Mapping[str, Handler], topic: str) -> Handler | None:
+    """The handler subscribed to a topic by name, else the first one by a pattern."""
+    named = handlers.get(topic)
+    return named or next((h for pattern, h in handlers.items() if fnmatchcase(topic, pattern)), None)
+
+
+def check_callable(function: Callable[..., Any], *, is_async: bool, has_inbox: bool) -> None:
+    """Raises InvalidRequest unless a consumer of this kind can call the function: each message would fail otherwise."""
+    name = getattr(function, "__qualname__", None) or repr(function)[:100]
+    if not callable(function):
+        raise InvalidRequest(f"the handler {name} is no function", "invalid_handler")
+    if is_async and not (_is_coroutine_function(function) or _is_coroutine_function(inspect.unwrap(function))):
+        raise InvalidRequest(
+            f"the handler {name} is a plain function, which would hold up the event loop: AsyncConsumer runs `async "
+            "def` functions, Consumer runs plain ones in threads",
+            "invalid_handler",
+        )
+    if not is_async and _is_coroutine_function(function):
+        raise InvalidRequest(
+            f"the handler {name} is a coroutine function, which Consumer would call and never await: use AsyncConsumer",
+            "invalid_handler",
+        )
+    given = ("message", "session") if has_inbox else ("message",)
+    try:
+        inspect.signature(function).bind(*given)
+    except ValueError:
+        return  # some functions written in C do not say what they take
+    except TypeError as error:
+        reason = (
+            "a consumer with an inbox calls it with (message, session)"
+            if has_inbox
+            else "a consumer without an inbox calls it with (message), and a session needs inbox=Inbox(engine)"
+        )
+        raise InvalidRequest(f"the handler {name} cannot be called: {error}; {reason}", "invalid_handler") from None
+
+
+def _is_coroutine_function(function: Any) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def reason_of(error: BaseException, *, named: bool = True) -> str:
+    """An error in words that every storage takes: without lone surrogates and NUL, bounded; `named` with its class."""
+    try:
+        text = str(error)
+    except Exception as failed:
+        text = f"(its text cannot be had: {type(failed).__name__})"
+    if named:
+        text = f"{type(error).__name__}: {text}"
+    text = text[:REASON_CHARACTERS].replace("\0", "\\0")
+    return text.encode(errors="backslashreplace").decode()[:REASON_CHARACTERS]

@@ -1,0 +1,306 @@
+"""A consumer's work with one queue server: subscribe, receive under leases, run handlers, settle.
+
+A session that is to end (the consumer stops, or its server left the registry) receives nothing more, and keeps its
+connection until the handlers under way have returned and their messages are settled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from notify.client.batch import Batcher, Later
+from notify.client.handlers import Handler, handler_of, reason_of
+from notify.client.http import HttpClient
+from notify.errors import DeadLetter, InvalidRequest, NotifyError
+from notify.message import ReceivedMessage
+from notify.wire import (
+    JSON,
+    Delivered,
+    Receive,
+    Received,
+    Settle,
+    SettledItem,
+    SettledItems,
+    SettleItem,
+    encode_msgpack,
+)
+
+log = logging.getLogger("notify.consumer")
+
+POLL_SECONDS = 20.0
+CALL_SECONDS = 10.0
+RETRY_SECONDS = 0.1
+RETRY_MAX_SECONDS = 5.0
+CANCEL_SECONDS = 1.0
+"""How long coroutines that are cancelled may take to end."""
+NAMED_IN_LOG = 10
+_decode_received = msgspec.msgpack.Decoder(Received).decode
+_decode_settled = msgspec.msgpack.Decoder(SettledItems).decode
+
+
+@dataclass(slots=True)
+class Work:
+    """What the sessions of one consumer share."""
+
+    group: str
+    instance: str
+    handlers: Mapping[str, Handler]
+    call: Callable[[Handler, ReceivedMessage], Awaitable[None]]
+    lease: float
+    batch: int
+    drain: float
+    in_hand: set[asyncio.Task[None]] = field(default_factory=set)
+    """Of each message that was received and is not settled yet."""
+
+
+@dataclass(slots=True)
+class _Settling:
+    """A message's fate on its way to the server, which would not take it after `until` (the loop's clock)."""
+
+    item: SettleItem
+    until: float
+
+
+class Session:
+    """Belongs to one event loop. `run` it once."""
+
+    def __init__(self, work: Work, http: HttpClient) -> None:
+        self._work = work
+        self._http = http
+        self._settler: Batcher[_Settling, SettledItem] = Batcher(self._settle, in_flight=2)
+        self._in_hand: dict[asyncio.Task[None], str] = {}
+        """The tasks of this session's messages, and the messages' ids."""
+        self._renewals: dict[str, asyncio.TimerHandle] = {}
+        self._ending = asyncio.Event()
+        self._pause = RETRY_SECONDS
+        """Before what the server did not take is sent again; it doubles."""
+
+    def end(self) -> None:
+        """Receive nothing more; `run` returns when what is under way is settled."""
+        self._ending.set()
+
+    async def run(self) -> None:
+        """Until `end`. Raises what cannot be mended by trying again, once what is under way is settled."""
+        try:
+            try:
+                await self._subscribe_all()
+                await self._receive_all()
+            except NotifyError as error:
+                # Ended while the server is away: nobody waits for its answer any more.
+                if not (is_away(error) and self._ending.is_set()):
+                    if self._in_hand:
+                        log.error("nothing more is received from %s: %s", self._http.url, error)
+                    await self._drain()
+                    raise
+            await self._drain()
+        finally:
+            await self._let_go()
+
+    async def _drain(self) -> None:
+        """Wait for the handlers under way, whose leases are renewed meanwhile, at most `drain` seconds."""
+        try:
+            async with asyncio.timeout(self._work.drain):
+                while self._in_hand:
+                    await asyncio.wait(self._in_hand)
+        except TimeoutError:
+            names = sorted(self._in_hand.values())
+            more = f" and {len(names) - NAMED_IN_LOG} more" if len(names) > NAMED_IN_LOG else ""
+            log.warning(
+                "%d messages are not settled %g s after the end of receiving (the setting drain); they are not waited "
+                "for any more, and will be delivered again: %s%s",
+                len(names), self._work.drain, ", ".join(names[:NAMED_IN_LOG]), more,
+            )  # fmt: skip
+
+    async def _let_go(self) -> None:
+        for renewal in self._renewals.values():
+            renewal.cancel()
+        for task in self._in_hand:
+            task.cancel()
+        if self._in_hand:
+            await asyncio.wait(self._in_hand, timeout=CANCEL_SECONDS)
+        self._http.close()
+
+    # --- receiving --------------------------------------------------------------------------------------------
+
+    async def _subscribe_all(self) -> None:
+        for handler in self._work.handlers.values():
+            start = handler.start.isoformat() if isinstance(handler.start, datetime) else handler.start
+            body = msgspec.json.encode(
+                {
+                    "mode": handler.mode,
+                    "tags": list(handler.tags),
+                    "start": start,
+                    "max_attempts": handler.max_attempts,
+                    "filter": handler.filter,
+                    "retry_min": handler.retry_min,
+                    "retry_max": handler.retry_max,
+                    "reason": "subscribed by a consumer",
+                }
+            )
+            path = f"/v1/admin/groups/{self._work.group}/subscriptions/{quote(handler.topic)}"
+            await self._until_served(functools.partial(self._http.call, "PUT", path, body, CALL_SECONDS, JSON))
+
+    async def _until_served(self, request: Callable[[], Awaitable[Any]]) -> Any:
+        """Repeat a request while the server is away. Raises what cannot succeed, or the last failure at the end."""
+        wait = RETRY_SECONDS
+        while True:
+            try:
+                return await request()
+            except NotifyError as error:
+                if not is_away(error) or self._ending.is_set():
+                    raise
+                log.warning("the server is away, again in %.1f s: %s", wait, error)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), wait)
+            wait = min(wait * 2, RETRY_MAX_SECONDS)
+
+    async def _receive_all(self) -> None:
+        """Until the end. What is broadcast is received in requests of its own."""
+        handlers = self._work.handlers
+        broadcast: list[str] | None = [h.topic for h in handlers.values() if h.mode == "broadcast"]
+        rest: list[str] | None = [h.topic for h in handlers.values() if h.mode != "broadcast"]
+        if any("*" in topic for topic in handlers):
+            # What the patterns stand for is known to the server: all that the group subscribes to.
+            broadcast, rest = [], None
+        loops = [
+            asyncio.ensure_future(self._receive_until_ended(topics))
+            for topics in (broadcast, rest)
+            if topics is None or topics
+        ]
+        try:
+            await asyncio.wait(loops, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            for loop in loops:
+                loop.cancel()
+        for result in await asyncio.gather(*loops, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+
+    async def _receive_until_ended(self, topics: list[str] | None) -> None:
+        in_hand, batch = self._work.in_hand, self._work.batch
+        ended = asyncio.ensure_future(self._ending.wait())
+        receiving: asyncio.Future[list[Delivered]] | None = None
+        try:
+            while not self._ending.is_set():
+                room = batch - len(in_hand)
+                if room < batch // 2 or room < 1:
+                    await asyncio.wait([*in_hand, ended], return_when=asyncio.FIRST_COMPLETED)
+                    continue
+                receiving = asyncio.ensure_future(self._until_served(functools.partial(self._receive, topics, room)))
+                await asyncio.wait([receiving, ended], return_when=asyncio.FIRST_COMPLETED)
+                if not receiving.done():
+                    return  # ended during the long poll: what it may still bring comes back when its lease runs out
+                self._begin(receiving.result())
+        finally:
+            ended.cancel()
+            if receiving is not None and not receiving.done():
+                receiving.cancel()
+                with contextlib.suppress(asyncio.CancelledError, NotifyError):
+                    await receiving
+
+    async def _receive(self, topics: list[str] | None, room: int) -> list[Delivered]:
+        if self._ending.is_set():
+            # Ended in the pause before another try. Before Python 3.12 `wait_for` may swallow the cancellation.
+            return []
+        work = self._work
+        request = Receive(instance=work.instance, topics=topics, max=room, wait=POLL_SECONDS, lease=work.lease)
+        path = f"/v1/groups/{work.group}/receive"
+        return _decode_received(await self._http.call("POST", path, encode_msgpack(request), POLL_SECONDS + 5)).messages
+
+    # --- handling ---------------------------------------------------------------------------------------------
+
+    def _begin(self, delivered: list[Delivered]) -> None:
+        loop = asyncio.get_running_loop()
+        for d in delivered:
+            task = loop.create_task(self._handle(d))
+            self._work.in_hand.add(task)
+            self._in_hand[task] = d.id
+            task.add_done_callback(self._put_down)
+
+    def _put_down(self, task: asyncio.Task[None]) -> None:
+        self._work.in_hand.discard(task)
+        del self._in_hand[task]
+
+    async def _handle(self, d: Delivered) -> None:
+        handler = handler_of(self._work.handlers, d.topic)
+        message = ReceivedMessage(
+            d.id, d.topic, d.queue, d.offset, d.body, d.key, d.tag, d.headers or {}, d.attempt, d.committed_at
+        )
+        self._renew_later(d.receipt)
+        try:
+            if handler is None:
+                raise InvalidRequest(f"this consumer has no handler for topic {d.topic!r}; another of its group may")
+            await self._work.call(handler, message)
+            item = SettleItem(receipt=d.receipt, action="ack")
+        except DeadLetter as error:
+            item = SettleItem(receipt=d.receipt, action="dead_letter", reason=reason_of(error, named=False) or None)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            log.warning("handler of %s failed on %s (attempt %d)", d.topic, d.id, d.attempt, exc_info=True)
+            item = SettleItem(receipt=d.receipt, action="retry", reason=reason_of(error))
+        finally:
+            self._renewals.pop(d.receipt).cancel()
+        try:
+            settled = await self._settler.submit(self._settling(item))
+        except NotifyError as error:
+            log.warning("settling %s failed, it may be delivered again: %s", d.id, error)
+        else:
+            if settled.status != 200:
+                log.warning("%s was not settled, it may be delivered again: %s", d.id, settled.detail or settled.code)
+
+    # --- settling ---------------------------------------------------------------------------------------------
+
+    def _settling(self, item: SettleItem) -> _Settling:
+        return _Settling(item, asyncio.get_running_loop().time() + self._work.lease)
+
+    def _renew_later(self, receipt: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._renewals[receipt] = loop.call_later(self._work.lease / 3, self._renew, receipt)
+
+    def _renew(self, receipt: str) -> None:
+        """The handler takes long: keep its lease."""
+        with contextlib.suppress(NotifyError):
+            self._settler.submit(self._settling(SettleItem(receipt=receipt, action="renew", lease=self._work.lease)))
+        self._renew_later(receipt)
+
+    async def _settle(self, settlings: list[_Settling]) -> list[SettledItem | Later]:
+        """Tell the server. What it cannot take now is sent again until the message's lease is surely over."""
+        now = asyncio.get_running_loop().time()
+        body = encode_msgpack(Settle([settling.item for settling in settlings]))
+        path = f"/v1/groups/{self._work.group}/settle"
+        try:
+            answered = _decode_settled(await self._http.call("POST", path, body, CALL_SECONDS)).items
+        except NotifyError as error:
+            if not is_away(error):
+                raise
+            answered = [SettledItem(s.item.receipt, error.status, error.code, str(error)) for s in settlings]
+        refused = next((settled for settled in answered if _may_be_taken_later(settled)), None)
+        if refused is None:
+            self._pause = RETRY_SECONDS
+        else:
+            self._pause = min(self._pause * 2, RETRY_MAX_SECONDS)
+            log.warning("the server does not settle, again in %.1f s: %s", self._pause, refused.detail or refused.code)
+        return [
+            Later(self._pause) if _may_be_taken_later(settled) and settling.until > now else settled
+            for settling, settled in zip(settlings, answered, strict=True)
+        ]
+
+
+def _may_be_taken_later(settled: SettledItem) -> bool:
+    return settled.status == 429 or settled.status >= 500 or settled.code == "wrong_role"
+
+
+def is_away(error: NotifyError) -> bool:
+    """Whether the same request may succeed later. A server without queues may learn who has them."""
+    return error.retryable or error.code == "wrong_role"

@@ -1,0 +1,286 @@
+"""A consumer and its servers: one that leaves the registry and comes back, one that is away as an ack is due."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from notify.client import AsyncConsumer, Consumer, ReceivedMessage
+from notify.client.servers import Servers
+from notify.errors import Conflict, NotifyError
+from notify.testing import InMemoryServer
+from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
+from tests.support.groups import Caller, is_subscribed, lag, publish, running, subscribe
+
+
+class Registry:
+    """Who a consumer is told the queue servers are."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *urls: str) -> None:
+        self.named: Sequence[str] = urls
+        self.asked = 0
+        monkeypatch.setattr("notify.client.consumer.MEMBERS_SECONDS", 0.02)
+        monkeypatch.setattr(Servers, "refresh", self._refresh)
+        monkeypatch.setattr(Servers, "urls", lambda servers, shard=None: self.named)
+
+    async def _refresh(self) -> None:
+        self.asked += 1
+
+    def names(self, *urls: str) -> None:
+        """Return once a consumer has acted on it."""
+        self.named, asked = urls, self.asked
+        eventually(lambda: self.asked > asked + 1, "the consumer to look at the registry")
+
+
+@pytest.fixture
+def registry(notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    return Registry(monkeypatch, notify_server.url)
+
+
+def test_a_server_that_was_missing_from_the_registry_is_consumed_from_again(
+    notify_server: InMemoryServer, registry: Registry
+) -> None:
+    """Handlers under way meanwhile are settled, and keep no slot for ever."""
+    url = notify_server.url
+    subscribe(url, "g", "t")
+    publish(url, "t", [str(n) for n in range(32)])
+    may_end = threading.Event()
+    consumer = Consumer(url, group="g", concurrency=32, batch=32)
+
+    @consumer.subscribe("t")
+    def handle(message: ReceivedMessage) -> None:
+        assert may_end.wait(PATIENCE_SECONDS)
+
+    with running(consumer):
+        eventually(lambda: notify_server.under_way("/v1/groups/g/receive") == 0 and lag(url, "g") == 32, "32 in hand")
+        registry.names()
+        publish(url, "t", ["later"])
+        registry.names(url)
+        may_end.set()
+        eventually(lambda: lag(url, "g") == 0, "all messages to be settled")
+    assert consumer.handled == 33, "none came twice"
+
+
+def test_an_ack_reaches_a_server_that_left_the_registry(notify_server: InMemoryServer, registry: Registry) -> None:
+    url = notify_server.url
+    subscribe(url, "g", "t")
+    publish(url, "t", ["x"])
+    has_begun, may_end = threading.Event(), threading.Event()
+    consumer = Consumer(url, group="g")
+
+    @consumer.subscribe("t")
+    def handle(message: ReceivedMessage) -> None:
+        has_begun.set()
+        assert may_end.wait(PATIENCE_SECONDS)
+
+    with running(consumer):
+        assert has_begun.wait(PATIENCE_SECONDS)
+        registry.names()
+        eventually(lambda: notify_server.under_way("/v1/groups/g/receive") == 0, "the poll to end")
+        may_end.set()
+        eventually(lambda: lag(url, "g") == 0, "the message to be settled")
+
+
+def test_nothing_is_asked_of_a_server_that_left(notify_server: InMemoryServer, registry: Registry) -> None:
+    """Its poll used to be tried again for ever against the closed client, and came to light as a lost task."""
+    url = notify_server.url
+
+    async def run() -> list[str]:
+        consumer = AsyncConsumer(url, group="g")
+
+        @consumer.subscribe("t")
+        async def handle(message: ReceivedMessage) -> None: ...
+
+        consuming = asyncio.ensure_future(consumer.run())
+        await eventually_async(lambda: notify_server.under_way("/v1/groups/g/receive") == 1, "the poll")
+        registry.named = ()
+        await eventually_async(lambda: notify_server.under_way("/v1/groups/g/receive") == 0, "the poll to end")
+        await eventually_async(lambda: not polls(), "the poll's task to end")
+        consumer.stop()
+        await consuming
+        return polls()
+
+    assert asyncio.run(run()) == []
+
+
+def polls() -> list[str]:
+    """The tasks of this loop that repeat a request."""
+    return [str(task) for task in asyncio.all_tasks() if "_until_served" in str(task)]
+
+
+def test_a_stop_waits_until_the_server_takes_the_ack(notify_server: InMemoryServer) -> None:
+    """Stopped while the server is away: the effect is there, so the ack must arrive."""
+    url = notify_server.url
+    subscribe(url, "g", "t")
+    publish(url, "t", ["x"])
+    has_begun, may_end = threading.Event(), threading.Event()
+    consumer = Consumer(url, group="g")
+
+    @consumer.subscribe("t")
+    def handle(message: ReceivedMessage) -> None:
+        has_begun.set()
+        assert may_end.wait(PATIENCE_SECONDS)
+
+    settle = "/v1/groups/g/settle"
+    with running(consumer):
+        assert has_begun.wait(PATIENCE_SECONDS)
+        with notify_server.down():
+            consumer.stop()
+            may_end.set()
+            eventually(lambda: notify_server.answered(settle) > 0, "a settle that fails")
+    assert lag(url, "g") == 0
+
+
+def test_a_stop_waits_for_a_handler_longer_than_its_lease(
+    notify_server: InMemoryServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = notify_server.url
+    subscribe(url, "g", "t")
+    publish(url, "t", ["x"])
+    has_begun, may_end = threading.Event(), threading.Event()
+    consumer = Consumer(url, group="g", lease=1)
+
+    @consumer.subscribe("t")
+    def handle(message: ReceivedMessage) -> None:
+        has_begun.set()
+        assert may_end.wait(PATIENCE_SECONDS)
+
+    settle = "/v1/groups/g/settle"
+    with running(consumer):
+        assert has_begun.wait(PATIENCE_SECONDS)
+        consumer.stop()
+        for _ in range(3):  # more than a lease, in renewals
+            renewed = notify_server.answered(settle)
+            eventually(lambda n=renewed: notify_server.answered(settle) > n, "a renewal after the stop")  # type: ignore[misc]
+            notify_server.advance(0.6)
+        eventually(lambda: notify_server.answered(settle) > renewed, "one more renewal")
+        may_end.set()
+    assert (consumer.handled, lag(url, "g")) == (1, 0)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_stop_says_what_it_left(notify_server: InMemoryServer, caplog: pytest.LogCaptureFixture) -> None:
+    """`drain` bounds the wait; the message comes again, and a log line names it."""
+    url = notify_server.url
+    subscribe(url, "g", "t")
+    publish(url, "t", ["x"])
+    has_begun, may_end = threading.Event(), threading.Event()
+    consumer = Consumer(url, group="g", drain=0.05)
+
+    @consumer.subscribe("t")
+    def handle(message: ReceivedMessage) -> None:
+        has_begun.set()
+        assert may_end.wait(PATIENCE_SECONDS)
+
+    with running(consumer):
+        assert has_begun.wait(PATIENCE_SECONDS)
+        consumer.stop()
+    may_end.set()
+    assert (consumer.handled, lag(url, "g")) == (0, 1)
+    said = [record.getMessage() for record in caplog.records if "not settled" in record.getMessage()]
+    assert len(said) == 1 and notify_server.messages("t")[0].id in said[0]
+    notify_server.advance(31)
+    assert Caller(url, "g", "other").receive("t")[0]["attempt"] == 2
+
+
+def test_a_failing_server_does_not_take_the_acks_of_another(
+    notify_server: InMemoryServer, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One server refuses the group for good: the consumer ends, once the other's message is settled."""
+    url = notify_server.url
+    subscribe(url, "g", "t")
+    publish(url, "t", ["x"])
+    has_begun, may_end = threading.Event(), threading.Event()
+    consumer = Consumer(url, group="g")
+
+    @consumer.subscribe("t")
+    def handle(message: ReceivedMessage) -> None:
+        has_begun.set()
+        assert may_end.wait(PATIENCE_SECONDS)
+
+    failures: list[NotifyError] = []
+
+    def run() -> None:
+        try:
+            consumer.run()
+        except NotifyError as error:
+            failures.append(error)
+
+    with InMemoryServer() as other:
+        subscribe(other.url, "g", "t", "ordered")
+        publish(other.url, "t", ["held"])
+        Caller(other.url, "g", "another").receive("t")  # its lease keeps the mode
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert has_begun.wait(PATIENCE_SECONDS)
+        registry.named = (url, other.url)
+        eventually(lambda: notify_server.under_way("/v1/groups/g/receive") == 0, "the end of the polls")
+        may_end.set()
+        thread.join(PATIENCE_SECONDS)
+    assert [(type(error), error.code) for error in failures] == [(Conflict, "mode_in_use")]
+    assert (consumer.handled, lag(url, "g")) == (1, 0)
+
+
+# --- starting and stopping ----------------------------------------------------------------------------------------
+
+
+def test_run_works_in_any_thread(notify_server: InMemoryServer) -> None:
+    """Only the main thread gets signals; elsewhere `run()` used to die of that."""
+    consumer = Consumer(notify_server.url, group="g")
+    consumer.subscribe("t")(print)
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            consumer.run()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    eventually(lambda: failures or is_subscribed(notify_server.url, "g"), "the group")
+    consumer.stop()
+    thread.join(PATIENCE_SECONDS)
+    assert failures == [] and not thread.is_alive()
+
+
+def test_a_stop_before_the_run_is_not_lost(notify_server: InMemoryServer) -> None:
+    consumer = Consumer(notify_server.url, group="g")
+    consumer.subscribe("t")(print)
+    consumer.stop()
+    consumer.run(signals=False)
+    with running(consumer, subscribed=True):
+        pass
+    consumer.stop()  # after a run it does nothing
+    with running(consumer):
+        eventually(lambda: notify_server.under_way("/v1/groups/g/receive") == 1, "the poll of a third run")
+
+
+def test_another_mode_ends_the_consumer_with_the_servers_words(notify_server: InMemoryServer) -> None:
+    url = notify_server.url
+    subscribe(url, "g", "t", "ordered")
+    publish(url, "t", ["x"])
+    assert Caller(url, "g", "first").receive("t")
+    consumer = Consumer(url, group="g")
+    consumer.subscribe("t", mode="shared")(print)
+    with pytest.raises(Conflict, match="mode ordered") as raised:
+        consumer.run(signals=False)
+    assert raised.value.code == "mode_in_use"
+
+
+def test_a_broadcast_without_a_name_that_stays_is_warned_of(
+    notify_server: InMemoryServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warned(**options: str) -> list[str]:
+        caplog.clear()
+        consumer = Consumer(notify_server.url, group="g", **options)
+        consumer.subscribe("t", mode="broadcast")(print)
+        with running(consumer, subscribed=True):
+            pass
+        return [record.getMessage() for record in caplog.records if "instance=" in record.getMessage()]
+
+    assert len(warned()) == 1
+    assert warned(instance="cache-1") == []

@@ -1,0 +1,208 @@
+"""The inbox's own promises: claim and effect are one transaction, and what would part them is refused at the start."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.orm import Session
+
+from notify.client import Consumer, Inbox, ReceivedMessage, create_tables, use_explicit_begin
+from notify.errors import InvalidRequest
+from notify.testing import InMemoryServer
+from tests.support.shop import Base, Order, make_engine
+
+MESSAGE = ReceivedMessage("01a1fc5e-3817-71f6-bdb9-9ebd1a8e445d.0", "t", 0, 0, b"x", None, None, {}, 1, "")
+
+
+@pytest.fixture
+def shop(engine: sa.Engine) -> sa.Engine:
+    Base.metadata.create_all(engine)
+    return engine
+
+
+def effect(message: ReceivedMessage, session: Session) -> None:
+    session.add(Order(item=message.text))
+
+
+def effects(engine: sa.Engine) -> int:
+    with Session(engine) as session:
+        return session.scalar(sa.select(sa.func.count()).select_from(Order)) or 0
+
+
+# --- SQLite's transactions --------------------------------------------------------------------------------------
+
+
+def implicit(tmp_path: Path) -> sa.Engine:
+    """An engine as `create_engine` makes it, without `use_explicit_begin`."""
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
+    create_tables(engine)
+    Base.metadata.create_all(engine)
+    return engine
+
+
+def test_sqlite_that_begins_late_is_refused(tmp_path: Path) -> None:
+    """Its first released savepoint would commit the claim alone: a failing handler's retry would have no effect."""
+    engine = implicit(tmp_path)
+    inbox = Inbox(engine)
+
+    def failing(message: ReceivedMessage, session: Session) -> None:
+        raise ValueError("the handler fails after the claim")
+
+    with pytest.raises(InvalidRequest, match="use_explicit_begin"):
+        inbox.run("g", MESSAGE, failing)
+    with pytest.raises(InvalidRequest, match="use_explicit_begin"):
+        inbox.check()
+    use_explicit_begin(engine)
+    engine.dispose()
+    inbox.check()
+    assert inbox.run("g", MESSAGE, effect) and effects(engine) == 1
+    engine.dispose()
+
+
+def test_sqlite_that_begins_late_is_refused_as_the_consumer_starts(
+    tmp_path: Path, notify_server: InMemoryServer
+) -> None:
+    engine = implicit(tmp_path)
+    consumer = Consumer(notify_server.url, group="g", inbox=Inbox(engine))
+    consumer.subscribe("t")(effect)
+    with pytest.raises(InvalidRequest, match="use_explicit_begin"):
+        consumer.run(signals=False)
+    engine.dispose()
+
+
+def test_asynchronous_sqlite_that_begins_late_is_refused(tmp_path: Path) -> None:
+    async def run() -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
+        async with engine.begin() as connection:
+            await connection.run_sync(create_tables)
+
+        async def handle(message: ReceivedMessage, session: Any) -> None:
+            raise AssertionError("the handler must not run")
+
+        with pytest.raises(InvalidRequest, match="use_explicit_begin"):
+            await Inbox(engine).run_async("g", MESSAGE, handle)
+        with pytest.raises(InvalidRequest, match="use_explicit_begin"):
+            await Inbox(engine).check_async()
+        await engine.dispose()
+
+    asyncio.run(run())
+
+
+def test_autocommit_is_refused(shop: sa.Engine) -> None:
+    """The claim would be committed before the handler runs."""
+    with pytest.raises(InvalidRequest, match="AUTOCOMMIT"):
+        Inbox(shop.execution_options(isolation_level="AUTOCOMMIT")).run("g", MESSAGE, effect)
+    assert effects(shop) == 0
+    assert Inbox(shop).run("g", MESSAGE, effect)
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+def test_autocommit_of_the_driver_is_refused(shop: sa.Engine, engine_url: str) -> None:
+    engine = sa.create_engine(engine_url, connect_args={"autocommit": True})
+    if engine.dialect.name == "mysql":  # SQLAlchemy sets PyMySQL's autocommit off unless a listener comes after it
+        sa.event.listen(engine, "connect", lambda connection, record: connection.autocommit(True))
+    with pytest.raises(InvalidRequest, match="AUTOCOMMIT"):
+        Inbox(engine).run("g", MESSAGE, effect)
+    assert effects(shop) == 0
+    engine.dispose()
+
+
+# --- tables -----------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_table_is_refused_as_the_consumer_starts(engine_url: str, notify_server: InMemoryServer) -> None:
+    engine = make_engine(engine_url)
+    consumer = Consumer(notify_server.url, group="g", inbox=Inbox(engine))
+    consumer.subscribe("t")(effect)
+    with pytest.raises(InvalidRequest, match="create_tables"):
+        consumer.run(signals=False)
+    engine.dispose()
+
+
+# --- the handler's transaction ----------------------------------------------------------------------------------
+
+
+def commit(session: Session) -> None:
+    session.commit()
+
+
+def commit_the_transaction(session: Session) -> None:
+    transaction = session.get_transaction()
+    assert transaction is not None
+    transaction.commit()
+
+
+@pytest.mark.parametrize("how", [commit, commit_the_transaction])
+def test_a_handler_that_commits_by_itself_is_refused(shop: sa.Engine, how: Callable[[Session], None]) -> None:
+    """Otherwise what it does after its commit is lost when it fails: the retry would find the claim."""
+
+    def committing(message: ReceivedMessage, session: Session) -> None:
+        effect(message, session)
+        how(session)
+        raise ValueError("after the commit")
+
+    with pytest.raises(InvalidRequest, match="must not commit"):
+        Inbox(shop).run("g", MESSAGE, committing)
+    assert effects(shop) == 0
+    assert Inbox(shop).run("g", MESSAGE, effect) and effects(shop) == 1
+
+
+def test_a_handler_that_rolls_back_and_returns_is_refused(shop: sa.Engine) -> None:
+    """Its claim is gone with the effect, so the message is not handled."""
+
+    def rolling_back(message: ReceivedMessage, session: Session) -> None:
+        effect(message, session)
+        session.rollback()
+
+    with pytest.raises(InvalidRequest, match="ended the inbox's transaction"):
+        Inbox(shop).run("g", MESSAGE, rolling_back)
+    assert Inbox(shop).run("g", MESSAGE, effect) and effects(shop) == 1
+
+
+def test_a_handler_may_use_savepoints(shop: sa.Engine) -> None:
+    def careful(message: ReceivedMessage, session: Session) -> None:
+        with session.begin_nested():
+            effect(message, session)
+        with pytest.raises(ZeroDivisionError), session.begin_nested():
+            effect(message, session)
+            session.flush()
+            raise ZeroDivisionError
+        session.begin_nested()  # left open: the inbox's commit releases it
+        effect(message, session)
+
+    assert Inbox(shop).run("g", MESSAGE, careful)
+    assert not Inbox(shop).run("g", MESSAGE, careful)
+    assert effects(shop) == 2
+
+
+ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+psycopg", "mysql": "mysql+aiomysql"}
+
+
+def test_an_asynchronous_handler_that_commits_by_itself_is_refused(shop: sa.Engine, engine_url: str) -> None:
+    url = sa.make_url(engine_url)
+
+    async def committing(message: ReceivedMessage, session: Any) -> None:
+        session.add(Order(item=message.text))
+        await session.commit()
+
+    async def good(message: ReceivedMessage, session: Any) -> None:
+        session.add(Order(item=message.text))
+
+    async def run(engine: AsyncEngine) -> list[bool]:
+        with pytest.raises(InvalidRequest, match="must not commit"):
+            await Inbox(engine).run_async("g", MESSAGE, committing)
+        done = [await Inbox(engine).run_async("g", MESSAGE, good) for _ in range(2)]
+        await engine.dispose()
+        return done
+
+    engine = create_async_engine(url.set(drivername=ASYNC_DRIVERS[url.get_backend_name()]))
+    if url.get_backend_name() == "sqlite":
+        use_explicit_begin(engine)
+    assert asyncio.run(run(engine)) == [True, False]
+    assert effects(shop) == 1

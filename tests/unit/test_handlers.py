@@ -1,0 +1,145 @@
+"""What a consumer is given is looked at when it is given: handlers of the wrong kind, bounds, words of errors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from notify.client import AsyncConsumer, Consumer, Inbox
+from notify.client.handlers import REASON_CHARACTERS, reason_of
+from notify.errors import InvalidRequest
+
+URL = "http://127.0.0.1:9"
+
+
+def plain(message: Any) -> None: ...
+
+
+def plain_with_session(message: Any, session: Any) -> None: ...
+
+
+async def coroutine(message: Any) -> None: ...
+
+
+async def coroutine_with_session(message: Any, session: Any) -> None: ...
+
+
+class Callable_:
+    def __call__(self, message: Any) -> None: ...
+
+
+class AwaitedCallable:
+    async def __call__(self, message: Any) -> None: ...
+
+
+@functools.wraps(coroutine)
+def wrapping_a_coroutine(*arguments: Any) -> Any:
+    return coroutine(*arguments)
+
+
+def with_default(message: Any, session: Any = None) -> None: ...
+
+
+def with_any(*arguments: Any) -> None: ...
+
+
+def consumer_of(kind: str) -> Consumer | AsyncConsumer:
+    is_async, has_inbox = kind.startswith("async"), kind.endswith("inbox")
+    inbox = Inbox(sa.create_engine("sqlite://")) if has_inbox else None
+    return (AsyncConsumer if is_async else Consumer)(URL, group="g", inbox=inbox)
+
+
+@pytest.mark.parametrize(
+    ("kind", "function", "said"),
+    [
+        ("sync", coroutine, "use AsyncConsumer"),
+        ("sync", AwaitedCallable(), "use AsyncConsumer"),
+        ("sync", functools.partial(coroutine), "use AsyncConsumer"),
+        ("async", plain, "plain function"),
+        ("async", Callable_(), "plain function"),
+        ("sync", plain_with_session, "needs inbox="),
+        ("async", coroutine_with_session, "needs inbox="),
+        ("sync inbox", plain, r"\(message, session\)"),
+        ("async inbox", coroutine, r"\(message, session\)"),
+        ("sync", lambda: None, "cannot be called"),
+        ("sync", "plain", "no function"),
+    ],
+)
+def test_a_handler_of_the_wrong_kind_is_refused(kind: str, function: Callable[..., Any], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        consumer_of(kind).subscribe("t")(function)
+
+
+@pytest.mark.parametrize(
+    ("kind", "function"),
+    [
+        ("sync", plain),
+        ("sync", Callable_()),
+        ("sync", print),
+        ("sync", with_default),
+        ("sync", with_any),
+        ("sync", functools.partial(plain_with_session, session=None)),
+        ("sync inbox", plain_with_session),
+        ("sync inbox", with_default),
+        ("async", coroutine),
+        ("async", AwaitedCallable()),
+        ("async", functools.partial(coroutine)),
+        ("async", wrapping_a_coroutine),
+        ("async inbox", coroutine_with_session),
+    ],
+)
+def test_a_handler_that_can_be_called_is_taken(kind: str, function: Callable[..., Any]) -> None:
+    assert consumer_of(kind).subscribe("t")(function) is function
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tags": ["no tag"]},
+        {"max_attempts": 0},
+        {"retry_min": 0},
+        {"retry_min": 2, "retry_max": 1},
+        {"retry_max": float("nan")},
+        {"mode": "orderd"},
+    ],
+)
+def test_a_subscription_beyond_a_bound_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        consumer_of("sync").subscribe("t", **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch": 0}, {"batch": 10_001}, {"drain": -1}, {"lease": 0.5}, {"concurrency": 0}, {"instance": ""},
+        {"instance": "x" * 256}, {"instance": "a\nb"}, {"instance": "\udcff"},
+    ],
+)  # fmt: skip
+def test_a_consumer_beyond_a_bound_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        Consumer(URL, group="g", **options)
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("good"), "ValueError: good"),
+        (ValueError("a\udcffb\0c"), r"ValueError: a\udcffb\0c"),
+        (Mute(), "Mute: (its text cannot be had: RuntimeError)"),
+    ],
+)
+def test_the_words_of_an_error_can_be_stored_anywhere(error: Exception, words: str) -> None:
+    assert reason_of(error) == words
+
+
+def test_the_words_of_an_error_are_bounded() -> None:
+    assert len(reason_of(ValueError("\udcff" * 10_000))) == REASON_CHARACTERS
