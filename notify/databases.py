@@ -59,12 +59,10 @@ def commits_by_itself(connection: Connection) -> bool:
         connection.dialect, "_on_connect_isolation_level", None
     )
     driver: Any = connection.connection.driver_connection
-    if connection.dialect.name in _MYSQL:
-        of_driver = driver.get_autocommit() if hasattr(driver, "get_autocommit") else False
-    else:
-        of_driver = getattr(driver, "autocommit", False)
-    # sqlite3's is -1 where `isolation_level` says it (begins_explicitly); psycopg's is a bool.
-    return isolation == "AUTOCOMMIT" or of_driver is True or (connection.dialect.name in _MYSQL and bool(of_driver))
+    ask = getattr(driver, "get_autocommit", None)
+    of_driver = ask() if callable(ask) else getattr(driver, "autocommit", False)
+    # A bool or a number; sqlite3 says -1 where it is left to `isolation_level`.
+    return isolation == "AUTOCOMMIT" or of_driver == 1
 
 
 class database_now(FunctionElement[Any]):
