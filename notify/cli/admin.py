@@ -7,10 +7,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 
 from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, call, show, write
+from notify.cli.printed import console
 from notify.limits import MODES
 
 FOLLOW_SECONDS = 0.2
@@ -324,7 +324,7 @@ def _place(text: str) -> str | int:
 
 def _followed(url: str, number: int, as_json: bool) -> dict[str, Any]:
     """Wait until a job has ended, showing how far it is."""
-    with Progress(console=Console(stderr=True), disable=as_json) as progress:
+    with Progress(console=console(stderr=True), disable=as_json) as progress:
         bar = progress.add_task(f"job {number}", total=1.0)
         while (job := call(url, "GET", "jobs", str(number)))["state"] == "running":
             progress.update(bar, completed=job["progress"])

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import getpass
-import json
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from notify.cli.printed import Rows, console, say, say_json
 from notify.client.servers import Servers
 from notify.wire import JSON
 
@@ -49,28 +47,18 @@ def write(reason: str, dry_run: bool, **fields: Any) -> dict[str, Any]:
 def show(result: dict[str, Any], as_json: bool, rows: str | None = None) -> None:
     """Print an answer: as JSON, as a table of its list `rows`, or field by field."""
     if as_json:
-        typer.echo(json.dumps(result))
+        say_json(result)
         return
-    console = Console()
     if rows is not None:
         found = result[rows]
         if not found:
-            console.print(f"no {rows.replace('_', ' ')}")
+            say(f"no {rows.replace('_', ' ')}")
             return
-        table = Table(*found[0].keys())
+        table = Rows(*found[0].keys())
         for row in found:
-            table.add_row(*[_cell(value) for value in row.values()])
-        console.print(table)
-        return
-    table = Table(show_header=False)
-    for name, value in result.items():
-        table.add_row(name, _cell(value))
-    console.print(table)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, list):
-        return "\n".join(_cell(v) for v in value[:50])
-    if isinstance(value, dict):
-        return ", ".join(f"{k} {_cell(v)}" for k, v in value.items())
-    return "-" if value is None else str(value)
+            table.add_row(*row.values())
+    else:
+        table = Rows(show_header=False)
+        for name, value in result.items():
+            table.add_row(name, value)
+    console().print(table)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from notify.cli.api import AS_JSON, DRY_RUN, URL, call
+from notify.cli.printed import say, say_json
 from notify.errors import InvalidRequest, NotifyError, Unavailable
 from notify.wire import instant
 
@@ -147,7 +147,7 @@ def cause_of(error: Exception) -> str:
 
 
 def told(quiet: bool) -> Any:
-    return (lambda text: None) if quiet else (lambda text: typer.echo(f"… {text}", err=True))
+    return (lambda text: None) if quiet else (lambda text: say(f"… {text}", err=True))
 
 
 PAGE_CHARACTERS = 500_000
@@ -191,10 +191,10 @@ def run(
         plan = Plan(
             from_us, to_us, max_transaction_seconds, deliver_seconds, bucket_seconds, effect_queries(effects, names)
         )
-        say = told(as_json)
-        say("starting Spark")
+        tell = told(as_json)
+        tell("starting Spark")
         with session(master, memory, small=is_small(inputs)) as spark:
-            result = Audit(spark, plan, inputs, report / "segments", say).run()
+            result = Audit(spark, plan, inputs, report / "segments", tell).run()
             done = None
             if repair:
                 from spark.repair import Repair
@@ -204,7 +204,7 @@ def run(
     if publish:
         call(url, "POST", "audits", body=published(result, page))
     if as_json:
-        typer.echo(json.dumps(plain(result) | ({"repairs": done} if done is not None else {})))
+        say_json(plain(result) | ({"repairs": done} if done is not None else {}))
     else:
         show(result, page, done)
     raise typer.Exit(result.exit_code)
@@ -246,21 +246,21 @@ def show(result: Result, page: Path, done: list[dict[str, Any]] | None) -> None:
     for f in FINDINGS:
         count = result.counts.get(f.name, 0)
         if f.name in result.not_checked:
-            typer.echo(f"  {f.name:<16} not checked: {result.not_checked[f.name]}")
+            say(f"  {f.name:<16} not checked: {result.not_checked[f.name]}")
         elif count:
-            typer.echo(f"  {f.name:<16} {count:,}")
+            say(f"  {f.name:<16} {count:,}")
     for found in result.found[:10]:
-        typer.echo(f"    {found.finding} {found.message_id or found.log}: {found.detail}")
+        say(f"    {found.finding} {found.message_id or found.log}: {found.detail}")
     if len(result.found) > 10:
-        typer.echo(f"    … and {len(result.found) - 10:,} more, in {page.parent}/findings.parquet")
+        say(f"    … and {len(result.found) - 10:,} more, in {page.parent}/findings.parquet")
     for note in result.notes:
-        typer.echo(f"note: {note}")
+        say(f"note: {note}")
     for reason in result.reasons:
-        typer.echo(f"not judged: {reason}")
+        say(f"not judged: {reason}")
     for item in done or ():
-        typer.echo(f"repair: {item['finding']} {item['message_id']}: {item['what']}: {item['status']}")
+        say(f"repair: {item['finding']} {item['message_id']}: {item['what']}: {item['status']}")
     totals = result.totals
-    typer.echo(
+    say(
         f"{result.verdict}: {totals['committed']:,} committed messages, {totals['in_queues']:,} in queues, "
         f"{totals['effects']:,} with effects; {result.seconds:.1f} s; report: {page}"
     )
@@ -283,13 +283,13 @@ def explain(
         events = events_of(inputs, transaction, report / "segments")
     if as_json:
         rows = [{"at_us": e.at_us, "source": e.source, "what": e.what} for e in events]
-        typer.echo(json.dumps({"transaction": transaction, "events": rows}))
+        say_json({"transaction": transaction, "events": rows})
     else:
         for e in events:
             moment = datetime.fromtimestamp(e.at_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
-            typer.echo(f"{moment}  {e.source:<18} {e.what}")
+            say(f"{moment}  {e.source:<18} {e.what}")
         if not events:
-            typer.echo("nobody knows it: neither the databases nor the logs that were named")
+            say("nobody knows it: neither the databases nor the logs that were named")
     raise typer.Exit(0 if events else 1)
 
 
@@ -340,7 +340,7 @@ def watch(
                 Plan(from_us, 0, max_transaction_seconds, deliver_seconds, effects=queries),
                 state,
                 window_seconds=window_seconds,
-                emit=lambda line: typer.echo(json.dumps(line) if as_json else _said(line)),
+                emit=lambda line: say_json(line) if as_json else say(_said(line)),
                 alarm_url=alarm_url,
             )
             watching.run(stop, windows)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from notify.bench import backlog as backlog_bench
 from notify.bench import delivery as delivery_bench
 from notify.bench import topics as topics_bench
 from notify.bench import transactions as transactions_bench
+from notify.cli.printed import Rows, console, say_json
 from notify.limits import MODES
 
 _AS_JSON = typer.Option(False, "--json", help="One JSON object on stdout.")
@@ -121,10 +118,10 @@ def register(app: typer.Typer) -> None:
 def show(result: dict[str, object], as_json: bool) -> None:
     """Print a result; exit code 1 if anything was lost or doubled."""
     if as_json:
-        typer.echo(json.dumps(result))
+        say_json(result)
     else:
-        table = Table("figure", "value")
+        table = Rows("figure", "value")
         for name, value in result.items():
             table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
-        Console().print(table)
+        console().print(table)
     raise typer.Exit(1 if result["lost"] or result["duplicated"] else 0)

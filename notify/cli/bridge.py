@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import signal
 
 import typer
 
 from notify.cli.api import AS_JSON, URL
+from notify.cli.printed import say, say_json
 from notify.errors import InvalidRequest, NotifyError
 
 
@@ -54,7 +54,7 @@ def bridge(
             await moving.run(once=once, fill=backfill)
         except NotifyError as error:
             bad.append(f"source {moving.name or '(not reached)'}: {error}")
-            typer.echo(f"notify: {bad[-1]}", err=True)
+            say(f"notify: {bad[-1]}", err=True)
 
     async def run() -> None:
         tasks = [asyncio.ensure_future(one(moving)) for moving in bridges]
@@ -66,8 +66,8 @@ def bridge(
         asyncio.run(run())
     done = {"sources": {moving.name: describe(moving.totals) for moving in bridges}, "stopped": bad}
     if as_json:
-        typer.echo(json.dumps(done))
+        say_json(done)
     else:
         for name, totals in done["sources"].items():  # type: ignore[attr-defined]
-            typer.echo(f"{name}: {totals['rows']} messages, {totals['stored']} transactions stored")
+            say(f"{name}: {totals['rows']} messages, {totals['stored']} transactions stored")
     raise typer.Exit(1 if bad else 0)

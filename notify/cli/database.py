@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import signal
 import threading
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from notify.binlog_bridge.sinks import delays_released
 from notify.check.listener import CheckUnavailable
 from notify.check.question import read_source
 from notify.cli.api import AS_JSON, URL, call
+from notify.cli.printed import say, say_json
 from notify.client import TransactionProducer, use_explicit_begin
 from notify.client.purge import counts, purge, purge_by_force
 from notify.client.table import create_tables, new_source
@@ -71,7 +71,7 @@ def relay(
         mover = Relay(engine, url)
         asyncio.run(run(mover))
     done = dataclasses.asdict(mover.total)
-    typer.echo(json.dumps(done) if as_json else f"{done['sent']} transactions sent, {done['refused']} refused")
+    say_json(done) if as_json else say(f"{done['sent']} transactions sent, {done['refused']} refused")
     raise typer.Exit(1 if done["refused"] else 0)
 
 
@@ -102,7 +102,7 @@ def purge_rows(
         else:
             result = asyncio.run(purge(engine, url, older_than=older_than))
     done = dataclasses.asdict(result)
-    typer.echo(json.dumps(done) if as_json else f"{done['rows']} rows deleted, {done['kept']} transactions kept")
+    say_json(done) if as_json else say(f"{done['rows']} rows deleted, {done['kept']} transactions kept")
 
 
 def doctor(
@@ -126,10 +126,10 @@ def doctor(
             findings += _database_findings(engine, facts) if not bridge else _bridge_findings(engine)
     result = {"ok": not findings, "findings": findings} | facts
     if as_json:
-        typer.echo(json.dumps(result))
+        say_json(result)
     else:
         for finding in findings or ["nothing is wrong"]:
-            typer.echo(finding)
+            say(finding)
     raise typer.Exit(1 if findings else 0)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,9 @@ import typer
 from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
-from rich.table import Table
 
+from notify.cli.printed import Rows, say_json, visible
+from notify.cli.printed import console as new_console
 from notify.demo.conductor import SECONDS
 from notify.demo.proof import Proof
 from notify.demo.run import Demo
@@ -36,9 +36,9 @@ def register(app: typer.Typer) -> None:
         """A shop whose processes are killed all the time, and the proof that every order took effect exactly once."""
         if as_json:
             proof = Demo(dsn, seconds, seed, lambda *_: None, audit=audit).run()
-            typer.echo(json.dumps(as_dict(proof)))
+            say_json(as_dict(proof))
             raise typer.Exit(0 if proof.ok else 1)
-        console = Console()
+        console = new_console()
         with Live(_progress(Proof(), "starting"), console=console, refresh_per_second=8, transient=True) as live:
             proof = Demo(dsn, seconds, seed, lambda p, act: live.update(_progress(p, act)), audit=audit).run()
         show_summary(console, proof, audit)
@@ -52,7 +52,7 @@ def as_dict(proof: Proof) -> dict[str, Any]:
 
 
 def _progress(proof: Proof, act: str) -> Panel:
-    table = Table.grid(padding=(0, 3))
+    table = Rows.grid(padding=(0, 3))
     killed = ", ".join(f"{name} {times}×" for name, times in proof.killed.items() if times) or "nobody yet"
     died = ", ".join(f"{point} {times}×" for point, times in proof.killed_at.items() if times) or "nobody yet"
     table.add_row("orders committed", f"{proof.committed:,}")
@@ -78,11 +78,11 @@ def show_summary(console: Console, proof: Proof, audit: Path | None = None) -> N
         f"in {proof.seconds:.0f} s"
     )
     verdict = f"PASS {what}" if proof.ok else f"FAIL {'; '.join(proof.reasons())}"
-    console.print(f"VERDICT: {verdict}", soft_wrap=True, highlight=False, markup=False)
+    console.print(visible(f"VERDICT: {verdict}"), soft_wrap=True)
 
 
 def _show_what_happened(console: Console, proof: Proof) -> None:
-    console.print("\n[bold]What happened[/bold]")
+    console.print("\nWhat happened", style="bold")
     killed = ", ".join(f"{name} {times}×" for name, times in proof.killed.items())
     console.print(f"  Killed with SIGKILL at random moments: {killed}.")
     died = ", ".join(f"{point} {times}×" for point, times in proof.killed_at.items())
@@ -103,8 +103,8 @@ def _show_what_happened(console: Console, proof: Proof) -> None:
 
 
 def _show_proof(console: Console, proof: Proof) -> None:
-    console.print("\n[bold]The proof, counted in the two databases[/bold]")
-    table = Table("", "count", "must be")
+    console.print("\nThe proof, counted in the two databases", style="bold")
+    table = Rows("", "count", "must be")
     table.add_row("committed orders with exactly one effect", f"{proof.exactly_once:,}", f"{proof.committed:,}")
     table.add_row("committed orders without an effect", f"{proof.missing:,}", "0")
     table.add_row("orders with more than one effect", f"{proof.doubled:,}", "0")
@@ -117,17 +117,17 @@ def _show_audit(console: Console, result: dict[str, Any], report: Path | None) -
     counts = ", ".join(f"{count} {name}" for name, count in result["counts"].items() if count) or "no finding"
     totals = result["totals"]
     console.print(
-        f"\n[bold]The audit by Spark[/bold]: {result['verdict']}. {totals['committed']:,} committed messages, "
+        f"\nThe audit by Spark: {result['verdict']}. {totals['committed']:,} committed messages, "
         f"{totals['in_queues']:,} in queues, {totals['effects']:,} with effects; {counts}."
     )
     for reason in result["reasons"]:
-        console.print(f"  not judged: {reason}")
+        console.print(visible(f"  not judged: {reason}"))
     console.print(f"  The report: {report}/report.html", soft_wrap=True)
 
 
 def _show_last_words(console: Console, proof: Proof) -> None:
-    console.print("\n[bold]The last lines that each process wrote[/bold]")
+    console.print("\nThe last lines that each process wrote", style="bold")
     for name, lines in proof.stderr.items():
         for line in lines:
-            console.print(f"  {name}: {line}", soft_wrap=True, highlight=False, markup=False)
-    console.print(f"  Everything else that the run left: {proof.directory}", soft_wrap=True, highlight=False)
+            console.print(visible(f"  {name}: {line}"), soft_wrap=True)
+    console.print(f"  Everything else that the run left: {proof.directory}", soft_wrap=True)

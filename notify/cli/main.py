@@ -7,6 +7,7 @@ import sys
 import typer
 
 from notify import __version__
+from notify.cli.printed import say
 from notify.errors import NotifyError
 
 app = typer.Typer(
@@ -21,7 +22,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
     if version:
-        typer.echo(__version__)
+        say(__version__)
         raise typer.Exit
 
 
@@ -66,7 +67,7 @@ def main() -> None:
     try:
         app(auto_envvar_prefix="NOTIFY")
     except NotifyError as error:
-        typer.echo(f"notify: {error}", err=True)
+        say(f"notify: {error}", err=True)
         sys.exit(2)
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from notify.cli.api import AS_JSON, URL, call, show
+from notify.cli.printed import Rows, cell, console, say_json
 
 
 def register(app: typer.Typer) -> None:
@@ -48,9 +46,9 @@ def overview(url: str = URL, as_json: bool = AS_JSON) -> None:
     """Rates, what is in doubt or not delivered, alarms. Exit code 1 if there is an alarm."""
     found = call(url, "GET", "overview")
     if as_json:
-        typer.echo(json.dumps(found))
+        say_json(found)
     else:
-        Console().print(_screen(found))
+        console().print(_screen(found))
     raise typer.Exit(1 if found["alarms"] else 0)
 
 
@@ -64,11 +62,12 @@ def top(
     done = 0
     if as_json:
         while not rounds or done < rounds:
-            typer.echo(json.dumps(call(url, "GET", "overview")))
+            say_json(call(url, "GET", "overview"))
             done += 1
             time.sleep(interval if done != rounds else 0)
         return
-    with Live(_screen(call(url, "GET", "overview")), screen=rounds == 0, auto_refresh=False) as live:
+    screen = _screen(call(url, "GET", "overview"))
+    with Live(screen, console=console(), screen=rounds == 0, auto_refresh=False) as live:
         try:
             while not rounds or done < rounds:
                 live.update(_screen(call(url, "GET", "overview")), refresh=True)
@@ -80,7 +79,7 @@ def top(
 
 def _screen(o: dict[str, Any]) -> Group:
     rates, doubt, queues = o["rates"], o["in_doubt"], o["queues"]
-    facts = Table(show_header=False, box=None, pad_edge=False)
+    facts = Rows(show_header=False, box=None, pad_edge=False)
     facts.add_row("halves", f"{rates['halves']:,.0f}/s", "committed", f"{rates['committed']:,.0f}/s")
     oldest = "-" if doubt["oldest_seconds"] is None else f"oldest {doubt['oldest_seconds']:.0f} s"
     facts.add_row("in doubt", f"{doubt['count']:,} {oldest}", "parked", f"{o['parked']['count']:,}")
@@ -91,14 +90,14 @@ def _screen(o: dict[str, Any]) -> Group:
         facts.add_row("lag", f"{queues['lag']:,}{age}", "dead letters", f"{queues['dead_letters']:,}")
         facts.add_row("topics", f"{queues['topics']:,}", "groups", f"{queues['groups']:,}")
     facts.add_row("disk", f"{o['disk']['used_share']:.0%} full", "version", o["version"])
-    alarms = [Text(f"{a['text']} (since {a['since'][:19]})", style="bold red") for a in o["alarms"]]
+    alarms = [cell(f"{a['text']} (since {a['since'][:19]})", "bold red") for a in o["alarms"]]
     parts: list[Any] = [
-        Text(f"Notify {o['at'][:19]}", style="bold"),
-        *(alarms or [Text("no alarms", style="green")]),
+        cell(f"Notify {o['at'][:19]}", "bold"),
+        *(alarms or [cell("no alarms", "green")]),
         facts,
     ]
     if queues is not None and queues["lagging"]:
-        table = Table("group", "lag", "oldest", "", box=None, pad_edge=False)
+        table = Rows("group", "lag", "oldest", "", box=None, pad_edge=False)
         for row in queues["lagging"]:
             age = "-" if row["oldest_seconds"] is None else f"{row['oldest_seconds']:.0f} s"
             table.add_row(row["name"], f"{row['lag']:,}", age, "paused" if row["paused"] else "")

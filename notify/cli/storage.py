@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import typer
 
 from notify.cli.api import AS_JSON
+from notify.cli.printed import say, say_json
 
 STORAGE = typer.Option(
     ..., "--storage", envvar="NOTIFY_STORAGE", help="SQLAlchemy URL of the database. [env: NOTIFY_STORAGE]"
@@ -35,7 +35,7 @@ def upgrade(
     with opened(storage) as engine:
         schema.upgrade(engine, shard)
     done = {"version": schema.newest_revision(), "shard": shard}
-    typer.echo(json.dumps(done) if as_json else f"shard {shard!r}: tables of version {done['version']}")
+    say_json(done) if as_json else say(f"shard {shard!r}: tables of version {done['version']}")
 
 
 @app.command("key-map")
@@ -62,16 +62,16 @@ def change_key_map(
         while found.previous and time.monotonic() < until:
             if found.waits_for != said:
                 said = found.waits_for
-                typer.echo(f"version {found.version} waits for {said}", err=True)
+                say(f"version {found.version} waits for {said}", err=True)
             time.sleep(FOLLOW_SECONDS)
             with engine.connect() as connection:
                 found = key_map.newest(connection)
     shown = {"version": found.version, "shards": list(found.shards), "waits_for": found.waits_for}
     if as_json:
-        typer.echo(json.dumps(shown))
+        say_json(shown)
     else:
         state = f" (waits for {found.waits_for})" if found.previous else ""
-        typer.echo(f"version {found.version}: {', '.join(found.shards) or 'the shards by name'}{state}")
+        say(f"version {found.version}: {', '.join(found.shards) or 'the shards by name'}{state}")
     if found.previous and shards is not None:
         raise typer.Exit(1)
 
@@ -90,7 +90,7 @@ def members(storage: str = STORAGE, as_json: bool = AS_JSON) -> None:
         for m in found
     ]
     if as_json:
-        typer.echo(json.dumps({"members": rows}))
+        say_json({"members": rows})
         return
     for row in rows:
-        typer.echo(f"{row['age']:>8.1f} s  {row['kind']:<8} {row['name']:<28} {row['url']}  {row['detail'] or ''}")
+        say(f"{row['age']:>8.1f} s  {row['kind']:<8} {row['name']:<28} {row['url']}  {row['detail'] or ''}")

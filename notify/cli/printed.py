@@ -1,0 +1,60 @@
+"""The one place that prints: what servers, databases and messages say is shown, and never obeyed by rich or a terminal.
+
+A key may be `[/red]`, which rich takes for markup, or hold escape sequences, which move a terminal's cursor or set its
+title. Whatever is printed passes `visible`; tests/unit/test_printed.py looks that no command prints by itself.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+def visible(text: str) -> str:
+    """The text with what a terminal does not show (control characters, direction marks, surrogates) as `\\x1b`."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print a line."""
+    typer.echo(visible(text), err=err)
+
+
+def say_json(value: Any) -> None:
+    """Print one JSON object on one line, in ASCII."""
+    typer.echo(json.dumps(value))
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that takes text for what it is."""
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+def cell(value: Any, style: str = "") -> Text:
+    """A value in a table: lists one below the other, a dict as its fields."""
+    return Text(_text(value), style=style)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return "\n".join(_text(v) for v in value[:50])
+    if isinstance(value, dict):
+        return ", ".join(f"{visible(str(k))} {_text(v)}" for k, v in value.items())
+    return "-" if value is None else visible(str(value))
+
+
+class Rows(Table):
+    """A table whose cells are values."""
+
+    def __init__(self, *columns: str, **options: Any) -> None:
+        super().__init__(*[visible(name) for name in columns], **options)
+
+    def add_row(self, *values: Any, **options: Any) -> None:
+        super().add_row(*[cell(value) for value in values], **options)

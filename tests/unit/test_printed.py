@@ -1,0 +1,97 @@
+"""What a command prints: other people's text is shown as it is, never obeyed, and there is one place that prints."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import notify.cli
+from notify.cli import api
+from notify.cli.overview import _screen
+from notify.cli.printed import Rows, cell, console, say, visible
+
+HOSTILE = [
+    "[/red]",
+    "[bold]x[/nothing]",
+    ":smile:",
+    "\x1b]0;title\x07",
+    "\x1b[2J\x1b[1;1H",
+    "\x9b31m",
+    "a\rb",
+    "\u202eabc",
+    "\udcff",
+    "a\x00b",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_table_shows_any_key(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`[/red]` used to end the command with a MarkupError; an escape sequence reached the terminal."""
+    row = {"key": text, "headers": {text: text}, "several": [text]}
+    api.show({"messages": [row]}, False, "messages")
+    api.show(row, False)
+    say(text)
+    say(text, err=True)
+    written = "".join(capsys.readouterr())
+    assert visible(text) in written
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", written)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_the_overview_shows_any_name(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown: dict[str, Any] = {
+        "at": "2026-01-01T00:00:00Z",
+        "version": "1",
+        "rates": dict.fromkeys(("halves", "committed", "delivered", "acked"), 0),
+        "in_doubt": {"count": 0, "oldest_seconds": None},
+        "parked": {"count": 0},
+        "disk": {"used_share": 0},
+        "alarms": [{"text": text, "since": text}],
+        "queues": dict.fromkeys(("lag", "dead_letters", "topics", "groups"), 0)
+        | {
+            "oldest_undelivered_seconds": None,
+            "lagging": [{"name": text, "lag": 1, "oldest_seconds": None, "paused": False}],
+        },
+    }
+    console().print(_screen(shown))
+    written = capsys.readouterr().out
+    assert written.count(visible(text)) >= 2
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", written)
+
+
+def test_plain_text_stays_as_it_is() -> None:
+    assert visible("Grüße, 注文 – 3 €\nnext line") == "Grüße, 注文 – 3 €\nnext line"
+    assert cell({"a": None, "b": [1, "x"]}).plain == "a -, b 1\nx"
+
+
+PRINTING = ("print", "typer.echo", "typer.secho", "click.echo", "sys.stdout.write", "sys.stderr.write")
+MAKING = ("Console", "Table", "Text", "Table.grid")
+
+
+def prints(source: str) -> Iterator[str]:
+    """What of a module prints, or makes what prints, by a way of its own."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and (called := ast.unparse(node.func)) in (*PRINTING, *MAKING):
+            yield called
+
+
+def test_commands_print_in_one_place() -> None:
+    folder = Path(notify.cli.__file__).parent
+    wrong = {path.name: sorted(prints(path.read_text())) for path in folder.glob("*.py") if path.name != "printed.py"}
+    assert {name: found for name, found in wrong.items() if found} == {}, "print by way of notify/cli/printed.py"
+
+
+@pytest.mark.parametrize(
+    "source", ["print(1)", "typer.echo(x)", "Console(stderr=True)", "sys.stderr.write(x)"]
+)
+def test_another_way_of_printing_is_seen(source: str) -> None:
+    assert list(prints(source))
+
+
+def test_rows_escape_their_columns() -> None:
+    assert [str(column.header) for column in Rows("a\x1b").columns] == ["a\\x1b"]
