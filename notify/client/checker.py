@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from notify import tracing
@@ -20,9 +22,89 @@ log = logging.getLogger("notify.check")
 
 POLL_SECONDS = 20.0
 ANSWER_SECONDS = 8.0
-CONCURRENT_ANSWERS = 16
+UNDER_WAY = 256
+"""Checks that are being answered at a time; with so many the next poll waits."""
+THREADS = 8
+"""Checks that one listener, or the local table, answers at a time, each in a thread of its own."""
+WAITING = 64
+"""Checks that wait for such a thread; one more is answered UNKNOWN at once, and the server asks it again."""
 RETRY_SECONDS = 0.2
 RETRY_MAX_SECONDS = 5.0
+
+
+class _Room:
+    """Where the checks of one listener, or of the local table, are answered: one that hangs fills only its own."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._free = asyncio.Semaphore(THREADS)
+        self._waiting = 0
+        self.running: set[asyncio.Future[Any]] = set()
+        """Of the threads that have not ended."""
+
+    async def _enter(self) -> None:
+        if self._waiting >= WAITING:
+            raise CheckUnavailable(f"{self._waiting} checks wait for {self._name} already")
+        self._waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self._waiting -= 1
+
+    @contextlib.asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """A place, for what runs on the loop. Raises CheckUnavailable where too many wait for one."""
+        await self._enter()
+        try:
+            yield
+        finally:
+            self._free.release()
+
+    async def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The function's result, from a thread. Where the wait is cancelled, the thread has its place until it ends.
+
+        Raises CheckUnavailable where too many wait for a place.
+        """
+        await self._enter()
+        future = _in_thread(function, *arguments)
+        self.running.add(future)
+        future.add_done_callback(self._left)
+        return await asyncio.shield(future)
+
+    def _left(self, future: asyncio.Future[Any]) -> None:
+        self.running.discard(future)
+        self._free.release()
+
+
+def _in_thread(function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+    """Call a function in a new thread: a daemon, so that one that never ends does not keep its process from ending."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: Exception | None) -> None:
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result: Any = None
+        error: Exception | None = None
+        try:
+            result = function(*arguments)
+        except (StopIteration, StopAsyncIteration) as raised:  # a future cannot hold these
+            error = CheckUnavailable(f"the listener raised {type(raised).__name__}")
+        except Exception as raised:
+            error = raised
+        except BaseException as raised:  # SystemExit and its like would end the loop
+            error = CheckUnavailable(f"the listener raised {type(raised).__name__}")
+        try:
+            loop.call_soon_threadsafe(settle, result, error)
+        except RuntimeError:
+            return  # the loop is closed: nobody waits any more
+
+    threading.Thread(target=run, name="notify-check", daemon=True).start()
+    return future
 
 
 class Checker:
@@ -32,9 +114,12 @@ class Checker:
         self._client = client
         self._engine = engine
         self._listeners = listeners
-        self._room = asyncio.Semaphore(CONCURRENT_ANSWERS)
+        self._permits = asyncio.Semaphore(UNDER_WAY)
         self._answers: set[asyncio.Task[None]] = set()
-        self._threads: set[asyncio.Future[Any]] = set()
+        self._local = _Room("the local table")
+        self._rooms: dict[int, _Room] = {}
+        """By the listener's id()."""
+        self._complaint = ""
         self.source = ""
         self.answered = 0
 
@@ -46,15 +131,35 @@ class Checker:
                 if self._engine is not None and not self.source:
                     self.source = await self._read_source()
                 for check in await self._poll():
-                    await self._room.acquire()
+                    await self._permits.acquire()
                     task = asyncio.get_running_loop().create_task(self._answer(check))
                     self._answers.add(task)
-                    task.add_done_callback(self._answers.discard)
+                    task.add_done_callback(self._answered)
                 wait = RETRY_SECONDS
-            except (NotifyError, CheckUnavailable) as error:
-                log.debug("polling for checks failed, again in %.1f s: %s", wait, error)
+                self._complaint = ""
+            except Exception as error:
+                self._complain(error, wait)
                 await asyncio.sleep(wait * (1 + 0.2 * random.random()))
                 wait = min(wait * 2, RETRY_MAX_SECONDS)
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        """However it ended, cancelled before it began included."""
+        self._answers.discard(task)
+        self._permits.release()
+
+    def _complain(self, error: Exception, wait: float) -> None:
+        """Say why polling fails: loudly, and once, where trying again does not help by itself."""
+        passing = isinstance(error, CheckUnavailable) or (isinstance(error, NotifyError) and error.retryable)
+        loud = not passing and str(error) != self._complaint
+        if loud:
+            self._complaint = str(error)
+        log.log(
+            logging.WARNING if loud else logging.DEBUG,
+            "polling for checks failed, again in %.1f s; transactions in doubt wait for it: %s: %s",
+            wait,
+            type(error).__name__,
+            error,
+        )
 
     async def _poll(self) -> list[Check]:
         topics = None
@@ -68,15 +173,15 @@ class Checker:
             wait=POLL_SECONDS,
             max=100,
         )
-        found: Checks = await call(self._client.http, "/v1/checks/poll", poll, Checks, POLL_SECONDS + 5)
-        return found.checks
+        polled: Checks = await call(self._client.http, "/v1/checks/poll", poll, Checks, POLL_SECONDS + 5)
+        return polled.checks
 
     async def _read_source(self) -> str:
         try:
             if is_async(self._engine):
                 async with self._engine.connect() as connection:
                     return str((await connection.run_sync(read_source))[0])
-            return str(await self._in_thread(self._read_source_sync))
+            return str(await self._local.in_thread(self._read_source_sync))
         except CheckUnavailable:
             raise
         except Exception as error:
@@ -87,17 +192,11 @@ class Checker:
             return read_source(connection)[0]
 
     async def _answer(self, check: Check) -> None:
-        half = HalfMessage(
-            check.id, self._client.group, check.shard, check.source, check.attempt, tuple(check.messages)
-        )
         reason = None
         outcome = Outcome.UNKNOWN
-        first = check.messages[0]
         try:
-            with tracing.continued("check", first.topic, first.headers) as note:
-                async with asyncio.timeout(ANSWER_SECONDS):
-                    outcome = await self._ask(half)
-                note("notify.outcome", outcome.value)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                outcome = await self._outcome_of(check)
         except CheckUnavailable as error:
             reason = str(error)
         except TimeoutError:
@@ -105,15 +204,14 @@ class Checker:
         except Exception as error:
             log.exception("a check listener raised; the answer is UNKNOWN")
             reason = f"the listener raised {type(error).__name__}"
-        finally:
-            self._room.release()
         item = OutcomeItem(
             id=check.id,
             outcome=outcome.value,
             shard=check.shard,
             check=check.token,
             unavailable=reason is not None,
-            reason=None if reason is None else reason[:500],
+            # It leaves in a request with the outcomes of others: what is no Unicode would have all of them refused.
+            reason=None if reason is None else reason[:500].encode(errors="replace").decode(),
         )
         try:
             await self._client.answer(item)
@@ -121,32 +219,40 @@ class Checker:
         except NotifyError as error:
             log.debug("the answer to a check was lost, it will be asked again: %s", error)
 
+    async def _outcome_of(self, check: Check) -> Outcome:
+        half = HalfMessage(
+            check.id, self._client.group, check.shard, check.source, check.attempt, tuple(check.messages)
+        )
+        # A server up to 0.1.0 sends none where the half was decided just before it read them.
+        headers = check.messages[0].headers if check.messages else None
+        with tracing.continued("check", half.topic, headers) as note:
+            outcome = await self._ask(half)
+            note("notify.outcome", outcome.value)
+        return outcome
+
     async def _ask(self, half: HalfMessage) -> Outcome:
         for listener in self._listeners:
             if half.topic in listener.topics:
-                outcome = await self._in_thread(listener.check, half)
+                room = self._rooms.get(id(listener))
+                if room is None:
+                    room = self._rooms[id(listener)] = _Room(type(listener).__name__)
+                outcome = await room.in_thread(listener.check, half)
                 if not isinstance(outcome, Outcome):
                     raise CheckUnavailable(f"the listener answered {outcome!r}, which is no Outcome")
                 return outcome
         if self._engine is None:
             raise CheckUnavailable(f"no listener for topic {half.topic!r}")
         if is_async(self._engine):
-            async with self._engine.connect() as connection:
-                found: Outcome = await connection.run_sync(answer, half)
-                return found
-        local: Outcome = await self._in_thread(LocalTransactionCheck(self._engine).check, half)
+            async with self._local.place(), self._engine.connect() as connection:
+                told: Outcome = await connection.run_sync(answer, half)
+                return told
+        local: Outcome = await self._local.in_thread(LocalTransactionCheck(self._engine).check, half)
         return local
 
-    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run in a thread. A cancelled wait leaves the thread running: `close` waits for it."""
-        running = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
-        self._threads.add(running)
-        running.add_done_callback(self._threads.discard)
-        return await asyncio.shield(running)
-
     async def close(self) -> None:
-        """End answers that are under way, and wait for the threads that use the database."""
+        """End answers that are under way, and wait for the threads that use the database, for a while."""
         for task in list(self._answers):
             task.cancel()
-        if self._threads:
-            await asyncio.wait(list(self._threads), timeout=ANSWER_SECONDS)
+        running = [future for room in (self._local, *self._rooms.values()) for future in room.running]
+        if running:
+            await asyncio.wait(running, timeout=ANSWER_SECONDS)

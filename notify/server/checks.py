@@ -79,7 +79,11 @@ class Checks:
                 waiting.remove(poller)
         self.last_poll_us[poll.producer_group] = self._clock()
         payloads = await self._store.half_payloads(poller.taken) if poller.taken else []
-        questions = [self._question(due, half) for due, half in zip(poller.taken, payloads, strict=True)]
+        questions = []
+        for due, half in zip(poller.taken, payloads, strict=True):
+            # A half without messages was decided since its check was claimed, or they cannot be read any more.
+            if half or await self._store.checking(due.id, due.shard or None) is not None:
+                questions.append(self._question(due, half))
         if self.tracing:
             now_us = self._clock()
             for question in questions:

@@ -1,0 +1,186 @@
+"""The answering side of check-back: nothing that a check or a listener does keeps other checks from their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from notify import ids
+from notify.check import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
+from notify.check.schedule import CheckSchedule
+from notify.client import TransactionProducer
+from notify.client.checker import Checker
+from notify.errors import InvalidRequest
+from notify.server.checks import Checks as ServerChecks
+from notify.server.metrics import Metrics
+from notify.testing import InMemoryServer
+from notify.wire import Check, CheckedMessage, Checks, OutcomeItem, Poll, encode_msgpack
+from storage.memory import MemoryStore
+from storage.store import Due, State, Topic
+from tests.support.clock import eventually_async
+from tests.support.transactions import new_id, sent
+
+
+class Asking:
+    """In place of a producer's client: its polls give these answers, one each, and then wait."""
+
+    group, instance = "g", "i"
+
+    def __init__(self, *answers: bytes | Sequence[Check]) -> None:
+        self._answers = [a if isinstance(a, bytes) else encode_msgpack(Checks(list(a))) for a in answers]
+        self.said: list[OutcomeItem] = []
+        self.http: Any = self
+
+    async def call(self, *_: Any) -> bytes:
+        if not self._answers:
+            await asyncio.Event().wait()
+        return self._answers.pop(0)
+
+    async def answer(self, item: OutcomeItem) -> None:
+        encode_msgpack(item)  # as what leaves with the outcomes of others has to be
+        self.said.append(item)
+
+    def outcome_of(self, check: Check) -> str:
+        """What was said to a check; empty: nothing yet."""
+        return next((item.outcome for item in self.said if item.id == check.id), "")
+
+
+def check_of(topic: str = "", attempt: int = 1) -> Check:
+    return Check("1", "main", new_id(), "", attempt, [CheckedMessage(topic)] if topic else [])
+
+
+async def asked(client: Any, listeners: list[CheckMessageListener], *checks: Check) -> None:
+    """Run a checker until it has said something to each of these."""
+    checker = Checker(client, None, listeners)
+    task = asyncio.get_running_loop().create_task(checker.run())
+    try:
+        await eventually_async(lambda: all(map(client.outcome_of, checks)), "an answer to each check", seconds=20)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await checker.close()
+
+
+class Good(CheckMessageListener):
+    topics = ("good",)
+
+    def check(self, half: HalfMessage) -> Outcome:
+        return Outcome.COMMIT
+
+
+def test_checks_without_messages_take_nothing_from_the_others() -> None:
+    """As a server sends them whose half was decided just before it was read."""
+    empty, good = [check_of() for _ in range(400)], check_of("good")
+    client = Asking(empty, [good])
+    asyncio.run(asked(client, [Good()], good, *empty))
+    assert client.outcome_of(good) == "COMMIT"
+    assert all(item.unavailable and item.outcome == "UNKNOWN" for item in client.said if item.id != good.id)
+
+
+def test_a_listener_that_hangs_keeps_nobody_else_waiting() -> None:
+    end = threading.Event()
+
+    class Hangs(CheckMessageListener):
+        topics = ("hangs",)
+
+        def check(self, half: HalfMessage) -> Outcome:
+            end.wait()
+            return Outcome.UNKNOWN
+
+    checks = [check_of("hangs") for _ in range(200)]
+    good = check_of("good")
+    client = Asking(checks, [good])
+
+    async def scenario() -> None:
+        try:
+            await asked(client, [Hangs(), Good()], good)
+        finally:
+            end.set()
+
+    asyncio.run(scenario())
+    assert client.outcome_of(good) == "COMMIT"
+    # Those that found too many waiting were told so; the others are asked again by the server.
+    assert all(item.unavailable for item in client.said if item.id != good.id)
+
+
+def test_what_a_listener_says_can_be_sent() -> None:
+    class Odd(CheckMessageListener):
+        topics = ("odd",)
+
+        def check(self, half: HalfMessage) -> Outcome:
+            if half.attempt == 1:
+                raise CheckUnavailable("half a pair: \ud800")
+            raise SystemExit("a listener that ends its process") if half.attempt == 2 else StopIteration
+
+    checks = [check_of("odd", attempt) for attempt in (1, 2, 3)]
+    client = Asking(checks)
+    asyncio.run(asked(client, [Odd()], *checks))
+    reasons = {item.id: item.reason for item in client.said}
+    assert reasons[checks[0].id] == "half a pair: ?"
+    assert all(item.unavailable and item.outcome == "UNKNOWN" for item in client.said)
+
+
+def test_an_answer_that_is_none_does_not_end_the_polling(caplog: pytest.LogCaptureFixture) -> None:
+    good = check_of("good")
+    client = Asking(b"<html>a proxy's page</html>", [good])
+    asyncio.run(asked(client, [Good()], good))
+    assert client.outcome_of(good) == "COMMIT"
+    assert "polling for checks failed" in caplog.text
+
+
+def test_listeners_that_could_never_answer_are_refused(memory: InMemoryServer, unique: str) -> None:
+    class Text(Good):
+        topics = "good"
+
+    class Coroutine(Good):
+        async def check(self, half: HalfMessage) -> Outcome:  # type: ignore[override]
+            return Outcome.COMMIT
+
+    with TransactionProducer(memory.url, group=unique) as producer:
+        for listener in (Text(), Coroutine()):
+            with pytest.raises(InvalidRequest):
+                producer.add_check_listener(listener)
+
+
+def test_a_half_that_is_decided_meanwhile_is_not_asked_about() -> None:
+    """Its outcome arrives between the claim of its check and the reading of its messages."""
+
+    class Late(MemoryStore):
+        async def half_payloads(self, claimed: Sequence[Due]) -> list[list[bytes]]:
+            await self.decide([(claimed[0].id, "g", State.COMMITTED)], 0)
+            return await super().half_payloads(claimed)
+
+    async def scenario() -> list[str]:
+        store = Late()
+        await store.open(0)
+        await store.create_topic(Topic("t"))
+        decided, open_still = sent(), sent()
+        await store.put([decided], 0)
+        await store.put([open_still], 1)
+        checks = ServerChecks(store, lambda: 60_000_000, CheckSchedule(), "main", Metrics())
+        found = await checks.poll(Poll(producer_group="g", instance="i"))
+        assert [len(check["messages"]) for check in found] == [1]
+        assert [check["id"] for check in found] == [ids.to_text(open_still.id)]
+        return [check["id"] for check in found]
+
+    asyncio.run(scenario())
+
+
+def test_the_threads_of_listeners_do_not_outlive_the_process() -> None:
+    """A listener that never returns does not keep a process from its end: its thread is a daemon."""
+    daemons: list[bool] = []
+
+    class Looks(CheckMessageListener):
+        topics = ("looks",)
+
+        def check(self, half: HalfMessage) -> Outcome:
+            daemons.append(threading.current_thread().daemon)
+            return Outcome.COMMIT
+
+    check = check_of("looks")
+    asyncio.run(asked(Asking([check]), [Looks()], check))
+    assert daemons == [True]
