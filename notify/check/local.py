@@ -7,7 +7,6 @@ from typing import Any
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from notify import ids
 from notify.check.listener import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
 from notify.check.question import ask, read_source, short_waits
 
@@ -41,14 +40,12 @@ def answer(connection: Connection, half: HalfMessage) -> Outcome:
 
 def _answer(connection: Connection, half: HalfMessage) -> Outcome:
     try:
-        source, purged_before = read_source(connection)
+        source, _ = read_source(connection)
         connection.rollback()
     except SQLAlchemyError as error:
         raise CheckUnavailable(f"the database did not answer: {type(error).__name__}") from error
     if source != half.source:
         raise CheckUnavailable(f"this database is source {source}, the half came from {half.source or 'none'}")
-    if ids.milliseconds(ids.from_text(half.id)) <= purged_before:
-        raise CheckUnavailable("rows of that time were purged by force; an operator has to decide")
     stands = ask(connection, half.id, half.producer_group)
     if stands.state == "COMMITTED" and half.shard in stands.shards:
         return Outcome.COMMIT

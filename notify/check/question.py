@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from notify import ids
 from notify.check.listener import CheckUnavailable
 
 LOCK_TIMEOUT_MS = 300
@@ -28,6 +29,7 @@ _TOMBSTONE = (
 )
 _STANDS = sa.text("SELECT state, shards FROM half_message WHERE transaction_id = :id AND message_no = 0")
 _SOURCE = sa.text("SELECT id, purged_before FROM notify_source")
+_PURGED = sa.text("SELECT purged_before FROM notify_source")
 
 _POSTGRESQL = sa.text(_TOMBSTONE.format(now="clock_timestamp() AT TIME ZONE 'utc'", ignore="ON CONFLICT DO NOTHING"))
 _MYSQL = sa.text(_TOMBSTONE.format(now="UTC_TIMESTAMP(6)", ignore="ON DUPLICATE KEY UPDATE state=state"))
@@ -56,7 +58,8 @@ def read_source(connection: Connection) -> tuple[str, int]:
 def ask(connection: Connection, transaction_id: str, producer_group: str) -> Stands:
     """Ask in a transaction of its own on a connection that has none open.
 
-    Raises CheckUnavailable on a lock timeout or any error of the database: then nothing is known.
+    Raises CheckUnavailable on a lock timeout or any error of the database, and where no commit stands and the rows of
+    that time were purged by force: then nothing is known, and no tombstone is left.
     """
     dialect = connection.dialect
     parameters = {"id": transaction_id, "producer_group": producer_group}
@@ -66,7 +69,7 @@ def ask(connection: Connection, transaction_id: str, producer_group: str) -> Sta
             with connection.begin():
                 connection.execute(sa.text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms'"))
                 connection.execute(_POSTGRESQL, parameters)
-                row = connection.execute(_STANDS, parameters).one_or_none()
+                stands = _read(connection, parameters)
         elif dialect.name in ("mysql", "mariadb"):
             connection = connection.execution_options(isolation_level="READ COMMITTED")
             with connection.begin():
@@ -77,24 +80,38 @@ def ask(connection: Connection, transaction_id: str, producer_group: str) -> Sta
                 else:
                     connection.execute(sa.text(f"SET SESSION innodb_lock_wait_timeout = {seconds}"))
                     connection.execute(_MYSQL, parameters)
-                row = connection.execute(_STANDS, parameters).one_or_none()
+                stands = _read(connection, parameters)
         elif dialect.name == "sqlite":
-            row = _ask_sqlite(connection, parameters)
+            stands = _ask_sqlite(connection, parameters)
         else:
             raise CheckUnavailable(f"there is no check for {dialect.name}; write a CheckMessageListener")
     except sa.exc.SQLAlchemyError as error:
         raise CheckUnavailable(f"the database did not answer: {type(error).__name__}") from error
+    return stands
+
+
+def _read(connection: Connection, parameters: dict[str, str]) -> Stands:
+    """What stands after the insert.
+
+    The purge's mark is read last, and not before the insert: a purge that deletes the row meanwhile has set it then,
+    and this transaction, which would leave a tombstone in the row's place, is rolled back.
+    """
+    row = connection.execute(_STANDS, parameters).one_or_none()
     if row is None:
         raise CheckUnavailable("no row stands after the insert")
-    return Stands(str(row[0]), tuple(s for s in str(row[1]).split(",") if s))
+    stands = Stands(str(row[0]), tuple(s for s in str(row[1]).split(",") if s))
+    purged_before = int(connection.execute(_PURGED).scalar_one())
+    if stands.state != "COMMITTED" and ids.milliseconds(ids.from_text(parameters["id"])) <= purged_before:
+        raise CheckUnavailable("rows of that time were purged by force; an operator has to decide")
+    return stands
 
 
-def _ask_sqlite(connection: Connection, parameters: dict[str, str]) -> sa.Row[tuple[str, str]] | None:
+def _ask_sqlite(connection: Connection, parameters: dict[str, str]) -> Stands:
     with connection.begin():
         if not _in_transaction(connection):
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         connection.execute(_SQLITE, parameters)
-        return connection.execute(_STANDS, parameters).one_or_none()
+        return _read(connection, parameters)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
@@ -179,10 +179,18 @@ def instant_before(connection: Connection, seconds: float) -> datetime:
     return moment - timedelta(seconds=seconds)
 
 
+class OldTransaction(NamedTuple):
+    """A transaction that a purge may take: what its first row says of where its half is."""
+
+    producer_group: str
+    id: str
+    shards: str
+
+
 def oldest_transactions(
     connection: Connection, before_seconds: float, limit: int, after: str = ""
-) -> Sequence[tuple[str, str]]:
-    """(producer group, transaction id) of rows older than so many seconds by the database's clock, ids above `after`.
+) -> Sequence[OldTransaction]:
+    """Transactions whose rows are older than so many seconds by the database's clock, with ids above `after`.
 
     Ids rise with time, so the primary key finds the oldest: an index of times would cost every commit a write.
     """
@@ -190,13 +198,13 @@ def oldest_transactions(
     last_ms = max(0, round((cutoff + CLOCK_SKEW).replace(tzinfo=UTC).timestamp() * 1000))
     t = half_message.c
     rows = connection.execute(
-        sa.select(t.producer_group, t.transaction_id)
+        sa.select(t.producer_group, t.transaction_id, t.shards)
         .where(t.transaction_id > after, t.transaction_id < ids.to_text(last_ms.to_bytes(6) + bytes(10)))
         .where(t.created_at < cutoff, t.message_no == 0, t.relayed == 1)
         .order_by(t.transaction_id)
         .limit(limit)
     )
-    return [(str(row[0]), str(row[1])) for row in rows]
+    return [OldTransaction(str(row[0]), str(row[1]), str(row[2])) for row in rows]
 
 
 def note_purged(connection: Connection, column: sa.Column[Any], before_seconds: float) -> None:

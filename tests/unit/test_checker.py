@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -53,13 +53,16 @@ def check_of(topic: str = "", attempt: int = 1) -> Check:
     return Check("1", "main", new_id(), "", attempt, [CheckedMessage(topic)] if topic else [])
 
 
-async def asked(client: Any, listeners: list[CheckMessageListener], *checks: Check) -> None:
-    """Run a checker until it has said something to each of these."""
+async def asked(
+    client: Any, listeners: list[CheckMessageListener], *checks: Check, then: Callable[[], object] = lambda: None
+) -> None:
+    """Run a checker until it has said something to each of these; then call `then`, and close it."""
     checker = Checker(client, None, listeners)
     task = asyncio.get_running_loop().create_task(checker.run())
     try:
         await eventually_async(lambda: all(map(client.outcome_of, checks)), "an answer to each check", seconds=20)
     finally:
+        then()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await checker.close()
@@ -94,14 +97,7 @@ def test_a_listener_that_hangs_keeps_nobody_else_waiting() -> None:
     checks = [check_of("hangs") for _ in range(200)]
     good = check_of("good")
     client = Asking(checks, [good])
-
-    async def scenario() -> None:
-        try:
-            await asked(client, [Hangs(), Good()], good)
-        finally:
-            end.set()
-
-    asyncio.run(scenario())
+    asyncio.run(asked(client, [Hangs(), Good()], good, then=end.set))
     assert client.outcome_of(good) == "COMMIT"
     # Those that found too many waiting were told so; the others are asked again by the server.
     assert all(item.unavailable for item in client.said if item.id != good.id)
