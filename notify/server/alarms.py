@@ -40,6 +40,8 @@ MEANING = {
     "disk": "The disk of the log is fuller than alarm_disk_share. When it is full, writes get 507; reading goes on.",
     "bridge": "A bridge or relay has been silent for longer than alarm_bridge_seconds; it writes every 10 s at least.",
     "audit": "The newest audit left here has findings: see its report.",
+    "filter": "A subscription's filter is one that an earlier version took and this one refuses, since it may cost too "
+    "much: the group gets nothing more of that topic. Subscribe it with another filter.",
     "retention": "Retention failed; the log says why. It is tried again every 30 s.",
 }
 """What each alarm means and what to do; docs/operating.md has this table."""
@@ -145,6 +147,10 @@ class Alarms:
                     yield "no_consumers", name, f"Group {name} has {behind:,} messages to receive, and no consumer asks"
             elif not behind:
                 self._seen_us.pop(name, None)
+            for cursor in group.cursors.values():
+                if cursor.refused and cursor.queue == 0:
+                    text = f"Group {name} gets nothing of topic {cursor.topic}: {cursor.refused}"
+                    yield "filter", f"{name}/{cursor.topic}", text
             if self._grows(name, behind, now_us):
                 yield "lag_growing", name, f"The lag of group {name} keeps growing: {behind:,} messages"
 

@@ -220,3 +220,31 @@ def test_the_secret_is_not_shown(watched: InMemoryServer) -> None:
     shown = admin(watched.url, "GET", "settings")
     row = next(s for s in shown["settings"] if s["name"] == "webhook_secret")
     assert row["value"] == "(secret)" and SECRET not in json.dumps(shown)
+
+
+def test_a_stored_filter_that_is_refused_now_stops_nothing_but_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier version took filters of any cost. The server starts, and says what no longer gets anything."""
+    costly = "headers.all(a, headers.all(b, headers.all(c, true)))"
+    with InMemoryServer(alarm_every_seconds=0.05) as server:
+        with monkeypatch.context() as earlier:
+            earlier.setattr("notify.server.delivery.filter.check_cost", lambda text: 1.0)
+            for topic in ("a", "b"):
+                subscribe(server.url, "g", topic, filter=costly if topic == "a" else "")
+        publish(server.url, "a", ["one"])
+        publish(server.url, "b", ["two"])
+        server.restart()
+
+        def received() -> list[str]:
+            asked = {"instance": "i", "max": 10, "wait": 0, "lease": 30}
+            return [m["body"] for m in post(server.url, "/v1/groups/g/receive", asked)["messages"]]
+
+        def raised() -> list[tuple[str, str]]:
+            alarms = admin(server.url, "GET", "overview")["alarms"]
+            return [(a["name"], a["target"]) for a in alarms if a["name"] == "filter"]
+
+        assert received() == ["two"] and received() == []
+        eventually(lambda: raised() == [("filter", "g/a")], "the alarm")
+        assert "macro" in admin(server.url, "GET", "overview")["alarms"][0]["text"]
+        subscribe(server.url, "g", "a", filter='!("x" in headers)')
+        assert received() == ["one"]
+        eventually(lambda: raised() == [], "the alarm to be cleared")

@@ -66,13 +66,14 @@ class Jobs:
         job = await asyncio.to_thread(database.job, number)
         assert job is not None
         spec = job["spec"]
-        letters, wanted = DeadLetters(core, spec["group"]), Wanted(**spec["wanted"])
         position, done = job["position"], job["done"]
         try:
+            letters = DeadLetters(core, spec["group"])
+            wanted = Wanted(**spec["wanted"])  # of an earlier version it may be refused now
             while position < spec["until"]:
                 if number in self._cancelled:
                     return
-                batch = [m for m in letters.read(position, BATCH) if m.offset < spec["until"]]
+                batch = [m for m in letters.read(position, min(BATCH, wanted.at_once)) if m.offset < spec["until"]]
                 if not batch:
                     break
                 items = await letters.send_again([m for m in batch if wanted.matches(m)])

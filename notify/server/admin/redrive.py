@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ from storage.store import (
 
 AT_ONCE = 4096
 READ_BYTES = 8 << 20
-READ_MESSAGES = 1_000
+LOOKED_AT_ONCE = 500
+"""Dead letters that are looked at in one go: a search through all must not hold up everyone else."""
 
 
 @dataclass(slots=True)
@@ -45,6 +47,11 @@ class Wanted:
     def __post_init__(self) -> None:
         if self.filter:
             self._filter = Filter(self.filter)
+
+    @property
+    def at_once(self) -> int:
+        """How many may be looked at in one go."""
+        return LOOKED_AT_ONCE if self._filter is None else min(LOOKED_AT_ONCE, self._filter.at_once)
 
     def plain(self) -> dict[str, str]:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
@@ -89,9 +96,10 @@ class DeadLetters:
         """Those that match from an offset on, and the offset to go on from."""
         found: list[StoredMessage] = []
         while len(found) < limit:
-            batch = self.read(offset, READ_MESSAGES)
+            batch = self.read(offset, wanted.at_once)
             if not batch:
                 break
+            await asyncio.sleep(0)  # others have their turn
             for m in batch:
                 offset = m.offset + 1
                 if wanted.matches(m) and not (not_redriven and await self._is_redriven(m)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
-from notify.errors import NotifyError
+from notify.errors import InvalidRequest, NotifyError
 from notify.server.delivery.filter import Filter
 from notify.server.metrics import Metrics
 from notify.wire import decode_payload
@@ -38,6 +38,7 @@ class Cursor:
         "next",
         "progress",
         "queue",
+        "refused",
         "retries",
         "serves",
         "subscription",
@@ -70,7 +71,19 @@ class Cursor:
         """Go on where it stands, with other tags or bounds."""
         self.subscription = subscription
         self._hashes = frozenset(tag_hash(tag) for tag in subscription.tags)
-        self._filter = Filter(subscription.filter) if subscription.filter else None
+        self._filter = None
+        self.refused = ""
+        """Why the filter is not evaluated: it is one that an earlier version took. Then nothing more is looked at."""
+        if subscription.filter:
+            try:
+                self._filter = Filter(subscription.filter)
+            except InvalidRequest as error:
+                self.refused = str(error)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether each message costs an evaluation of its filter."""
+        return self._filter is not None
 
     def lag(self) -> int:
         """Messages not settled yet. Where a topic is broadcast, each instance has a cursor that counts its own."""
@@ -80,8 +93,8 @@ class Cursor:
         return max(0, end - max(self.progress.floor, start) - self.progress.settled.offsets)
 
     def is_paused(self) -> bool:
-        """Whether it has too many gaps to keep account of more."""
-        return len(self.progress.settled) + len(self.retries) >= RUNS_BOUND
+        """Whether it looks no further: it has too many gaps to keep account of more, or its filter is refused."""
+        return bool(self.refused) or len(self.progress.settled) + len(self.retries) >= RUNS_BOUND
 
     def is_settled_to(self, offset: int) -> bool:
         """Whether everything below an offset is settled, or no longer retained."""
@@ -105,14 +118,14 @@ class Cursor:
 
     def _take_ahead(self, taken: list[StoredMessage], limit: int, now_us: int) -> None:
         """Add messages from the position on, until there are `limit`."""
-        scan, skipped = limit, 0
-        most = MOST_SKIPPED if self._filter is None else MOST_EVALUATED
+        most = MOST_SKIPPED if self._filter is None else self._filter.at_once
+        scan, skipped = min(limit, most), 0
         while len(taken) < limit and skipped < most and not self.is_paused():
-            wanted, passed = self._take_new(limit - len(taken), scan, now_us)
+            wanted, passed = self._take_new(min(limit - len(taken), most - skipped), scan, now_us)
             if not passed:
                 break
             taken += wanted
-            skipped += passed - len(wanted)
+            skipped += passed - (0 if self.evaluates else len(wanted))
             scan = min(WIDEST_SCAN, most, scan * 2)
 
     def is_behind(self, messages: int) -> bool:

@@ -413,6 +413,11 @@ class Delivery:
             if handed:
                 waiting.remove(waiter)
                 waiter.answer.set_result(handed)
+            elif group.has_skipped:
+                # It has looked at as many as may be looked at in one go: the next one's turn is first.
+                waiting.remove(waiter)
+                waiting.append(waiter)
+                break
             elif group.turns.next() is None:
                 break  # nothing for this one, nothing for the next
         if waiting and group.has_skipped:

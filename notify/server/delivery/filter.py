@@ -1,8 +1,8 @@
 """A subscription's filter over headers, key and tag: an expression of CEL, the Common Expression Language.
 
-CEL (https://cel.dev) always ends, has no side effects, and its regular expressions take linear time, so that it may
-come from anyone who may subscribe. A message whose evaluation fails, because a header is not there for example, does
-not match: `has(headers.region) && headers.region == "eu"` says what is meant.
+CEL (https://cel.dev) always ends and has no side effects; what it may cost is bounded by its text (see filter_cost.py),
+so that it may come from anyone who may subscribe. A message whose evaluation fails, because a header is not there for
+example, does not match: `has(headers.region) && headers.region == "eu"` says what is meant.
 """
 
 from __future__ import annotations
@@ -10,21 +10,26 @@ from __future__ import annotations
 import cel
 
 from notify.errors import InvalidRequest
+from notify.server.delivery.filter_cost import check_cost
 from notify.wire import decode_payload
 
 LONGEST = 1000
 VARIABLES = ("headers", "key", "tag", "topic")
+AT_ONCE_US = 50_000.0
+"""Messages that could take so long together are evaluated in one go: then others have their turn."""
 
 
 class Filter:
     """A compiled filter. Raises InvalidRequest (`invalid_filter`) where it does not parse or can never be right."""
 
-    __slots__ = ("_program", "text")
+    __slots__ = ("_program", "at_once", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
         if len(text) > LONGEST:
             raise InvalidRequest(f"a filter has at most {LONGEST} characters, not {len(text)}", "invalid_filter")
+        self.at_once = max(1, round(AT_ONCE_US / check_cost(text)))
+        """How many messages may be evaluated in one go."""
         try:
             self._program = cel.compile(text)
             unknown = [name for name in self._program.variables() if name not in VARIABLES and _is_free(name, text)]

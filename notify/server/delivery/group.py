@@ -292,6 +292,8 @@ class Group:
                 elif cursor.is_awake:
                     self.has_skipped = True
                     break
+                if cursor.evaluates:
+                    break  # what it may evaluate in one go is evaluated, or nearly so
         except NotifyError:
             if not handed:  # what is leased already must reach its consumer
                 raise

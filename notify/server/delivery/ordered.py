@@ -47,18 +47,18 @@ class OrderedCursor(Cursor):
         heapq.heapify(self.retries)
 
     def _take_ahead(self, taken: list[StoredMessage], limit: int, now_us: int) -> None:
-        skipped = 0
+        skipped, most = 0, MOST_EVALUATED if self._filter is None else self._filter.at_once
         while len(taken) < limit:
             if self._turn_come:
                 taken += self._take_one(self._turn_come[0], now_us)
                 self._turn_come.popleft()
                 continue
-            if self.is_paused() or self._waiting >= WAITING_BOUND or skipped >= MOST_EVALUATED:
+            if self.is_paused() or self._waiting >= WAITING_BOUND or skipped >= most:
                 break
-            wanted, passed = self._take_new(limit - len(taken), MOST_EVALUATED, now_us)
+            wanted, passed = self._take_new(min(limit - len(taken), most - skipped), most, now_us)
             if not passed:
                 break
-            skipped += passed - len(wanted)
+            skipped += passed - (0 if self.evaluates else len(wanted))
             taken += [message for message in wanted if self._may_go(message)]
 
     def _may_go(self, message: StoredMessage) -> bool:

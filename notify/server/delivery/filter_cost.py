@@ -1,0 +1,176 @@
+"""What a filter may cost at most, from its text alone: it runs in the server's loop, where nothing can stop it.
+
+CEL always ends, but not always soon: macros within macros multiply, `map` can double what it is given at each step, and
+a regular expression is compiled anew for each message. What is allowed here costs a few milliseconds at the very worst,
+and some ten microseconds as people write filters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from notify.errors import InvalidRequest
+
+MACROS = frozenset({"all", "exists", "exists_one", "existsOne"})
+MACRO_RANGE = 32
+"""Entries of what a macro goes over: as many as a message has headers, at most."""
+FUNCTIONS = MACROS | {
+    "bool", "contains", "double", "duration", "dyn", "endsWith", "has", "int", "matches", "size", "startsWith",
+    "string", "timestamp", "type", "uint", "getDate", "getDayOfMonth", "getDayOfWeek", "getDayOfYear", "getFullYear",
+    "getHours", "getMilliseconds", "getMinutes", "getMonth", "getSeconds",
+}  # fmt: skip
+"""Functions and macros of CEL that a filter may use: `map` and `filter` make values that grow."""
+MOST_ADDITIONS = 10
+"""Each may copy what it adds to."""
+MOST_PATTERN_POINTS = 450
+"""Of all patterns of a filter: a point for each character, CLASS_POINTS for each class of Unicode, and as much again
+for each repetition of it."""
+CLASS_POINTS = 40
+MOST_MICROSECONDS = 5_000.0
+"""Of one evaluation."""
+
+_MESSAGE_US = 100.0
+"""A message with all the headers it may have is handed over in that time."""
+_TOKEN_US = 2.0
+_POINT_US = 10.0
+
+_TOKEN = re.compile(
+    r"""(?P<space>\s+|//[^\n]*)
+    |(?P<raw>[rR]"[^"\n]*"|[rR]'[^'\n]*')
+    |(?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
+    |(?P<name>[A-Za-z_][A-Za-z0-9_]*)
+    |(?P<number>[0-9][A-Za-z0-9_.]*)
+    |(?P<mark>[-+*/%<>=!&|?:.,()\[\]{}])""",
+    re.VERBOSE,
+)
+_COUNTED = re.compile(r"\{(\d*)(?:,(\d*))?\}")
+_FLAGS = re.compile(r"\(\?(?!:|i\))")
+_CLASS = re.compile(r"\\[wWdDsSpP]")
+_OPEN, _CLOSE = "([{", ")]}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    kind: str
+    text: str
+
+
+def check_cost(text: str) -> float:
+    """The microseconds that one evaluation takes at the very most, by a rough count. Raises InvalidRequest."""
+    tokens = _tokens(text)
+    pairs = _pairs(tokens)
+    if sum([t.text == "+" for t in tokens]) > MOST_ADDITIONS:
+        raise _refused(f"it adds more than {MOST_ADDITIONS} times")
+    cost, points = _MESSAGE_US + _TOKEN_US * len(tokens), 0
+    bodies: list[tuple[int, int]] = []
+    for at, token in enumerate(tokens):
+        if token.kind != "name" or at + 1 == len(tokens) or tokens[at + 1].text != "(":
+            continue
+        if token.text not in FUNCTIONS:
+            raise _refused(f"there is no function {token.text[:40]}; there are {', '.join(sorted(FUNCTIONS))}")
+        begin, end = at + 1, pairs[at + 1]
+        is_within = any(first < at < last for first, last in bodies)
+        if token.text in MACROS:
+            if is_within:
+                raise _refused(f"{token.text} stands within another macro")
+            _check_range(tokens, pairs, at)
+            bodies.append((begin, end))
+            cost += MACRO_RANGE * _TOKEN_US * (end - begin)
+        elif token.text == "matches":
+            if is_within:
+                raise _refused("matches stands within a macro, and would be compiled for each header")
+            points += _pattern_points(tokens[begin + 1 : end])
+    for first, last in bodies:
+        for at in range(first, last):
+            if tokens[at].text == "headers" and tokens[at + 1].text not in (".", "["):
+                raise _refused("a macro looks at all headers for each of them; name one, such as headers[h]")
+    if points > MOST_PATTERN_POINTS:
+        raise _refused(
+            f"its patterns have {points} points, and may have {MOST_PATTERN_POINTS}: one for each character, "
+            rf"{CLASS_POINTS} for each \w, \d, \s or \p, and as much again for each repetition; [0-9] costs less"
+        )
+    cost += _POINT_US * points
+    if cost > MOST_MICROSECONDS:
+        raise _refused("what its macros do for each header is too much")
+    return cost
+
+
+def _tokens(text: str) -> list[_Token]:
+    found, at = [], 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise _refused(f"there is no {text[at]!r} in a filter outside of texts")
+        assert match.lastgroup is not None
+        before = text[at - 1] if at else ""
+        if match.lastgroup in ("text", "raw") and (before in ("'", '"') or before.isalnum()):
+            # Three quotes, or a prefix: other rules hold for what ends such a text.
+            raise _refused('a text is "…", \'…\', or r"…" for a pattern')
+        if match.lastgroup != "space":
+            found.append(_Token(match.lastgroup, match[0]))
+        at = match.end()
+    return found
+
+
+def _pairs(tokens: Sequence[_Token]) -> dict[int, int]:
+    """Where each bracket is closed, and the reverse."""
+    pairs: dict[int, int] = {}
+    opened: list[int] = []
+    for at, token in enumerate(tokens):
+        if token.kind != "mark":
+            continue
+        if token.text in _OPEN:
+            opened.append(at)
+        elif token.text in _CLOSE:
+            if not opened or _OPEN.index(tokens[opened[-1]].text) != _CLOSE.index(token.text):
+                raise _refused(f"a {token.text} closes nothing")
+            pairs[opened[-1]], pairs[at] = at, opened[-1]
+            opened.pop()
+    if opened:
+        raise _refused(f"a {tokens[opened[-1]].text} is not closed")
+    return pairs
+
+
+def _check_range(tokens: Sequence[_Token], pairs: dict[int, int], at: int) -> None:
+    """Raises InvalidRequest unless the macro at this place goes over `headers`, or over a short list of its own."""
+    if at >= 2 and tokens[at - 1].text == ".":
+        over = tokens[at - 2]
+        if over.text == "headers" and (at == 2 or tokens[at - 3].text != "."):
+            return
+        if over.text == "]":
+            begin = pairs[at - 2]
+            is_list = begin == 0 or (tokens[begin - 1].kind == "mark" and tokens[begin - 1].text not in _CLOSE)
+            commas = sum([token.text == "," for token in tokens[begin : at - 2]])
+            if is_list and commas < MACRO_RANGE:
+                return
+    raise _refused(f"{tokens[at].text} goes over headers, or over a list […] of {MACRO_RANGE} at most")
+
+
+def _pattern_points(argument: Sequence[_Token]) -> int:
+    """What the pattern of a `matches` counts."""
+    if len(argument) != 1 or argument[0].kind not in ("text", "raw"):
+        raise _refused("matches takes one pattern, written out as a text")
+    pattern = argument[0].text
+    if argument[0].kind == "raw":
+        pattern = pattern[2:-1]
+    else:
+        pattern = pattern[1:-1]
+        if re.search(r"\\[^\\'\"nrt]", pattern.replace(r"\\", "")):
+            raise _refused(r"write a pattern without \x, \u and octal characters, or as r\"…\"")
+        pattern = pattern.replace(r"\\", "\\")
+    if _FLAGS.search(pattern):
+        raise _refused("of groups that begin with (? a pattern takes (?:…) and (?i)")
+    classes = len(_CLASS.findall(pattern))
+    points = len(pattern) + CLASS_POINTS * classes
+    for counted in _COUNTED.finditer(pattern):
+        if counted.start() and pattern[counted.start() - 1] in ")}":
+            raise _refused("a pattern repeats a group so many times; repeat single characters")
+        times = max(int(number[:6] or "0") for number in (counted[1], counted[2] or ""))
+        points += times * (CLASS_POINTS if classes else 4)
+    return points
+
+
+def _refused(why: str) -> InvalidRequest:
+    return InvalidRequest(f"the filter may cost too much: {why}", "invalid_filter")

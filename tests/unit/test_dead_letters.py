@@ -1,0 +1,75 @@
+"""A search through dead letters: others have their turn while it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from notify.server.admin.jobs import Jobs
+from notify.server.admin.redrive import LOOKED_AT_ONCE, DeadLetters, Wanted
+from notify.wire import Payload, encode_msgpack
+from storage.store import StoredMessage
+
+LETTERS = 20_000
+
+
+class Letters:
+    """A queue of dead letters, and how many of them were read since the loop had its last turn."""
+
+    def __init__(self) -> None:
+        payload = encode_msgpack(Payload("t", b"", None, None, {"notify-dead-letter-reason": "r"}, None))
+        self.letter = SimpleNamespace(payload=payload, corrupt=False, committed_us=0)
+        self.read_in_one_go = self.most = 0
+
+    def has_topic(self, name: str) -> bool:
+        return True
+
+    def read(self, topic: str, queue: int, offset: int, limit: int, size: int) -> list[StoredMessage]:
+        count = max(0, min(limit, LETTERS - offset))
+        self.read_in_one_go += count
+        self.most = max(self.most, self.read_in_one_go)
+        return [SimpleNamespace(**vars(self.letter), offset=offset + n) for n in range(count)]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("wanted", [Wanted(key="nobody"), Wanted(filter='key == "nobody"'), Wanted(contains="x")])
+def test_a_search_yields(wanted: Wanted) -> None:
+    """60,000 letters held everyone up for 1.5 s."""
+
+    async def run() -> Letters:
+        letters = Letters()
+
+        async def others() -> None:
+            while True:
+                letters.read_in_one_go = 0
+                await asyncio.sleep(0)  # a turn of the loop
+
+        beside = asyncio.create_task(others())
+        search = DeadLetters(SimpleNamespace(queues=letters), "g")  # type: ignore[arg-type]
+        assert await search.find(wanted, 0, 10) == ([], LETTERS)
+        beside.cancel()
+        return letters
+
+    assert asyncio.run(run()).most <= 2 * LOOKED_AT_ONCE
+
+
+def test_a_job_of_an_earlier_version_whose_filter_is_refused_now_fails_and_says_so() -> None:
+    ended: list[tuple[str, str]] = []
+    spec = {"group": "g", "wanted": {"filter": "headers.all(a, headers.all(b, true))"}, "from": 0, "until": 1}
+    job = {"id": 1, "spec": spec, "position": 0, "done": 0}
+    database = SimpleNamespace(
+        job=lambda number: job,
+        jobs=lambda most, state: [job],
+        end_job=lambda number, state, detail, now_us: ended.append((state, detail)),
+    )
+    core = SimpleNamespace(clock=int)
+
+    async def run() -> None:
+        jobs = Jobs(SimpleNamespace(database=database, core=core))  # type: ignore[arg-type]
+        await jobs.resume()
+        await asyncio.gather(*jobs._running.values())
+
+    asyncio.run(run())
+    ((state, detail),) = ended
+    assert state == "failed" and "macro" in detail
