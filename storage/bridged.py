@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from notify import ids
 from notify.errors import Conflict
 from storage.store import BridgeBatch, BridgeState
 
@@ -18,6 +21,23 @@ def check_bridge(known: BridgeState, batch: BridgeBatch) -> None:
     if batch.expected_position != known.position:
         refused = Conflict(f"source {batch.source!r} stands at {known.position!r}, not at {batch.expected_position!r}")
         refused.code = "unexpected_position"
+        raise refused
+
+
+def is_prepared_by(source: str, half_source: str, half_instance: str) -> bool:
+    """Whether a half with these marks is a part that a bridge of this source prepared: a bridge names its source, and
+    no instance."""
+    return half_source == source and not half_instance
+
+
+def refuse_foreign(batch: BridgeBatch, foreign: Sequence[bytes]) -> None:
+    """Raises Conflict where a batch would commit halves that no bridge of its source has prepared."""
+    if foreign:
+        refused = Conflict(
+            f"half {ids.to_text(foreign[0])} is none that a bridge of source {batch.source!r} prepared: its producers "
+            f"decide it ({len(foreign)} such)"
+        )
+        refused.code = "foreign_half"
         raise refused
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from notify.errors import InvalidRequest, NotFound
-from storage.bridged import check_bridge
+from storage.bridged import check_bridge, is_prepared_by, refuse_foreign
 from storage.hashing import key_hash, tag_hash
 from storage.progress import QueueProgress
 from storage.store import (
@@ -319,7 +319,13 @@ class MemoryStore:
     async def append_from_bridge(self, batch: BridgeBatch, now_us: int) -> list[PutResult]:
         known = self._bridges.get(batch.source) or BridgeState(batch.source)
         check_bridge(known, batch)
-        halves = [t.id for t in batch.transactions if t.committed and self._open(t.id) is not None]
+
+        def is_ours(transaction_id: bytes) -> bool:
+            half = self._records[transaction_id].new
+            return is_prepared_by(batch.source, half.source, half.instance)
+
+        refuse_foreign(batch, [i for i in batch.commit if self._open(i) is not None and not is_ours(i)])
+        halves = [t.id for t in batch.transactions if t.committed and self._open(t.id) is not None and is_ours(t.id)]
         await self.decide([(i, None, State.COMMITTED) for i in (*batch.commit, *halves)], now_us)
         results = await self.put(batch.transactions, now_us) if batch.transactions else []
         rows = known.rows + sum(r.put is Put.STORED for r in results)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from storage import crash_point
-from storage.bridged import check_bridge
+from storage.bridged import check_bridge, is_prepared_by, refuse_foreign
 from storage.hashing import key_hash, tag_hash
 from storage.log.format import (
     ENTRY_HEAD,
@@ -273,7 +273,13 @@ class LogTransactions:
         check_bridge(known, batch)
         # A part that an earlier try prepared may be in the last part of this one: then it is a half to commit.
         by_id = self.state.pending.by_id
-        halves = [t for t in batch.transactions if t.committed and t.id in by_id]
+
+        def is_ours(transaction_id: bytes) -> bool:
+            producer = by_id[transaction_id].producer
+            return is_prepared_by(batch.source, producer.source, producer.instance)
+
+        refuse_foreign(batch, [i for i in batch.commit if i in by_id and not is_ours(i)])
+        halves = [t for t in batch.transactions if t.committed and t.id in by_id and is_ours(t.id)]
         prepared = dict.fromkeys(t.id for t in halves if self._is_same_half(t))  # in the source's order
         commit = [*batch.commit, *prepared]
         fresh = [t for t in batch.transactions if t.id not in prepared] if prepared else batch.transactions

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from notify.errors import Conflict
-from storage.store import BridgeBatch, BridgeState, NewTransaction, Put
+from storage.store import BridgeBatch, BridgeState, NewTransaction, Put, State
 from tests.contract.stores import T0, Bench, bodies
 from tests.support.transactions import sent
 
@@ -56,7 +56,7 @@ def test_another_position_or_an_older_bridge_changes_nothing(run: Any) -> None:
 def test_a_large_transaction_becomes_visible_with_its_last_part_and_in_order(run: Any) -> None:
     async def scenario(b: Bench) -> None:
         await b.store.append_from_bridge(batch("", "0", claim=True), T0)
-        parts = [sent(bytes([n])) for n in range(4)]
+        parts = [sent(bytes([n]), source="s") for n in range(4)]
         await b.store.append_from_bridge(batch("0", "0", *parts[:2]), T0)
         await b.restart()
         await b.store.append_from_bridge(batch("0", "0", parts[2]), T0)
@@ -66,5 +66,37 @@ def test_a_large_transaction_becomes_visible_with_its_last_part_and_in_order(run
         assert [r.put for r in results] == [Put.ALREADY, Put.STORED]
         await b.restart()
         assert bodies(b.store) == [bytes([n]) for n in range(4)]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("source", "instance"), [("", ""), ("s", "shop-1"), ("other", "")])
+@pytest.mark.parametrize("as_commit", [True, False])
+def test_a_bridge_commits_only_halves_that_its_source_prepared(
+    run: Any, source: str, instance: str, as_commit: bool
+) -> None:
+    """A right to one source used to commit the undecided transactions of every group."""
+
+    async def scenario(b: Bench) -> None:
+        await b.store.append_from_bridge(batch("", "0", claim=True), T0)
+        half = sent(b"not yet", source=source, instance=instance)
+        await b.store.put([half], T0)
+        await b.restart()
+        if as_commit:
+            with pytest.raises(Conflict, match="prepared") as refusal:
+                await b.store.append_from_bridge(batch("0", "1", whole(b"x"), commit=[half.id]), T0)
+            assert refusal.value.code == "foreign_half"
+            assert b.store.bridges()[0].position == "0"
+        else:
+            same = NewTransaction(half.id, half.producer_group, half.messages, committed=True)
+            results = await b.store.append_from_bridge(batch("0", "1", same, whole(b"x")), T0)
+            assert [r.put for r in results] == [Put.IN_USE, Put.STORED]
+        shown = await b.store.transaction(half.id)
+        assert shown is not None and shown.state.name == "PREPARED"
+        assert bodies(b.store) == ([] if as_commit else [b"x"])
+        # What is decided already, or was never here, changes nothing: a batch may be repeated.
+        await b.store.decide([(half.id, None, State.COMMITTED)], T0)
+        position = "0" if as_commit else "1"
+        await b.store.append_from_bridge(batch(position, "2", commit=[half.id, sent(b"").id]), T0)
 
     run(scenario)
