@@ -1,4 +1,6 @@
-"""A small world in virtual time: producers with a database, a lossy network, a server that is killed, consumers.
+"""A small world in virtual time: producers with a database, a lossy network, consumers, and a server that suffers.
+
+It is killed; all stands still for longer than leases last; its disk is full for a while; its topic grows.
 
 The server is the real core over the real log. Producers, database and network are models, so that a run can place a
 crash or a delay between any two steps. In the end every committed local transaction must have had its effect
@@ -8,10 +10,14 @@ exactly once, and no other may have had one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
+import errno
 import os
 import random
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +30,7 @@ from notify.settings import Settings
 from notify.wire import OutcomeItem, PackedMessage, PackedTransaction, PackedTransactions, Poll, Receive, SettleItem
 from storage.log import LogStore
 from storage.log.disk import Disk
-from storage.store import StoredMessage, Subscription
+from storage.store import StoredMessage, Subscription, dead_letter_topic
 from tests.support.virtual_loop import pass_seconds
 
 TOPIC = "t"
@@ -37,9 +43,16 @@ START_US = 1_800_000_000_000_000
 
 
 class LittleRoom(Disk):
-    """Reserves little ahead: filling and reading 16 MiB of zeros at each start took most of a run's time."""
+    """Reserves little ahead, since filling and reading 16 MiB of zeros at each start took most of a run's time; and
+    nothing while the world says that it is full."""
+
+    def __init__(self, directory: Path, is_full: Callable[[], bool]) -> None:
+        super().__init__(directory)
+        self._is_full = is_full
 
     def reserve(self, fd: int, offset: int, size: int) -> None:
+        if self._is_full():
+            raise OSError(errno.ENOSPC, "injected: no space left on device")
         super().reserve(fd, offset, min(size, 1 << 16))
 
 
@@ -91,13 +104,19 @@ class World:
         self.effects: dict[str, set[str]] = {}
         """By group, of a broadcast by instance: what took effect."""
         self.delivered: set[str] = set()
-        self.first_seen: dict[int, list[int]] = {}
-        """By key: offsets in the order in which they were first delivered."""
-        self.settled: set[tuple[str, int]] = set()
-        """Group and offset of which an ack was sent."""
+        self.first_seen: dict[int, list[StoredMessage]] = {}
+        """By key: messages in the order in which they were first delivered."""
+        self.settled: set[tuple[str, int, int]] = set()
+        """Group, queue and offset of what an ack was sent for, or a refusal for good."""
         self.disorder: list[str] = []
         self.core: Core | None = None
         self.killed = asyncio.Event()
+        self.is_full = False
+        """The server's disk has no room."""
+        self.dead: set[str] = set()
+        """What a consumer of GROUP refused for good."""
+        self.suffered: Counter[str] = Counter()
+        """What befell the server, and how often."""
         self.calm = False
         self.restarts = 0
         memory = Path("/dev/shm")
@@ -114,7 +133,7 @@ class World:
     async def start_server(self) -> None:
         store = LogStore(
             self._directory,
-            disk=LittleRoom(self._directory),
+            disk=LittleRoom(self._directory, lambda: self.is_full),
             segment_bytes=1 << 13,
             write_delay=lambda: self.chance.random() * 0.01,
         )
@@ -164,7 +183,7 @@ class World:
         chance = self.chance
         name = ids.to_text(bytes([1, *chance.randbytes(5), 0x70, chance.randrange(256), 0x80, *chance.randbytes(7)]))
         await pass_seconds(chance.random() * 10)
-        key = chance.choice(("a", "b", None))
+        key = chance.choice(("a", "b", "c", "d", None))
         message = PackedMessage(topic=TOPIC, body=name.encode(), key=key, delay=chance.choice((None, None, 2.0)))
         half = PackedTransaction(id=name, messages=[message], check_after=chance.choice((0.5, 1.0, 5.0)))
         request = PackedTransactions(producer_group="p", transactions=[half], source="s", instance="i")
@@ -233,12 +252,16 @@ class World:
                 fate = chance.random() if not self.calm else 1.0
                 if fate < 0.1:
                     continue  # dies before the effect
+                await pass_seconds(chance.choice((0.0, 0.0, 1.5)) * chance.random())
                 effects.add(name)  # effect and inbox row commit together
                 if fate < 0.2:
                     continue  # dies before the ack
                 action = "retry" if fate < 0.3 else "ack"
+                if group == GROUP and 0.3 <= fate < 0.34:
+                    action = "dead_letter"
+                    self.dead.add(name)
                 if action == "ack":
-                    self.settled.add((group, message.offset))
+                    self.settled.add((group, message.queue, message.offset))
                 item = SettleItem(receipt=receipt, action=action, delay=0.5)
                 try:
                     await self.call(lambda core, item=item: core.delivery.settle(group, [item]))
@@ -261,23 +284,49 @@ class World:
         if self.mode != "ordered" or not message.key_hash:
             return
         seen = self.first_seen.setdefault(message.key_hash, [])
-        if message.offset in seen:
+        place = (message.queue, message.offset)
+        if place in [(before.queue, before.offset) for before in seen]:
             return
-        if seen and message.offset < max(seen):
-            self.disorder.append(f"DISORDER: offset {message.offset} was first delivered after {max(seen)}")
-        if any((group, before) not in self.settled for before in seen):
-            self.disorder.append(f"DISORDER: offset {message.offset} did not wait for one of its key before it")
-        seen.append(message.offset)
+        for before in seen:
+            earlier = (before.committed_us, before.offset) < (message.committed_us, message.offset)
+            if not earlier if before.queue == message.queue else before.committed_us > message.committed_us:
+                self.disorder.append(f"DISORDER: {place} was first delivered after {before.queue, before.offset}")
+            if (group, before.queue, before.offset) not in self.settled:
+                self.disorder.append(f"DISORDER: {place} did not wait for {before.queue, before.offset} of its key")
+        seen.append(message)
 
     # --- the run ----------------------------------------------------------------------------------------------
 
     async def chaos(self) -> None:
-        """Kill the server a few times."""
-        for _ in range(self.chance.randint(0, 4)):
-            await pass_seconds(self.chance.random() * 5)
-            self.kill_server()
-            await pass_seconds(self.chance.random() * 2)
-            await self.start_server()
+        """Have the server suffer a few times."""
+        chance = self.chance
+        for _ in range(chance.randint(0, 6)):
+            await pass_seconds(chance.random() * 4)
+            what = chance.choice(("kill", "kill", "stop", "fill", "fill", "grow", "grow"))
+            self.suffered[what] += 1
+            if what == "kill":
+                self.kill_server()
+                await pass_seconds(chance.random() * 2)
+                await self.start_server()
+            elif what == "stop":
+                # Leases last two seconds: some run out before anybody can do anything.
+                loop: Any = asyncio.get_running_loop()
+                loop.now += chance.random() * 6
+            elif what == "fill":
+                self.is_full = True
+                await pass_seconds(chance.random() * 4)
+                self.is_full = False
+            else:
+                await self._grow()
+
+    async def _grow(self) -> None:
+        """The topic has more queues from now on: a key may belong to another one."""
+        assert self.core is not None
+        topic = self.core.store.topic(TOPIC)
+        if topic is not None and topic.queues < 4:
+            with contextlib.suppress(NotifyError):
+                self.core.topics.put_soon(dataclasses.replace(topic, queues=topic.queues + self.chance.randint(1, 2)))
+                await self.core.queues.sync()
 
     async def run(self) -> list[str]:
         """The violations of this run; empty if the promises were kept."""
@@ -292,7 +341,7 @@ class World:
             actors = [asyncio.ensure_future(f()) for f in (self.answer_checks, self.consume, self.consume)]
             actors += [asyncio.ensure_future(self.consume(SECOND, instance)) for instance in ("x", "y")]
             await asyncio.gather(self.chaos(), *(self.produce() for _ in range(self.transactions)))
-            self.calm = True
+            self.calm, self.is_full = True, False
             quiet = 0
             for _ in range(200):
                 await pass_seconds(5)
@@ -315,14 +364,30 @@ class World:
         assert self.core is not None
         found = []
         committed = {name for name, state in self.database.rows.items() if state == "COMMITTED"}
+        letters = set()
+        if self.core.store.has_topic(dead_letter_topic(GROUP)):
+            kept = self.core.store.read(dead_letter_topic(GROUP), 0, 0, 10_000, 1 << 30)
+            letters = {ids.to_text(m.transaction_id) for m in kept}
+            if len(letters) != len(kept):
+                found.append("DUP_ENQUEUE: a message is in the dead letters twice")
+        found += [f"GHOST: nobody refused {name}, which is in the dead letters" for name in letters - self.dead]
         for who, effects in self.effects.items():
-            found += [f"LOST: {name} committed and had no effect in {who}" for name in committed - effects]
+            missing = committed - effects - (letters if who == GROUP else set())
+            found += [f"LOST: {name} committed and had no effect in {who}" for name in missing]
         found += self.disorder
+        for group in self.core.delivery.groups.values():
+            behind = [(c.topic, c.queue, c.lag()) for c in group.cursors.values() if c.lag()]
+            found += [f"STUCK: group {group.name} is never given what is left of {place}" for place in behind]
         for name in self.delivered - committed:
             found.append(f"GHOST: {name} was delivered and did not commit")
         for t in await self.core.store.undecided(None, None, None, 100):
             found.append(f"IN DOUBT: {ids.to_text(t.id)} is still {t.state.name}")
-        places = self.core.store.read(TOPIC, 0, 0, 10_000, 1 << 30)
+        topic = self.core.store.topic(TOPIC)
+        places = [
+            message
+            for queue in range(0 if topic is None else topic.queues)
+            for message in self.core.store.read(TOPIC, queue, 0, 10_000, 1 << 30)
+        ]
         if len({m.transaction_id for m in places}) != len(places):
             found.append("DUP_ENQUEUE: a message is in the queue twice")
         return found

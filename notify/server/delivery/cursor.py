@@ -135,7 +135,8 @@ class Cursor:
     def has_more(self) -> bool:
         """Whether messages lie ahead that it could look at now."""
         end = self._store.bounds(self.topic, self.queue)[1]
-        return not self.is_paused() and self.next < (end if self.until is None else min(end, self.until))
+        end = end if self.until is None else min(end, self.until)
+        return not self.is_paused() and self.progress.next_unsettled(self.next) < end
 
     def _take_retries(self, taken: list[StoredMessage], limit: int, now_us: int) -> None:
         """Add the retries that are due, until there are `limit`."""
