@@ -1,0 +1,249 @@
+"""Versions side by side: what the first version wrote opens for ever, and its server and SDK get on with these."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from notify.binlog_bridge.relay import Relay
+from notify.check.question import ask as ask_database
+from notify.client import Inbox, ReceivedMessage, TransactionProducer, create_tables
+from notify.errors import Unavailable
+from notify.testing import InMemoryServer
+from notify.testing.process import ServerProcess
+from tests.fixtures import life
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.groups import Caller
+from tests.support.http import admin, post
+from tests.support.servers import make_storage, stop_if_running
+from tests.support.shop import make_engine
+from tests.support.versions import (
+    FIRST,
+    FIXTURES,
+    FOR_EVER,
+    ROOT,
+    first_version,
+    run_sdk,
+    run_statements,
+    server_of,
+    unpack,
+)
+
+__all__ = ["first_version"]
+
+FILES = FIXTURES / FIRST
+EXPECTED: dict[str, Any] = json.loads((FILES / "expected.json").read_text())
+
+
+@pytest.fixture
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server of this version on a data directory of the first one, which was `stopped` or `killed`."""
+    data = unpack((FILES / f"{request.param}.txt").read_text(), tmp_path / "data")
+    server = ServerProcess(data, environment=FOR_EVER | {"NOTIFY_SEGMENT_BYTES": str(life.SEGMENT_BYTES)})
+    server.start()
+    yield server
+    stop_if_running(server)
+
+
+def decide(url: str, names: list[str], outcome: str) -> None:
+    body = {"producer_group": life.PRODUCERS, "outcomes": [{"id": name, "outcome": outcome} for name in names]}
+    assert [item["status"] for item in post(url, "/v1/transactions/outcomes", body)["items"]] == [200] * len(names)
+
+
+def at_this_time(queues: dict[str, Any]) -> dict[str, Any]:
+    """What is expected now of the queues: a delayed message may have come due since."""
+    made = datetime.fromisoformat(queues["topics"]["plain"]["queues"][0][0]["committed_at"])
+    if datetime.now(UTC) > made + timedelta(days=life.DELAYED_DAYS):
+        queues = json.loads(json.dumps(queues))
+        queues["topics"].pop("later")
+        queues["delayed"] = 0.0
+    return queues
+
+
+@pytest.mark.parametrize("served", ["stopped", "killed"], indirect=True)
+def test_a_log_of_the_first_version_is_as_it_was(served: ServerProcess) -> None:
+    """Every message, state, policy, subscription, progress and retry; then everybody goes on."""
+    url, expected = served.url, EXPECTED["log"]
+    lived, wanted = expected["lived"], at_this_time(expected["queues"])
+    assert life.seen_transactions(url, lived) == expected["transactions"]
+    found = life.seen_queues(url)
+    found["topics"] = {name: found["topics"][name] for name in wanted["topics"]}
+    assert found == wanted
+    # The opposite of what is recorded is refused, what is undecided is decided.
+    body = {"producer_group": life.PRODUCERS, "outcomes": [{"id": lived["COMMITTED"][0], "outcome": "ROLLBACK"}]}
+    assert post(url, "/v1/transactions/outcomes", body)["items"][0]["status"] == 409
+    decide(url, lived["PREPARED"][:2], "COMMIT")
+    decide(url, lived["PREPARED"][2:], "ROLLBACK")
+    # The group goes on where it stood: what it acknowledged does not come again.
+    points = Caller(url, "points", "i2")
+    came: list[dict[str, Any]] = []
+
+    def drained() -> bool:
+        batch = points.receive("plain", max=100)
+        points.settle(batch)
+        came.extend(batch)
+        return len(came) >= 6
+
+    eventually(drained, "the 6 messages that points has not settled")
+    plain = [m["body"] for m in wanted["topics"]["plain"]["queues"][0] if "body" in m]
+    assert sorted(m.get("body", "") for m in came) == sorted([plain[2], *plain[6:], ""])
+    assert [m["attempt"] for m in came if m.get("body") == plain[2]] == [2]
+    orders = points.receive("orders", max=100)
+    settled = sum(q["position"] for q in wanted["groups"]["points"]["queues"] if q["topic"] == "orders")
+    assert len(orders) == 13 + 2 - settled and points.settle(orders) == [200] * len(orders)
+    # A restart of this version finds what it has written beside the old.
+    served.stop()
+    served.start()
+    states = {name: admin(url, "GET", f"transactions/{name}")["state"] for name in lived["PREPARED"]}
+    assert list(states.values()) == ["COMMITTED", "COMMITTED", "ROLLED_BACK"]
+    assert points.receive("plain", "orders", max=100) == []
+
+
+@pytest.mark.parametrize("served", ["killed"], indirect=True)
+def test_halves_of_the_first_sdk_are_resolved_by_this_one(served: ServerProcess, tmp_path: Path) -> None:
+    """The service's database answers for transactions that its older version left in doubt."""
+    engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
+    run_statements(engine, (FILES / "service.sqlite.sql").read_text())
+    assert create_tables(engine) == EXPECTED["service"]["source"]
+    rows = EXPECTED["service"]["rows"]["half_message"]
+    names = [row["transaction_id"] for row in rows if row["mode"] == "half" and row["state"] == "COMMITTED"]
+    with TransactionProducer(served.url, group="shop-db", engine=engine):
+        for name in names:
+            if admin(served.url, "GET", f"transactions/{name}")["state"] == "PREPARED":
+                admin(served.url, "POST", f"transactions/{name}/check", {})
+        for name in names:
+            eventually(
+                lambda n=name: admin(served.url, "GET", f"transactions/{n}")["state"] == "COMMITTED",  # type: ignore[misc]
+                "the transaction to be committed",
+            )
+    engine.dispose()
+
+
+def test_a_storage_of_the_first_version_is_as_it_was(tmp_path: Path) -> None:
+    """SQL storage: `storage upgrade`, then every transaction in its state, and the undecided decided."""
+    url = f"sqlite:///{tmp_path}/storage.db"
+    engine = sa.create_engine(url)
+    run_statements(engine, (FILES / "storage.sqlite.sql").read_text())
+    engine.dispose()
+    make_storage(url)
+    server = ServerProcess(tmp_path / "data", environment=FOR_EVER, flags=["--storage", url]).start()
+    try:
+        lived = EXPECTED["sql"]["lived"]
+        assert life.seen_transactions(server.url, lived) == EXPECTED["sql"]["transactions"]
+        decide(server.url, lived["PREPARED"], "COMMIT")
+        assert {admin(server.url, "GET", f"transactions/{n}")["state"] for n in lived["PREPARED"]} == {"COMMITTED"}
+    finally:
+        server.stop()
+
+
+def test_a_services_database_of_the_first_version_is_as_it_was(
+    engine_url: str, database: str, notify_server: InMemoryServer
+) -> None:
+    """`create_tables` keeps every row; claims and tombstones hold; what waits in the outbox is relayed."""
+    engine = make_engine(engine_url)
+    run_statements(engine, (FILES / f"service.{database}.sql").read_text())
+    wanted = EXPECTED["service"]
+    for _ in range(2):  # a second time there is nothing left to do
+        assert create_tables(engine) == wanted["source"]
+    with engine.connect() as connection:
+        for table, rows in wanted["rows"].items():
+            found = [dict(row) for row in connection.exec_driver_sql(f"SELECT * FROM {table}").mappings()]
+            assert sorted(map(comparable, keep(found, rows[0]))) == sorted(map(comparable, rows))
+        connection.rollback()
+        assert ask_database(connection, wanted["tombstone"], "shop-db").state == "ROLLED_BACK"
+
+    def effect(message: ReceivedMessage, session: Session) -> None:
+        raise AssertionError("this effect has happened before")
+
+    for name in wanted["inbox"]:
+        message = ReceivedMessage(name, "t", 0, 0, b"x", None, None, {}, 2, "")
+        assert not Inbox(engine).run("points", message, effect)
+        assert Inbox(engine).run("others", message, lambda message, session: None)
+
+    async def relay() -> None:
+        relaying = asyncio.create_task(Relay(engine, notify_server.url).run())
+        await asyncio.to_thread(notify_server.wait_for, "outbox", 3, PATIENCE_SECONDS)
+        relaying.cancel()
+        await asyncio.gather(relaying, return_exceptions=True)
+
+    asyncio.run(relay())
+    assert [m.text for m in notify_server.messages("outbox")] == [f"Grüße {n}" for n in range(3)]
+    engine.dispose()
+
+
+def keep(rows: list[dict[str, Any]], columns: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows without columns that are newer than the fixture."""
+    return [{name: row[name] for name in columns} for row in rows]
+
+
+def comparable(row: dict[str, Any]) -> str:
+    """A row as text in which a database's way of showing bytes, instants and numbers makes no difference."""
+    return json.dumps({name: _plain(name, value) for name, value in row.items()}, sort_keys=True)
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, datetime):
+        value = value.isoformat(" ")
+    if name.endswith("_at") and value is not None:
+        return str(value).rstrip("0").rstrip(".")
+    return value.hex() if isinstance(value, bytes) else value
+
+
+# --- side by side -------------------------------------------------------------------------------------------------
+
+EFFECTS = {
+    "came": True,
+    "effects": ["asked back", "fails once", "published", "told"],
+    "runs": [["asked back", 1], ["fails once", 1], ["fails once", 2], ["published", 1], ["told", 1]],
+}
+
+
+def test_the_first_sdk_gets_on_with_this_server(
+    first_version: Path, server: ServerProcess, unique: str, tmp_path: Path
+) -> None:
+    """Half, commit, check, retry, delay and inbox; on tables that this version has made."""
+    engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
+    create_tables(engine)
+    engine.dispose()
+    lived = json.loads(run_sdk(first_version, FIXTURES / "sdk_life.py", server.url, f"{tmp_path}/shop.db", unique))
+    assert lived == EFFECTS | {"code": str(first_version / "notify" / "__init__.py")}
+
+
+def test_this_sdk_gets_on_with_the_first_server(first_version: Path, unique: str, tmp_path: Path) -> None:
+    old = server_of(first_version, tmp_path / "data").start()
+    try:
+        lived = json.loads(run_sdk(ROOT, FIXTURES / "sdk_life.py", old.url, f"{tmp_path}/shop.db", unique))
+        assert lived == EFFECTS | {"code": str(ROOT / "notify" / "__init__.py")}
+    finally:
+        old.stop()
+
+
+def test_going_back_works_or_is_refused_in_one_sentence(first_version: Path, tmp_path: Path) -> None:
+    """A server of the first version on a data directory that this version has lived in."""
+    data = tmp_path / "data"
+    server = ServerProcess(data, environment=FOR_EVER | {"NOTIFY_CHECK_BACKOFF_SECONDS": "0.2"}).start()
+    life.live_queues(server.url)
+    lived = life.live_transactions(server.url)
+    life.live_groups(server.url)
+    transactions, queues = life.seen_transactions(server.url, lived), life.seen_queues(server.url)
+    server.stop()
+    old = server_of(first_version, data, **FOR_EVER)
+    try:
+        old.start()
+    except Unavailable:
+        said = [line for line in "".join(old.output).splitlines() if line.startswith("notify: ")]
+        assert len(said) == 1 and "Traceback" not in "".join(old.output), old.output
+        return
+    try:
+        assert life.seen_transactions(old.url, lived) == transactions
+        assert life.seen_queues(old.url) == queues
+    finally:
+        old.stop()

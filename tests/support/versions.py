@@ -1,0 +1,132 @@
+"""Other versions beside this one: their code from the repository's history, their servers, their SDK."""
+
+from __future__ import annotations
+
+import base64
+import io
+import lzma
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from notify.testing.process import Child, ServerProcess
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "tests" / "fixtures"
+FIRST = "9c372b4"
+"""The commit whose directories, databases and SDK every later version gets on with."""
+STATEMENT_END = "\n-- end of statement\n"
+FOR_EVER = {"NOTIFY_RETENTION_SECONDS": "315360000"}
+"""Ten years: a server that opens a fixture must not take it for old."""
+
+
+class NoHistory(Exception):
+    """Why an older version cannot be had here; the tests that need it are skipped with this reason."""
+
+
+def checkout(commit: str, directory: Path) -> Path:
+    """The packages of a commit in a directory. Raises NoHistory where git does not have it."""
+    if shutil.which("git") is None:
+        raise NoHistory("there is no git")
+    found = subprocess.run(
+        ["git", "-C", str(ROOT), "archive", commit, "notify", "storage", "spark"], capture_output=True, check=False
+    )
+    if found.returncode != 0:
+        raise NoHistory(f"the repository's history does not have {commit}: {found.stderr.decode()[:200].strip()}")
+    directory.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
+        archive.extractall(directory, filter="data")
+    return directory
+
+
+def environment_of(code: Path) -> dict[str, str]:
+    """The environment in which Python imports the packages of `code`."""
+    return dict(os.environ) | {"PYTHONPATH": str(code)}
+
+
+def server_of(code: Path, data_dir: Path, flags: Sequence[str] = (), **environment: str) -> ServerProcess:
+    """A server that runs the packages in `code`."""
+    return _launched_in(code)(data_dir, environment={"PYTHONPATH": str(code)} | environment, flags=flags)
+
+
+def _launched_in(code: Path) -> type[ServerProcess]:
+    def launch(arguments: Sequence[str], environment: Mapping[str, str]) -> Child:
+        # `python -m` looks for packages in the current directory first.
+        return subprocess.Popen(
+            [sys.executable, "-m", "notify.cli.main", *arguments], cwd=code, env=dict(environment),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    class OfVersion(ServerProcess):
+        pass
+
+    OfVersion.launch = staticmethod(launch)  # type: ignore[assignment]
+    return OfVersion
+
+
+def run_sdk(code: Path, script: Path, *arguments: str) -> str:
+    """What a script prints that runs with the packages in `code`; fails with its last words."""
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments], cwd=code, env=environment_of(code), capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def first_version(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packages of the first version."""
+    try:
+        return checkout(FIRST, tmp_path_factory.mktemp("first"))
+    except NoHistory as reason:
+        pytest.skip(str(reason))
+
+
+# --- what fixtures are written as ---------------------------------------------------------------------------------
+
+
+def pack(directory: Path) -> str:
+    """A directory as text: tar, xz, base64."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for path in sorted(directory.rglob("*")):
+            archive.add(path, str(path.relative_to(directory)), recursive=False, filter=_plain)
+    return base64.encodebytes(lzma.compress(packed.getvalue(), preset=9)).decode()
+
+
+def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    info.uid = info.gid = info.mtime = 0
+    info.uname = info.gname = ""
+    return info
+
+
+def unpack(text: str, directory: Path) -> Path:
+    """The opposite of `pack`."""
+    directory.mkdir(parents=True)
+    with tarfile.open(fileobj=io.BytesIO(lzma.decompress(base64.decodebytes(text.encode())))) as archive:
+        archive.extractall(directory, filter="data")
+    return directory
+
+
+def run_statements(engine: sa.Engine, text: str) -> None:
+    """Run SQL text, whose statements end with STATEMENT_END, as it stands."""
+    raw: Any = engine.raw_connection()
+    try:
+        cursor = raw.cursor()
+        execute: Callable[[str], Any] = cursor.execute
+        for statement in text.split(STATEMENT_END):
+            if statement.strip():
+                execute(statement)
+        cursor.close()
+        raw.commit()
+    finally:
+        raw.close()
