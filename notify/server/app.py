@@ -28,13 +28,13 @@ from notify.server.configuration import Configuration
 from notify.server.core import Core
 from notify.server.delivery.instances import states
 from notify.server.flow import retry_after
+from notify.server.held import Unread, Unverified
 from notify.server.history import History
 from notify.server.http import Answer, DataRoutes, fault_of, json_check, problem
 from notify.server.http import Request as DataRequest
 from notify.server.membership import Membership
 from notify.server.openapi import describe_data_routes
 from notify.server.tasks import ended
-from notify.server.unread import Unread
 from notify.settings import Settings
 from notify.wire import PROBLEM
 from storage.sql.registry import Member
@@ -64,6 +64,7 @@ class App:
         self._webhooks: CheckWebhooks | None = None
         self.jobs: Jobs
         self.unread = Unread()
+        self.unverified = Unverified()
         self.failed: NotifyError | None = None
         """Why it could not start."""
         self.on_started: Callable[[], None] = lambda: None

@@ -16,7 +16,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from notify.errors import InvalidRequest, NotifyError, TooLarge
+from notify.errors import InvalidRequest, NotifyError, TooLarge, Unavailable
 from notify.limits import LIMITS
 from notify.server.http import Answer, Request, fault_of
 
@@ -51,6 +51,7 @@ class DataCycle:
 
     __slots__ = (
         "_chunks",
+        "_held",
         "_protocol",
         "_size",
         "_task",
@@ -75,6 +76,8 @@ class DataCycle:
         self.refusal: NotifyError | None = None
         self._chunks: list[bytes] = []
         self._size = 0
+        self._held = 0
+        """Bytes that count among those of strangers."""
         self._turn = False
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -90,6 +93,7 @@ class DataCycle:
         self._stop_timer()
         if self._verification is not None:
             self._verification.cancel()
+            self._give_back()
         if self._task is not None and self.request.polls:
             self._task.cancel()
 
@@ -101,9 +105,16 @@ class DataCycle:
                 detail = f"the request has more than {LIMITS.request_bytes} bytes; send fewer items at once"
                 self.refuse(TooLarge(detail, "request_too_large"))
             else:
+                if self._verification is not None:
+                    if not self._protocol.app.unverified.take(len(body)):
+                        self._verification.cancel()
+                        self._verification = None
+                        self.refuse(Unavailable("too many requests wait to be let in; try again"))
+                        return
+                    self._held += len(body)
+                    if self._size > UNVERIFIED_BYTES:
+                        self._protocol.flow.pause_reading()
                 self._chunks.append(body)
-                if self._verification is not None and self._size > UNVERIFIED_BYTES:
-                    self._protocol.flow.pause_reading()
 
     @property
     def is_read(self) -> bool:
@@ -125,6 +136,7 @@ class DataCycle:
     async def _verify(self) -> None:
         refused = await self._protocol.verify(self.request)
         self._verification = None
+        self._give_back()
         if refused is not None:
             self.refuse(refused)
         elif not self.waits_for_body:
@@ -135,6 +147,7 @@ class DataCycle:
     def refuse(self, error: NotifyError) -> None:
         """Answer without the rest of the body; where there is such a rest, the connection ends with the answer."""
         self.refusal = error
+        self._give_back()
         self._chunks.clear()
         self.request.body = b""
         if self.waits_for_body:
@@ -142,6 +155,11 @@ class DataCycle:
             self.complete()
         else:
             self._begin()
+
+    def _give_back(self) -> None:
+        """What it holds is no stranger's, or dropped."""
+        self._protocol.app.unverified.give_back(self._held)
+        self._held = 0
 
     def complete(self) -> None:
         """The body is complete, or not waited for."""

@@ -296,8 +296,33 @@ def forged(issuer: Issuer, public: bytes, claims: dict[str, Any]) -> str:
 
 def test_a_provider_that_is_away_lets_nobody_in(issuer: Issuer) -> None:
     with pytest.raises(Unavailable, match="cannot be read"):
-        Provider("http://127.0.0.1:1", "notify", "notify_rights").verify(issuer.token())
+        Provider("http://127.0.0.1:1", "notify", "notify_rights").fetch()
+    with pytest.raises(Unauthorized, match="key"):
+        Provider(issuer.url, "notify", "notify_rights").verify(issuer.token())
     with pytest.raises(InvalidRequest, match="https"):
         Provider("http://example.org", "notify", "notify_rights")
     with pytest.raises(Unauthorized):
         Provider(issuer.url, "notify", "notify_rights").verify("not.a.token")
+
+
+def test_what_cannot_be_a_token_is_seen_without_a_key(issuer: Issuer) -> None:
+    provider = Provider(issuer.url, "notify", "notify_rights")
+    assert provider.key_name(issuer.token()) == "k1"
+    assert provider.key_name(issuer.token(aud=["other", "notify"], iss=issuer.url + "/")) == "k1"
+    for wrong in (
+        issuer.token(iss="http://127.0.0.1:1"),
+        issuer.token(iss=None),
+        issuer.token(aud="other"),
+        issuer.token(exp=int(time.time()) - 60),
+        issuer.token(exp=None),
+        issuer.token("", "none"),
+        issuer.token(padding="x" * 20_000),
+        "a.b.c",
+        "a.b",
+        "W10.W10.x",
+        "." * 100,
+        base64.urlsafe_b64encode(b"[" * 6000).decode() + ".e30.x",
+        issuer.token().replace(".", "", 1),
+    ):
+        with pytest.raises(Unauthorized):
+            provider.key_name(wrong)

@@ -12,9 +12,9 @@ from uvicorn.server import ServerState
 
 from notify.errors import NotifyError
 from notify.server.access import Principal
+from notify.server.held import Unread, Unverified
 from notify.server.http import Answer, Request
 from notify.server.protocol import Protocol
-from notify.server.unread import Unread
 from notify.settings import Settings
 
 READ_BYTES = 16 << 10
@@ -88,7 +88,9 @@ class SlowAccess:
 class Served:
     """One connection to an application that answers what it gets, and how it goes on."""
 
-    def __init__(self, settings: Settings | None = None, unread: Unread | None = None) -> None:
+    def __init__(
+        self, settings: Settings | None = None, unread: Unread | None = None, unverified: Unverified | None = None
+    ) -> None:
         self.access = SlowAccess()
         self.answered: list[Request] = []
         self.may_answer = asyncio.Event()
@@ -100,7 +102,8 @@ class Served:
         config.load()
         self.protocol = Protocol(config, ServerState(), {}, asyncio.get_running_loop())
         self.protocol.app = SimpleNamespace(access=self.access, settings=self.settings, answer=self._answer,
-                                            unread=unread or Unread())  # type: ignore[assignment]  # fmt: skip
+                                            unread=unread or Unread(),
+            unverified=unverified or Unverified(),)  # type: ignore[assignment]  # fmt: skip
         self.transport = Transport()
         self.protocol.connection_made(self.transport)
 
@@ -112,7 +115,7 @@ class Served:
 
     def use_asgi(self, app: Callable[..., Coroutine[Any, Any, None]]) -> None:
         """What answers the routes that are not data routes."""
-        for name in ("access", "settings", "answer", "unread"):
+        for name in ("access", "settings", "answer", "unread", "unverified"):
             setattr(app, name, getattr(self.protocol.app, name))
         self.protocol.app = app  # type: ignore[assignment]
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from notify.server import protocol, unread
+from notify.errors import Unauthorized
+from notify.server import held, protocol
+from notify.server.held import Unread, Unverified
 from notify.server.http import Answer, Request
-from notify.server.unread import Unread
 from tests.support import virtual_loop
 from tests.support.connection import Served, head, settled
 from tests.support.virtual_loop import pass_seconds
@@ -371,13 +372,34 @@ def test_answers_that_are_not_read_are_bounded_for_all_together() -> None:
         for served in slow:
             served.transport.unread_bytes = 8 << 20
             served.protocol.pause_writing()
-            assert shared.total <= unread.UNREAD_BYTES
+            assert shared.total <= held.UNREAD_BYTES
         # Who has waited for longest goes first.
         assert [served.transport.is_aborted for served in slow] == [True] * 12 + [False] * 8
-        assert shared.reply_bytes(8 << 20) == unread.SCARCE_REPLY_BYTES
+        assert shared.reply_bytes(8 << 20) == held.SCARCE_REPLY_BYTES
         for served in slow:
             served.transport.is_closed = True
             served.protocol.connection_lost(None)
         assert shared.total == 0 and shared.reply_bytes(8 << 20) == 8 << 20
+
+    virtual_loop.run(run())
+
+
+def test_the_bodies_of_strangers_are_bounded_for_all_together() -> None:
+    async def run() -> None:
+        shared = Unverified()
+        body = b"x" * (64 << 10)
+        strangers = [Served(unverified=shared) for _ in range(2 * held.UNVERIFIED_BYTES // len(body))]
+        for n, served in enumerate(strangers):
+            served.send(head(f"s{n}", len(body) + 1) + body)
+            assert shared.total <= held.UNVERIFIED_BYTES
+        await settled()
+        # Those for which there is no room are told to come again, whoever they are.
+        codes = [served.statuses() for served in strangers]
+        assert codes == [[]] * (len(codes) // 2) + [[503]] * (len(codes) // 2)
+        for n, served in enumerate(strangers[: len(codes) // 2]):
+            served.access.refuse(f"s{n}", Unauthorized("no"))
+        await settled()
+        assert [served.statuses() for served in strangers[: len(codes) // 2]] == [[401]] * (len(codes) // 2)
+        assert shared.total == 0
 
     virtual_loop.run(run())

@@ -6,12 +6,11 @@ import asyncio
 import dataclasses
 import threading
 from collections.abc import Callable, Coroutine
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from notify.errors import Unauthorized, Unavailable
+from notify.errors import Backpressure, Unauthorized, Unavailable
 from notify.server.access import Access, Principal, gate, lookup, tokens
 from notify.server.access.oidc import Claims
 from notify.server.admin.records import Credential
@@ -227,6 +226,12 @@ def test_who_stops_waiting_takes_nobody_along() -> None:
 class Provider:
     """Believes every token: it names its subject, and its rights behind a colon."""
 
+    def key_name(self, token: str) -> str:
+        return "k1"
+
+    def has_key(self, name: str) -> bool:
+        return True
+
     def verify(self, token: str) -> Claims:
         subject, _, rights = token.partition(":")
         return Claims(subject, tuple(rights.split()), 1e12)
@@ -248,19 +253,130 @@ def test_a_subject_made_elsewhere_has_its_rights_at_once() -> None:
     asyncio.run(main())
 
 
-def test_a_provider_that_hangs_is_waited_for_in_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "PROVIDER_SECONDS", 0.05)
+class Issuer:
+    """A provider whose tokens are `KEY/SUBJECT`; of its keys `k1` is known. `forged/…` are signed by nobody."""
+
+    def __init__(self) -> None:
+        self.known = {"k1"}
+        self.fetches: list[str] = []
+        self.verified: list[str] = []
+        self.fetched = threading.Event()
+        self.failure: Exception | None = None
+
+    def key_name(self, token: str) -> str:
+        key, _, subject = token.partition("/")
+        if not subject:
+            raise Unauthorized("no token")
+        return "k1" if key == "forged" else key
+
+    def has_key(self, name: str) -> bool:
+        return name in self.known
+
+    def fetch(self) -> None:
+        self.fetches.append("")
+        self.fetched.wait(60)
+        if self.failure is not None:
+            raise self.failure
+
+    def verify(self, token: str) -> Claims:
+        self.verified.append(token)
+        key, _, subject = token.partition("/")
+        if key not in self.known:
+            raise Unauthorized("signed by nobody")
+        return Claims(subject, ("view",), 1e12)
+
+
+def with_issuer() -> tuple[Registry, Issuer]:
+    registry, issuer = Registry(), Issuer()
+    registry.access._provider = issuer  # type: ignore[assignment]
+    return registry, issuer
+
+
+def test_who_waits_for_a_providers_keys_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 made-up tokens and a provider that did not answer held an admin read for 49 s."""
+    monkeypatch.setattr(gate, "PROVIDER_SECONDS", 0.2)
 
     async def main() -> None:
-        released = threading.Event()
-        registry = Registry()
-        registry.access._provider = SimpleNamespace(verify=lambda token: released.wait(60))  # type: ignore[assignment]
-        shown = [b"Bearer made.up.%d" % n for n in range(50)]
-        assert set(await registry.outcomes(*shown)) == {"unavailable"}
-        # The server's other threads are free.
+        registry, issuer = with_issuer()
+        unknown = [b"Bearer u%d/x" % n for n in range(gate.AWAITING_KEYS + 50)]
+        waiting = [asyncio.ensure_future(registry.outcome(shown)) for shown in unknown]
+        await asyncio.sleep(0)  # a turn of the loop
+        # A token whose key is known is verified meanwhile, and the server's other threads are free.
+        assert (await registry.access.principal(b"Bearer k1/person", None)).name == "person"
         assert await asyncio.gather(*[asyncio.to_thread(int) for _ in range(10)]) == [0] * 10
-        assert not released.is_set()
-        released.set()
+        assert set(await asyncio.gather(*waiting)) == {"unavailable"}
+        assert len(issuer.fetches) == 1 and issuer.verified == ["k1/person"]
+        issuer.fetched.set()
+        registry.access.close()
+
+    asyncio.run(main())
+
+
+def test_keys_are_fetched_once_for_any_number_of_unknown_ones() -> None:
+    async def main() -> None:
+        registry, issuer = with_issuer()
+        issuer.fetched.set()
+        for _ in range(3):
+            shown = [b"Bearer u%d/x" % n for n in range(50)]
+            assert set(await registry.outcomes(*shown)) == {"unauthorized"}
+        assert len(issuer.fetches) == 1
+        # Where they cannot be had nobody is told that his token is wrong.
+        registry, issuer = with_issuer()
+        issuer.failure = Unavailable("the provider is away")
+        issuer.fetched.set()
+        assert set(await registry.outcomes(*[b"Bearer u%d/x" % n for n in range(50)])) == {"unavailable"}
+        assert len(issuer.fetches) == 1
+        registry.access.close()
+
+    asyncio.run(main())
+
+
+def test_what_was_refused_is_not_verified_again() -> None:
+    async def main() -> None:
+        registry, issuer = with_issuer()
+        for _ in range(5):
+            assert await registry.outcome(b"Bearer forged/person") == "unauthorized"
+        assert issuer.verified == ["forged/person"]
+        # What is none of its tokens to see occupies nothing at all.
+        assert await registry.outcome(b"Bearer nothing") == "unauthorized"
+        with pytest.raises(Unauthorized):
+            registry.access.admit(b"Bearer nothing", None)
+        assert len(issuer.verified) == 1 and issuer.fetches == []
+        registry.access.close()
+
+    asyncio.run(main())
+
+
+def test_the_tokens_of_a_subject_share_its_quota() -> None:
+    async def main() -> None:
+        registry, issuer = with_issuer()
+        issuer.known |= {"k2"}
+        registry.access.configure(dataclasses.replace(registry.access.settings, principal_polls=1))
+        first = await registry.access.principal(b"Bearer k1/person", None)
+        second = await registry.access.principal(b"Bearer k2/person", None)
+        other = await registry.access.principal(b"Bearer k1/other", None)
+        first.begin_poll()
+        with pytest.raises(Backpressure):
+            second.begin_poll()
+        other.begin_poll()
+        first.end_poll()
+        second.begin_poll()
+        registry.access.close()
+
+    asyncio.run(main())
+
+
+def test_a_subjects_credential_that_ended_counts_no_more() -> None:
+    """A token that was shown before kept its rights for up to 300 s."""
+
+    async def main() -> None:
+        registry, _ = with_issuer()
+        now_us = wall_clock()
+        registry.access._clock = lambda: now_us
+        registry.make("subject", "person", "admin", expires_us=now_us + 1_000_000)
+        assert (await registry.access.principal(b"Bearer k1/person", None)).may("admin")
+        now_us += 2_000_000
+        assert not (await registry.access.principal(b"Bearer k1/person", None)).may("admin")
         registry.access.close()
 
     asyncio.run(main())

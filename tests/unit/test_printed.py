@@ -86,9 +86,7 @@ def test_commands_print_in_one_place() -> None:
     assert {name: found for name, found in wrong.items() if found} == {}, "print by way of notify/cli/printed.py"
 
 
-@pytest.mark.parametrize(
-    "source", ["print(1)", "typer.echo(x)", "Console(stderr=True)", "sys.stderr.write(x)"]
-)
+@pytest.mark.parametrize("source", ["print(1)", "typer.echo(x)", "Console(stderr=True)", "sys.stderr.write(x)"])
 def test_another_way_of_printing_is_seen(source: str) -> None:
     assert list(prints(source))
 

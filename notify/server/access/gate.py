@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import structlog
 from notify.errors import NotifyError, Unauthorized, Unavailable
 from notify.server.access import tokens
 from notify.server.access.lookup import Lookup, Unknown
-from notify.server.access.principal import EVERYONE, Principal
+from notify.server.access.principal import EVERYONE, Principal, Quota
 from notify.server.access.rights import Right, parse_rights
 from notify.server.clock import Clock, wall_clock
 from notify.server.log_rate import LogRate
@@ -32,10 +33,20 @@ KNOWN_SECONDS = 300.0
 """After so long a provider's token is verified again."""
 VERIFYING = 1000
 """Requests whose token is being verified, or looked up, at once; each may hold a part of its body."""
-PROVIDER_THREADS = 4
-"""Of their own, since strangers can occupy them: the server's other threads must not wait for a provider."""
+AWAITING_KEYS = 100
+"""Of these, so many may wait for a provider's keys: its tokens whose key is known wait for none of them."""
+PROVIDER_THREADS = 2
+"""They compute signatures; a thread of its own waits for the provider, and none of the server's others does."""
 PROVIDER_SECONDS = 10.0
 """How long a provider's token may take: its discovery document and its keys may have to be fetched first."""
+FETCH_AGAIN_SECONDS = 10.0
+"""Keys are fetched again for a key that is not known, and so often at most."""
+FETCH_FAILED_SECONDS = 1.0
+"""Where they could not be had."""
+REFUSED_SECONDS = 60.0
+"""For so long a provider's token that was refused is refused without verifying it again."""
+SUBJECTS = 10_000
+"""A provider's subjects whose quota is remembered, of those that asked last."""
 REFUSALS_A_SECOND = 10
 """How many refusals are logged."""
 
@@ -73,10 +84,21 @@ class Access:
         self._unknown = Unknown()
         self._verifying = 0
         self._threads = ThreadPoolExecutor(PROVIDER_THREADS, "notify-provider")
+        self._refused = Unknown(REFUSED_SECONDS)
+        self._quotas: OrderedDict[str, Quota] = OrderedDict()
+        self._fetching: asyncio.Task[None] | None = None
+        self._fetch_thread = ThreadPoolExecutor(1, "notify-provider-keys")
+        self._fetch_not_before = 0.0
+        self._fetch_failure: Exception | None = None
+        """Of the last fetch."""
+        self._awaiting_keys = 0
 
     def close(self) -> None:
         """Verify nothing more."""
+        if self._fetching is not None:
+            self._fetching.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._fetch_thread.shutdown(wait=False, cancel_futures=True)
 
     def learn(self, credentials: Sequence[Credential]) -> None:
         """The credentials that there are now; of those that did not change, principals keep their counts."""
@@ -96,6 +118,7 @@ class Access:
             self.settings.principal_polls,
         ):
             self._principals.clear()
+            self._quotas.clear()
             self._known.clear()
         self.settings = settings
 
@@ -187,6 +210,9 @@ class Access:
         if number is None:
             if self._provider is None:
                 raise Unauthorized(_NOT_OURS)
+            self._provider.key_name(token.decode("latin-1"))
+            if _digest(token) in self._refused:
+                raise Unauthorized("the bearer token is not valid: it was refused a moment ago")
             return None
         credential = self._credentials.get(number)
         if credential is None and number not in self._unknown:
@@ -203,20 +229,72 @@ class Access:
     async def _of_provider(self, authorization: bytes, token: bytes) -> Principal:
         assert self._provider is not None
         loop = asyncio.get_running_loop()
+        text = token.decode("latin-1")
+        has_key = True
         try:
             async with asyncio.timeout(PROVIDER_SECONDS):
-                claims = await loop.run_in_executor(self._threads, self._provider.verify, token.decode("latin-1"))
+                has_key = self._provider.has_key(self._provider.key_name(text))
+                if not has_key:
+                    await self._fetch_keys()
+                claims = await loop.run_in_executor(self._threads, self._provider.verify, text)
         except TimeoutError:
             raise Unavailable("the identity provider does not answer in time; try again") from None
+        except Unauthorized:
+            if has_key:  # else nothing was computed, and the provider may be about to publish a new key
+                self._refused.add(_digest(token))
+            raise
         rights = parse_rights(claims.rights)
         credential = await self._of_subject(claims.subject, is_needed=not rights)
-        if credential is not None:
-            rights = (*rights, *parse_rights(credential.rights))
-            principal = self._made(credential.name, rights, credential.requests, credential.polls)
+        if credential is None:
+            principal = Principal(claims.subject, rights, self._quota(f":{claims.subject}", 0, 0))
         else:
-            principal = self._made(claims.subject, rights, 0, 0)
-        self._remember(authorization, principal, None, min(claims.expires_at, self._clock() / 1e6 + KNOWN_SECONDS))
+            rights = (*rights, *parse_rights(credential.rights))
+            quota = self._quota(credential.id, credential.requests, credential.polls)
+            principal = Principal(credential.name, rights, quota)
+        until = min(claims.expires_at, self._clock() / 1e6 + KNOWN_SECONDS)
+        self._remember(authorization, principal, credential, until)
         return principal
+
+    def _quota(self, key: str, requests: float, polls: int) -> Quota:
+        """That of a provider's subject, whichever of its tokens it shows."""
+        quota = self._quotas.pop(key, None)
+        requests, polls = requests or self.settings.principal_requests, polls or self.settings.principal_polls
+        if quota is None or (quota.requests, quota.polls) != (requests, polls):
+            quota = Quota(requests, polls, self._clock())
+        while len(self._quotas) >= SUBJECTS:
+            self._quotas.popitem(last=False)
+        self._quotas[key] = quota
+        return quota
+
+    async def _fetch_keys(self) -> None:
+        """Return when keys were fetched, or need not be again so soon. Whoever waits, waits for the same fetch.
+
+        Raises Unavailable where too many wait, or the keys cannot be had.
+        """
+        if self._awaiting_keys >= AWAITING_KEYS:
+            raise Unavailable("too many tokens wait for the identity provider's keys; try again")
+        if self._fetching is None and asyncio.get_running_loop().time() >= self._fetch_not_before:
+            self._fetching = asyncio.get_running_loop().create_task(self._fetch())
+        if self._fetching is not None:
+            self._awaiting_keys += 1
+            try:
+                await asyncio.shield(self._fetching)
+            finally:
+                self._awaiting_keys -= 1
+        if self._fetch_failure is not None:
+            raise Unavailable(f"the keys of the identity provider cannot be had: {self._fetch_failure}")
+
+    async def _fetch(self) -> None:
+        assert self._provider is not None
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._fetch_thread, self._provider.fetch)
+        except Exception as error:
+            self._fetch_failure = error
+        else:
+            self._fetch_failure = None
+        self._fetch_not_before = loop.time() + (FETCH_FAILED_SECONDS if self._fetch_failure else FETCH_AGAIN_SECONDS)
+        self._fetching = None
 
     async def _of_subject(self, subject: str, is_needed: bool) -> Credential | None:
         """The credential made for a provider's subject, if there is one.
@@ -242,13 +320,8 @@ class Access:
         return found
 
     def _made(self, name: str, rights: Sequence[Right], requests: float, polls: int) -> Principal:
-        return Principal(
-            name,
-            rights,
-            requests=requests or self.settings.principal_requests,
-            polls=polls or self.settings.principal_polls,
-            now_us=self._clock(),
-        )
+        requests, polls = requests or self.settings.principal_requests, polls or self.settings.principal_polls
+        return Principal(name, rights, Quota(requests, polls, self._clock()))
 
     def _remember(self, shown: bytes, principal: Principal, credential: Credential | None, until: float) -> None:
         while len(self._known) >= KNOWN:
@@ -258,6 +331,10 @@ class Access:
     def _log_refusal(self, error: NotifyError) -> None:
         if self._refusals.may():
             log.warning("refused", reason=str(error)[:200])
+
+
+def _digest(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()
 
 
 def _grants(c: Credential) -> Credential:

@@ -73,22 +73,24 @@ class Lookup:
 
 
 class Unknown:
-    """Ids that were looked up a moment ago, and are nobody's. Belongs to one event loop."""
+    """What was looked up or verified a moment ago, and is nobody's: ids, or digests of tokens. Belongs to one event
+    loop."""
 
-    def __init__(self) -> None:
-        self._until: OrderedDict[str, float] = OrderedDict()
+    def __init__(self, seconds: float = UNKNOWN_SECONDS) -> None:
+        self._seconds = seconds
+        self._until: OrderedDict[str | bytes, float] = OrderedDict()
 
-    def add(self, number: str) -> None:
-        """Remember an id, for UNKNOWN_SECONDS at most; where there are too many, the oldest is forgotten."""
+    def add(self, shown: str | bytes) -> None:
+        """Remember one for so long at most; where there are too many, the oldest is forgotten."""
         while len(self._until) >= UNKNOWN:
             self._until.popitem(last=False)
-        self._until[number] = asyncio.get_running_loop().time() + UNKNOWN_SECONDS
+        self._until[shown] = asyncio.get_running_loop().time() + self._seconds
 
-    def __contains__(self, number: str) -> bool:
-        until = self._until.get(number)
+    def __contains__(self, shown: str | bytes) -> bool:
+        until = self._until.get(shown)
         if until is None:
             return False
         if asyncio.get_running_loop().time() < until:
             return True
-        del self._until[number]
+        del self._until[shown]
         return False

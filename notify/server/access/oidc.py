@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import time
 import urllib.request
@@ -16,7 +18,13 @@ FETCH_SECONDS = 5
 ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "ES512", "EdDSA"]
 """Signatures only: with a shared secret whoever can verify could forge, and `none` is none."""
 LEEWAY_SECONDS = 10
-FOUND_AGAIN_SECONDS = 3600.0
+TOKEN_BYTES = 16 << 10
+"""Of a token that is looked at."""
+KEYS_SECONDS = 300.0
+"""After so long keys are fetched again: a key that the provider withdrew is taken for so long."""
+ANSWER_BYTES = 1 << 20
+"""Of the discovery document, and of the keys."""
+MOST_KEYS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +37,8 @@ class Claims:
 
 
 class Provider:
-    """One issuer. Its methods wait for the network: they are called from threads."""
+    """One issuer, and its keys as they were fetched last. `fetch` waits for the network, `verify` computes: both are
+    called from threads; what else there is takes microseconds."""
 
     def __init__(self, issuer: str, audience: str, rights_claim: str) -> None:
         """Raises InvalidRequest for an issuer that is not https (http is taken on loopback only)."""
@@ -38,24 +47,69 @@ class Provider:
             raise InvalidRequest(f"oidc_issuer {issuer!r}: an issuer is an https address")
         self._audience = audience
         self._rights_claim = rights_claim
-        self._keys: jwt.PyJWKClient | None = None
-        self._found_at = 0.0
+        self._keys: dict[str, jwt.PyJWK] = {}
+        self._fetched_at = 0.0
+
+    def key_name(self, token: str) -> str:
+        """The name of the key that a token says it is signed with, without believing it.
+
+        Raises Unauthorized for what cannot be one of this issuer's tokens for this server, or is over: so nobody is
+        waited for, and nothing computed, for what anyone can see to be wrong.
+        """
+        try:
+            if len(token) > TOKEN_BYTES:
+                raise ValueError("it is too long")
+            head, claims, _ = token.split(".")
+            fields, said = _part(head), _part(claims)
+            audience = said.get("aud")
+            if fields.get("alg") not in ALGORITHMS:
+                raise ValueError("its algorithm is none that is taken")
+            if str(said.get("iss")).rstrip("/") != self._issuer:
+                raise ValueError("it is of another issuer")
+            if self._audience not in (audience if isinstance(audience, list) else [audience]):
+                raise ValueError("it is for another audience")
+            if not float(said["exp"]) > time.time() - LEEWAY_SECONDS:
+                raise ValueError("it has expired")
+            return str(fields["kid"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            reason = error if type(error) is ValueError else "it is no token with an issuer, an end and a key"
+            raise Unauthorized(f"the bearer token is not valid: {reason}") from None
+
+    def has_key(self, name: str) -> bool:
+        """Whether a token that says it is signed with this key can be judged without fetching keys."""
+        return name in self._keys and time.monotonic() - self._fetched_at < KEYS_SECONDS
+
+    def fetch(self) -> None:
+        """Learn the provider's keys as they are now. Raises Unavailable where they cannot be had."""
+        address = self._issuer + "/.well-known/openid-configuration"
+        found = _fetched(address)
+        if str(found.get("issuer", "")).rstrip("/") != self._issuer:
+            raise Unavailable(f"{address} is the document of another issuer: {found.get('issuer')!r}")
+        place = str(found.get("jwks_uri", ""))
+        if not place.startswith(("https://", "http://127.0.0.1:", "http://localhost:")):
+            raise Unavailable(f"{address} names no https address of its keys")
+        try:
+            keys = jwt.PyJWKSet.from_dict(_fetched(place)).keys[:MOST_KEYS]
+        except (jwt.PyJWTError, TypeError, AttributeError) as error:
+            raise Unavailable(f"{place} cannot be read: {error!r}") from None
+        self._keys = {str(k.key_id): k for k in keys if k.key_id and k.public_key_use in ("sig", None)}
+        self._fetched_at = time.monotonic()
 
     def verify(self, token: str) -> Claims:
-        """What the token says. Raises Unauthorized, or Unavailable where the provider's keys cannot be had."""
+        """What the token says, by the keys that are known. Raises Unauthorized."""
+        key = self._keys.get(self.key_name(token))
+        if key is None:
+            raise Unauthorized("the bearer token is not valid: its key is none of the issuer's")
         try:
-            key = self._key_client().get_signing_key_from_jwt(token).key
             claims = jwt.decode(
                 token,
-                key,
+                key.key,
                 algorithms=ALGORITHMS,
                 audience=self._audience,
                 issuer=[self._issuer, self._issuer + "/"],
                 leeway=LEEWAY_SECONDS,
                 options={"require": ["exp", "iss", "aud", "sub"]},
             )
-        except jwt.PyJWKClientConnectionError as error:
-            raise Unavailable(f"the keys of {self._issuer} cannot be had: {error}") from None
         except jwt.PyJWTError as error:
             raise Unauthorized(f"the bearer token is not valid: {error}") from None
         rights = claims.get(self._rights_claim, ())
@@ -65,21 +119,25 @@ class Provider:
             raise Unauthorized(f"claim {self._rights_claim} is not a list of rights")
         return Claims(str(claims["sub"]), tuple(rights), float(claims["exp"]))
 
-    def _key_client(self) -> jwt.PyJWKClient:
-        now = time.monotonic()
-        if self._keys is None or now - self._found_at > FOUND_AGAIN_SECONDS:
-            self._keys = jwt.PyJWKClient(self._keys_url(), cache_jwk_set=True, lifespan=300, timeout=FETCH_SECONDS)
-            self._found_at = now
-        return self._keys
 
-    def _keys_url(self) -> str:
-        address = self._issuer + "/.well-known/openid-configuration"
-        try:
-            with urllib.request.urlopen(address, timeout=FETCH_SECONDS) as answer:
-                found: dict[str, Any] = json.loads(answer.read(1 << 20))
-            url = str(found["jwks_uri"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise Unavailable(f"{address} cannot be read: {error!r}") from None
-        if str(found.get("issuer", "")).rstrip("/") != self._issuer:
-            raise Unavailable(f"{address} is the document of another issuer: {found.get('issuer')!r}")
-        return url
+def _part(text: str) -> dict[str, Any]:
+    """A part of a token. Raises ValueError."""
+    try:
+        found = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    except (binascii.Error, UnicodeDecodeError, json.JSONDecodeError):
+        raise ValueError("it is no token") from None
+    if not isinstance(found, dict):
+        raise ValueError("it is no token")
+    return found
+
+
+def _fetched(address: str) -> dict[str, Any]:
+    """A JSON document. Raises Unavailable."""
+    try:
+        with urllib.request.urlopen(address, timeout=FETCH_SECONDS) as answer:
+            found = json.loads(answer.read(ANSWER_BYTES))
+    except (OSError, ValueError) as error:
+        raise Unavailable(f"{address} cannot be read: {error!r}") from None
+    if not isinstance(found, dict):
+        raise Unavailable(f"{address} is no document")
+    return found

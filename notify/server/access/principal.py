@@ -14,21 +14,43 @@ LONGEST = 127
 """Of the name of a topic, group or source, as `check_name` has it: what is longer is nothing that there is."""
 
 
-class Principal:
-    """Who asks. Kept while its record is unchanged, so that its rate holds from request to request."""
+class Quota:
+    """How much one principal may ask for, whatever it shows: of several tokens of one subject, all share it."""
 
-    __slots__ = ("_answers", "_bucket", "_polls", "name", "polls", "requests", "rights")
+    __slots__ = ("_bucket", "_polls", "polls", "requests")
 
-    def __init__(
-        self, name: str, rights: Sequence[Right] | None, *, requests: float = 0, polls: int = 0, now_us: int = 0
-    ) -> None:
-        """`rights` None: everything. `requests` a second and `polls` at once; 0: no bound."""
-        self.name = name
-        self.rights = rights
+    def __init__(self, requests: float = 0, polls: int = 0, now_us: int = 0) -> None:
+        """`requests` a second and `polls` at once; 0: no bound."""
         self.requests = requests
         self.polls = polls
         self._bucket = TokenBucket(requests, now_us) if requests else None
         self._polls = 0
+
+    def take_request(self, now_us: int, name: str) -> None:
+        """One more request. Raises Backpressure above its rate."""
+        if self._bucket is not None:
+            self._bucket.admit(now_us, f"{name} may send {self.requests:g} requests/s")
+
+    def begin_poll(self, name: str) -> None:
+        """A request that waits for something to hand out. Raises Backpressure where too many wait already."""
+        if self.polls and self._polls >= self.polls:
+            raise Backpressure(f"{name} has {self._polls} polls waiting, and may have {self.polls}", "too_many_polls")
+        self._polls += 1
+
+    def end_poll(self) -> None:
+        self._polls -= 1
+
+
+class Principal:
+    """Who asks. Kept while its record is unchanged, so that its quota holds from request to request."""
+
+    __slots__ = ("_answers", "name", "quota", "rights")
+
+    def __init__(self, name: str, rights: Sequence[Right] | None, quota: Quota | None = None) -> None:
+        """`rights` None: everything. `quota` None: no bound."""
+        self.name = name
+        self.rights = rights
+        self.quota = quota or Quota()
         self._answers: dict[tuple[str, str, str], bool] = {}
 
     def may(self, action: str, name: str = "*", topic: str = "*") -> bool:
@@ -62,19 +84,15 @@ class Principal:
 
     def take_request(self, now_us: int) -> None:
         """One more request. Raises Backpressure above its rate."""
-        if self._bucket is not None:
-            self._bucket.admit(now_us, f"{self.name} may send {self.requests:g} requests/s")
+        self.quota.take_request(now_us, self.name)
 
     def begin_poll(self) -> None:
         """A request that waits for something to hand out. Raises Backpressure where too many wait already."""
-        if self.polls and self._polls >= self.polls:
-            raise Backpressure(
-                f"{self.name} has {self._polls} polls waiting, and may have {self.polls}", "too_many_polls"
-            )
-        self._polls += 1
+        self.quota.begin_poll(self.name)
 
     def end_poll(self) -> None:
-        self._polls -= 1
+        """That request is answered."""
+        self.quota.end_poll()
 
 
 EVERYONE = Principal("anyone", None)

@@ -1,4 +1,5 @@
-"""What clients have been written and do not read: bounded for all connections together, beside the time for each."""
+"""What is held for clients, bounded for all connections together beside the bounds of each: answers that they do not
+read, and bodies of which it is not known yet who sends them."""
 
 from __future__ import annotations
 
@@ -41,3 +42,25 @@ class Unread:
     def reply_bytes(self, most: int) -> int:
         """How large a reply may be now, at most `most`."""
         return most if self.total < UNREAD_BYTES // 2 else min(most, SCARCE_REPLY_BYTES)
+
+
+UNVERIFIED_BYTES = 32 << 20
+"""Of all bodies that are held while it is being found out who sends them; beyond it they are to be sent again later."""
+
+
+class Unverified:
+    """Bytes of such bodies."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def take(self, size: int) -> bool:
+        """Whether so many more may be held; then they count until they are given back."""
+        if self.total + size > UNVERIFIED_BYTES:
+            return False
+        self.total += size
+        return True
+
+    def give_back(self, size: int) -> None:
+        """So many are held no more, or it is known now who sent them."""
+        self.total -= size
