@@ -40,6 +40,7 @@ from storage.store import (
     Transaction,
     counted,
     dead_letter_topic,
+    new_token,
 )
 
 SETTLEMENTS = 100_000
@@ -84,7 +85,6 @@ class MemoryStore:
         self._progress: dict[tuple[str, str, int], QueueProgress] = {}
         self._settlements: deque[tuple[str, int, int, int, Settlement]] = deque(maxlen=SETTLEMENTS)
         """(topic, queue, first offset, count, what was done)."""
-        self._last_token = 0
         self._visible: list[Callable[[set[str]], None]] = []
 
     def shards(self) -> Sequence[str]:
@@ -94,7 +94,7 @@ class MemoryStore:
         return self
 
     async def open(self, now_us: int) -> None:
-        self._last_token = max(self._last_token, now_us)
+        """Nothing is there to be read back."""
 
     async def close(self) -> None:
         """What is here is gone with the object; who was told of new messages is told no more."""
@@ -190,9 +190,11 @@ class MemoryStore:
             record = self._records.get(transaction_id)
             if record is None:
                 results.append(Decided(False))
-            elif record.state not in (State.PREPARED, State.PARKED) or group not in (None, record.new.producer_group):
+            elif group is not None and (record.new.producer_group or group) != group:
+                results.append(Decided(True, record.state, foreign=True))
+            elif record.state not in (State.PREPARED, State.PARKED):
                 results.append(Decided(True, record.state, False))
-            elif record.token not in (0, tokens.get(transaction_id, record.token)):
+            elif record.token != tokens.get(transaction_id, record.token):
                 results.append(Decided(True, record.state, stale=True))
             else:
                 if outcome == State.COMMITTED:
@@ -207,6 +209,9 @@ class MemoryStore:
     async def states(self, ids: Sequence[bytes]) -> list[State | None]:
         return [self._records[i].state if i in self._records else None for i in ids]
 
+    async def producer_groups(self, ids: Sequence[bytes]) -> list[str | None]:
+        return [self._records[i].new.producer_group or None if i in self._records else None for i in ids]
+
     def _open(self, transaction_id: bytes) -> _Record | None:
         record = self._records.get(transaction_id)
         return record if record is not None and record.state in (State.PREPARED, State.PARKED) else None
@@ -216,8 +221,7 @@ class MemoryStore:
         for record in sorted(self._undecided(producer_group), key=lambda r: r.next_check_us):
             if record.next_check_us > now_us or len(due) >= limit:
                 break
-            self._last_token += 1
-            record.token = self._last_token
+            record.token = new_token()
             record.next_check_us = now_us + answer_within_us
             new = record.new
             topics = tuple({m.topic: None for m in new.messages})
@@ -256,7 +260,9 @@ class MemoryStore:
 
     async def checking(self, transaction_id: bytes, shard: str | None = None) -> Checking | None:
         record = self._open(transaction_id)
-        return None if record is None else Checking(record.token, record.attempts, record.state == State.PARKED)
+        if record is None:
+            return None
+        return Checking(record.token, record.attempts, record.state == State.PARKED, record.new.producer_group)
 
     async def half_payloads(self, claimed: Sequence[Due]) -> list[list[bytes]]:
         records = [self._open(due.id) for due in claimed]

@@ -11,6 +11,7 @@ Every storage (the embedded log, memory) passes the one suite in tests/contract.
 from __future__ import annotations
 
 import enum
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -105,7 +106,16 @@ class Decided(msgspec.Struct, gc=False):
     found: bool
     state: State = State.PREPARED
     changed: bool = False
-    stale: bool = False
+    stale: bool = False  # the token is not that of the check that is under way
+    foreign: bool = False  # the id is another producer group's
+
+
+TOKEN_BITS = 62
+
+
+def new_token() -> int:
+    """A check's token: whoever was not handed the check cannot guess it. Above 0, which stands for none."""
+    return secrets.randbits(TOKEN_BITS) + 1
 
 
 NO_TOKENS: Mapping[bytes, int] = {}
@@ -166,6 +176,7 @@ class Checking(NamedTuple):
     token: int  # of the check that is under way, 0 for none
     attempts: int  # answered so far
     parked: bool
+    producer_group: str = ""
 
 
 class CheckAnswer(NamedTuple):
@@ -400,13 +411,18 @@ class TransactionStore(Protocol):
     ) -> list[Decided]:
         """Record outcomes (id, producer group or None for an administrator, COMMITTED or ROLLED_BACK).
 
-        One that answers a check has that check's token in `tokens`: it is `stale` where another is under way.
+        One that answers a check has that check's token in `tokens`: it is `stale` where another is under way, or none.
+        One of another producer group's transaction is `foreign`, whether that is decided or not.
         `shards` says where transactions are, as far as the caller knows.
         """
         ...
 
     async def states(self, ids: Sequence[bytes]) -> list[State | None]:
         """The state of each transaction, None where the id is not known."""
+        ...
+
+    async def producer_groups(self, ids: Sequence[bytes]) -> list[str | None]:
+        """The producer group of each transaction, None where the id is not known, or belongs to none."""
         ...
 
     async def claim_checks(self, producer_group: str, now_us: int, limit: int, answer_within_us: int) -> list[Due]:

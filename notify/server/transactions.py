@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from notify import ids, tracing
 from notify.check.schedule import CheckSchedule
@@ -37,6 +37,7 @@ from storage.store import (
 )
 
 _OUTCOMES = {"COMMIT": State.COMMITTED, "ROLLBACK": State.ROLLED_BACK, "UNKNOWN": None}
+UNKNOWN = "no transaction by this id is known here"
 HOLD_US = round(HOLD_SECONDS * 1_000_000)
 _FLUSH = {flush: flush.name.lower() for flush in Flush}
 
@@ -249,13 +250,12 @@ class Transactions:
                 continue
             wanted = _OUTCOMES[o.outcome]
             if wanted is None:
-                items.append(await self._unknown(transaction_id, o))
+                items.append(await self._unknown(transaction_id, group, o))
             else:
                 if o.shard is not None and several:
                     shards[transaction_id] = o.shard
                 if o.check is not None:
                     tokens[transaction_id] = _token(o.check)
-                    self.on_answer(transaction_id, self.clock(), o.outcome, o.reason or "")
                 decisions.append((transaction_id, group, wanted))
                 items.append(None)
         if None not in items:
@@ -271,8 +271,12 @@ class Transactions:
         for o, item in zip(outcomes, items, strict=True):
             if item is None:
                 result = next(results)
+                if o.check is not None and result.found and not (result.foreign or result.stale):
+                    self.on_answer(ids.from_text(o.id), self.clock(), o.outcome, o.reason or "")
                 if not result.found:
-                    item = Item(o.id, 404, code="unknown_transaction", detail="no transaction by this id is known here")
+                    item = Item(o.id, 404, code="unknown_transaction", detail=UNKNOWN)
+                elif result.foreign:
+                    item = _foreign(o.id)
                 elif result.stale:
                     item = _stale_check(o, result.state)
                 elif result.changed:
@@ -283,9 +287,6 @@ class Transactions:
                     item = Item(o.id, 200, result.state.name)
                 elif result.state == _OUTCOMES[o.outcome]:
                     item = Item(o.id, 200, result.state.name)
-                elif result.state in (State.PREPARED, State.PARKED):
-                    detail = "the transaction belongs to another producer group"
-                    item = Item(o.id, 409, result.state.name, code="id_in_use", detail=detail)
                 else:
                     metrics.conflicts += 1
                     detail = f"{result.state.name} is recorded already and stays"
@@ -293,15 +294,14 @@ class Transactions:
             answered.append(item)
         return answered
 
-    async def _unknown(self, transaction_id: bytes, o: OutcomeItem) -> Item:
+    async def _unknown(self, transaction_id: bytes, group: str, o: OutcomeItem) -> Item:
         """UNKNOWN decides nothing. As the answer to the current check it counts, unless it was `unavailable`."""
         checking = await self.store.checking(transaction_id, o.shard)
         if checking is None:
-            state = (await self.store.states([transaction_id]))[0]
-            if state is None:
-                return Item(o.id, 404, code="unknown_transaction", detail="no transaction by this id is known here")
-            return Item(o.id, 200, state.name)
-        token, attempts, parked = checking
+            return (await self._states(group, {o.id: transaction_id}))[o.id]
+        token, attempts, parked, owner = checking
+        if (owner or group) != group:
+            return _foreign(o.id)
         state = State.PARKED if parked else State.PREPARED
         if o.check is None:
             return Item(o.id, 200, state.name)
@@ -327,20 +327,34 @@ class Transactions:
         return Item(o.id, 200, (State.PARKED if park else State.PREPARED).name)
 
     async def states(self, group: str, texts: Sequence[str]) -> list[Item]:
+        """How transactions of a producer group stand."""
         check_name("producer_group", group)
         _check_count(texts)
-        answered = []
+        parsed: dict[str, bytes] = {}
+        items: dict[str, Item] = {}
         for text in texts:
             try:
-                state = (await self.store.states([_parse_id(text)]))[0]
+                parsed[text] = _parse_id(text)
             except InvalidRequest as error:
-                answered.append(failed(text, error))
-                continue
+                items[text] = failed(text, error)
+        items |= await self._states(group, parsed)
+        return [items[text] for text in texts]
+
+    async def _states(self, group: str, parsed: Mapping[str, bytes]) -> dict[str, Item]:
+        """The item of each id. Another producer group's is said to be one, and nothing more."""
+        if not parsed:
+            return {}
+        wanted = list(parsed.values())
+        states, owners = await self.store.states(wanted), await self.store.producer_groups(wanted)
+        items: dict[str, Item] = {}
+        for text, state, owner in zip(parsed, states, owners, strict=True):
             if state is None:
-                answered.append(Item(text, 404, code="unknown_transaction", detail="not known here"))
+                items[text] = Item(text, 404, code="unknown_transaction", detail=UNKNOWN)
+            elif owner is not None and owner != group:
+                items[text] = _foreign(text)
             else:
-                answered.append(Item(text, 200, state.name))
-        return answered
+                items[text] = Item(text, 200, state.name)
+        return items
 
 
 def _token(text: str) -> int:
@@ -348,8 +362,13 @@ def _token(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
 
 
+def _foreign(text: str) -> Item:
+    """Whose transaction it is not is not told how it stands."""
+    return Item(text, 409, code="id_in_use", detail="the transaction belongs to another producer group")
+
+
 def _stale_check(o: OutcomeItem, state: State) -> Item:
-    detail = "this check was asked again meanwhile; only the answer to the latest one counts"
+    detail = "this check is not under way: it was answered, or asked again; only the answer to the latest one counts"
     return Item(o.id, 410, state.name, code="stale_check", detail=detail)
 
 

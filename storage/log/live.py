@@ -43,8 +43,9 @@ class LivePart:
         """Whether the last frame of the segment is published: only then may the part be sealed."""
         self.runs: dict[int, array[int] | int] = {}
         """Queue to its run; of a queue with one message its offset and entry in one number, two objects less."""
-        self.decided: set[bytes] = set()
-        """Ids of the transactions whose outcome is in this segment, from the moment it is decided."""
+        self.decided: dict[bytes, int] = {}
+        """Ids of the transactions whose outcome is in this segment, from the moment it is decided, and the numbers of
+        their producer groups: 0 where their entries name none."""
         self.rolled_back: set[bytes] = set()
         """Those of them that are rolled back."""
         self._due_us = array("Q")
@@ -84,17 +85,20 @@ class LivePart:
         self._index_queues(np.flatnonzero(kinds == EntryKind.QUEUE))
         rolled_back = kinds == EntryKind.ROLLBACK
         decided = rolled_back | (kinds == EntryKind.QUEUE) | (kinds == EntryKind.DELAYED)
-        self.decided = self._ids(np.flatnonzero(decided))
-        self.rolled_back = self._ids(np.flatnonzero(rolled_back))
+        # Of several entries of a transaction some may name no group: its dead letters do not.
+        named = decided & (table["producer_group"] != 0)
+        self.decided = dict.fromkeys(self._ids(np.flatnonzero(decided)), 0)
+        self.decided |= zip(self._ids(np.flatnonzero(named)), table["producer_group"][named].tolist(), strict=True)
+        self.rolled_back = set(self._ids(np.flatnonzero(rolled_back)))
         delayed = np.flatnonzero(kinds == EntryKind.DELAYED)
         self._due_us = array("Q", due_times(table[delayed]).tobytes())
         self._due_position = array("Q", np.ascontiguousarray(table["position"][delayed]).tobytes())
         self._due_number = array("I", delayed.astype(np.uint32).tobytes())
 
-    def _ids(self, numbers: np.ndarray[tuple[int], np.dtype[np.int64]]) -> set[bytes]:
+    def _ids(self, numbers: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[bytes]:
         rows = np.frombuffer(self.entries, np.uint8).reshape(-1, ENTRY_SIZE)
         ids = rows[numbers, 48:64].tobytes()
-        return {ids[at : at + 16] for at in range(0, len(ids), 16)}
+        return [ids[at : at + 16] for at in range(0, len(ids), 16)]
 
     def _index_queues(self, numbers: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
         table = np.frombuffer(self.entries, ENTRY_TYPE)[numbers]
@@ -195,3 +199,7 @@ class LivePart:
         if transaction_id not in self.decided:
             return None
         return transaction_id not in self.rolled_back
+
+    def group_number(self, transaction_id: bytes) -> int:
+        """The number of the producer group of a transaction that was decided here; 0: not known here."""
+        return self.decided.get(transaction_id, 0)

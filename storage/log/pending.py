@@ -9,7 +9,7 @@ from collections.abc import Container, Sequence
 import msgspec
 
 from storage.log.queues import LogTopic
-from storage.store import Due
+from storage.store import Due, new_token
 
 
 class Producer:
@@ -95,11 +95,6 @@ class PendingTable:
     def __init__(self) -> None:
         self.by_id: dict[bytes, Pending] = {}
         self._schedules: dict[str, _Schedule] = {}
-        self._last_token = 0
-
-    def start_tokens(self, now_us: int) -> None:
-        """Tokens of this run are above those of an earlier one."""
-        self._last_token = max(self._last_token, now_us)
 
     def schedule(self, group: str, due_us: int, ids: Sequence[bytes]) -> None:
         schedule = self._schedules.get(group)
@@ -134,8 +129,7 @@ class PendingTable:
                 claimed.append(pending)
         due = []
         for pending in claimed:
-            self._last_token += 1
-            pending.token = self._last_token
+            pending.token = new_token()
             self.reschedule(pending, now_us + answer_within_us)
             topics = tuple({m.topic.name: None for m in pending.messages})
             due.append(

@@ -354,6 +354,11 @@ class SealedPart:
         """The entry of a delayed message."""
         return self._entry(number)
 
+    def group_number(self, transaction_id: bytes) -> int:
+        """The number of the producer group of a transaction with entries here; 0: not known here."""
+        numbers = (int.from_bytes(entry[38:40], "little") for entry in self.lookup(transaction_id))
+        return next((number for number in numbers if number), 0)
+
     def outcome(self, transaction_id: bytes) -> bool | None:
         """True committed, False rolled back, None not decided in this part."""
         for entry in self.lookup(transaction_id):

@@ -277,8 +277,21 @@ class LogState:
 
     def producer_group_of(self, entry: bytes) -> str | None:
         """The producer group of an entry, None where it does not say."""
-        number = int.from_bytes(entry[38:40], "little")
+        return self._group_by_number(int.from_bytes(entry[38:40], "little"))
+
+    def _group_by_number(self, number: int) -> str | None:
         return self.producer_groups[number] or None if number < len(self.producer_groups) else None
+
+    def group_of(self, transaction_id: bytes) -> str | None:
+        """The producer group of a transaction, None where it is not known or had none."""
+        pending = self.pending.by_id.get(transaction_id)
+        if pending is not None:
+            return pending.producer.group or None
+        for part in self.parts.holding(transaction_id):
+            number = part.group_number(transaction_id)
+            if number:
+                return self._group_by_number(number)
+        return None
 
     # --- checkpoint -------------------------------------------------------------------------------------------
 

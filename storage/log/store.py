@@ -103,7 +103,6 @@ class LogStore(LogTransactions, LogTopics, LogMessages, LogGroups):
             self._write_delay,
         )
         self.journal.start(self._end, self.state.live)
-        self.state.pending.start_tokens(now_us)
         self.ballast.take()
         self.recovery_seconds = time.perf_counter() - started
 

@@ -181,7 +181,7 @@ class LogTransactions:
                 position += size
                 number += 1
             if committed:
-                live.decided.add(transaction_id)
+                live.decided[transaction_id] = group_number
             else:
                 by_id[transaction_id] = Pending(transaction_id, producer, messages, now_us, due_us)
                 ids.append(transaction_id)
@@ -337,20 +337,21 @@ class LogTransactions:
         queues: list[Queue | None] = []
         opened = journal.open
         live = opened.part
+        numbers = self.state.producer_numbers
         committed_result = Decided(True, State.COMMITTED, True)
         rolled_back_result = Decided(True, State.ROLLED_BACK, True)
         for (transaction_id, group, outcome), pending in zip(outcomes, undecided, strict=True):
             if pending is not None and group is not None and pending.producer.group != group:
-                results.append(Decided(False))
+                results.append(Decided(True, _state_of(pending), foreign=True))
                 continue
-            if tokens and pending is not None and pending.token not in (0, tokens.get(transaction_id, pending.token)):
-                results.append(Decided(True, State.PARKED if pending.parked else State.PREPARED, stale=True))
+            if tokens and pending is not None and pending.token != tokens.get(transaction_id, pending.token):
+                results.append(Decided(True, _state_of(pending), stale=True))
                 continue
             # Not there any more: an outcome before it in this request decided it.
             if pending is None or by_id.pop(transaction_id, None) is None:
-                state = self._state_of(transaction_id)
-                results.append(Decided(False) if state is None else Decided(True, state, False))
+                results.append(self._decided_before(transaction_id, group))
                 continue
+            group_number = numbers.get(pending.producer.group, 0)
             if outcome == State.COMMITTED:
                 for message in pending.messages:
                     if forced:
@@ -358,7 +359,7 @@ class LogTransactions:
                     entry, queue = self._enqueue(message, now_us, len(opened.entries) + len(entries))
                     entries.append(entry)
                     queues.append(queue)
-                live.decided.add(transaction_id)
+                live.decided[transaction_id] = group_number
                 results.append(committed_result)
             else:
                 first = pending.messages[0]
@@ -366,7 +367,7 @@ class LogTransactions:
                 head = ENTRY_HEAD.pack(_ROLLBACK, flags, first.queue, first.topic.id, now_us, 0)
                 entries.append(head + first.tail)
                 queues.append(None)
-                live.decided.add(transaction_id)
+                live.decided[transaction_id] = group_number
                 live.rolled_back.add(transaction_id)
                 results.append(rolled_back_result)
             if len(entries) > ENTRIES_PER_RECORD:
@@ -375,6 +376,13 @@ class LogTransactions:
         if entries:
             self._append_outcomes(entries, queues)
         return results
+
+    def _decided_before(self, transaction_id: bytes, group: str | None) -> Decided:
+        state = self._state_of(transaction_id)
+        if state is None:
+            return Decided(False)
+        owner = None if group is None else self.state.group_of(transaction_id)
+        return Decided(True, state, foreign=owner is not None and owner != group)
 
     def _append_outcomes(self, entries: list[bytes], queues: list[Queue | None]) -> None:
         opened = self.journal.open
@@ -390,10 +398,13 @@ class LogTransactions:
         await self.journal.sync()
         return states
 
+    async def producer_groups(self, ids: Sequence[bytes]) -> list[str | None]:
+        return [self.state.group_of(transaction_id) for transaction_id in ids]
+
     def _state_of(self, transaction_id: bytes) -> State | None:
         pending = self.state.pending.by_id.get(transaction_id)
         if pending is not None:
-            return State.PARKED if pending.parked else State.PREPARED
+            return _state_of(pending)
         outcome = self.state.outcome(transaction_id)
         return None if outcome is None else State.COMMITTED if outcome else State.ROLLED_BACK
 
@@ -441,7 +452,9 @@ class LogTransactions:
 
     async def checking(self, transaction_id: bytes, shard: str | None = None) -> Checking | None:
         pending = self.state.pending.by_id.get(transaction_id)
-        return None if pending is None else Checking(pending.token, pending.attempts, pending.parked)
+        if pending is None:
+            return None
+        return Checking(pending.token, pending.attempts, pending.parked, pending.producer.group)
 
     async def half_payloads(self, claimed: Sequence[Due]) -> list[list[bytes]]:
         return [self._half_payloads(due.id) for due in claimed]
@@ -459,3 +472,7 @@ class LogTransactions:
 
     def next_check_us(self, producer_group: str) -> int | None:
         return self.state.pending.next_us(producer_group)
+
+
+def _state_of(pending: Pending) -> State:
+    return State.PARKED if pending.parked else State.PREPARED

@@ -265,6 +265,12 @@ class SqlShards:
         answers = await self._each(lambda store: store.states(ids))
         return [next((s for s in states if s is not None), None) for states in zip(*answers, strict=True)]
 
+    async def producer_groups(self, ids: Sequence[bytes]) -> list[str | None]:
+        if len(self.healthy()) < len(self.by_name):
+            raise Unavailable("a database does not answer, and may be the one that knows; try again")
+        answers = await self._each(lambda store: store.producer_groups(ids))
+        return [next((g for g in groups if g is not None), None) for groups in zip(*answers, strict=True)]
+
     # --- checks -----------------------------------------------------------------------------------------------
 
     async def claim_checks(self, producer_group: str, now_us: int, limit: int, answer_within_us: int) -> list[Due]:

@@ -37,6 +37,7 @@ from storage.store import (
     Topic,
     Transaction,
     counted,
+    new_token,
 )
 
 log = structlog.get_logger("notify.sql")
@@ -49,6 +50,7 @@ PURGE_TRANSACTIONS = 500
 PURGE_ROUNDS = 40
 """Rows are deleted a few hundred at a time, each in a transaction of its own, and so many rounds a call."""
 TOPICS_KEPT = 100_000
+IDS_A_STATEMENT = 500
 
 T = TypeVar("T")
 _t = server_half_message.c
@@ -168,18 +170,13 @@ class SqlStore:
     async def states(self, ids_: Sequence[bytes]) -> list[State | None]:
         names = [ids.to_text(i) for i in ids_]
 
-        def read(connection: Connection) -> dict[str, str]:
-            found: dict[str, str] = {}
-            for first in range(0, len(names), 500):
-                some = names[first : first + 500]
-                rows = connection.execute(
-                    sa.select(_t.transaction_id, _t.state).where(_t.transaction_id.in_(some), _t.message_no == 0)
-                )
-                found.update((str(r[0]), str(r[1])) for r in rows)
-            return found
+        known = await self._read(lambda connection: _first_rows(connection, names, _t.state))
+        return [State[known[name]] if name in known else None for name in names]
 
-        found = await self._read(read)
-        return [State[found[name]] if name in found else None for name in names]
+    async def producer_groups(self, ids_: Sequence[bytes]) -> list[str | None]:
+        names = [ids.to_text(i) for i in ids_]
+        known = await self._read(lambda connection: _first_rows(connection, names, _t.producer_group))
+        return [known.get(name) or None for name in names]
 
     def _rows_of(self, names: Sequence[str]) -> dict[str, list[Any]]:
         """All rows of transactions, in message order; on a connection of its own."""
@@ -194,7 +191,7 @@ class SqlStore:
 
         def claim(connection: Connection) -> list[Due]:
             wanted = (
-                sa.select(_t.transaction_id, _t.token, _t.source, _t.instance, _t.attempts)
+                sa.select(_t.transaction_id, _t.source, _t.instance, _t.attempts)
                 .where(_t.producer_group == producer_group, _t.next_check_us <= now_us, _t.message_no == 0)
                 .order_by(_t.next_check_us)
                 .limit(limit)
@@ -204,11 +201,15 @@ class SqlStore:
             if not rows:
                 return []
             names = [str(row[0]) for row in rows]
-            mine = sa.and_(_t.transaction_id.in_(names), _t.message_no == 0)
-            asked = sa.case((sa.func.abs(_t.token) >= now_us, sa.func.abs(_t.token) + 1), else_=now_us)
-            connection.execute(
-                server_half_message.update().where(mine).values(token=asked, next_check_us=now_us + answer_within_us)
-            )
+            tokens = {name: new_token() for name in names}
+            for first in range(0, len(names), IDS_A_STATEMENT):
+                some = names[first : first + IDS_A_STATEMENT]
+                asked = sa.case({name: tokens[name] for name in some}, value=_t.transaction_id, else_=_t.token)
+                connection.execute(
+                    server_half_message.update()
+                    .where(_t.transaction_id.in_(some), _t.message_no == 0)
+                    .values(token=asked, next_check_us=now_us + answer_within_us)
+                )
             topics: dict[str, dict[str, None]] = {}
             for name, topic in connection.execute(
                 sa.select(_t.transaction_id, _t.topic)
@@ -219,14 +220,14 @@ class SqlStore:
             return [
                 Due(
                     ids.from_text(str(name)),
-                    abs(token) + 1 if abs(token) >= now_us else now_us,
+                    tokens[str(name)],
                     str(source),
                     str(instance),
                     int(attempts),
                     tuple(topics.get(str(name), ())),
                     self.shard,
                 )
-                for name, token, source, instance, attempts in rows
+                for name, source, instance, attempts in rows
             ]
 
         claimed = await self._read(claim)
@@ -240,7 +241,7 @@ class SqlStore:
                 connection.execute(
                     server_half_message.update()
                     .where(_message_0(due.id), _t.token == due.token, _t.next_check_us.is_not(None))
-                    .values(token=-due.token, next_check_us=due_us)
+                    .values(token=0, next_check_us=due_us)
                 )
 
         await self._read(release)
@@ -253,7 +254,7 @@ class SqlStore:
                 _message_0(answer.id), _t.token == answer.token, _t.state.in_(UNDECIDED)
             )
             values = {
-                "token": -answer.token,
+                "token": 0,
                 "next_check_us": answer.next_check_us,
                 "attempts": answer.attempts,
             }
@@ -267,17 +268,18 @@ class SqlStore:
     async def checking(self, transaction_id: bytes, shard: str | None = None) -> Checking | None:
         def read(connection: Connection) -> Checking | None:
             row = connection.execute(
-                sa.select(_t.token, _t.attempts, _t.state).where(_message_0(transaction_id))
+                sa.select(_t.token, _t.attempts, _t.state, _t.producer_group).where(_message_0(transaction_id))
             ).one_or_none()
             if row is None or row[2] not in UNDECIDED:
                 return None
-            return Checking(max(0, int(row[0])), int(row[1]), row[2] == State.PARKED.name)
+            # Up to 0.1.0 a token that was given back stayed as a negative number.
+            return Checking(max(0, int(row[0])), int(row[1]), row[2] == State.PARKED.name, str(row[3]))
 
         return await self._read(read)
 
     async def resume_checks(self, transaction_id: bytes, now_us: int, *, anew: bool) -> bool:
         def resume(connection: Connection) -> bool:
-            values: dict[str, Any] = {"token": -sa.func.abs(_t.token), "next_check_us": now_us}
+            values: dict[str, Any] = {"token": 0, "next_check_us": now_us}
             if anew:
                 values["attempts"] = 0
             found = connection.execute(
@@ -378,6 +380,18 @@ class SqlStore:
 
 def _message_0(transaction_id: bytes) -> Any:
     return sa.and_(_t.transaction_id == ids.to_text(transaction_id), _t.message_no == 0)
+
+
+def _first_rows(connection: Connection, names: Sequence[str], column: Any) -> dict[str, str]:
+    """A column of the first row of each transaction that is there, by id."""
+    known: dict[str, str] = {}
+    for first in range(0, len(names), IDS_A_STATEMENT):
+        some = names[first : first + IDS_A_STATEMENT]
+        rows = connection.execute(
+            sa.select(_t.transaction_id, column).where(_t.transaction_id.in_(some), _t.message_no == 0)
+        )
+        known.update((str(r[0]), str(r[1])) for r in rows)
+    return known
 
 
 def _set_state(connection: Connection, transaction_id: bytes, state: str) -> None:

@@ -2,7 +2,7 @@
 
 `server_half_message` has the columns of the local table `half_message` under another name, so that both may share a
 database, and behind them what a check needs. One row a message; message 0 speaks for its transaction in the columns of
-the check. Times of day are UTC; `next_check_us` and `token` are microseconds since 1970.
+the check. Times of day are UTC; `next_check_us` is microseconds since 1970.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ server_half_message = sa.Table(
     sa.Column("source", _LABEL, nullable=False),
     sa.Column("instance", _LABEL, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
-    sa.Column("token", sa.BigInteger, nullable=False),  # of the latest check; below 0: it is answered
+    sa.Column("token", sa.BigInteger, nullable=False),  # of the check that is under way; 0: there is none
     sa.Column("next_check_us", sa.BigInteger),  # of message 0 while it is undecided
     sa.Column("decided_at", INSTANT),
     sqlite_with_rowid=False,

@@ -297,11 +297,11 @@ class Writer:
         if row is None:
             return Decided(False)
         _, state, group, token = row
+        if o[1] is not None and (group or o[1]) != o[1]:
+            return Decided(True, State[state], foreign=True)
         if state not in UNDECIDED:
             return Decided(True, State[state], False)
-        if o[1] is not None and o[1] != group:
-            return Decided(True, State[state], False)
-        if token > 0 and job.tokens.get(o[0], token) != token:
+        if job.tokens.get(o[0], token) != token:
             return Decided(True, State[state], stale=True)
         found[name] = (name, o[2].name, group, token)
         return Decided(True, o[2], True)

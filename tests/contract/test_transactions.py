@@ -54,9 +54,62 @@ def test_unknown_transactions_and_foreign_groups_change_nothing(transactions: An
         unknown, foreign = await b.store.decide(
             [(ids.new_id(), "g", State.COMMITTED), (t.id, "other", State.COMMITTED)], T0
         )
-        assert not unknown.found
-        assert not foreign.changed
+        assert not unknown.found and not unknown.foreign
+        assert foreign.found and foreign.foreign and not foreign.changed
         assert await b.store.states([t.id]) == [State.PREPARED]
+
+    transactions(scenario)
+
+
+def test_a_transaction_stays_its_groups_when_it_is_decided(transactions: Any) -> None:
+    async def scenario(b: Bench) -> None:
+        made, undone, at_once, unknown = sent(), sent(), sent(committed=True), ids.new_id()
+        await b.store.put([made, undone, at_once], T0)
+        await b.store.decide([(made.id, "g", State.COMMITTED), (undone.id, "g", State.ROLLED_BACK)], T0)
+        for _ in range(3):
+            for t, state in ((made, State.COMMITTED), (undone, State.ROLLED_BACK), (at_once, State.COMMITTED)):
+                foreign, own, admins = await b.store.decide([(t.id, g, state) for g in ("other", "g", None)], T0)
+                assert (foreign.found, foreign.foreign, foreign.changed) == (True, True, False)
+                assert own == admins and (own.foreign, own.changed, own.state) == (False, False, state)
+            all_of_them = [made.id, undone.id, at_once.id, unknown]
+            assert await b.store.producer_groups(all_of_them) == ["g", "g", "g", None]
+            await b.restart()
+
+    transactions(scenario)
+
+
+def test_an_answer_to_a_check_that_is_not_under_way_is_stale(transactions: Any) -> None:
+    async def scenario(b: Bench) -> None:
+        t = sent()
+        await b.store.put([t], T0)
+        for token in (0, 1, 5):  # before any check
+            assert (await b.store.decide([(t.id, "g", State.COMMITTED)], T0, tokens={t.id: token or 7}))[0].stale
+        due = (await b.store.claim_checks("g", T0 + 5 * SECOND, 1, SECOND))[0]
+        now = T0 + 6 * SECOND
+        assert (await b.store.decide([(t.id, "g", State.COMMITTED)], now, tokens={t.id: due.token + 1}))[0].stale
+        await b.store.answer_check(CheckAnswer(t.id, due.token, now, 1))
+        # After it was answered, and after a restart that forgot it.
+        assert (await b.store.decide([(t.id, "g", State.ROLLED_BACK)], now, tokens={t.id: due.token}))[0].stale
+        await b.restart(now)
+        assert (await b.store.decide([(t.id, "g", State.ROLLED_BACK)], now, tokens={t.id: due.token}))[0].stale
+        assert await b.store.states([t.id]) == [State.PREPARED]
+        again = (await b.store.claim_checks("g", now + SECOND, 1, SECOND))[0]
+        assert (await b.store.decide([(t.id, "g", State.COMMITTED)], now, tokens={t.id: again.token}))[0].changed
+
+    transactions(scenario)
+
+
+def test_tokens_of_checks_cannot_be_guessed(transactions: Any) -> None:
+    async def scenario(b: Bench) -> None:
+        halves = [sent() for _ in range(40)]
+        await b.store.put(halves, T0)
+        tokens = sorted(d.token for d in await b.store.claim_checks("g", T0 + 5 * SECOND, 40, 10 * SECOND))
+        assert len(set(tokens)) == 40 and tokens[0] > 0 and tokens[-1] < 1 << 63
+        # Of 40 random numbers of 62 bits none is near another, nor near the time.
+        assert min(after - before for before, after in zip(tokens, tokens[1:], strict=False)) > 1 << 20
+        assert all(abs(token - T0) > 60 * SECOND for token in tokens)
+        for t in halves:
+            assert (await b.store.checking(t.id)).token in tokens
 
     transactions(scenario)
 
@@ -131,15 +184,15 @@ def test_checks_are_claimed_once_and_fenced_by_their_token(transactions: Any) ->
         assert [(d.id, d.source, d.instance, d.attempts, d.topics) for d in due] == [(t.id, "s", "i", 0, ("t",))]
         assert await b.store.claim_checks("g", T0 + 6 * SECOND, 10, 10 * SECOND) == []
         again = (await b.store.claim_checks("g", T0 + 15 * SECOND, 10, 10 * SECOND))[0]
-        assert again.token > due[0].token
+        assert again.token != due[0].token
         now = T0 + 16 * SECOND
         assert not await b.store.answer_check(CheckAnswer(t.id, due[0].token, now, 1, False))
         assert await b.store.answer_check(CheckAnswer(t.id, again.token, now + 5 * SECOND, 1, False))
         assert not await b.store.answer_check(CheckAnswer(t.id, again.token, now, 2, False))
         await b.restart(now)
-        assert (await b.store.checking(t.id))[1:] == (1, False)
+        assert (await b.store.checking(t.id))[1:] == (1, False, "g")
         third = (await b.store.claim_checks("g", now + 5 * SECOND, 10, 10 * SECOND))[0]
-        assert third.token > again.token
+        assert third.token not in (again.token, due[0].token)
         assert await b.store.half_payloads([third]) == [[message(b"x").payload]]
 
     transactions(scenario)
@@ -169,11 +222,11 @@ def test_resume_begins_the_checks_anew(transactions: Any) -> None:
         due = (await b.store.claim_checks("g", T0 + 5 * SECOND, 1, SECOND))[0]
         await b.store.answer_check(CheckAnswer(t.id, due.token, T0 + 600 * SECOND, 15, True))
         assert await b.store.resume_checks(t.id, T0 + 6 * SECOND, anew=False)
-        assert (await b.store.checking(t.id))[1:] == (15, True)
+        assert (await b.store.checking(t.id))[1:] == (15, True, "g")
         assert len(await b.store.claim_checks("g", T0 + 6 * SECOND, 1, SECOND)) == 1
         assert await b.store.resume_checks(t.id, T0 + 7 * SECOND, anew=True)
         await b.restart()
-        assert (await b.store.checking(t.id))[1:] == (0, False)
+        assert (await b.store.checking(t.id))[1:] == (0, False, "g")
         assert len(await b.store.claim_checks("g", T0 + 7 * SECOND, 1, SECOND)) == 1
         assert not await b.store.resume_checks(ids.new_id(), T0, anew=True)
 

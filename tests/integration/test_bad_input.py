@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import select
 import socket
@@ -16,6 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from notify.check import Outcome
+from notify.client import AsyncTransactionProducer, Message
+from notify.errors import IdInUse, OutcomeConflict
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS
@@ -109,6 +113,60 @@ def test_outcomes(server: ServerProcess) -> None:
     assert outcome()["status"] == 200
     conflict = outcome(outcome="ROLLBACK")
     assert (conflict["status"], conflict["state"], conflict["code"]) == (409, "COMMITTED", "outcome_conflict")
+
+
+def test_another_groups_transaction(server: ServerProcess) -> None:
+    """Its id is in use, whether it is decided or not; how it stands is not told, and no answer of a stranger counts."""
+    request = half_request("owner")
+    name = request["transactions"][0]["id"]
+    post(server.url, "/v1/transactions", request)
+
+    def outcome(group: str, outcome: str = "COMMIT", **item: Any) -> tuple[int, str | None, str | None]:
+        body = {"producer_group": group, "outcomes": [{"id": name, "outcome": outcome} | item]}
+        (answered,) = post(server.url, "/v1/transactions/outcomes", body)["items"]
+        return answered["status"], answered.get("code"), answered.get("state")
+
+    def state(group: str) -> tuple[int, str | None, str | None]:
+        body = {"producer_group": group, "ids": [name]}
+        (answered,) = post(server.url, "/v1/transactions/states", body)["items"]
+        return answered["status"], answered.get("code"), answered.get("state")
+
+    in_use = (409, "id_in_use", None)
+    for decided in (False, True):
+        for word in ("COMMIT", "ROLLBACK", "UNKNOWN"):
+            assert outcome("stranger", word) == in_use
+            assert outcome("stranger", word, check="5", unavailable=True) == in_use
+        assert state("stranger") == in_use
+        assert state("owner") == (200, None, "COMMITTED" if decided else "PREPARED")
+        assert outcome("owner") == (200, None, "COMMITTED")
+
+
+def test_an_answer_without_a_check(server: ServerProcess) -> None:
+    request = half_request()
+    name = request["transactions"][0]["id"]
+    post(server.url, "/v1/transactions", request)
+    for word in ("COMMIT", "ROLLBACK", "UNKNOWN"):
+        body = {"producer_group": "g", "outcomes": [{"id": name, "outcome": word, "check": "5"}]}
+        (item,) = post(server.url, "/v1/transactions/outcomes", body)["items"]
+        assert (item["status"], item["code"], item["state"]) == (410, "stale_check", "PREPARED")
+
+
+def test_the_sdk_says_what_is_recorded(memory: InMemoryServer, unique: str) -> None:
+    async def scenario() -> None:
+        owner = AsyncTransactionProducer(memory.url, group=unique)
+        stranger = AsyncTransactionProducer(memory.url, group=f"{unique}-2")
+        half = await owner.prepare([Message(unique, "x")])
+        with pytest.raises(IdInUse):
+            await stranger.resolve(half, Outcome.COMMIT)
+        assert await half.commit() == "COMMITTED"
+        with pytest.raises(OutcomeConflict, match="COMMITTED is recorded"):
+            await half.rollback()
+        with pytest.raises(IdInUse):
+            await stranger.resolve(half, Outcome.COMMIT)
+        await owner.close()
+        await stranger.close()
+
+    asyncio.run(scenario())
 
 
 def test_receipts(server: ServerProcess, unique: str) -> None:
