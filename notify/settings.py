@@ -118,8 +118,8 @@ class Settings:
     )
     plaintext: bool = _setting(
         False,
-        "Whether tokens may come over a network without TLS: only behind a proxy that ends it. Without this setting an "
-        "address other than loopback needs `tls_certificate`.",
+        "Whether tokens may come over a network without TLS: only behind a proxy that ends it, and whose "
+        "`X-Forwarded-Proto` is believed. Without this setting an address other than loopback needs `tls_certificate`.",
     )
     oidc_issuer: str = _setting(
         "",

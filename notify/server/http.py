@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from notify import ids, tracing
-from notify.errors import InvalidRequest, NotFound, NotifyError, StorageFailed
+from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError, StorageFailed
 from notify.limits import LIMITS, check_between, check_name
 from notify.server.access import EVERYONE, Principal
 from notify.server.browsers import refuse_foreign_host, refuse_foreign_pages
@@ -307,7 +307,15 @@ class DataRoutes:
         return request.encode({"checks": checks if request.packed else [json_check(check) for check in checks]})
 
     async def members(self, request: Request) -> bytes:
-        return request.encode(self._members())
+        """Where the servers are is for all who have a right to something; who else is there takes `view`."""
+        principal = request.principal
+        assert principal is not None
+        if principal.rights is not None and not principal.rights:
+            raise Forbidden(f"{principal.name} has no right to anything: an administrator can grant one")
+        shown = self._members()
+        if not principal.may("view"):
+            shown = shown | {"members": [m | {"detail": {}} for m in shown["members"] if m["kind"] == "server"]}
+        return request.encode(shown)
 
     # --- bridges ----------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import ipaddress
 import os
 import socket
 import ssl
+import stat
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import uvicorn
 
 from notify import tracing
 from notify.errors import InvalidRequest, StorageFailed
-from notify.server import webhooks
+from notify.server import first_token, webhooks
 from notify.server.app import App
 from notify.server.protocol import Protocol
 from notify.settings import Settings
@@ -126,6 +127,7 @@ def serve(settings: Settings) -> int:
         Path(settings.data_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidRequest(f"cannot make the data directory {settings.data_dir}: {error.strerror}") from None
+    _keep_to_owner(Path(settings.data_dir))
     sys.setswitchinterval(SWITCH_SECONDS)
     app = App(settings, open_store)
     config = uvicorn.Config(
@@ -159,6 +161,22 @@ def serve(settings: Settings) -> int:
         if app.failed is not None:
             raise app.failed
         return 0 if server.started and not failed else 1
+
+
+def _keep_to_owner(directory: Path) -> None:
+    """Messages, tokens' hashes and the first token are its owner's only, also where the directory was made before."""
+    with contextlib.suppress(OSError):
+        (directory / first_token.FILE).chmod(0o600)
+    found = directory.stat()
+    others = stat.S_IMODE(found.st_mode) & 0o077
+    if not others:
+        return
+    if found.st_uid == os.geteuid() and not found.st_mode & stat.S_ISVTX:  # one that is shared on purpose is left alone
+        with contextlib.suppress(OSError):
+            directory.chmod(0o700)
+            log.warning("data_directory_closed", directory=str(directory), was=f"{stat.S_IMODE(found.st_mode):04o}")
+            return
+    log.warning("data_directory_is_open", directory=str(directory), remedy=f"chmod 700 {directory}")
 
 
 def _settle_garbage() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import itertools
 import json
 import socket
@@ -315,3 +316,89 @@ def test_what_others_could_reach_needs_access_and_tls() -> None:
     check_host(Settings(host="0.0.0.0", access=True, tls_certificate="c.pem"))
     for host in ("127.0.0.1", "::1", "localhost", "127.9.9.9"):
         check_host(Settings(host=host))
+
+
+def test_where_the_servers_are_takes_a_right_and_who_else_is_there_takes_view(guarded: GuardedInMemory) -> None:
+    everyone = guarded.server._app.members()
+    consumer = everyone["members"][0] | {"name": "points/i1", "kind": "consumer", "detail": {"group": "points"}}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            guarded.server._app._data, "_members", lambda: everyone | {"members": [*everyone["members"], consumer]}
+        )
+
+        def kinds(*rights: str) -> list[str]:
+            answer = call(guarded.url, "GET", "/v1/members", token=guarded.make(*rights))
+            return [member["kind"] for member in answer["members"]]
+
+        assert kinds("publish:x") == ["server"] and kinds("view") == ["server", "consumer"]
+        status, problem = ask(guarded.url, "GET", "/v1/members", token=guarded.make())
+        assert (status, problem["code"]) == (403, "forbidden")
+
+
+def test_a_right_to_every_topic_is_none_to_write_dead_letters(guarded: GuardedInMemory, unique: str) -> None:
+    def publish(topic: str, *rights: str) -> int:
+        body = {"messages": [{"topic": topic, "body": "x"}]}
+        _, answer = ask(guarded.url, "POST", "/v1/messages", body, guarded.make(*rights))
+        return int(answer["items"][0]["status"])
+
+    dead = f"dead-letter.{unique}"
+    assert publish(dead, "publish") == publish(dead, "publish:*") == publish(dead, "publish:d*") == 403
+    assert publish(unique, "publish") == 201
+    assert publish(dead, "publish:dead-letter.*") == publish(dead, f"publish:{dead}") == 201
+
+
+def test_who_consumes_one_topic_gets_what_is_sent_again_without_naming_it(
+    guarded: GuardedInMemory, unique: str
+) -> None:
+    """After a redrive the group has a retry topic, and a consumer of one topic was refused when it named none."""
+    token = guarded.make(f"consume:{unique}@{unique}.t", f"publish:{unique}.t")
+    path, body = f"/v1/groups/{unique}", {"instance": "i", "max": 10, "wait": 0, "lease": 30}
+
+    def received(**fields: Any) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = call(guarded.url, "POST", f"{path}/receive", body | fields, token)["messages"]
+        return found
+
+    assert received(topics=[f"{unique}.t"]) == []
+    call(guarded.url, "POST", "/v1/messages", {"messages": [{"topic": f"{unique}.t", "body": "x"}]}, token)
+    (message,) = received()
+    settled = {"items": [{"receipt": message["receipt"], "action": "dead_letter", "reason": "r"}]}
+    call(guarded.url, "POST", f"{path}/settle", settled, token)
+    call(guarded.url, "POST", f"/v1/admin/groups/{unique}/dead-letters/redrive", {"reason": "r"}, guarded.admin)
+    assert [m["body"] for m in received()] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said", "is_secure"),
+    [
+        ({}, "", False),
+        ({}, "https", False),  # whoever asks can say so
+        ({"plaintext": True}, "", False),
+        ({"plaintext": True}, "https", True),
+        ({"url": "https://notify.example"}, "", True),
+    ],
+)
+def test_the_cookie_is_secure_behind_a_proxy_that_ends_tls(fields: dict[str, Any], said: str, is_secure: bool) -> None:
+    with GuardedInMemory(**fields) as server:
+        parts = urlsplit(server.url)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE_SECONDS)
+        headers = {"content-type": "application/x-www-form-urlencoded"} | ({"x-forwarded-proto": said} if said else {})
+        connection.request("POST", "/login", f"token={server.admin}", headers)
+        answer = connection.getresponse()
+        cookie = answer.headers["set-cookie"]
+        connection.close()
+        assert answer.status == 303 and ("secure" in cookie.lower()) is is_secure
+
+
+def test_a_data_directory_that_was_open_is_closed(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    directory.mkdir(mode=0o755)
+    directory.chmod(0o755)
+    (directory / "admin.token").write_text("prepared by someone")
+    (directory / "admin.token").chmod(0o644)
+    made = Guarded(directory)
+    try:
+        assert made.admin != "prepared by someone"
+        assert stat.S_IMODE((directory / "admin.token").stat().st_mode) == 0o600
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    finally:
+        made.server.stop()

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from notify.errors import InvalidRequest
+from storage.store import DEAD_LETTER_PREFIX
 
 ACTIONS = {
-    "publish": "send messages to topics of this name",
+    "publish": "send messages to topics of this name; to dead letters only where it begins with dead-letter.",
     "check": "act as this producer group: store its halves, settle them, answer checks",
     "consume": "receive and settle as this consumer group; `GROUP@TOPIC` for some topics only",
     "read": "pull from topics of this name with offsets of one's own",
@@ -38,6 +39,8 @@ class Right:
         return text if self.topic == "*" else f"{text}@{self.topic}"
 
     def covers(self, action: str, name: str, topic: str) -> bool:
+        if action == "publish" and name.startswith(DEAD_LETTER_PREFIX) and not self.name.startswith(DEAD_LETTER_PREFIX):
+            return False  # what is there is taken for what the group could not handle: `*` does not mean it
         return self.action == action and _matches(self.name, name) and _matches(self.topic, topic)
 
 

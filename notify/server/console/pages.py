@@ -21,6 +21,7 @@ from notify.server.access.guard import COOKIE
 from notify.server.console import shown
 from notify.server.console.api import Api, path_of
 from notify.server.console.writes import CHANGES, Change, Input
+from notify.settings import Settings
 from storage.store import dead_letter_topic
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _signing_in(routes: APIRouter, app: App) -> None:
         except NotifyError as error:
             return _page("login.html", request, error.status, title="Sign in", refused=str(error), next=then)
         answer = RedirectResponse(then, 303, SECURITY)
-        is_tls = request.scope["scheme"] == "https" or bool(app.settings.tls_certificate)
+        is_tls = request.scope["scheme"] == "https" or _comes_through_tls(request, app.settings)
         answer.set_cookie(
             COOKIE, token, max_age=SIGNED_IN_SECONDS, httponly=True, samesite="strict", secure=is_tls, path="/"
         )
@@ -164,6 +165,12 @@ def _signing_in(routes: APIRouter, app: App) -> None:
         answer = RedirectResponse("/login", 303, SECURITY)
         answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
         return answer
+
+
+def _comes_through_tls(request: Request, settings: Settings) -> bool:
+    """Whether a proxy ends TLS before the server: the setting `url` says so, or the proxy, where there may be one."""
+    said = request.headers.get("x-forwarded-proto", "")
+    return settings.url.startswith("https://") or (settings.plaintext and said.strip().lower() == "https")
 
 
 def _own_path(text: str | None) -> str:
