@@ -52,11 +52,26 @@ def backup(
     show({"directory": str(directory), "name": made["name"], "files": len(made["files"]), "bytes": total}, as_json)
 
 
+def _place(directory: Path, name: str) -> Path:
+    """Where a file of a backup belongs. Raises InvalidRequest for a name that leads out of its directory.
+
+    Names come from the server that is asked, or from an archive: neither is believed.
+    """
+    parts = name.split("/")
+    is_plain = name.isprintable() and "\\" not in name and all(part not in ("", ".", "..") for part in parts)
+    if not is_plain:
+        raise InvalidRequest(f"backup: {name[:100]!r} is no name of a file in it: nothing was written there")
+    target = directory / name
+    if any(place.is_symlink() for place in (target, *target.parents) if directory in place.parents):
+        raise InvalidRequest(f"backup: {name[:100]!r} leads elsewhere by a link: nothing was written there")
+    return target
+
+
 def _fetch(url: str, name: str, file: dict[str, Any], directory: Path, done: Any) -> None:
     """Raises Unavailable where the file does not come whole."""
-    target = directory / file["name"]
+    target = _place(directory, file["name"])
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    address = f"{url.split(',')[0].rstrip('/')}/v1/admin/backups/{name}/files/{quote(file['name'])}"
+    address = f"{url.split(',')[0].rstrip('/')}/v1/admin/backups/{quote(name, safe='')}/files/{quote(file['name'])}"
     token = token_from_environment()
     request = urllib.request.Request(address, headers={"authorization": f"Bearer {token}"} if token else {})
     context = tls_from_environment() if address.startswith("https") else None
@@ -67,6 +82,8 @@ def _fetch(url: str, name: str, file: dict[str, Any], directory: Path, done: Any
             while chunk := answer.read(CHUNK):
                 out.write(chunk)
                 size += len(chunk)
+                if size > file["size"]:
+                    break  # and no more of it is taken
                 done(len(chunk))
     except OSError as error:
         raise Unavailable(f"backup: {file['name']} could not be fetched: {error}") from None
@@ -88,12 +105,12 @@ def restore(
     if data_dir.exists() and any(data_dir.iterdir()):
         raise InvalidRequest(f"{data_dir} is not empty: a backup is put into a directory of its own")
     for name, size in expected.items():
-        source = directory / name
+        source = _place(directory, name)
         if not source.is_file() or source.stat().st_size != size:
             raise InvalidRequest(f"{source} is missing or has another size than when it was made: take another backup")
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in expected:
-        target = data_dir / name
+        target = _place(data_dir, name)
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.copyfile(directory / name, target)
         target.chmod(0o600)

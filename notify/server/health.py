@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 
 from notify.server.alarms import MEANING
 from notify.server.delivery.instances import states
-from notify.server.metrics import render
+from notify.server.metrics import Exposition
 
 if TYPE_CHECKING:
     from notify.server.app import App
@@ -50,86 +50,61 @@ def router(app: App) -> APIRouter:
         now_us = core.clock()
         disk = await asyncio.to_thread(shutil.disk_usage, core.settings.data_dir)
         doubt = await core.store.in_doubt()
-        gauges = {
-            "notify_oldest_undecided_seconds": (
-                "Age of the oldest undecided transaction that is not parked",
-                (now_us - doubt.oldest_us) / 1e6 if doubt.oldest_us else 0,
-            ),
-            "notify_parked_transactions": ("Parked transactions (SQL storage counts up to 1000)", doubt.parked),
-            "notify_topics": ("Topics", len(core.store.topics())),
-            "notify_disk_free_bytes": ("Free room on the disk of the log", disk.free),
-            "notify_disk_size_bytes": ("Size of the disk of the log", disk.total),
-            "notify_resident_bytes": (
-                "Largest resident size of the process",
-                resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            ),
-        }
-        text = render(core.metrics, gauges | _queues(core)) + _consumers(core) + _lag(app) + _bridges(core)
-        text += _alarms(app)
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+        shown = Exposition(core.metrics)
+        shown.gauge(
+            "notify_oldest_undecided_seconds",
+            "Age of the oldest undecided transaction that is not parked",
+            (now_us - doubt.oldest_us) / 1e6 if doubt.oldest_us else 0,
+        )
+        shown.gauge("notify_parked_transactions", "Parked transactions (SQL storage counts up to 1000)", doubt.parked)
+        shown.gauge("notify_topics", "Topics", len(core.store.topics()))
+        shown.gauge("notify_disk_free_bytes", "Free room on the disk of the log", disk.free)
+        shown.gauge("notify_disk_size_bytes", "Size of the disk of the log", disk.total)
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        shown.gauge("notify_resident_bytes", "Largest resident size of the process", resident)
+        if core.has_queues:
+            _add_queues(shown, core)
+        _add_alarms(shown, app)
+        return PlainTextResponse(shown.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return routes
 
 
-def _alarms(app: App) -> str:
+def _add_alarms(shown: Exposition, app: App) -> None:
     raised = Counter(name for name, _ in app.alarms.raised) if app.alarms is not None else Counter()
-    lines = ["# HELP notify_alarms What is wrong now, by alarm; see the operating guide", "# TYPE notify_alarms gauge"]
-    lines += [f'notify_alarms{{alarm="{name}"}} {raised[name]}' for name in MEANING]
-    return "\n".join(lines) + "\n"
+    shown.gauges(
+        "notify_alarms",
+        "What is wrong now, by alarm; see the operating guide",
+        ["alarm"],
+        [((name,), raised[name]) for name in MEANING],
+    )
 
 
-def _queues(core: Core) -> dict[str, tuple[str, float]]:
-    if not core.has_queues:
-        return {}
+def _add_queues(shown: Exposition, core: Core) -> None:
     groups = core.delivery.groups.values()
-    return {
-        "notify_groups": ("Consumer groups", len(groups)),
-        "notify_leased_messages": ("Messages under a lease", sum(g.in_flight() for g in groups)),
-        "notify_delayed_messages": ("Messages that wait for their time", core.queues.delayed()),
-    }
-
-
-def _consumers(core: Core) -> str:
-    """How many consumers are in which state: those that are slow or stuck are worth an alarm."""
-    if not core.has_queues:
-        return ""
+    shown.gauge("notify_groups", "Consumer groups", len(groups))
+    shown.gauge("notify_leased_messages", "Messages under a lease", sum(g.in_flight() for g in groups))
+    shown.gauge("notify_delayed_messages", "Messages that wait for their time", core.queues.delayed())
+    # How many consumers are in which state: those that are slow or stuck are worth an alarm.
     now_us = core.clock()
     found: Counter[str] = Counter()
-    for group in core.delivery.groups.values():
+    for group in groups:
         found.update(states(group.instances, now_us).values())
-    lines = ["# HELP notify_consumers Consumers by what they are up to", "# TYPE notify_consumers gauge"]
-    lines += [f'notify_consumers{{state="{state}"}} {found[state]}' for state in ("ok", "slow", "stuck", "gone")]
-    return "\n".join(lines) + "\n"
-
-
-def _bridges(core: Core) -> str:
-    """What to raise an alarm on: a bridge that lags, and one that is silent (it writes every 10 s at least)."""
-    if not core.has_queues:
-        return ""
-    shown = core.bridges.shown()
-    lines = []
+    consumers = [((state,), found[state]) for state in ("ok", "slow", "stuck", "gone")]
+    shown.gauges("notify_consumers", "Consumers by what they are up to", ["state"], consumers)
+    lags: dict[tuple[str, str], int] = {}
+    for group in groups:
+        for cursor in group.cursors.values():
+            key = (group.name, cursor.topic)
+            lags[key] = lags.get(key, 0) + cursor.lag()
+    most = sorted(lags.items(), key=lambda row: -row[1])[:BUSIEST_TOPICS]
+    shown.gauges("notify_lag_messages", "Messages not settled yet", ["group", "topic"], most)
+    # What to raise an alarm on: a bridge that lags, and one that is silent (it writes every 10 s at least).
+    bridges = core.bridges.shown()
     for name, field, text in (
         ("notify_bridge_lag_seconds", "lag_seconds", "Time from a commit in the source to its append, of the newest"),
         ("notify_bridge_silent_seconds", "silent_seconds", "Time since a bridge last wrote; above 30 it is stalled"),
         ("notify_bridge_transactions", "rows", "Transactions taken over from a source"),
         ("notify_bridge_refused", "refused", "Transactions of a source that no queue could take"),
     ):
-        lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
-        lines += [f'{name}{{source="{row["source"]}"}} {row[field]}' for row in shown]
-    return "\n".join(lines) + "\n"
-
-
-def _lag(app: App) -> str:
-    """Lag by group and topic, of the 100 pairs that lag most."""
-    assert app.core is not None
-    if not app.core.has_queues:
-        return ""
-    rows: dict[tuple[str, str], int] = {}
-    for group in app.core.delivery.groups.values():
-        for cursor in group.cursors.values():
-            key = (group.name, cursor.topic)
-            rows[key] = rows.get(key, 0) + cursor.lag()
-    busiest = sorted(rows.items(), key=lambda row: -row[1])[:BUSIEST_TOPICS]
-    lines = ["# HELP notify_lag_messages Messages not settled yet", "# TYPE notify_lag_messages gauge"]
-    lines += [f'notify_lag_messages{{group="{g}",topic="{t}"}} {lag}' for (g, t), lag in busiest]
-    return "\n".join(lines) + "\n"
+        shown.gauges(name, text, ["source"], [((row["source"],), row[field]) for row in bridges])

@@ -1,8 +1,12 @@
-"""Counters of the core as plain numbers; /metrics renders them for Prometheus."""
+"""Counters of the core as plain numbers, and how /metrics shows them and others to Prometheus."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 
 @dataclass(slots=True)
@@ -53,12 +57,36 @@ HELP = {
 }
 
 
-def render(metrics: Metrics, gauges: dict[str, tuple[str, float]]) -> str:
-    """Prometheus text: the counters, then gauges (name to help and value)."""
-    lines = []
-    for f in fields(metrics):
-        name = f"notify_{f.name}_total"
-        lines += [f"# HELP {name} {HELP[f.name]}", f"# TYPE {name} counter", f"{name} {getattr(metrics, f.name)}"]
-    for name, (text, value) in gauges.items():
-        lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge", f"{name} {value:g}"]
-    return "\n".join(lines) + "\n"
+Labelled = Iterable[tuple[tuple[str, ...], float]]
+"""Samples of a metric: the values of its labels, and the sample's."""
+
+
+class Exposition:
+    """What `/metrics` answers, gathered metric by metric. prometheus-client writes it: a name in a label may hold
+    anything, quotes and line ends too."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._families: list[Metric] = [
+            CounterMetricFamily(f"notify_{f.name}", HELP[f.name], getattr(metrics, f.name)) for f in fields(metrics)
+        ]
+
+    def gauge(self, name: str, text: str, value: float) -> None:
+        """Add a metric of one sample."""
+        self._families.append(GaugeMetricFamily(name, text, value))
+
+    def gauges(self, name: str, text: str, labels: Sequence[str], samples: Labelled) -> None:
+        """Add a metric with a sample for each value of its labels."""
+        family = GaugeMetricFamily(name, text, labels=labels)
+        for values, value in samples:
+            family.add_metric(values, value)
+        self._families.append(family)
+
+    def collect(self) -> list[Metric]:
+        """As a collector of prometheus-client."""
+        return self._families
+
+    def text(self) -> str:
+        """Prometheus' text format 0.0.4."""
+        registry = CollectorRegistry()
+        registry.register(self)
+        return generate_latest(registry).decode()

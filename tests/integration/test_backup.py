@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import http.server
+import json
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from notify.cli.backup import backup as backup_command
+from notify.cli.backup import restore as restore_command
 from notify.client import Message, Reader, TransactionProducer
-from notify.errors import NotifyError
+from notify.errors import InvalidRequest, NotifyError
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
 from tests.support.commands import cli
@@ -147,3 +151,60 @@ def test_snapshots_are_few_and_their_files_stay_inside(tmp_path: Path, monkeypat
         assert not any(path.stat().st_mode & 0o077 for path in (tmp_path / "b").rglob("*") if path.suffix != ".json")
     finally:
         guarded.server.stop()
+
+
+OUTSIDE = ("../outside", "/tmp/outside", "log/../../outside", "log//x", ".", "..", "", "log/./x", "a\\..\\b", "x\n")
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_no_name_of_a_server_or_an_archive_leads_out_of_the_directory(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hostile server wrote to any place, and so did an archive that someone else made."""
+    listed = {"name": "b", "files": [{"name": name, "size": 4}]}
+    monkeypatch.setattr("notify.cli.backup.call", lambda *_, **__: {"result": listed})
+
+    class Hostile(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-length", "4")
+            self.end_headers()
+            self.wfile.write(b"evil")
+
+        def log_message(self, *_: Any) -> None:
+            """Quiet."""
+
+    place = tmp_path / "here"
+    place.mkdir()
+    before = set(tmp_path.rglob("*"))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hostile)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        with pytest.raises(InvalidRequest, match="nothing was written"):
+            backup_command(place / "copy", REASON, f"http://127.0.0.1:{server.server_port}", True)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert set(tmp_path.rglob("*")) == before
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    (archive / "backup.json").write_text(json.dumps(listed))
+    for target in (tmp_path / "outside", archive / "outside"):
+        target.write_text("four")
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(InvalidRequest, match="nothing was written"):
+        restore_command(archive, place / "data", True)
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_an_archive_with_links_is_not_restored(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("four")
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    (archive / "log").symlink_to(tmp_path)
+    (archive / "backup.json").write_text(json.dumps({"name": "b", "files": [{"name": "log/secret", "size": 4}]}))
+    with pytest.raises(InvalidRequest, match="link"):
+        restore_command(archive, tmp_path / "data", True)
+    assert not (tmp_path / "data").exists()

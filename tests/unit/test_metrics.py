@@ -1,0 +1,33 @@
+"""What /metrics shows: a name that somebody chose is a label's value, whatever is in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from notify.testing import InMemoryServer
+from tests.support.groups import publish, subscribe
+from tests.support.http import call, post
+
+
+def samples(url: str) -> dict[str, list[dict[str, Any]]]:
+    """Labels of all samples by name, as Prometheus reads them."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for family in text_string_to_metric_families(str(call(url, "GET", "/metrics"))):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(dict(sample.labels))
+    return found
+
+
+def test_no_name_of_an_instance_makes_metrics_of_its_own() -> None:
+    """An instance's name is any text, and part of the name of its group where a topic is broadcast to it."""
+    name = 'i"} 1\nnotify_parked_transactions 99\nnotify_made_up{a="\\'
+    with InMemoryServer() as server:
+        subscribe(server.url, "g", "t", mode="broadcast")
+        post(server.url, "/v1/groups/g/receive", {"instance": name, "max": 1, "wait": 0, "lease": 30})
+        publish(server.url, "t", ["x"])
+        found = samples(server.url)
+        assert "notify_made_up" not in found
+        assert found["notify_parked_transactions"] == [{}] and found["notify_published_total"] == [{}]
+        assert {"group": f"g@{name}", "topic": "t"} in found["notify_lag_messages"]
