@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -13,7 +14,12 @@ from notify.errors import DeadLetter, InvalidRequest
 
 T = TypeVar("T")
 
+_MESSAGE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.[0-9]{1,9}\Z")
 CONTENT_TYPE = "content-type"
+FIRST_ID = "notify-first-id"
+"""The header of a message that is sent to a group again under another id: the id that it had at first."""
+REPLAY = "notify-replay"
+"""The header of a message that was dead: the replay that it belongs to, where that is not 0."""
 
 
 @dataclass(slots=True)
@@ -115,7 +121,10 @@ def resolve_key(message: Message) -> str | None:
 
 @dataclass(slots=True, frozen=True)
 class ReceivedMessage:
-    """A message as a handler gets it. `attempt` counts from 1; `committed_at` is RFC 3339 in UTC."""
+    """A message as a handler gets it. `attempt` counts from 1; `committed_at` is RFC 3339 in UTC.
+
+    `replay` is 0, or the number of a reset or redrive that was to repeat effects: an inbox keeps the runs apart.
+    """
 
     id: str
     topic: str
@@ -127,6 +136,13 @@ class ReceivedMessage:
     headers: Mapping[str, str]
     attempt: int
     committed_at: str
+    replay: int = 0
+
+    @property
+    def first_id(self) -> str:
+        """The id that the message had before it was dead and sent again; its own if it never was."""
+        named = self.headers.get(FIRST_ID, "")
+        return named if _MESSAGE_ID.match(named) else self.id
 
     @property
     def text(self) -> str:

@@ -243,6 +243,12 @@ class DeliveryHead(Struct, gc=False):
     committed_at: str
 
 
+class ReplayedHead(DeliveryHead, gc=False):
+    """Of a delivery that is to have its effects again. An older SDK passes over the field."""
+
+    replay: int
+
+
 class Delivered(Struct, omit_defaults=True, kw_only=True):
     """A delivery as the SDK reads it (msgpack)."""
 
@@ -257,6 +263,7 @@ class Delivered(Struct, omit_defaults=True, kw_only=True):
     key: str | None = None
     tag: str | None = None
     headers: dict[str, str] | None = None
+    replay: int = 0
 
 
 class Received(Struct):

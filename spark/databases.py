@@ -222,7 +222,9 @@ class Database:
         if table.name not in self.tables:
             return []
         with self._reading.connect() as connection:
-            return [dict(row) for row in connection.execute(sa.select(table).where(condition)).mappings()]
+            known = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
+            columns = [column for column in table.c if column.name in known]  # an older version made fewer
+            return [dict(row) for row in connection.execute(sa.select(*columns).where(condition)).mappings()]
 
     # --- how it is read ---------------------------------------------------------------------------------------
 

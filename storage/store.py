@@ -231,6 +231,8 @@ class Subscription:
     filter: str = ""  # an expression over headers, key and tag; see notify/server/delivery/filter.py
     epoch: int = 0  # rises with each reset: offsets go back only between epochs
     of_topic: str = ""  # of a retry topic: the topic whose messages it holds
+    replay: int = 0  # which run of the topic's messages it is for an inbox: a higher one has effects again
+    last_replay: int = 0  # the highest number that a reset or redrive of this subscription was given
 
 
 @dataclass(slots=True)

@@ -14,6 +14,11 @@ from notify.cli.printed import console
 from notify.limits import MODES
 
 FOLLOW_SECONDS = 0.2
+REPLAY_EFFECTS = typer.Option(
+    False,
+    "--replay-effects",
+    help="Handlers with an Inbox have their effects again; otherwise they skip what they did.",
+)
 BEFORE = "latest (all that is there), an instant (RFC 3339), or an offset where the topic has one queue."
 
 
@@ -108,13 +113,14 @@ def _groups(app: typer.Typer) -> None:
         name: str,
         topic: str = typer.Option(..., help="The topic to move in."),
         to: str = typer.Option(..., help="earliest, latest, an offset or an instant (RFC 3339)."),
+        replay_effects: bool = REPLAY_EFFECTS,
         reason: str = REASON,
         dry_run: bool = DRY_RUN,
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
         """Move a group's position; what is leased there becomes stale."""
-        body = write(reason, dry_run, topic=topic, to=_place(to))
+        body = write(reason, dry_run, topic=topic, to=_place(to), **_given(replay_effects=replay_effects))
         show(call(url, "POST", "groups", name, "reset", body=body), as_json)
 
     @group.command()
@@ -271,6 +277,7 @@ def _dead_letters(app: typer.Typer) -> None:
         contains: str | None = typer.Option(None, help="Only those whose reason contains this."),
         filter: str = typer.Option("", help="Only those for which this is true: CEL over headers, key, tag and topic."),
         max: int = typer.Option(100, min=1, max=4096),
+        replay_effects: bool = REPLAY_EFFECTS,
         all: bool = typer.Option(False, "--all", help="Every one, as a job; waits for it and shows its progress."),
         reason: str = REASON,
         dry_run: bool = DRY_RUN,
@@ -280,7 +287,9 @@ def _dead_letters(app: typer.Typer) -> None:
         """Send dead letters to their group again; a repeated redrive sends each once."""
         chosen = {"topic": topic, "tag": tag, "key": key, "contains": contains, "filter": filter}
         wanted = {name: value for name, value in chosen.items() if value}
-        body = write(reason, dry_run, ids=id or None, max=max, wanted=wanted, all=all)
+        body = write(
+            reason, dry_run, ids=id or None, max=max, wanted=wanted, all=all, **_given(replay_effects=replay_effects)
+        )
         answer = call(url, "POST", "groups", group_name, "dead-letters", "redrive", body=body)
         if all and not dry_run:
             answer = _followed(url, answer["result"]["job"], as_json)
@@ -315,6 +324,11 @@ def _jobs(app: typer.Typer) -> None:
     ) -> None:
         """Stop a job for good; what it has done stays done."""
         show(call(url, "POST", "jobs", str(number), "cancel", body=write(reason, dry_run)), as_json)
+
+
+def _given(**flags: bool) -> dict[str, bool]:
+    """The flags that are set: an older server refuses fields that it does not know."""
+    return {name: True for name, value in flags.items() if value}
 
 
 def _place(text: str) -> str | int:

@@ -2,6 +2,9 @@
 
 from notify.client.alembic import upgrade, downgrade      # in a revision file, as they are
 
+Once a newer version of Notify asks for it, a new revision calls `upgrade` again: it adds what is missing, and keeps
+every row. Its own `downgrade` does nothing (`pass`): the one above drops the tables.
+
 # env.py, so that autogenerate leaves Notify's tables alone:
 context.configure(..., include_object=include_object)
 """

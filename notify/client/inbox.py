@@ -9,12 +9,14 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction
 
-from notify.client.table import instant_before, note_purged, notify_inbox, notify_source
+from notify.client.table import has_replay, instant_before, note_purged, notify_inbox, notify_source
 from notify.databases import begins_explicitly, commits_by_itself, database_now
 from notify.errors import InvalidRequest
-from notify.message import ReceivedMessage
+from notify.message import REPLAY, ReceivedMessage
 
 DAY = 86_400.0
+REPLAY_DIGITS = 9
+"""Of a number that every database's INTEGER holds."""
 _INSERT = notify_inbox.insert().values(created_at=database_now())
 
 
@@ -62,7 +64,7 @@ class Inbox:
         itself.
         """
         with InboxSession(self.engine) as session, session.begin() as transaction:
-            if not claim(session.connection(), group, message.id):
+            if not claim(session.connection(), group, message):
                 _allow_commit(session, transaction)
                 return False
             handler(message, session)
@@ -103,7 +105,7 @@ class Inbox:
         async with AsyncSession(self.engine, sync_session_class=InboxSession) as session, session.begin():
             transaction = session.sync_session.get_transaction()
             connection = await session.connection()
-            if not await connection.run_sync(claim, group, message.id):
+            if not await connection.run_sync(claim, group, message):
                 _allow_commit(session.sync_session, transaction)
                 return False
             await handler(message, session)
@@ -130,6 +132,13 @@ def _check(connection: sa.Connection) -> None:
             "make it with the Alembic helper",
             "no_inbox_table",
         )
+    if not has_replay(connection):
+        raise InvalidRequest(
+            f"the table {notify_inbox.name} was made by an older version and has no column replay: call "
+            "notify.client.create_tables(engine) again, or the Alembic helper in a new revision; rows are kept, and "
+            "older services go on with it",
+            "old_inbox_table",
+        )
 
 
 def _check_transactions(connection: sa.Connection) -> None:
@@ -154,15 +163,33 @@ def _by_group(rows: Sequence[Any]) -> dict[str, list[str]]:
     return found
 
 
-def claim(connection: sa.Connection, group: str, message_id: str) -> bool:
-    """Insert the inbox row; False if it stands already. Waits for a transaction that is inserting the same.
+def claim(connection: sa.Connection, group: str, message: ReceivedMessage) -> bool:
+    """Insert the message's inbox row; False if it stands already. Waits for a transaction that is inserting the same.
 
-    Raises InvalidRequest where the row would be committed alone: AUTOCOMMIT, SQLite without `use_explicit_begin`.
+    A message that was dead and is sent again has another id than before: its effect may stand under either, and is
+    noted under both. Raises InvalidRequest where the row would be committed alone: AUTOCOMMIT, SQLite without
+    `use_explicit_begin`.
     """
     _check_transactions(connection)
+    replay = replay_of(message)
+    is_new = _insert(connection, group, message.id, replay)
+    if message.first_id != message.id:
+        is_new = _insert(connection, group, message.first_id, replay) and is_new
+    return is_new
+
+
+def _insert(connection: sa.Connection, group: str, message_id: str, replay: int) -> bool:
     try:
         with connection.begin_nested():
-            connection.execute(_INSERT, {"consumer_group": group, "message_id": message_id})
+            connection.execute(_INSERT, {"consumer_group": group, "message_id": message_id, "replay": replay})
     except sa.exc.IntegrityError:
         return False
     return True
+
+
+def replay_of(message: ReceivedMessage) -> int:
+    """The run that a message's effect belongs to: the delivery says it, or the header of one that was dead."""
+    text = message.headers.get(REPLAY, "")
+    if text.isascii() and text.isdigit() and len(text) <= REPLAY_DIGITS:
+        return int(text)
+    return message.replay

@@ -234,7 +234,17 @@ class Session:
     async def _handle(self, d: Delivered) -> None:
         handler = handler_of(self._work.handlers, d.topic)
         message = ReceivedMessage(
-            d.id, d.topic, d.queue, d.offset, d.body, d.key, d.tag, d.headers or {}, d.attempt, d.committed_at
+            d.id,
+            d.topic,
+            d.queue,
+            d.offset,
+            d.body,
+            d.key,
+            d.tag,
+            d.headers or {},
+            d.attempt,
+            d.committed_at,
+            d.replay,
         )
         self._renew_later(d.receipt)
         try:

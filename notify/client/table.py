@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -69,10 +70,13 @@ notify_inbox = sa.Table(
     metadata,
     sa.Column("consumer_group", NAME, primary_key=True),
     sa.Column("message_id", sa.String(64), primary_key=True),
+    sa.Column("replay", sa.Integer, primary_key=True, autoincrement=False, server_default="0"),
     sa.Column("created_at", INSTANT, nullable=False),
     sa.Index("notify_inbox_created_at", "created_at"),
     mysql_engine="InnoDB",
 )
+"""One row for each effect. `replay` is 0 but for resets and redrives that were to repeat effects; an SDK that does not
+know the column leaves it at 0."""
 
 
 def create_tables(engine: Engine | Connection) -> str:
@@ -95,6 +99,7 @@ def create_tables(engine: Engine | Connection) -> str:
 def _create(connection: Connection) -> str:
     metadata.create_all(connection)
     _add_columns(connection)
+    _add_replay(connection)
     if connection.dialect.name == "postgresql":
         _wake_relays(connection)
     return ensure_source(connection)
@@ -107,6 +112,54 @@ def _add_columns(connection: Connection) -> None:
         if column.name not in there:
             ddl = sa.schema.CreateColumn(column).compile(dialect=connection.dialect)
             connection.exec_driver_sql(f"ALTER TABLE {notify_source.name} ADD COLUMN {ddl}")
+
+
+def has_replay(connection: Connection) -> bool:
+    """Whether notify_inbox keeps replays apart; one that an older version made does not."""
+    return any(column["name"] == "replay" for column in sa.inspect(connection).get_columns(notify_inbox.name))
+
+
+_KEY = "PRIMARY KEY (consumer_group, message_id, replay)"
+
+
+def _add_replay(connection: Connection) -> None:
+    """Let notify_inbox keep replays apart, and every row that is there. Several processes may try at once."""
+    if has_replay(connection):
+        return
+    if connection.dialect.name == "sqlite":
+        _rebuild_inbox(connection)
+        return
+    if connection.dialect.name == "postgresql":
+        name = sa.inspect(connection).get_pk_constraint(notify_inbox.name)["name"]
+        drop = "DROP CONSTRAINT " + connection.dialect.identifier_preparer.quote(str(name))
+    else:
+        drop = "DROP PRIMARY KEY"
+    ddl = f"ALTER TABLE {notify_inbox.name} ADD COLUMN replay INTEGER DEFAULT 0 NOT NULL, {drop}, ADD {_KEY}"
+    # MySQL and MariaDB commit with each change of a table, and PostgreSQL's transaction must outlive a failed one.
+    nested = connection.begin_nested() if connection.dialect.name == "postgresql" else contextlib.nullcontext()
+    try:
+        with nested:
+            connection.exec_driver_sql(ddl)
+    except sa.exc.DBAPIError:
+        # Another process has changed it meanwhile; anything else is an error still.
+        if not has_replay(connection):
+            raise
+
+
+def _rebuild_inbox(connection: Connection) -> None:
+    """SQLite changes a primary key only by making the table anew: in one transaction, under its one lock."""
+    # A write takes the lock: what another process does meanwhile is over when it returns.
+    connection.execute(notify_source.update().values(purged_before=notify_source.c.purged_before))
+    columns = connection.exec_driver_sql(f"PRAGMA table_info({notify_inbox.name})").all()
+    if any(column[1] == "replay" for column in columns):
+        return
+    old = f"{notify_inbox.name}_before_replay"
+    connection.exec_driver_sql(f"ALTER TABLE {notify_inbox.name} RENAME TO {old}")
+    connection.exec_driver_sql("DROP INDEX IF EXISTS notify_inbox_created_at")
+    notify_inbox.create(connection)
+    kept = "consumer_group, message_id, created_at"
+    connection.exec_driver_sql(f"INSERT INTO {notify_inbox.name} ({kept}) SELECT {kept} FROM {old}")
+    connection.exec_driver_sql(f"DROP TABLE {old}")
 
 
 _WAKE_FUNCTION = f"""

@@ -40,6 +40,7 @@ from notify.wire import (
     Poll,
     Problem,
     Receive,
+    ReplayedHead,
     Settle,
     SettledItems,
     States,
@@ -452,7 +453,7 @@ _MAP_HEADS = [bytes((n,)) for n in range(256)]
 
 
 def packed_deliveries(handed: list[Handed]) -> bytes:
-    """{"messages": […]} in msgpack, joined from the stored bytes: a payload is a map, and gets six more fields."""
+    """{"messages": […]} in msgpack, joined from the stored bytes: a payload is a map, and gets a head's fields."""
     chunks = [b"\x81\xa8messages", _array_head(sum([len(h.messages) for h in handed]))]
     last_us, at = -1, ""
     for h in handed:
@@ -461,9 +462,12 @@ def packed_deliveries(handed: list[Handed]) -> bytes:
                 last_us, at = m.committed_us, instant(m.committed_us)
             payload = m.payload
             name = ids.message_id(m.transaction_id, m.message_no)
-            head = encode_msgpack(DeliveryHead(receipt, name, m.queue, m.offset, attempt, at))
+            if h.replay:
+                head = encode_msgpack(ReplayedHead(receipt, name, m.queue, m.offset, attempt, at, h.replay))
+            else:
+                head = encode_msgpack(DeliveryHead(receipt, name, m.queue, m.offset, attempt, at))
             # Both maps have fewer than 16 fields, so that their heads are one byte each.
-            chunks += (_MAP_HEADS[payload[0] + 6], head[1:], payload[1:])
+            chunks += (_MAP_HEADS[payload[0] + head[0] - 0x80], head[1:], payload[1:])
     return b"".join(chunks)
 
 
@@ -517,7 +521,7 @@ def json_pulled(m: StoredMessage) -> dict[str, Any]:
 
 def _json_deliveries(handed: list[Handed]) -> list[dict[str, Any]]:
     return [
-        {"receipt": receipt, "attempt": attempt, **json_pulled(message)}
+        {"receipt": receipt, "attempt": attempt, **json_pulled(message), **({"replay": h.replay} if h.replay else {})}
         for h in handed
         for receipt, message, attempt in h.each()
     ]

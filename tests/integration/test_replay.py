@@ -37,7 +37,7 @@ def test_a_reset_says_what_it_will_do_and_begins_an_epoch(server: ServerProcess,
     reset = f"groups/{unique}/reset"
     preview = admin(server.url, "POST", reset, {"topic": unique, "to": between.isoformat(), "dry_run": True})
     row = {"queue": 0, "from": 8, "to": 5, "again": 3, "left_out": 0}
-    assert preview["dry_run"] and preview["result"] == {"epoch": 1, "queues": [row]}
+    assert preview["dry_run"] and preview["result"].items() >= {"epoch": 1, "queues": [row], "replay": 0}.items()
     assert caller.settle(had[8:9]) == [200]  # nothing has changed
     done = admin(server.url, "POST", reset, {"topic": unique, "to": between.isoformat()})
     assert done["result"]["epoch"] == 1
@@ -152,8 +152,8 @@ def test_a_redriven_message_that_fails_again_is_dead_again(server: ServerProcess
 
 
 def test_all_dead_letters_as_a_job_that_survives_a_kill(unique: str, tmp_path: Path) -> None:
-    batches, total = 3, 3 * jobs.BATCH
-    # It dies when the job's second batch is on the disk, before the job has noted that: the third sync of messages,
+    total = 3 * jobs.BATCH
+    # It dies when much of a batch of the job is on the disk, before the job has noted that: the third sync of messages,
     # as all of them are published in one request.
     server = ServerProcess(tmp_path / "data", environment={"NOTIFY_CRASH_AT": "half.after_sync:3"}).start()
     try:
@@ -171,8 +171,9 @@ def test_all_dead_letters_as_a_job_that_survives_a_kill(unique: str, tmp_path: P
         assert (ended["state"], ended["done"], ended["failed"], ended["progress"]) == ("done", total, 0, 1.0)
         items = admin(url, "GET", f"jobs/{job}?max={total}")["items"]
         assert len({i["id"] for i in items}) == total
-        # Of the second batch the job says that it was there already.
-        assert Counter(i["status"] for i in items) == {201: (batches - 1) * jobs.BATCH, 200: jobs.BATCH}
+        # Of what was on the disk the job says that it was there already.
+        statuses = Counter(i["status"] for i in items)
+        assert set(statuses) == {200, 201} and statuses[200] <= jobs.BATCH
         assert sorted(map(int, bodies(drain(url, unique, unique, total)))) == list(range(total))
         code, answer = cli("dead-letter", "redrive", unique, "--all", "--reason", "again", "--url", url, "--json")
         assert code == 0 and (answer["state"], answer["done"]) == ("done", total)
@@ -195,10 +196,10 @@ def test_a_cancelled_job_stops_for_good(
     send_again, cancel = DeadLetters.send_again, jobs.Jobs.cancel
     batches = itertools.count(1)
 
-    async def held_in_the_second_batch(letters: DeadLetters, batch: Any) -> Any:
+    async def held_in_the_second_batch(letters: DeadLetters, batch: Any, **options: Any) -> Any:
         if next(batches) == 2:
             await is_cancelled.wait()
-        return await send_again(letters, batch)
+        return await send_again(letters, batch, **options)
 
     async def cancel_and_let_go(running_jobs: jobs.Jobs, number: int, why: str) -> None:
         asyncio.get_running_loop().call_soon(is_cancelled.set)  # after the cancellation has been noted

@@ -21,7 +21,7 @@ from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.fixtures import life
 from tests.support.clock import PATIENCE_SECONDS, eventually
-from tests.support.groups import Caller
+from tests.support.groups import Caller, subscribe
 from tests.support.http import admin, post
 from tests.support.servers import make_storage, stop_if_running
 from tests.support.shop import make_engine
@@ -213,6 +213,9 @@ def test_the_first_sdk_gets_on_with_this_server(
     engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
     create_tables(engine)
     engine.dispose()
+    # Its deliveries carry a field that it does not know.
+    subscribe(server.url, unique, unique)
+    admin(server.url, "POST", f"groups/{unique}/reset", {"topic": unique, "to": "earliest", "replay_effects": True})
     lived = json.loads(run_sdk(first_version, FIXTURES / "sdk_life.py", server.url, f"{tmp_path}/shop.db", unique))
     assert lived == EFFECTS | {"code": str(first_version / "notify" / "__init__.py")}
 

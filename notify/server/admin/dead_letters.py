@@ -12,7 +12,7 @@ from notify import ids
 from notify.errors import InvalidRequest
 from notify.limits import check_between
 from notify.server.admin.jobs import Jobs
-from notify.server.admin.redrive import AT_ONCE, DeadLetters, Wanted
+from notify.server.admin.redrive import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT, DeadLetters, Wanted
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.http import json_pulled
 from notify.wire import instant
@@ -42,6 +42,9 @@ class Redrive(Write):
     max: int = Field(100, ge=1, le=AT_ONCE)
     wanted: WantedFields = WantedFields()
     all: bool = Field(False, description="every one that matches, as a job: see jobs/{id}")
+    replay_effects: bool = Field(
+        False, description="handlers with an inbox have their effects again, of what took effect before, too"
+    )
 
 
 def add_routes(routes: APIRouter, desk: Desk, jobs: Jobs) -> None:
@@ -74,17 +77,21 @@ def add_routes(routes: APIRouter, desk: Desk, jobs: Jobs) -> None:
     async def redrive(name: str, write: Redrive, who: Who) -> dict[str, Any]:
         """Send dead letters to this group again, and to no other; a repeated redrive sends each once."""
         wanted = write.wanted.wanted()
+        effects = EFFECTS_AGAIN if write.replay_effects else EFFECTS_KEPT
         letters = DeadLetters(desk.core, name)
         if write.all:
             if write.ids is not None:
                 raise InvalidRequest("give ids or all, not both", "invalid_schema")
             start, end = letters.bounds()
             spec = {"group": name, "wanted": wanted.plain(), "from": start, "until": end}
+            spec["replay_effects"] = write.replay_effects
 
             async def begin() -> Any:
                 return {"job": await jobs.start("redrive", name, spec, end - start)}
 
-            return await desk.carry_out(write, who, "dead_letter.redrive", name, begin, {"at_most": end - start})
+            return await desk.carry_out(
+                write, who, "dead_letter.redrive", name, begin, {"at_most": end - start, "effects": effects}
+            )
         limit = AT_ONCE if write.ids is not None else write.max
         if write.ids is not None:
             found = letters.by_ids(set(write.ids))
@@ -93,7 +100,7 @@ def add_routes(routes: APIRouter, desk: Desk, jobs: Jobs) -> None:
         names = [ids.message_id(m.transaction_id, m.message_no) for m in found]
 
         async def do() -> Any:
-            items = await letters.send_again(found)
+            items = await letters.send_again(found, replay_effects=write.replay_effects)
             missing = set(write.ids or ()) - set(names)
             items += [
                 {"id": i, "status": 404, "detail": f"not among the dead letters of {dead_letter_topic(name)!r}"}
@@ -101,4 +108,4 @@ def add_routes(routes: APIRouter, desk: Desk, jobs: Jobs) -> None:
             ]
             return {"items": items}
 
-        return await desk.carry_out(write, who, "dead_letter.redrive", name, do, {"ids": names})
+        return await desk.carry_out(write, who, "dead_letter.redrive", name, do, {"ids": names, "effects": effects})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from notify.errors import Conflict, InvalidRequest, NotFound
 from notify.limits import MODES, check_between, check_name
+from notify.server.admin.redrive import EFFECTS_AGAIN, EFFECTS_KEPT, next_replay
 from notify.server.admin.topics import check_retry
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.core import Core
@@ -39,6 +41,9 @@ class SubscriptionWrite(Write):
 class Reset(Write):
     topic: str
     to: str | StrictInt
+    replay_effects: bool = Field(
+        False, description="handlers with an inbox have their effects again, of what took effect before, too"
+    )
 
 
 class ClassFields(BaseModel):
@@ -83,6 +88,7 @@ def _described(s: Subscription) -> dict[str, Any]:
         "retry_min": s.retry_min_us / 1e6,
         "retry_max": s.retry_max_us / 1e6,
         "epoch": s.epoch,
+        "replay": s.replay,
     }
 
 
@@ -217,6 +223,8 @@ def _subscriptions(routes: APIRouter, desk: Desk) -> None:
             write.filter,
         )
         known = desk.core.queues.subscription(name, topic)
+        if known is not None:
+            s = dataclasses.replace(s, replay=known.replay, last_replay=known.last_replay)
         if is_pattern:
             known = next((p for p in desk.core.queues.patterns() if (p.group, p.topic) == (name, topic)), None)
         else:
@@ -268,10 +276,12 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
             rows.append(
                 {"queue": queue, "from": floor, "to": to, "again": max(0, floor - to), "left_out": max(0, to - floor)}
             )
-        preview = {"epoch": s.epoch + 1, "queues": rows}
+        moved = next_replay(s) if write.replay_effects else s
+        preview = {"epoch": s.epoch + 1, "queues": rows, "replay": moved.replay}
+        preview["effects"] = EFFECTS_AGAIN if write.replay_effects else EFFECTS_KEPT
 
         async def do() -> Any:
-            await desk.core.delivery.reset(s, write.to)
+            await desk.core.delivery.reset(moved, write.to)
             return preview
 
         return await desk.carry_out(write, who, "group.reset", f"{name}/{write.topic}", do, preview)

@@ -76,7 +76,9 @@ class Jobs:
                 batch = [m for m in letters.read(position, min(BATCH, wanted.at_once)) if m.offset < spec["until"]]
                 if not batch:
                     break
-                items = await letters.send_again([m for m in batch if wanted.matches(m)])
+                items = await letters.send_again(
+                    [m for m in batch if wanted.matches(m)], replay_effects=spec.get("replay_effects", False)
+                )
                 position = batch[-1].offset + 1
                 await asyncio.to_thread(database.advance, number, items, position, done)
                 done += len(items)

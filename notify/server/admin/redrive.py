@@ -11,9 +11,10 @@ from typing import Any
 
 from notify import ids
 from notify.errors import NotifyError
+from notify.message import FIRST_ID, REPLAY
 from notify.server.core import Core
 from notify.server.delivery.filter import Filter
-from notify.wire import Payload, decode_payload, microseconds
+from notify.wire import Payload, decode_payload, encode_msgpack, microseconds
 from storage.store import (
     NewMessage,
     NewTransaction,
@@ -29,6 +30,16 @@ AT_ONCE = 4096
 READ_BYTES = 8 << 20
 LOOKED_AT_ONCE = 500
 """Dead letters that are looked at in one go: a search through all must not hold up everyone else."""
+
+
+EFFECTS_KEPT = "handlers with an inbox do nothing for messages that took effect before; those without run again"
+EFFECTS_AGAIN = "handlers with an inbox take effect again, also for messages that took effect before"
+
+
+def next_replay(s: Subscription) -> Subscription:
+    """The subscription with a replay number that it never had: from now on inboxes take its messages for new ones."""
+    number = max(s.replay, s.last_replay) + 1
+    return dataclasses.replace(s, replay=number, last_replay=number)
 
 
 @dataclass(slots=True)
@@ -126,10 +137,15 @@ class DeadLetters:
             ]
         return found
 
-    async def send_again(self, letters: Sequence[StoredMessage]) -> list[dict[str, Any]]:
-        """What became of each, in order. The new id follows from the letter's place: a repetition changes nothing."""
+    async def send_again(
+        self, letters: Sequence[StoredMessage], *, replay_effects: bool = False
+    ) -> list[dict[str, Any]]:
+        """What became of each, in order. The new id follows from the letter's place: a repetition changes nothing.
+
+        Each belongs to the replay in which it died, or with `replay_effects` to one of its own.
+        """
         again = [(m, redriven_id(m.transaction_id, m.offset)) for m in letters]
-        items = await send_to_group(self._core, self.group, again)
+        items = await send_to_group(self._core, self.group, again, replay_effects=replay_effects)
         names = [
             {"id": ids.message_id(m.transaction_id, m.message_no), "as": ids.message_id(new, 0)} for m, new in again
         ]
@@ -137,11 +153,12 @@ class DeadLetters:
 
 
 async def send_to_group(
-    core: Core, group: str, messages: Sequence[tuple[StoredMessage, bytes]]
+    core: Core, group: str, messages: Sequence[tuple[StoredMessage, bytes]], *, replay_effects: bool = False
 ) -> list[dict[str, Any]]:
     """Send messages, each under another transaction id, to one group alone; what became of each, in order."""
     items: list[dict[str, Any]] = []
     new: list[NewTransaction] = []
+    replays: dict[str, str] = {}
     for m, again in messages:
         p = decode_payload(m.payload)
         item: dict[str, Any] = {"status": 201}
@@ -151,12 +168,27 @@ async def send_to_group(
         except NotifyError as error:
             item |= {"status": error.status, "code": error.code, "detail": str(error)}
             continue
-        new.append(NewTransaction(again, "", [NewMessage(topic, m.payload, p.key, p.tag)], committed=True))
+        headers = {FIRST_ID: ids.message_id(m.transaction_id, m.message_no)} | (p.headers or {})
+        if replay_effects:
+            if p.topic not in replays:
+                replays[p.topic] = await _new_replay(core, group, p.topic)
+            headers[REPLAY] = replays[p.topic]
+        p.headers = headers
+        new.append(NewTransaction(again, "", [NewMessage(topic, encode_msgpack(p), p.key, p.tag)], committed=True))
     results = iter(await core.queues.put(new, core.clock()) if new else [])
     for item in items:
         if item["status"] == 201 and next(results).put is not Put.STORED:
             item["status"] = 200
     return items
+
+
+async def _new_replay(core: Core, group: str, topic: str) -> str:
+    """A replay number for letters of a topic alone: the topic's other messages keep theirs."""
+    of = core.queues.subscription(group, topic)
+    assert of is not None
+    number = next_replay(of).last_replay
+    await core.delivery.subscribe(dataclasses.replace(of, last_replay=number), None)
+    return str(number)
 
 
 async def _retry_topic(core: Core, group: str, p: Payload) -> str:
@@ -174,7 +206,9 @@ async def _retry_topic(core: Core, group: str, p: Payload) -> str:
     name = retry_topic(group, p.topic)
     if store.subscription(group, name) is None:
         core.topics.put_soon(Topic(name))
-        wanted: Subscription = dataclasses.replace(of, topic=name, of_topic=p.topic, tags=(), filter="", epoch=0)
+        wanted: Subscription = dataclasses.replace(
+            of, topic=name, of_topic=p.topic, tags=(), filter="", epoch=0, replay=0, last_replay=0
+        )
         await core.delivery.follow_retries(wanted)
     return name
 

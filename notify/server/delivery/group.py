@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from notify.errors import Conflict, Forbidden, InvalidRequest, NotifyError, StaleReceipt
 from notify.limits import LIMITS, check_between
+from notify.message import REPLAY
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.instances import ACTIVE_US, Instance
 from notify.server.delivery.ordered import OrderedCursor
@@ -56,6 +57,8 @@ class Handed:
     messages: list[StoredMessage]
     attempts: list[int] | None
     """Which attempt each one is, from 1; None where all are the first."""
+    replay: int = 0
+    """Which run of the topic's messages it is for an inbox; see Subscription."""
 
     def each(self) -> Iterator[tuple[str, StoredMessage, int]]:
         """Receipt, message and attempt, one by one."""
@@ -402,12 +405,12 @@ class Group:
         heapq.heappush(self._deadlines, (lease.deadline_us, lease.id))
         token = f"{lease.id:x}."
         self._metrics.delivered += len(taken)
-        before = cursor.progress.attempts
+        before, replay = cursor.progress.attempts, cursor.subscription.replay
         if not before:
-            return Handed(token, taken, None)
+            return Handed(token, taken, None, replay)
         attempts = [before.get(m.offset, 0) + 1 for m in taken]
         self._metrics.redelivered += sum([attempt > 1 for attempt in attempts])
-        return Handed(token, taken, attempts)
+        return Handed(token, taken, attempts, replay)
 
     # --- settling ---------------------------------------------------------------------------------------------
 
@@ -498,7 +501,7 @@ class Group:
             offset = d.lease.offsets[d.place]
             read = self._store.read(cursor.topic, cursor.queue, offset, 1, READ_BYTES)
             if read and read[0].offset == offset and not read[0].corrupt:
-                letters.append((read[0], self._dead_payload(read[0], cursor.attempts(offset) + 1, d.reason)))
+                letters.append((read[0], self._dead_payload(cursor, read[0], cursor.attempts(offset) + 1, d.reason)))
             else:
                 is_corrupt = bool(read) and read[0].offset == offset
                 gone.append((offset, SettleKind.CORRUPT if is_corrupt else SettleKind.EXPIRED))
@@ -594,7 +597,7 @@ class Group:
         if not lease.open:
             self.leases.pop(lease.id, None)
 
-    def _dead_payload(self, message: StoredMessage, attempts: int, reason: str) -> bytes:
+    def _dead_payload(self, cursor: Cursor, message: StoredMessage, attempts: int, reason: str) -> bytes:
         """The message with headers that say where it comes from and why it is here."""
         payload = decode_payload(message.payload)
         headers = dict(payload.headers or {})
@@ -604,6 +607,8 @@ class Group:
         headers["notify-dead-letter-offset"] = str(message.offset)
         headers["notify-dead-letter-attempts"] = str(attempts)
         headers["notify-dead-letter-reason"] = reason[:500]
+        if cursor.subscription.replay:
+            headers[REPLAY] = str(cursor.subscription.replay)
         return encode_msgpack(Payload(payload.topic, payload.body, payload.key, payload.tag, headers))
 
     # --- time -------------------------------------------------------------------------------------------------
