@@ -91,14 +91,14 @@ def test_findings_are_mended_and_the_next_audit_is_clean(
                 assert {item["status"] for item in done} <= expected_status, done
         kinds = actions(server)
         assert {"transaction.commit", "transaction.rollback", "message.republish", "message.redeliver"} <= set(kinds)
-        # The one in doubt that had committed, the conflict, the lost one, and three effects again: each of these is noted
+        # The one in doubt that had committed, the conflict, the lost one, and three effects again: each of those stands
         # under the id that it was sent again with, and under its first.
         mended = 27 + 1 + 1 + 1 + 3 * 2
         eventually(lambda: len(shop.effects()) == mended and lag(server.url, "points") == 0, "the effects of these")
         with opened(shop, server) as inputs:
             second = audited(spark, inputs, tmp_path / "scratch")
         assert (second.verdict, second.exit_code) == ("PASS", 0), (second.counts, second.reasons)
-        assert second.totals["repaired"] == 2, "three are no findings any more: their own ids have effects"
+        assert second.totals["repaired"] == 2, "the other three have effects under their own ids"
 
 
 def plant_faults(shop: Shop, server: ServerProcess) -> None:
