@@ -136,7 +136,8 @@ def doctor(
 def _server_findings(url: str) -> list[str]:
     try:
         parked = call(url, "GET", "transactions", query="?state=PARKED&max=1000")["transactions"]
-        old = call(url, "GET", "transactions", query="?older_than=600&max=1000")["transactions"]
+        query = f"?state=PREPARED&older_than={DOUBT_SECONDS:g}&max=1000"
+        in_doubt = call(url, "GET", "transactions", query=query)["transactions"]
         alarms = call(url, "GET", "overview")["alarms"]
     except NotifyError as error:
         if error.status in (401, 403):
@@ -149,14 +150,36 @@ def _server_findings(url: str) -> list[str]:
             f"{len(parked)} transactions are parked: see `notify transaction list --state PARKED`, then commit, "
             "rollback or resume them"
         )
-    if len(old) > len(parked):
+    offline = _offline(url, {t["producer_group"] for t in in_doubt if not t["producer_online"]})
+    for group in sorted(offline):
+        count = sum(t["producer_group"] == group for t in in_doubt)
         found.append(
-            f"{len(old) - len(parked)} transactions are undecided for over 10 minutes: is their producer group online? "
-            "`notify check --dsn … --group …` answers from the database"
+            f"{count} transactions of producer group {group} are in doubt, and no producer of it is there to be asked: "
+            "start one (an AsyncTransactionProducer that is made before its event loop runs answers from `await "
+            f"producer.start()` on), or let `notify check --dsn … --group {group}` answer from the database"
+        )
+    old = [t for t in in_doubt if t["age"] > OLD_SECONDS and t["producer_group"] not in offline]
+    if old:
+        found.append(
+            f"{len(old)} transactions are undecided for over {OLD_SECONDS / 60:g} minutes, though producers of their "
+            "groups are asked: `notify transaction show` says what they answer"
         )
     return found + _bridges_and_members(url)
 
 
+def _offline(url: str, groups: set[str]) -> set[str]:
+    """Those of these producer groups that no server has heard of lately: each knows only of producers that ask it."""
+    if not groups:
+        return groups
+    for member in call(url, "GET", "nodes")["members"]:
+        with contextlib.suppress(NotifyError):  # one that is away has nobody asking it
+            rows = call(member["url"], "GET", "transactions", query="?max=1000")["transactions"]
+            groups = groups - {t["producer_group"] for t in rows if t["producer_online"]}
+    return groups
+
+
+DOUBT_SECONDS, OLD_SECONDS = 10.0, 600.0
+"""The first check comes 5 s after the half by default: whoever is there to be asked has answered after the first."""
 SILENT_SECONDS, LAG_SECONDS, CLOCK_SECONDS = 30.0, 60.0, 1.0
 
 

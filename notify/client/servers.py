@@ -2,23 +2,28 @@
 
 Any server tells who the members are. A client keeps to one while that answers (its outcomes then find the server that
 stored their halves), prefers its own room, looks for changes every second or two, and tries another within the
-caller's deadline when one fails: ids make repeating safe.
+caller's deadline when one fails: ids make repeating safe. Where all addresses that it was given are https, so is every
+member that it uses: a token never goes out in the clear.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import random
 import ssl
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 import msgspec
 
 from notify.client.http import HttpClient
 from notify.errors import Closed, DiskFull, InvalidRequest, NotifyError, Unavailable
 from notify.wire import MSGPACK
+
+log = logging.getLogger("notify.client")
 
 REFRESH_SECONDS = 1.5
 ALONE_REFRESH_SECONDS = 30.0
@@ -76,6 +81,9 @@ class Servers:
         """Of members that left, with requests on their way."""
         self._members: list[_Member] = []
         self._known: tuple[object, ...] = ()
+        self._only_tls = all(urlsplit(seed).scheme == "https" for seed in self._seeds)
+        self._refused: frozenset[str] = frozenset()
+        """Members that are not used because they would be sent the token in the clear."""
         self._down: dict[str, float] = {}
         self._current = ""
         self._refreshing: asyncio.Task[None] | None = None
@@ -176,6 +184,7 @@ class Servers:
         raise failed
 
     def _learn(self, members: list[_Member]) -> None:
+        members = self._not_in_the_clear(members)
         known = tuple((m.name, m.url, *m.roles, m.room) for m in members)
         if known == self._known:
             return
@@ -187,6 +196,21 @@ class Servers:
             left = self._clients.pop(url)
             left.close_when_idle()
             self._left = [client for client in (*self._left, left) if client.is_open]
+
+    def _not_in_the_clear(self, members: list[_Member]) -> list[_Member]:
+        if not self._only_tls:
+            return members
+        refused = frozenset(m.url for m in members if urlsplit(m.url).scheme != "https")
+        if refused != self._refused:
+            self._refused = refused
+            for url in sorted(refused):
+                log.warning(
+                    "%s is a member, and is not used: requests to it would go out in the clear, and %s is https; start "
+                    "it with TLS (its setting `url` says where it is reached)",
+                    url,
+                    self._seeds[0],
+                )
+        return [m for m in members if m.url not in refused]
 
     async def aclose(self) -> None:
         """Cut every connection, and wait until the loop has let go of them."""

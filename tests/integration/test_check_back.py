@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 from notify.check import CheckMessageListener, CheckUnavailable, HalfMessage, LocalTransactionCheck, Outcome, question
 from notify.check.question import read_source
-from notify.client import Message, TransactionProducer
+from notify.client import (
+    AsyncTransactionProducer,
+    Message,
+    TransactionProducer,
+    create_tables,
+    use_explicit_begin,
+)
 from notify.client.table import database_now, half_message, notify_source
 from notify.client.transactions import pack
 from notify.testing import InMemoryServer
-from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.http import admin
 from tests.support.shop import Order, make_engine
 from tests.support.transactions import new_id
@@ -266,3 +275,35 @@ def test_a_listener_of_the_users_own(memory: InMemoryServer, unique: str) -> Non
         assert state_of(memory, good) == "COMMITTED"
         assert state_of(memory, bad) == "ROLLED_BACK"
     assert {half.attempt for half in asked} == {1, 2}
+
+
+@pytest.mark.parametrize("begin", ["constructed in the loop", "start", "async with"])
+def test_an_async_producer_answers_before_it_sends(
+    begin: str, memory: InMemoryServer, unique: str, tmp_path: Path
+) -> None:
+    """After a kill and a restart what is in doubt waits for no new message."""
+    sync = make_engine(f"sqlite:///{tmp_path}/shop.db")
+    create_tables(sync)
+    with LostOutcomes(memory.url, group=unique, engine=sync, answer_checks=False) as killed:
+        with Session(sync) as session, session.begin():
+            killed.send(session, Message(unique, "x"))
+    sync.dispose()
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
+    use_explicit_begin(engine)
+    before_the_loop = AsyncTransactionProducer(memory.url, group=unique, engine=engine)
+
+    async def scenario() -> None:
+        producer = before_the_loop
+        if begin == "constructed in the loop":
+            producer = AsyncTransactionProducer(memory.url, group=unique, engine=engine)
+        elif begin == "start":
+            await producer.start()
+        else:
+            await producer.__aenter__()
+        memory.advance(PAST_THE_FIRST_CHECK)
+        await eventually_async(lambda: not memory.halves(unique), "the answer to the check")
+        await producer.close()
+        await engine.dispose()
+
+    asyncio.run(scenario())
+    assert [m.text for m in memory.messages(unique)] == ["x"]

@@ -12,9 +12,11 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from notify.check import CheckMessageListener, HalfMessage, Outcome
 from notify.client import AsyncTransactionProducer, Message, TransactionProducer
+from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
-from tests.support.clock import PATIENCE_SECONDS
+from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import cli
 from tests.support.groups import drain, subscribe
 from tests.support.http import post
@@ -176,3 +178,30 @@ def test_commands_of_the_operator(server: ServerProcess, unique: str, tmp_path: 
     assert cli("node", "list", *url)[1]["members"]
     assert cli("node", "bridges", *url)[0] == 0
     assert cli("action", "list", *url)[1]["actions"][0]["what"] == "credential.revoke"
+
+
+def test_doctor_names_groups_in_doubt_that_nobody_answers_for(
+    engine: sa.Engine, engine_url: str, memory: InMemoryServer, unique: str
+) -> None:
+    async def killed_before_its_outcome() -> None:
+        async with AsyncTransactionProducer(memory.url, group=unique) as producer:
+            await producer.prepare([Message(unique, "x")])
+
+    def findings() -> list[str]:
+        _, found = cli("doctor", "--dsn", engine_url, "--url", memory.url, "--json")
+        return [finding for finding in found["findings"] if unique in finding]
+
+    asyncio.run(killed_before_its_outcome())
+    memory.advance(60)
+    (finding,) = findings()
+    assert "no producer of it is there" in finding and "producer.start()" in finding
+
+    class Undecided(CheckMessageListener):
+        topics = (unique,)
+
+        def check(self, half: HalfMessage) -> Outcome:
+            return Outcome.UNKNOWN
+
+    with TransactionProducer(memory.url, group=unique) as producer:
+        producer.add_check_listener(Undecided())
+        eventually(lambda: not findings(), "doctor to see the producer")
