@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
-from notify.client import Consumer
+from notify.binlog_bridge.relay import Relay
+from notify.client import Consumer, create_tables
 from notify.errors import Backpressure
 from notify.message import ReceivedMessage
 from notify.testing import InMemoryServer
 from tests.support.clock import eventually
 from tests.support.http import admin
+from tests.support.shop import make_engine
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -51,7 +56,7 @@ def test_a_fastapi_service(notify_server: InMemoryServer, tmp_path: Path) -> Non
 
     notify_server.freeze()
     admin(notify_server.url, "PUT", "limits", {"producer_groups": {"shop": 1}})
-    (code,) = blocks("frameworks.md", "python")
+    code = framework("fastapi")
     names = run(code, tmp_path, NOTIFY_URL=notify_server.url)
     with TestClient(names["app"]) as client:
         assert client.post("/orders?item=book").json() == {"ordered": "book"}
@@ -61,6 +66,71 @@ def test_a_fastapi_service(notify_server: InMemoryServer, tmp_path: Path) -> Non
         with pytest.raises(Backpressure, match="nothing is committed"):
             client.post("/orders?item=pen")
     names["engine"].dispose()
+
+
+def framework(name: str) -> str:
+    """The one block of the page about frameworks that imports this one."""
+    (code,) = [block for block in blocks("frameworks.md", "python") if f"from {name}" in block]
+    return code
+
+
+def test_a_flask_service(notify_server: InMemoryServer, tmp_path: Path) -> None:
+    pytest.importorskip("flask_sqlalchemy", reason="Flask-SQLAlchemy is not installed: `make install` has it")
+    notify_server.freeze()
+    admin(notify_server.url, "PUT", "limits", {"producer_groups": {"shop": 1}})
+    names = run(framework("flask"), tmp_path, NOTIFY_URL=notify_server.url)
+    names["app"].testing = True  # what a path function raises is raised here
+    client = names["app"].test_client()
+    assert client.post("/orders?item=book").json == {"ordered": "book"}
+    (message,) = notify_server.wait_for("order.placed", 1)
+    assert (message.json(), message.key) == ({"item": "book"}, "1")
+    with pytest.raises(Backpressure, match="nothing is committed"):
+        client.post("/orders?item=pen")
+    with names["app"].app_context():
+        assert [order.item for order in names["db"].session.scalars(sa.select(names["Order"]))] == ["book"]
+        names["db"].session.remove()
+        names["producer"].close()
+        names["db"].engine.dispose()
+
+
+DJANGO_BEFORE = """
+import sys
+import django
+from django.conf import settings
+
+database = {"ENGINE": "django.db.backends.sqlite3", "NAME": sys.argv[1]}
+settings.configure(DATABASES={"default": database}, USE_TZ=True)
+django.setup()
+"""
+DJANGO_AFTER = """
+place("book")
+try:
+    with transaction.atomic():
+        announce("order.placed", {"item": "rolled back"})
+        raise ZeroDivisionError
+except ZeroDivisionError:
+    pass
+try:
+    announce("order.placed", {"item": "outside"})
+except RuntimeError:
+    print("refused")
+"""
+
+
+def test_a_django_service(notify_server: InMemoryServer, tmp_path: Path) -> None:
+    pytest.importorskip("django", reason="Django is not installed: `make install` has it")
+    engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
+    create_tables(engine)
+    # A process of its own: Django is set up once in a process, and for good.
+    script = tmp_path / "service.py"
+    script.write_text(DJANGO_BEFORE + framework("django") + DJANGO_AFTER)
+    done = subprocess.run([sys.executable, script, tmp_path / "shop.db"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
+    moved = asyncio.run(Relay(engine, notify_server.url).run(once=True))
+    assert (moved.sent, moved.refused) == (1, 0)
+    (message,) = notify_server.wait_for("order.placed", 1)
+    assert message.json() == {"item": "book"}
+    engine.dispose()
 
 
 def test_with_curl_alone(notify_server: InMemoryServer, tmp_path: Path) -> None:
