@@ -7,9 +7,14 @@ from typing import Any
 import pytest
 
 from notify.errors import InvalidRequest
+from notify.server.delivery import pace
 from notify.server.delivery.filter import AT_ONCE_US, Filter
 from notify.server.delivery.filter_cost import MOST_MICROSECONDS, check_cost
+from notify.server.metrics import Metrics
+from notify.testing import InMemoryServer
 from notify.wire import Payload, encode_msgpack
+from tests.support.groups import publish, subscribe
+from tests.support.http import post
 
 NESTED = "[0,1,2,3,4,5,6,7,8,9].all(a,[0,1,2,3,4,5,6,7,8,9].all(b,[0,1,2,3,4,5,6,7,8,9].all(c, a < 10)))"
 
@@ -90,3 +95,31 @@ def test_filters_do_what_they_say() -> None:
 def test_the_dearest_filter_is_evaluated_for_few_messages_in_one_go() -> None:
     for text in USUAL:
         assert Filter(text).at_once * check_cost(text) <= 1.1 * AT_ONCE_US
+
+
+def test_filters_have_a_share_of_the_servers_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many groups evaluate the dearest filter, the rest of the time is for the others."""
+    now = 0.0
+    monkeypatch.setattr(pace, "perf_counter", lambda: now)
+    shared = pace.Pace(Metrics(), 0)
+    spent = 0.0
+    while now < 100:
+        if wait := shared.evaluation_wait():
+            now += wait
+            continue
+        shared.evaluated(0.05)
+        now, spent = now + 0.05, spent + 0.05
+    assert 0.9 * pace.EVALUATION_SHARE < spent / now < 1.1 * pace.EVALUATION_SHARE
+
+
+def test_what_a_filter_may_not_look_at_now_comes_later_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "EVALUATION_SECONDS", 0.0)
+    with InMemoryServer() as server:
+        subscribe(server.url, "g", "t", filter='key == "wanted"')
+        subscribe(server.url, "g", "plain")
+        for _ in range(3):
+            publish(server.url, "t", [f"{n}" for n in range(500)])
+        post(server.url, "/v1/messages", {"messages": [{"topic": "t", "body": "last", "key": "wanted"}]})
+        asked = {"instance": "i", "max": 10, "wait": 60, "lease": 30}
+        found = post(server.url, "/v1/groups/g/receive", asked)["messages"]
+        assert [message["body"] for message in found] == ["last"]

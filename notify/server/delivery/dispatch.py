@@ -307,8 +307,7 @@ class Delivery:
             return handed
         waiting = self._waiters.setdefault(name, deque())
         waiting.append(waiter)
-        if group.has_skipped:
-            asyncio.get_running_loop().call_soon(self._serve, name)
+        self._serve_on(group)
         try:
             return await asyncio.wait_for(waiter.answer, request.wait or 0.001)
         except TimeoutError:
@@ -420,9 +419,19 @@ class Delivery:
                 break
             elif group.turns.next() is None:
                 break  # nothing for this one, nothing for the next
-        if waiting and group.has_skipped:
-            # It looked at many that the group does not want: on with it once others have had their turn.
-            asyncio.get_running_loop().call_soon(self._serve, name)
+        if waiting:
+            self._serve_on(group)
+
+    def _serve_on(self, group: Group) -> None:
+        """Where it has looked at many that it does not want: on with it, once others have had their turn."""
+        if group.has_skipped and not group.is_to_be_served:
+            group.is_to_be_served = True
+            asyncio.get_running_loop().call_later(group.wait_seconds, self._go_on, group)
+
+    def _go_on(self, group: Group) -> None:
+        group.is_to_be_served = False
+        if self.groups.get(group.name) is group:
+            self._serve(group.name)
 
     async def settle(self, name: str, items: list[SettleItem], may: May | None = None) -> list[SettledItem]:
         """Settle receipts of a group; a receipt that is not the group's is stale. `may`: as for `receive`."""

@@ -129,6 +129,10 @@ class Group:
         """When `expire` is to be called next, as far as `Delivery` has been told."""
         self.has_skipped = False
         """The last receive stopped among messages that the group does not want: there may be some behind them."""
+        self.wait_seconds = 0.0
+        """How long to wait where it has skipped some: the filters' share of the server's time is spent."""
+        self.is_to_be_served = False
+        """Who waits is served again soon: it has skipped some."""
         self.leases: dict[int, Lease] = {}
         self.owners: dict[str, Owner] = {}
         """Who has a topic to itself, in the modes exclusive and failover."""
@@ -260,6 +264,7 @@ class Group:
         `may`: whether who asks may receive a topic, asked now: a right can have ended while a poll waited.
         """
         self.has_skipped = False
+        self.wait_seconds = 0.0
         instance = self._asks(name, now_us)
         handed: list[Handed] = []
         if self.paused or now_us < self._paced_until_us:
@@ -286,7 +291,17 @@ class Group:
                 if not started and self._pace.is_busy and cursor.is_behind(BEHIND // turns.awake()):
                     started = time.perf_counter()
                     limit = min(limit, BUSY_LIMIT)
-                taken = cursor.take(turns.left(cursor, limit - count), now_us)
+                if cursor.evaluates:
+                    self.wait_seconds = self._pace.evaluation_wait()
+                    if self.wait_seconds:
+                        self.has_skipped = True
+                        aside.append(turns.put_aside())
+                        continue
+                    evaluating = time.perf_counter()
+                    taken = cursor.take(turns.left(cursor, limit - count), now_us)
+                    self._pace.evaluated(time.perf_counter() - evaluating)
+                else:
+                    taken = cursor.take(turns.left(cursor, limit - count), now_us)
                 turns.served(cursor, len(taken))
                 if taken:
                     handed.append(self._lease(cursor, taken, instance, lease_us, now_us))

@@ -6,6 +6,8 @@ before it is given more: the longer, the busier producers keep the server. With 
 
 from __future__ import annotations
 
+from time import perf_counter
+
 from notify.server.metrics import Metrics
 
 TRANSACTION_SECONDS = 15e-6
@@ -20,16 +22,34 @@ BUSY_LIMIT = 512
 """Messages in a reply while producers are busy: others wait as long as it takes to make it."""
 WHOLE_COST = 4.0
 """What a reply costs in all, against the time to read it: encoding, sending and settling come on top."""
+EVALUATION_SHARE = 0.25
+"""Of the server's time, for the filters of all groups together: whoever may subscribe chooses what they cost."""
+EVALUATION_SECONDS = 0.1
+"""What may be spent at once of the share that nobody used."""
 
 
 class Pace:
-    """The share of time that is left by producers."""
+    """The share of time that is left by producers, and that of filters."""
 
     def __init__(self, metrics: Metrics, now_us: int) -> None:
         self._metrics = metrics
         self._at_us = now_us
         self._halves = self._published = 0
         self.share = 1.0
+        self._evaluation_seconds = EVALUATION_SECONDS
+        self._evaluated_at = perf_counter()
+
+    def evaluation_wait(self) -> float:
+        """Seconds until filters may be evaluated again; 0 where they may be now."""
+        now = perf_counter()
+        earned = (now - self._evaluated_at) * EVALUATION_SHARE
+        self._evaluation_seconds = min(EVALUATION_SECONDS, self._evaluation_seconds + earned)
+        self._evaluated_at = now
+        return 0.0 if self._evaluation_seconds > -1e-6 else -self._evaluation_seconds / EVALUATION_SHARE
+
+    def evaluated(self, seconds: float) -> None:
+        """So much time went into filters."""
+        self._evaluation_seconds -= seconds
 
     def look(self, now_us: int) -> None:
         """Take note of what producers sent lately."""
