@@ -97,6 +97,8 @@ class App:
         self.alarms.start()
         self._webhooks = CheckWebhooks(self.core, json_check)
         self._webhooks.follow(self.administration.configuration.check_webhooks)
+        if self.membership is not None:
+            await self.membership.announce()
         self._data = DataRoutes(self.core, self.members, self.unread.reply_bytes)
         self._run = asyncio.get_running_loop().create_task(self.core.run())
         await self.jobs.resume()

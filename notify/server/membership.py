@@ -48,6 +48,7 @@ class Membership:
         self.consumers: Callable[[], Sequence[Member]] = lambda: ()
         """The consumers that ask this server for messages."""
         self._beats = 0
+        self._is_announced = False
         self.shards: SqlShards | None = None
         """What follows the key map, and whose changes of it are carried on here."""
         self._task: asyncio.Task[None] | None = None
@@ -58,6 +59,13 @@ class Membership:
         return wall_clock() + self.clock_offset_us
 
     async def start(self) -> None:
+        """Read the clock, the members and the key map. Nobody is told of this server yet: clients would come, be
+        refused while it starts, and keep to another one."""
+        await asyncio.to_thread(self._beat)
+
+    async def announce(self) -> None:
+        """Be a member from now on, since requests are about to be answered."""
+        self._is_announced = True
         await asyncio.to_thread(self._beat)
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -84,12 +92,13 @@ class Membership:
             asked_us = wall_clock()
             at = registry.now(connection)
             self._compare_clocks(microseconds_of(at), (asked_us + wall_clock()) // 2)
-            registry.heartbeat(connection, self.me)
+            if self._is_announced:
+                registry.heartbeat(connection, self.me)
             for consumer in consumers:
                 registry.heartbeat(connection, consumer)
             found = registry.members(connection)
             newest = None if self.shards is None else key_map.newest(connection)
-        if self._beats % FORGET_EVERY == 0:
+        if self._is_announced and self._beats % FORGET_EVERY == 0:
             # In a transaction of its own: InnoDB locks what it reads here, and two servers that each hold a row of
             # theirs would wait for each other.
             with self.engine.begin() as connection:

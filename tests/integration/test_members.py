@@ -178,6 +178,7 @@ def test_servers_that_start_at_once_do_not_stop_each_other(
     async def start(engine: sa.Engine, name: str) -> None:
         membership = Membership(engine, registry.Member(name, "server"))
         await membership.start()
+        await membership.announce()
         await membership.stop()
 
     with empty_database(kind, database_urls, tmp_path) as url, ThreadPoolExecutor() as threads:
@@ -187,6 +188,25 @@ def test_servers_that_start_at_once_do_not_stop_each_other(
             started.result()
         for engine in engines:
             engine.dispose()
+
+
+def test_a_server_is_no_member_before_it_answers(tmp_path: Path) -> None:
+    """A client that comes too early is refused, and keeps to another server for as long as that answers."""
+    url = f"sqlite:///{tmp_path}/storage.db"
+    make_storage(url)
+    engine = open_engine(url)
+
+    async def run() -> None:
+        membership = Membership(engine, registry.Member("early", "server"))
+        await membership.start()
+        with engine.connect() as connection:
+            assert registry.members(connection) == []
+        await membership.announce()
+        assert [m.name for m in membership.members] == ["early"]
+        await membership.stop()
+
+    asyncio.run(run())
+    engine.dispose()
 
 
 @pytest.mark.parametrize("kind", ["postgresql", pytest.param("mariadb", marks=pytest.mark.long)])
