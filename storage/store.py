@@ -93,7 +93,7 @@ class PutResult(msgspec.Struct, gc=False):
 
 
 class PartlyStored(Unavailable):
-    """Some transactions of a `put` were refused for a while, the others have their results."""
+    """Some transactions of a `put` were refused, for a while or for what is in them; the others have their results."""
 
     def __init__(self, results: Sequence[PutResult | NotifyError]) -> None:
         super().__init__("a part of this could not be stored")
@@ -399,7 +399,8 @@ class TransactionStore(Protocol):
 
         Returns when the strictest `flush` of the topics named is reached, for all of them.
 
-        Raises DiskFull before anything changed; PartlyStored with the results where one of several shards is away.
+        Raises DiskFull before anything changed; PartlyStored with the results where one of several shards is away,
+        or a transaction has a value that a database cannot hold.
         """
         ...
 

@@ -202,7 +202,7 @@ class SqlShards:
         anywhere = random.choice(healthy).shard if healthy else min(self._opened)
         by_shard: dict[str, list[int]] = {}
         results: dict[int, PutResult] = {}
-        failed: dict[int, Unavailable] = {}
+        failed: dict[int, NotifyError] = {}
         key_map = self._begin()
         try:
             for i, t in enumerate(transactions):
@@ -212,14 +212,20 @@ class SqlShards:
                     failed[i] = error
             for shard, numbers in by_shard.items():
                 try:
+                    stored: Sequence[PutResult | NotifyError]
                     stored = await self._at(shard).put([transactions[i] for i in numbers], now_us)
+                except PartlyStored as partly:
+                    stored = partly.results
                 except Unavailable as error:
-                    failed |= dict.fromkeys(numbers, error)
-                else:
-                    results |= dict(zip(numbers, stored, strict=True))
+                    stored = [error] * len(numbers)
+                for i, result in zip(numbers, stored, strict=True):
+                    if isinstance(result, NotifyError):
+                        failed[i] = result
+                    else:
+                        results[i] = result
         finally:
             self._end(key_map)
-        if failed and results:
+        if failed and (results or not all(error.retryable for error in failed.values())):
             raise PartlyStored([results.get(i) or failed[i] for i in range(len(transactions))])
         if failed:
             raise failed[min(failed)]

@@ -30,6 +30,7 @@ from storage.store import (
     Due,
     InDoubt,
     NewTransaction,
+    PartlyStored,
     PutResult,
     State,
     Store,
@@ -153,9 +154,12 @@ class SqlStore:
 
     async def put(self, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
         results = await self.writer.put(transactions, now_us)
-        for result in results:
+        stored = [result for result in results if isinstance(result, PutResult)]
+        for result in stored:
             result.shard = self.shard
-        return results
+        if len(stored) < len(results):
+            raise PartlyStored(results)
+        return stored
 
     async def decide(
         self,

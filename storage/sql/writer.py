@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -81,10 +81,11 @@ class Writer:
 
     # --- on the loop ------------------------------------------------------------------------------------------
 
-    async def put(self, halves: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
+    async def put(self, halves: Sequence[NewTransaction], now_us: int) -> list[PutResult | NotifyError]:
+        """What became of each; an error is that transaction's alone."""
         size = sum([len(m.payload) + 300 for t in halves for m in t.messages])
         job = _Job(self._loop.create_future(), now_us, size, len(halves), halves=halves)
-        results: list[PutResult] = await self._submit(job)
+        results: list[PutResult | NotifyError] = await self._submit(job)
         return results
 
     async def decide(
@@ -203,13 +204,29 @@ class Writer:
         return None
 
     def _refuse(self, connection: Any, batch: list[_Job], error: Exception) -> Any:
-        """The database refuses something in the batch: found by trying its jobs alone, so that one fails alone."""
+        """The database refuses something in the batch: its jobs, and then the two parts of a job, are tried alone, down
+        to the transaction that is refused."""
         if len(batch) > 1:
             for job in batch:
                 connection = self._write(connection, [job])
             return connection
+        job = batch[0]
+        if len(job.halves) > 1:
+            middle = len(job.halves) // 2
+            results: list[Any] = []
+            for halves in (job.halves[:middle], job.halves[middle:]):
+                part = replace(job, halves=halves, count=len(halves), result=None)
+                connection = self._write(connection, [part])
+                results += [part.result] * len(halves) if isinstance(part.result, NotifyError) else part.result
+            job.result = results
+            return connection
         log.error("database_refused", shard=self._name, error=str(error)[:500])
-        batch[0].result = StorageFailed(f"the database refuses this: {error}")
+        refused: NotifyError
+        if _is_a_values_fault(error):
+            refused = InvalidRequest(f"the database cannot hold this: {str(error)[:300]}", "invalid_value")
+        else:
+            refused = StorageFailed(f"the database refuses this: {error}")
+        job.result = [refused] if job.halves else refused
         return connection
 
     def _attempt(self, connection: Any, batch: list[_Job], careful: bool) -> None:
@@ -337,6 +354,11 @@ class Writer:
 
 class _LookFirst(Again):
     """Not a fault: the fast way found that it may not be taken."""
+
+
+def _is_a_values_fault(error: Exception) -> bool:
+    """Whether the driver calls it a DataError, as the DB-API names what is wrong with a value."""
+    return isinstance(error, ValueError) or any(kind.__name__ == "DataError" for kind in type(error).__mro__)
 
 
 def _stored(t: NewTransaction) -> PutResult:

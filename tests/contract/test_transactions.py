@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from notify import ids
+from notify.errors import InvalidRequest
 from storage.store import (
     CheckAnswer,
     NewTransaction,
+    PartlyStored,
     Put,
     State,
 )
@@ -128,6 +130,30 @@ def test_the_same_id_again_is_the_same_transaction(transactions: Any) -> None:
         again = await b.store.put([t, other], T0)
         assert [(r.put, r.state) for r in again] == [(Put.ALREADY, State.COMMITTED), (Put.IN_USE, State.COMMITTED)]
         assert await b.bodies() == [b"a"]
+
+    transactions(scenario)
+
+
+def test_what_a_storage_cannot_hold_refuses_its_own_transaction_only(transactions: Any) -> None:
+    """PostgreSQL's text holds no NUL: a key with one shares a request, and a batch, with those of other callers."""
+
+    async def put(b: Bench, *halves: NewTransaction) -> list[Any]:
+        try:
+            return list(await b.store.put(halves, T0))
+        except PartlyStored as partly:
+            return list(partly.results)
+
+    async def scenario(b: Bench) -> None:
+        halves = [sent(str(n).encode(), key="a\x00b" if n == 3 else "k") for n in range(8)]
+        results = await put(b, *halves)
+        odd = results.pop(3)
+        assert (odd.status, odd.code) == (422, "invalid_value") if isinstance(odd, InvalidRequest) else odd.put == 0
+        assert [r.put for r in results] == [Put.STORED] * 7
+        held = await b.store.states([t.id for t in halves])
+        assert [state for n, state in enumerate(held) if n != 3] == [State.PREPARED] * 7
+        # Alone it is refused as an item, too, and not the request with it.
+        (alone,) = await put(b, sent(key="\x00"))
+        assert type(alone) is type(odd)
 
     transactions(scenario)
 

@@ -179,7 +179,8 @@ def test_what_the_database_refuses_fails_alone(storage: str) -> None:
         results = await asyncio.gather(*calls, *([refused] if refused is not None else []), return_exceptions=True)
         assert all(not isinstance(r, BaseException) for r in results[:20])
         if bad is not None:
-            assert isinstance(results[20], NotifyError) and not isinstance(results[20], Unavailable)
+            assert isinstance(results[20], PartlyStored)
+            assert [error.code for error in results[20].results if isinstance(error, NotifyError)] == ["invalid_value"]
 
     use(storage, scenario, writers=1)
 
