@@ -1,0 +1,277 @@
+"""The processes of a history: `python -m tests.history.actors produce|consume SPEC`, SPEC being JSON.
+
+Each may be killed at any moment. What a producer means to do is noted before it begins, and what it was told after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, sessionmaker
+
+from notify.client import (
+    AsyncConsumer,
+    AsyncTransactionProducer,
+    Consumer,
+    DeadLetter,
+    Inbox,
+    Message,
+    ReceivedMessage,
+    TransactionProducer,
+)
+from notify.errors import NotifyError
+from tests.history.tables import EffectRow, Intent, Notes, open_engine
+
+TOPIC = "history"
+KEYS = 12
+"""Of each caller."""
+MESSAGES_AT_ONCE = 2
+HALF_SECONDS = 3.0
+
+
+class ChangedMind(Exception):
+    """The caller rolls back after its message was sent."""
+
+
+class Caller:
+    """One caller's intents, one after the other, each by the next way there is to send."""
+
+    def __init__(self, spec: dict[str, Any], number: int, notes: Notes) -> None:
+        self._stop = Path(spec["stop"])
+        self._notes = notes
+        self._name = f"{spec['source']}{number}"
+        self.chance = random.Random()
+
+    def begin(self) -> tuple[str, str]:
+        """A new intent: its number and its key."""
+        number, key = str(uuid.uuid4()), f"{self._name}-{self.chance.randrange(KEYS)}"
+        self._notes.add("intent", number)
+        return number, key
+
+    def told(self, number: str, answer: str) -> None:
+        """What the caller was told of its intent."""
+        self._notes.add("told", number, answer)
+
+    def attempt(self, send: Callable[[str, str], None]) -> None:
+        """Carry out one intent with `send(number, key)`, and note what came of it."""
+        number, key = self.begin()
+        try:
+            send(number, key)
+        except ChangedMind:
+            self.told(number, "rolled back")
+        except NotifyError:
+            self.told(number, "refused")
+            time.sleep(0.05)  # the pause of a caller that was refused
+        except sa.exc.SQLAlchemyError:
+            # The database is away: nobody knows what became of it.
+            time.sleep(0.2)  # the pause of a caller whose database is away
+        else:
+            self.told(number, "committed")
+
+    def go_on(self, send: Callable[[str, str], None]) -> None:
+        """One intent after the other until the history ends."""
+        while not self.is_over:
+            self.attempt(send)
+
+    @property
+    def is_over(self) -> bool:
+        return self._stop.exists()
+
+
+def _messages(number: str, key: str, count: int = 1) -> list[Message]:
+    return [Message(TOPIC, {"number": f"{number}.{n}", "key": key}, key=key) for n in range(count)]
+
+
+def _rows(number: str, key: str, count: int = 1) -> list[Intent]:
+    return [Intent(number=f"{number}.{n}", key=key) for n in range(count)]
+
+
+def produce(spec: dict[str, Any]) -> None:
+    """Transactions by decorator, session, Core connection, and through the outbox, each in a thread of its own."""
+    engine = open_engine(spec["dsn"])
+    notes = Notes(Path(spec["notes"]))
+    options: dict[str, Any] = {"half_timeout": HALF_SECONDS}
+    producer = TransactionProducer(spec["url"], group=spec["source"], engine=engine, **options)
+    outbox_engine = open_engine(spec["dsn"])
+    outbox = TransactionProducer(spec["url"], group=spec["source"], engine=outbox_engine, mode="outbox", **options)
+    sessions, outbox_sessions = sessionmaker(engine), sessionmaker(outbox_engine)
+
+    def decorated(caller: Caller) -> Callable[[str, str], None]:
+        @producer.transactional(sessions)
+        def send(session: Session, number: str, key: str) -> None:
+            session.add_all(_rows(number, key, MESSAGES_AT_ONCE))
+            for message in _messages(number, key, MESSAGES_AT_ONCE):
+                producer.send(session, message)
+            if caller.chance.random() < 0.15:
+                session.flush()
+                raise ChangedMind
+
+        return send
+
+    def by_session(caller: Caller) -> Callable[[str, str], None]:
+        def send(number: str, key: str) -> None:
+            with sessions() as session, producer.transaction(session) as transaction:
+                session.add_all(_rows(number, key))
+                with session.begin_nested() as savepoint:
+                    transaction.send(Message(TOPIC, {"number": "never", "key": key}, key=key))
+                    savepoint.rollback()
+                transaction.send(_messages(number, key)[0])
+                if caller.chance.random() < 0.15:
+                    raise ChangedMind
+
+        return send
+
+    def by_core(caller: Caller) -> Callable[[str, str], None]:
+        def send(number: str, key: str) -> None:
+            with engine.connect() as connection, producer.transaction(connection) as transaction:
+                connection.execute(sa.insert(Intent), {"number": f"{number}.0", "key": key})
+                transaction.send(_messages(number, key)[0])
+                if caller.chance.random() < 0.15:
+                    raise ChangedMind
+
+        return send
+
+    def by_outbox(caller: Caller) -> Callable[[str, str], None]:
+        def send(number: str, key: str) -> None:
+            with outbox_sessions() as session, session.begin():
+                session.add_all(_rows(number, key))
+                outbox.send(session, _messages(number, key)[0])
+                if caller.chance.random() < 0.15:
+                    raise ChangedMind
+            time.sleep(0.02)  # the pace of the outbox: a relay or bridge moves it one step later
+
+        return send
+
+    ways = [decorated, by_session, by_core, by_outbox, decorated]
+    threads = []
+    for place, way in enumerate(ways[: spec["callers"]]):
+        caller = Caller(spec, place, notes)
+
+        threads.append(threading.Thread(target=caller.go_on, args=(way(caller),)))
+    if spec.get("async_dsn"):
+        threads.append(threading.Thread(target=lambda: asyncio.run(_produce_async(spec, notes))))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    while not Path(spec["end"]).exists():
+        time.sleep(0.1)  # the pause between two looks: checks are answered until everything is settled
+    producer.close()
+    outbox.close()
+
+
+async def _produce_async(spec: dict[str, Any], notes: Notes) -> None:
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+    engine = create_async_engine(spec["async_dsn"], pool_pre_ping=True)
+    caller = Caller(spec, 99, notes)
+    async with AsyncTransactionProducer(
+        spec["url"], group=spec["source"], engine=engine, half_timeout=HALF_SECONDS
+    ) as producer:
+        while not caller.is_over:
+            number, key = caller.begin()
+            try:
+                async with AsyncSession(engine) as session, session.begin():
+                    session.add_all(_rows(number, key))
+                    await producer.send(session, _messages(number, key)[0])
+                    if caller.chance.random() < 0.15:
+                        raise ChangedMind
+            except ChangedMind:
+                caller.told(number, "rolled back")
+            except NotifyError:
+                caller.told(number, "refused")
+                await asyncio.sleep(0.05)  # the pause of a caller that was refused
+            except sa.exc.SQLAlchemyError:
+                await asyncio.sleep(0.2)  # the pause of a caller whose database is away
+            else:
+                caller.told(number, "committed")
+    await engine.dispose()
+
+
+class Misbehaviour:
+    """What a handler does besides its work: it is slow, fails, hangs for longer than its lease, refuses for good."""
+
+    def __init__(self, notes: Notes, group: str) -> None:
+        self._notes = notes
+        self._group = group
+        self._chance = random.Random()
+
+    def before(self, number: str) -> float:
+        """How many seconds to take. Raises what the handler fails with."""
+        chance = self._chance.random()
+        if chance < 0.004 and self._group != "broadcast":  # whose dead letters cannot be sent again
+            self._notes.add("refused", self._group, number)
+            raise DeadLetter("a handler refuses it for good")
+        if chance < 0.02:
+            raise ValueError("a handler fails")
+        return 7.0 if chance < 0.0205 else 0.05 if chance < 0.04 else 0.0
+
+
+def _row(who: str, message: ReceivedMessage) -> EffectRow:
+    body = message.json()
+    return EffectRow(
+        who=who,
+        number=body["number"],
+        key=body["key"],
+        queue=message.queue,
+        offset=message.offset,
+        committed_at=message.committed_at,
+    )
+
+
+def consume(spec: dict[str, Any]) -> None:
+    """Effects with an inbox, in one group and mode."""
+    engine = open_engine(spec["dsn"])
+    misbehaviour = Misbehaviour(Notes(Path(spec["notes"])), spec["group"])
+    options = {"group": spec["group"], "instance": spec["instance"], "lease": 3.0, "concurrency": 8}
+    if spec.get("async_dsn"):
+        asyncio.run(_consume_async(spec, misbehaviour, options))
+        return
+
+    def take(message: ReceivedMessage, session: Session) -> None:
+        time.sleep(misbehaviour.before(message.json()["number"]))  # a slow handler
+        session.add(_row(spec["who"], message))
+
+    while True:
+        consumer = Consumer(spec["url"], inbox=Inbox(engine), **options)
+        consumer.subscribe(TOPIC, mode=spec["mode"], start="earliest", retry_min=0.2, retry_max=2.0)(take)
+        try:
+            consumer.run()
+            return
+        except NotifyError as refusal:  # another mode holds just now, or another instance has the topic
+            print(refusal, file=sys.stderr, flush=True)
+            time.sleep(0.5)  # the pause of whoever starts it again
+
+
+async def _consume_async(spec: dict[str, Any], misbehaviour: Misbehaviour, options: dict[str, Any]) -> None:
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    engine = create_async_engine(spec["async_dsn"], pool_pre_ping=True, pool_size=10)
+
+    async def take(message: ReceivedMessage, session: Any) -> None:
+        await asyncio.sleep(misbehaviour.before(message.json()["number"]))  # a slow handler
+        session.add(_row(spec["who"], message))
+
+    while True:
+        consumer = AsyncConsumer(spec["url"], inbox=Inbox(engine), **options)
+        consumer.subscribe(TOPIC, mode=spec["mode"], start="earliest", retry_min=0.2, retry_max=2.0)(take)
+        try:
+            await consumer.run()
+            return
+        except NotifyError as refusal:
+            print(refusal, file=sys.stderr, flush=True)
+            await asyncio.sleep(0.5)  # the pause of whoever starts it again
+
+
+if __name__ == "__main__":
+    {"produce": produce, "consume": consume}[sys.argv[1]](json.loads(sys.argv[2]))

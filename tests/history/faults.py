@@ -1,0 +1,176 @@
+"""Faults that befall a history: what stops a process, a disk or a database, and changes that cost little."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any
+
+from notify.errors import NotifyError
+from tests.history.actors import TOPIC
+from tests.support.http import ask
+
+if TYPE_CHECKING:
+    from tests.history.stage import Stage
+
+MOST_QUEUES = 200
+STOPPED_SECONDS = (1.0, 5.0)
+"""Longer and shorter than the consumers' leases of 3 s."""
+
+
+class Faults:
+    """Faults in turn, each kind as often as the others, until they are stopped."""
+
+    def __init__(self, stage: Stage, seed: int) -> None:
+        self._stage = stage
+        self._chance = random.Random(seed)
+        self.done: Counter[str] = Counter()
+        """How often each was done."""
+        self.refused: Counter[str] = Counter()
+        """Cheap ones that the server refused, being away for example."""
+        self._over = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._go_on, args=(self._stopping(), 0.3)),
+            threading.Thread(target=self._go_on, args=(self._cheap(), 0.2)),
+        ]
+        self._failure: BaseException | None = None
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End, with everything running again. Raises what a fault failed with."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _go_on(self, kinds: dict[str, Callable[[], None]], pause: float) -> None:
+        waiting: list[str] = []
+        try:
+            while not self._over.wait(pause * 2 * self._chance.random()):
+                if not waiting:
+                    waiting = self._chance.sample(list(kinds), len(kinds))
+                name = waiting.pop()
+                try:
+                    kinds[name]()
+                except NotifyError:
+                    self.refused[name] += 1
+                else:
+                    self.done[name] += 1
+        except BaseException as error:
+            self._failure = error
+
+    # --- what stops something ---------------------------------------------------------------------------------
+
+    def _stopping(self) -> dict[str, Callable[[], None]]:
+        stage = self._stage
+        kinds: dict[str, Callable[[], None]] = {
+            "server killed": self._kill_server,
+            "server stopped": lambda: self._stop_a_while(stage.server.process),
+        }
+        for name in stage.actors:
+            kinds[f"{name} killed"] = lambda name=name: stage.restart(name)  # type: ignore[misc]
+        for name in ("consumer shared", "consumer ordered"):
+            kinds[f"{name} stopped"] = lambda name=name: self._stop_a_while(  # type: ignore[misc]
+                stage.actors[name].process
+            )
+        for name, database in stage.databases.items():
+            kinds[f"{name} restarted"] = lambda database=database: self._restart(database)  # type: ignore[misc]
+        if stage.room.can_fill:
+            kinds["disk full"] = self._fill_disk
+        return kinds
+
+    def _kill_server(self) -> None:
+        self._stage.server.kill()
+        self._stage.server.start()
+
+    def _stop_a_while(self, process: Any) -> None:
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(self._chance.uniform(*STOPPED_SECONDS))  # how long it is stopped
+        process.send_signal(signal.SIGCONT)
+
+    def _restart(self, database: Any) -> None:
+        database.kill()
+        time.sleep(self._chance.random())  # how long it is away
+        database.start()
+
+    def _fill_disk(self) -> None:
+        self._stage.room.fill()
+        time.sleep(self._chance.uniform(0.5, 3.0))  # how long it is full
+        self._stage.room.free()
+
+    # --- what costs little ------------------------------------------------------------------------------------
+
+    def _cheap(self) -> dict[str, Callable[[], None]]:
+        return {
+            "topic grown": self._grow,
+            "mode changed": self._change_mode,
+            "replayed": self._replay,
+            "redriven": lambda: redrive(self._stage.url, self._chance.choice(("shared", "ordered", "failover"))),
+            "paused": self._pause,
+        }
+
+    def _admin(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        return admin(self._stage.url, method, path, body)
+
+    def _grow(self) -> None:
+        queues = len(self._admin("GET", f"topics/{TOPIC}")["queues"])
+        if queues < MOST_QUEUES:
+            self._admin("PUT", f"topics/{TOPIC}", {"queues": queues + 1})
+
+    def _change_mode(self) -> None:
+        """Another mode for a moment; consumers that start meanwhile are refused, and try again."""
+        for mode in (self._chance.choice(("failover", "ordered")), "shared"):
+            self._admin("PUT", f"groups/shared/subscriptions/{TOPIC}", {"mode": mode, "force": True, **RETRIES})
+            time.sleep(0.2)  # how long it is so
+
+    def _replay(self) -> None:
+        """Back by a few seconds; a group that is further behind would be moved on, and miss what lies between."""
+        since = datetime.now(UTC) - timedelta(seconds=self._chance.uniform(2.0, 20.0))
+        to = {"topic": TOPIC, "to": since.isoformat()}
+        preview = self._admin("POST", "groups/shared/reset", to | {"dry_run": True})
+        if not any(queue["left_out"] for queue in preview["result"]["queues"]):
+            self._admin("POST", "groups/shared/reset", to)
+
+    def _pause(self) -> None:
+        group = self._chance.choice(("shared", "ordered", "failover"))
+        with contextlib.suppress(NotifyError):
+            self._admin("POST", f"groups/{group}/pause")
+        time.sleep(0.3)  # how long it is paused
+        while True:
+            try:
+                self._admin("POST", f"groups/{group}/resume")
+                return
+            except NotifyError:
+                if self._over.wait(0.2):
+                    return
+
+
+RETRIES = {"retry_min": 0.2, "retry_max": 2.0}
+
+
+def admin(url: str, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """An admin route's answer. Raises NotifyError where the server is away, or refuses."""
+    try:
+        wanted = None if method == "GET" else {"reason": "a history", **(body or {})}
+        status, answer = ask(url, method, f"/v1/admin/{path}", wanted)
+    except (OSError, HTTPException) as error:
+        raise NotifyError(f"{method} {path}: {error}") from None
+    if status != 200:
+        raise NotifyError(f"{method} {path}: {status} {answer}")
+    return answer
+
+
+def redrive(url: str, group: str) -> None:
+    """Send all dead letters of a group to it again."""
+    admin(url, "POST", f"groups/{group}/dead-letters/redrive")

@@ -1,0 +1,104 @@
+"""`make crash-history SECONDS=600`: everything at once on PostgreSQL and MariaDB, under every fault.
+
+The last line is the verdict. It is INCONCLUSIVE where a database that it needs cannot run here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.history.checker import History, counts, violations
+from tests.history.faults import Faults
+from tests.history.room import small_disk
+from tests.history.stage import Stage
+from tests.support.databases import MariaDbServer, NotAvailable, PostgreSqlServer
+
+DISK_MEGABYTES = 1024
+SETTLE_SECONDS = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A run: its history, what it breaks, and what befell it."""
+
+    history: History
+    violations: list[str]
+    faults: Counter[str]
+
+
+def play(
+    directory: Path,
+    seconds: float,
+    seed: int,
+    sources: Mapping[str, str],
+    databases: Mapping[str, Any],
+    callers: int = 4,
+) -> Outcome:
+    """A history of so many seconds on these databases; `databases` may be restarted."""
+    with ExitStack() as stack:
+        room = stack.enter_context(small_disk(directory / "disk", DISK_MEGABYTES))
+        stage = Stage(directory, room, sources, databases, callers)
+        stage.start(stack)
+        faults = Faults(stage, seed)
+        faults.start()
+        try:
+            time.sleep(seconds)  # how long the history lasts
+        finally:
+            faults.stop()
+        unsettled = stage.settle(SETTLE_SECONDS)
+        history = stage.history(unsettled)
+    return Outcome(history, violations(history), faults.done)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seed", type=int, default=None)
+    options = parser.parse_args()
+    seed = random.randrange(1 << 32) if options.seed is None else options.seed
+    print(f"seed {seed}", flush=True)
+    directory = Path(tempfile.mkdtemp(prefix="notify-history-"))
+    directory.chmod(0o755)  # PostgreSQL runs as another user where this one is root
+    try:
+        with ExitStack() as stack:
+            servers: dict[str, Any] = {}
+            for name, kind in (("pg", PostgreSqlServer), ("my", MariaDbServer)):
+                place = directory / name
+                place.mkdir()
+                servers[name] = kind(place, durable=False).create()
+                stack.callback(servers[name].stop)
+            outcome = play(directory, options.seconds, seed, {name: s.url for name, s in servers.items()}, servers)
+    except NotAvailable as reason:
+        print(f"VERDICT: INCONCLUSIVE {reason}")
+        return 2
+    history = outcome.history
+    told = Counter(history.answers.values())
+    print(f"{len(history.committed):,} messages committed; callers were told {dict(told)}")
+    print(f"{len(history.effects):,} effects in {len(history.expected)} groups")
+    for name, count in sorted(outcome.faults.items()):
+        print(f"  {count:5} {name}")
+    for line in outcome.violations[:50]:
+        print(line)
+    found = ", ".join(f"{kind} {count}" for kind, count in counts(outcome.violations).items())
+    verdict = "FAIL" if outcome.violations else "PASS"
+    if outcome.violations:
+        print(f"what was left of it is in {directory}")
+    else:
+        shutil.rmtree(directory, ignore_errors=True)
+    print(f"VERDICT: {verdict} {len(history.committed):,} messages, {sum(outcome.faults.values())} faults: {found}")
+    return 1 if outcome.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

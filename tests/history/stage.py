@@ -1,0 +1,244 @@
+"""What a history is played on: databases, a server, what moves the outboxes, producers and consumers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from notify.client.table import half_message
+from notify.errors import NotifyError
+from notify.testing.process import ServerProcess
+from tests.history.actors import TOPIC
+from tests.history.checker import Effect, History
+from tests.history.faults import admin, redrive
+from tests.history.room import Room
+from tests.history.tables import EffectRow, Intent, make_tables, open_engine, read_notes
+from tests.support.clock import eventually
+from tests.support.groups import is_subscribed
+from tests.support.http import ask
+from tests.support.servers import make_storage, stop_if_running
+
+GROUPS = ("shared", "ordered", "failover", "broadcast", "exclusive")
+
+
+class Actor:
+    """A process of the history that may be killed, and is started again with the same words."""
+
+    def __init__(self, words: Sequence[str], log: Path) -> None:
+        self._words = [sys.executable, "-m", *words]
+        self._log = log
+        self.process: Any = None
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._words, stdout=log, stderr=subprocess.STDOUT, env=os.environ, start_new_session=True
+            )
+
+    def kill(self) -> None:
+        """SIGKILL, also if it is stopped."""
+        self.process.kill()
+        self.process.wait(60)
+
+    def close(self, seconds: float = 30.0) -> None:
+        """Ended, by SIGTERM if it heeds that."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.process.send_signal(signal.SIGCONT)
+        self.process.terminate()
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+class Stage:
+    """Everything that runs, and what is read of it afterwards."""
+
+    def __init__(
+        self, directory: Path, room: Room, sources: Mapping[str, str], databases: Mapping[str, Any], callers: int
+    ) -> None:
+        """`sources`: database URLs by name; `databases`: those servers among them that may be restarted."""
+        self.directory = directory
+        self.room = room
+        self.sources = sources
+        self.databases = databases
+        self.callers = callers
+        # Members are registered in a source database, which is restarted: the registry is away then.
+        self._registry = next((dsn for dsn in sources.values() if not dsn.startswith("sqlite")), None)
+        flags = [] if self._registry is None else ["--registry", self._registry]
+        self.server = ServerProcess(room.directory / "data", flags=flags)
+        self.actors: dict[str, Actor] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def start(self, stack: ExitStack) -> None:
+        """Start all of it; the stack ends it."""
+        for dsn in self.sources.values():
+            make_tables(dsn)
+        if self._registry is not None:
+            make_storage(self._registry)
+        self.server.start()
+        stack.callback(stop_if_running, self.server)
+        self._consume(stack)
+        self._produce(stack)
+
+    def _produce(self, stack: ExitStack) -> None:
+        for name, dsn in self.sources.items():
+            mover = "bridge" if dsn.startswith("mysql") else "relay"
+            self._add(f"{mover} {name}", ["notify.cli.main", mover, "--dsn", dsn, "--url", self.url], stack)
+            spec = {
+                "source": name,
+                "dsn": dsn,
+                "async_dsn": dsn if dsn.startswith("postgresql+psycopg") else "",
+                "callers": self.callers,
+                "stop": str(self.directory / "stop"),
+                "end": str(self.directory / "end"),
+            }
+            self._add_actor(f"producer {name}", "produce", spec, stack)
+
+    def _consume(self, stack: ExitStack) -> None:
+        """Consumers, subscribed: what is committed before an instance first asks is not broadcast to it."""
+        dsns = list(self.sources.values())
+        first, last = dsns[0], dsns[-1]
+        for who, group, mode, dsn in (
+            ("shared", "shared", "shared", first),
+            ("ordered", "ordered", "ordered", last),
+            ("failover", "failover", "failover", first),
+            ("exclusive", "exclusive", "exclusive", last),
+            ("broadcast@x", "broadcast", "broadcast", first),
+        ):
+            spec = {"who": who, "group": group, "mode": mode, "dsn": dsn, "instance": "x"}
+            if group == "failover" and dsn.startswith("postgresql+psycopg"):
+                spec["async_dsn"] = dsn
+            self._add_actor(f"consumer {group}", "consume", spec, stack)
+        standby = {"who": "failover", "group": "failover", "mode": "failover", "dsn": first, "instance": "y"}
+        self._add_actor("consumer standby", "consume", standby, stack)
+        for group in (*GROUPS, "broadcast@x"):
+            eventually(lambda group=group: is_subscribed(self.url, group), f"{group} to be subscribed")  # type: ignore[misc]
+
+    def _add_actor(self, name: str, what: str, spec: dict[str, Any], stack: ExitStack) -> None:
+        spec = spec | {"url": self.url, "notes": str(self.directory / f"{name}.notes")}
+        self._add(name, ["tests.history.actors", what, json.dumps(spec)], stack)
+
+    def _add(self, name: str, words: Sequence[str], stack: ExitStack) -> None:
+        actor = self.actors[name] = Actor(words, self.directory / f"{name}.log")
+        actor.start()
+        stack.callback(actor.close)
+
+    def restart(self, name: str) -> None:
+        """Kill a process, and start it again."""
+        self.actors[name].kill()
+        self.actors[name].start()
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    def settle(self, seconds: float) -> list[str]:
+        """No more intents; wait until nothing is undecided and no group is behind. What still waits after `seconds`."""
+        (self.directory / "stop").touch()
+        deadline = time.monotonic() + seconds
+        quiet = 0
+        waiting = ["nobody has looked yet"]
+        while time.monotonic() < deadline:
+            try:
+                waiting = self._waiting()
+            except (NotifyError, sa.exc.OperationalError) as error:
+                waiting = [str(error)]
+            quiet = quiet + 1 if not waiting else 0
+            if quiet == 3:
+                break
+            time.sleep(0.5)  # the pause between two looks
+        (self.directory / "end").touch()
+        return waiting if quiet < 3 else []
+
+    def _waiting(self) -> list[str]:
+        waiting = []
+        committed = sum(self._committed(dsn) for dsn in self.sources.values())
+        queued = sum(queue["end"] for queue in admin(self.url, "GET", f"topics/{TOPIC}")["queues"])
+        if queued < committed:
+            waiting.append(f"{committed - queued} of {committed} committed messages are in no queue")
+        for name in self.sources:
+            open_ = admin(self.url, "GET", f"transactions?producer_group={name}")["transactions"]
+            waiting += [f"transaction {t['id']} of {name} is {t['state']}" for t in open_[:3]]
+        for group in GROUPS:
+            redrive(self.url, group)
+            letters = admin(self.url, "GET", f"groups/{group}/dead-letters")["messages"]
+            left = sum(not letter["redriven"] for letter in letters)
+            if left:
+                waiting.append(f"{left} dead letters of {group} were not sent again")
+            shown = admin(self.url, "GET", f"groups/{group}")
+            lag = sum(queue["lag"] for queue in shown["queues"])
+            if lag or shown["paused"]:
+                waiting.append(f"group {group} is {lag} behind{', and paused' if shown['paused'] else ''}")
+        shown = admin(self.url, "GET", "groups/broadcast@x")
+        lag = sum(queue["lag"] for queue in shown["queues"])
+        return [*waiting, *([f"broadcast@x is {lag} behind"] if lag else [])]
+
+    def _committed(self, dsn: str) -> int:
+        engine = open_engine(dsn)
+        try:
+            with engine.connect() as connection:
+                return connection.scalar(sa.select(sa.func.count()).select_from(Intent)) or 0
+        finally:
+            engine.dispose()
+
+    def history(self, unsettled: Sequence[str]) -> History:
+        """All that is known of the run."""
+        history = History(
+            expected=("shared", "ordered", "failover", "exclusive", "broadcast@x"),
+            ordered=frozenset(("ordered",)),
+            unsettled=list(unsettled),
+        )
+        for name, dsn in self.sources.items():
+            engine = open_engine(dsn)
+            with engine.connect() as connection:
+                numbers = set(connection.scalars(sa.select(Intent.number)))
+                history.committed |= numbers
+                history.intents |= {number.partition(".")[0] for number in numbers}
+                for row in connection.execute(sa.select(EffectRow).order_by(EffectRow.id)):
+                    history.effects.append(
+                        Effect(row.who, row.number, row.key, row.queue, row.offset, row.committed_at)
+                    )
+                ids = list(connection.scalars(sa.select(half_message.c.transaction_id).distinct()))
+                rolled_back = set(
+                    connection.scalars(
+                        sa.select(half_message.c.transaction_id).where(half_message.c.state == "ROLLED_BACK")
+                    )
+                )
+            engine.dispose()
+            history.opposite += self._opposite(name, ids, rolled_back)
+        for path in sorted(self.directory.glob("*.notes")):
+            for what, *words in read_notes(path):
+                if what == "told" and len(words) == 2:
+                    history.answers[words[0]] = words[1]
+                elif what == "refused" and len(words) == 2:
+                    history.refused_for_good.setdefault(words[0], set()).add(words[1])
+        return history
+
+    def _opposite(self, source: str, ids: Sequence[str], rolled_back: set[str]) -> list[str]:
+        """Transactions of a database of which the server says the opposite."""
+        wrong = []
+        for first in range(0, len(ids), 1000):
+            request = {"producer_group": source, "ids": ids[first : first + 1000]}
+            status, answer = ask(self.url, "POST", "/v1/transactions/states", request)
+            assert status == 200, answer
+            for item in answer["items"]:
+                wanted = "ROLLED_BACK" if item["id"] in rolled_back else "COMMITTED"
+                said = item.get("state", "unknown")
+                if said != wanted and not (said == "unknown" and wanted == "ROLLED_BACK"):
+                    wrong.append(f"{item['id']} is {wanted} in {source}, and {said} at the server")
+        return wrong

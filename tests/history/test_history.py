@@ -1,0 +1,71 @@
+"""The checker catches what it is there for, and a short history under most faults contains none of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.history.checker import KINDS, Effect, History, counts, violations
+from tests.history.run import play
+from tests.support.databases import empty_database
+
+SECONDS = 20.0
+
+
+def sound() -> History:
+    """Two intents, of which one rolled back, and a group that had the other's message in order."""
+    return History(
+        committed={"a.0", "b.0"},
+        intents={"a", "b"},
+        answers={"a": "committed", "c": "rolled back", "d": "refused"},
+        expected=("g",),
+        ordered=frozenset(("g",)),
+        effects=[
+            Effect("g", "a.0", "k", 0, 1, "2026-01-01T00:00:01Z"),
+            Effect("g", "b.0", "k", 1, 0, "2026-01-01T00:00:02Z"),
+        ],
+    )
+
+
+def test_a_sound_history_breaks_nothing() -> None:
+    assert violations(sound()) == []
+
+
+PLANTED = {
+    "LOST": lambda h: h.effects.pop(),
+    "DOUBLED": lambda h: h.effects.append(
+        dataclasses.replace(h.effects[1], committed_at="2026-01-01T00:00:03Z", offset=9)
+    ),
+    "PHANTOM": lambda h: h.effects.append(Effect("g", "c.0", "other", 0, 5, "2026-01-01T00:00:03Z")),
+    "DISORDER": lambda h: h.effects.reverse(),
+    "STUCK": lambda h: h.unsettled.append("group g is 1 behind"),
+    "OPPOSITE": lambda h: h.opposite.append("x is COMMITTED in one, and ROLLED_BACK at the server"),
+    "ANSWER": lambda h: h.answers.update(e="committed"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_is_caught(kind: str) -> None:
+    history = sound()
+    PLANTED[kind](history)
+    found = counts(violations(history))
+    assert found == {name: int(name == kind) for name in KINDS}
+
+
+def test_disorder_within_a_queue_is_caught() -> None:
+    history = sound()
+    history.effects[1] = dataclasses.replace(history.effects[1], queue=0, offset=0)
+    assert counts(violations(history))["DISORDER"] == 1
+
+
+def test_a_short_history(tmp_path: Path, database_urls: Mapping[str, str]) -> None:
+    """Everything at once on two databases, which are not restarted here, since other tests use one of them."""
+    with empty_database("postgresql", database_urls, tmp_path) as url:
+        sources = {"pg": url, "lite": f"sqlite:///{tmp_path}/lite.db"}
+        outcome = play(tmp_path, SECONDS, 1, sources, {}, callers=2)
+    assert outcome.violations == []
+    assert outcome.faults["server killed"] >= 1
+    assert len(outcome.history.committed) > 100
