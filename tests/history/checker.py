@@ -27,19 +27,17 @@ class Effect:
 class History:
     """What was seen of a run."""
 
-    committed: set[str] = field(default_factory=set)
-    """Numbers of the messages whose business rows are in a database."""
+    committed: dict[str, str] = field(default_factory=dict)
+    """Numbers of the messages whose business rows are in a database, with their topics."""
     intents: set[str] = field(default_factory=set)
     """Intents that have such a row: one has as many as it sends messages."""
     answers: dict[str, str] = field(default_factory=dict)
     """By intent what its caller was told: `committed`, `refused`, `rolled back`. Not there: nobody was told."""
-    expected: tuple[str, ...] = ()
-    """Who must have had every committed message."""
+    expected: dict[str, str] = field(default_factory=dict)
+    """Who must have had every committed message of which topic."""
     effects: list[Effect] = field(default_factory=list)
     refused_for_good: dict[str, set[str]] = field(default_factory=dict)
     """By group the numbers that a handler refused once: sent again, they come out of their order."""
-    letters: dict[str, set[str]] = field(default_factory=dict)
-    """By group the numbers that are in its dead letters, and were not sent again."""
     ordered: frozenset[str] = frozenset()
     """Groups that have the messages of a key in order."""
     opposite: list[str] = field(default_factory=list)
@@ -72,15 +70,15 @@ def _effects(history: History) -> Iterable[str]:
     times: dict[str, Counter[str]] = defaultdict(Counter)
     for effect in history.effects:
         times[effect.who][effect.number] += 1
-    for who in history.expected:
-        group = who.partition("@")[0]
+    for who, topic in history.expected.items():
         had = times[who]
-        for number in history.committed - had.keys() - history.letters.get(group, set()):
+        wanted = {number for number, of_topic in history.committed.items() if of_topic == topic}
+        for number in wanted - had.keys():
             yield f"LOST: {number} committed and had no effect in {who}"
         for number, count in had.items():
             if count > 1:
                 yield f"DOUBLED: {number} took effect {count} times in {who}"
-            if number not in history.committed:
+            if number not in wanted:
                 yield f"PHANTOM: {number} took effect in {who} and did not commit"
 
 

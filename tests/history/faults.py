@@ -14,7 +14,7 @@ from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 
 from notify.errors import NotifyError
-from tests.history.actors import TOPIC
+from tests.history.actors import FEW, TOPIC
 from tests.support.http import ask
 
 if TYPE_CHECKING:
@@ -124,9 +124,10 @@ class Faults:
         return admin(self._stage.url, method, path, body)
 
     def _grow(self) -> None:
-        queues = len(self._admin("GET", f"topics/{TOPIC}")["queues"])
+        topic = self._chance.choice((TOPIC, TOPIC, FEW))
+        queues = len(self._admin("GET", f"topics/{topic}")["queues"])
         if queues < MOST_QUEUES:
-            self._admin("PUT", f"topics/{TOPIC}", {"queues": queues + 1})
+            self._admin("PUT", f"topics/{topic}", {"queues": queues + 1})
 
     def _change_mode(self) -> None:
         """Another mode for a moment; consumers that start meanwhile are refused, and try again."""

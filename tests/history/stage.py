@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from notify.client.table import half_message
 from notify.errors import NotifyError
 from notify.testing.process import ServerProcess
-from tests.history.actors import TOPIC
+from tests.history.actors import FEW, TOPIC
 from tests.history.checker import Effect, History
 from tests.history.faults import admin, redrive
 from tests.history.room import Room
@@ -30,6 +30,8 @@ from tests.support.http import ask
 from tests.support.servers import make_storage, stop_if_running
 
 GROUPS = ("shared", "ordered", "failover", "broadcast", "exclusive")
+EXPECTED = {"shared": TOPIC, "ordered": TOPIC, "failover": FEW, "exclusive": FEW, "broadcast@x": FEW}
+"""Who has to have every message of which topic."""
 
 
 class Actor:
@@ -122,11 +124,20 @@ class Stage:
             ("exclusive", "exclusive", "exclusive", last),
             ("broadcast@x", "broadcast", "broadcast", first),
         ):
-            spec = {"who": who, "group": group, "mode": mode, "dsn": dsn, "instance": "x"}
+            spec = {
+                "who": who, "group": group, "mode": mode, "dsn": dsn, "instance": "x", "topic": EXPECTED[who]
+            }  # fmt: skip
             if group == "failover" and dsn.startswith("postgresql+psycopg"):
                 spec["async_dsn"] = dsn
             self._add_actor(f"consumer {group}", "consume", spec, stack)
-        standby = {"who": "failover", "group": "failover", "mode": "failover", "dsn": first, "instance": "y"}
+        standby = {
+            "who": "failover",
+            "group": "failover",
+            "mode": "failover",
+            "dsn": first,
+            "instance": "y",
+            "topic": FEW,
+        }
         self._add_actor("consumer standby", "consume", standby, stack)
         for group in (*GROUPS, "broadcast@x"):
             eventually(lambda group=group: is_subscribed(self.url, group), f"{group} to be subscribed")  # type: ignore[misc]
@@ -168,7 +179,8 @@ class Stage:
     def _waiting(self) -> list[str]:
         waiting = []
         committed = sum(self._committed(dsn) for dsn in self.sources.values())
-        queued = sum(queue["end"] for queue in admin(self.url, "GET", f"topics/{TOPIC}")["queues"])
+        topics = [admin(self.url, "GET", f"topics/{topic}") for topic in (TOPIC, FEW)]
+        queued = sum(queue["end"] for topic in topics for queue in topic["queues"])
         if queued < committed:
             waiting.append(f"{committed - queued} of {committed} committed messages are in no queue")
         for name in self.sources:
@@ -199,14 +211,15 @@ class Stage:
     def history(self, unsettled: Sequence[str]) -> History:
         """All that is known of the run."""
         history = History(
-            expected=("shared", "ordered", "failover", "exclusive", "broadcast@x"),
+            expected=dict(EXPECTED),
             ordered=frozenset(("ordered",)),
             unsettled=list(unsettled),
         )
         for name, dsn in self.sources.items():
             engine = open_engine(dsn)
             with engine.connect() as connection:
-                numbers = set(connection.scalars(sa.select(Intent.number)))
+                rows = connection.execute(sa.select(Intent.number, Intent.topic)).all()
+                numbers = {row.number: row.topic for row in rows}
                 history.committed |= numbers
                 history.intents |= {number.partition(".")[0] for number in numbers}
                 for row in connection.execute(sa.select(EffectRow).order_by(EffectRow.id)):

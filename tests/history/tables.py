@@ -22,6 +22,7 @@ class Intent(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     number: Mapped[str] = mapped_column(sa.String(40), unique=True)
     key: Mapped[str] = mapped_column(sa.String(20))
+    topic: Mapped[str] = mapped_column(sa.String(20))
 
 
 class EffectRow(Base):

@@ -18,10 +18,10 @@ SECONDS = 20.0
 def sound() -> History:
     """Two intents, of which one rolled back, and a group that had the other's message in order."""
     return History(
-        committed={"a.0", "b.0"},
+        committed={"a.0": "t", "b.0": "t"},
         intents={"a", "b"},
         answers={"a": "committed", "c": "rolled back", "d": "refused"},
-        expected=("g",),
+        expected={"g": "t"},
         ordered=frozenset(("g",)),
         effects=[
             Effect("g", "a.0", "k", 0, 1, "2026-01-01T00:00:01Z"),
