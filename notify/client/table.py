@@ -62,8 +62,9 @@ notify_source = sa.Table(
     mysql_engine="InnoDB",
 )
 
-"""`purged_before`: a check for an older half can no longer be answered. `rows_from` and `inbox_from`: older rows of
-half_message and notify_inbox may have been purged, so an audit can say nothing of what lies before."""
+"""`purged_before`: up to ids of that time rows were purged by force, so a half whose commit does not stand cannot be
+answered for any more. `rows_from` and `inbox_from`: older rows of half_message and notify_inbox may have been purged,
+so an audit can say nothing of what lies before."""
 
 notify_inbox = sa.Table(
     "notify_inbox",
