@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: docs install demo cluster-demo test test-quick test-long check crash crash-bridge crash-history crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-console bench-observed bench-slow-clients compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs install demo cluster-demo test test-quick test-long check crash crash-bridge crash-history crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-console bench-observed siege compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -100,9 +100,10 @@ bench-console: install
 bench-observed: install
 	$(PY) -m bench.observed
 
-# p99 beside 500 sockets that never finish: at most twice as long. 1 minute.
-bench-slow-clients: install
-	$(PY) -m bench.slow_clients
+# Each attack of strangers and lesser rights at once, for SECONDS=60, beside a producer and a consumer: they keep half
+# their rate, memory grows by less than 100 MiB. The attackers have SHARE=0.2 of a core. 2 minutes.
+siege: install
+	$(PY) -m bench.siege --seconds $(or $(SECONDS),60) --share $(or $(SHARE),0.2)
 
 # CASES=20000 requests made from the OpenAPI document, with access off and on: none makes the server fail.
 fuzz: install

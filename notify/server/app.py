@@ -207,6 +207,9 @@ class App:
                 fault = fault_of("admission_failed", scope["method"], scope["path"])
                 await self._refused(scope, fault)(scope, receive, send)
                 return
+            # FastAPI parses the cookies of every request, by functions that took minutes for some (CVE-2024-7592). The
+            # only one that counts has been read.
+            scope["headers"] = [field for field in scope["headers"] if field[0] != b"cookie"]
             receive = guard.bounded(receive, self.settings.body_timeout_seconds)
             with contextlib.suppress(Exception):  # raised once more behind the answer that `failed` gave
                 await self.fastapi(scope, receive, send)
