@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import struct
@@ -13,7 +14,7 @@ import msgspec
 import structlog
 
 from notify import ids, tracing
-from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError, StorageFailed
+from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError, StorageFailed, Unauthorized
 from notify.limits import LIMITS, check_between, check_name
 from notify.server.access import EVERYONE, Principal
 from notify.server.browsers import refuse_foreign_host, refuse_foreign_pages
@@ -399,15 +400,23 @@ def _may_consume(request: Request, group: str) -> Callable[[str], bool] | None:
 
 @contextlib.contextmanager
 def _polling(request: Request) -> Iterator[None]:
-    """While a request waits for something to hand out. Raises Backpressure where its principal has too many."""
+    """While a request waits for something to hand out.
+
+    Raises Backpressure where its principal has too many, Unauthorized where that ends meanwhile.
+    """
     principal = request.principal
+    task = asyncio.current_task()
     assert principal is not None
-    principal.begin_poll()
+    assert task is not None
     request.polls = True
-    try:
-        yield
-    finally:
-        principal.end_poll()
+    with principal.waiting(task.cancel):
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not principal.is_over:
+                raise
+            task.uncancel()
+            raise Unauthorized("this token was revoked, or its rights were changed, while the request waited") from None
 
 
 def _encode_items(request: Request, items: list[Item]) -> bytes:

@@ -347,6 +347,10 @@ def test_what_was_refused_is_not_verified_again() -> None:
     asyncio.run(main())
 
 
+def nothing() -> None:
+    """What a request does that nobody ends."""
+
+
 def test_the_tokens_of_a_subject_share_its_quota() -> None:
     async def main() -> None:
         registry, issuer = with_issuer()
@@ -355,12 +359,13 @@ def test_the_tokens_of_a_subject_share_its_quota() -> None:
         first = await registry.access.principal(b"Bearer k1/person", None)
         second = await registry.access.principal(b"Bearer k2/person", None)
         other = await registry.access.principal(b"Bearer k1/other", None)
-        first.begin_poll()
-        with pytest.raises(Backpressure):
-            second.begin_poll()
-        other.begin_poll()
-        first.end_poll()
-        second.begin_poll()
+        with first.waiting(nothing):
+            with pytest.raises(Backpressure), second.waiting(nothing):
+                pass
+            with other.waiting(nothing):
+                pass
+        with second.waiting(nothing):
+            pass
         registry.access.close()
 
     asyncio.run(main())

@@ -108,7 +108,8 @@ class Access:
         in_turn = sorted(credentials, key=lambda c: c.created_us)
         self._by_proof = {(c.kind, c.proof): c for c in in_turn if c.kind != "token" and not c.revoked_us}
         same = {n for n, c in self._credentials.items() if n in before and _grants(before[n]) == _grants(c)}
-        self._principals = {n: p for n, p in self._principals.items() if n in same}
+        for number in self._principals.keys() - same:
+            self._principals.pop(number).end()
         self._known.clear()
 
     def configure(self, settings: Settings) -> None:

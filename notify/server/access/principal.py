@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 from notify.errors import Backpressure, Forbidden
 from notify.server.access.rights import Right
@@ -44,14 +45,39 @@ class Quota:
 class Principal:
     """Who asks. Kept while its record is unchanged, so that its quota holds from request to request."""
 
-    __slots__ = ("_answers", "name", "quota", "rights")
+    __slots__ = ("_answers", "_waiting", "is_over", "name", "quota", "rights")
 
     def __init__(self, name: str, rights: Sequence[Right] | None, quota: Quota | None = None) -> None:
         """`rights` None: everything. `quota` None: no bound."""
         self.name = name
         self.rights = rights
         self.quota = quota or Quota()
+        self.is_over = False
+        """Its credential was revoked or changed: this is nobody any more."""
+        self._waiting: set[Callable[[], object]] = set()
         self._answers: dict[tuple[str, str, str], bool] = {}
+
+    def end(self) -> None:
+        """Take all its rights, and end the requests that wait in its name."""
+        self.is_over = True
+        self.rights = ()
+        self._answers.clear()
+        for give_up in list(self._waiting):
+            give_up()
+
+    @contextlib.contextmanager
+    def waiting(self, give_up: Callable[[], object]) -> Iterator[None]:
+        """While a request waits for something to hand out: `give_up` is called if the principal ends meanwhile.
+
+        Raises Backpressure where too many wait already.
+        """
+        self.quota.begin_poll(self.name)
+        self._waiting.add(give_up)
+        try:
+            yield
+        finally:
+            self._waiting.discard(give_up)
+            self.quota.end_poll()
 
     def may(self, action: str, name: str = "*", topic: str = "*") -> bool:
         """Whether it may do this; with `*` as a name, to everything."""
@@ -85,14 +111,6 @@ class Principal:
     def take_request(self, now_us: int) -> None:
         """One more request. Raises Backpressure above its rate."""
         self.quota.take_request(now_us, self.name)
-
-    def begin_poll(self) -> None:
-        """A request that waits for something to hand out. Raises Backpressure where too many wait already."""
-        self.quota.begin_poll(self.name)
-
-    def end_poll(self) -> None:
-        """That request is answered."""
-        self.quota.end_poll()
 
 
 EVERYONE = Principal("anyone", None)
