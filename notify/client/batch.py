@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from notify.errors import NotifyError, Unavailable
+from notify.errors import InvalidRequest, NotifyError, Unavailable
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -97,19 +97,18 @@ class Batcher(Generic[Item, Result]):
     async def _request(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
         try:
             if batch:
-                results = await self._send([item for item, _ in batch])
+                results = await self._results([item for item, _ in batch])
                 for (item, future), result in zip(batch, results, strict=True):
                     if isinstance(result, Later):
                         self._later += 1
                         self._loop.call_later(result.seconds, self._again, item, future)
+                    elif isinstance(result, NotifyError):
+                        _refuse(future, result)
                     elif not future.done():
                         future.set_result(result)
         except BaseException as error:
-            told = error if isinstance(error, NotifyError) else Unavailable(f"the request failed: {error!r}")
             for _, future in batch:
-                if not future.done():
-                    future.set_exception(told)
-                    future.exception()  # whoever stopped waiting need not be told by the loop's logger
+                _refuse(future, _told(error))
             if isinstance(error, asyncio.CancelledError):
                 raise
         finally:
@@ -118,6 +117,24 @@ class Batcher(Generic[Item, Result]):
                 self._running.discard(task)
             self._start()
 
+    async def _results(self, items: list[Item]) -> Sequence[Result | Later | NotifyError]:
+        """One result each. A request that is refused for what is in it, by a server, a proxy or the encoder, is sent
+        again in two parts, down to the item: n items are at most 2n - 1 requests."""
+        try:
+            return await self._send(items)
+        except (InvalidRequest, TypeError, ValueError) as error:
+            if len(items) == 1:
+                return [_told(error)]
+        middle = len(items) // 2
+        return [*await self._part(items[:middle]), *await self._part(items[middle:])]
+
+    async def _part(self, items: list[Item]) -> Sequence[Result | Later | NotifyError]:
+        """As `_results`; what concerns no single item, is said to each of these, and not to the other part's."""
+        try:
+            return await self._results(items)
+        except NotifyError as error:
+            return [error] * len(items)
+
     async def drain(self) -> None:
         """Wait until nothing waits and nothing is on its way."""
         while self._waiting or self._running or self._later:
@@ -125,3 +142,13 @@ class Batcher(Generic[Item, Result]):
                 await asyncio.wait(list(self._running))
             else:
                 await asyncio.sleep(0 if self._waiting else LATER_LOOK_SECONDS)
+
+
+def _told(error: BaseException) -> NotifyError:
+    return error if isinstance(error, NotifyError) else Unavailable(f"the request failed: {error!r}")
+
+
+def _refuse(future: asyncio.Future[Any], error: NotifyError) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # whoever stopped waiting need not be told by the loop's logger
