@@ -58,11 +58,15 @@ def commits_by_itself(connection: Connection) -> bool:
     isolation = connection.get_execution_options().get("isolation_level") or getattr(
         connection.dialect, "_on_connect_isolation_level", None
     )
-    driver: Any = connection.connection.driver_connection
+    pooled: Any = connection.connection
+    # Of an asyncio driver it is SQLAlchemy's adapter that may know.
+    return isolation == "AUTOCOMMIT" or any(map(_autocommits, (pooled.dbapi_connection, pooled.driver_connection)))
+
+
+def _autocommits(driver: Any) -> bool:
     ask = getattr(driver, "get_autocommit", None)
-    of_driver = ask() if callable(ask) else getattr(driver, "autocommit", False)
-    # A bool or a number; sqlite3 says -1 where it is left to `isolation_level`.
-    return isolation == "AUTOCOMMIT" or of_driver == 1
+    said = ask() if callable(ask) else getattr(driver, "autocommit", False)
+    return bool(said == 1)  # a bool or a number; sqlite3 says -1 where it is left to `isolation_level`
 
 
 class database_now(FunctionElement[Any]):

@@ -29,7 +29,7 @@ from notify import ids, tracing
 from notify.check.question import read_source
 from notify.client.table import half_message
 from notify.client.transactions import give_key, pack_unkeyed
-from notify.databases import database_now
+from notify.databases import begins_explicitly, commits_by_itself, database_now
 from notify.errors import Backpressure, BindingRefused, Closed, InvalidRequest, NotifyError, TransactionRefused
 from notify.limits import LIMITS
 from notify.message import Message
@@ -220,34 +220,19 @@ class Binding:
             raise self._foreign(connection.engine)
         if isinstance(connection.get_transaction(), TwoPhaseTransaction):
             raise BindingRefused("two-phase transactions are not supported: the outcome would not be the vote's")
-        isolation = connection.get_execution_options().get("isolation_level") or getattr(
-            connection.dialect, "_on_connect_isolation_level", None
-        )
-        if isolation == "AUTOCOMMIT":
-            raise BindingRefused("the engine is in AUTOCOMMIT: there is no transaction that a message could join")
-        if connection.dialect.name == "sqlite":
-            self._check_sqlite(connection)
         _check_driver(connection)
+        if connection.dialect.name == "sqlite" and not begins_explicitly(connection):
+            raise BindingRefused(
+                "Python's sqlite3 begins transactions late and keeps savepoints past a rollback; call "
+                "notify.client.use_explicit_begin(engine) once after create_engine (if it was called, this transaction "
+                "began before)"
+            )
 
     def _foreign(self, engine: Any) -> BindingRefused:
         return BindingRefused(
             f"the session uses {engine.url.render_as_string()}, the producer {self._engine.url.render_as_string()} "
             "through an engine of its own: the half message's row must be in the same transaction"
         )
-
-    def _check_sqlite(self, connection: Connection) -> None:
-        raw = connection.connection.driver_connection
-        if getattr(raw, "isolation_level", "") is not None:
-            raise BindingRefused(
-                "Python's sqlite3 begins transactions late and keeps savepoints past a rollback; call "
-                "notify.client.use_explicit_begin(engine) once after create_engine"
-                " (this transaction began before it was called, if it was)"
-            )
-        if not getattr(raw, "in_transaction", False):
-            raise BindingRefused(
-                "no transaction is open on this SQLite connection, though SQLAlchemy began one: something has ended it "
-                "past SQLAlchemy"
-            )
 
     # --- savepoints -------------------------------------------------------------------------------------------
 
@@ -386,16 +371,12 @@ def _roll_back(connection: Connection) -> None:
 
 
 def _check_driver(connection: Connection) -> None:
-    """Raises BindingRefused where the driver commits by itself, past SQLAlchemy, which believes in a transaction."""
-    pooled: Any = connection.connection
-    for driver in (pooled.dbapi_connection, pooled.driver_connection):
-        ask = getattr(driver, "get_autocommit", None)
-        commits = ask() if callable(ask) else getattr(driver, "autocommit", False)
-        if commits == 1:  # a bool or a number; sqlite3 says -1 where it is left to isolation_level
-            raise BindingRefused(
-                "the driver's connection is in autocommit and commits each statement by itself: there is no "
-                "transaction that a message could join"
-            )
+    """Raises BindingRefused where there is no transaction, though SQLAlchemy believes in one."""
+    if commits_by_itself(connection):
+        raise BindingRefused(
+            "the connection is in AUTOCOMMIT and commits each statement by itself: there is no transaction that a "
+            "message could join"
+        )
 
 
 def _open_savepoints(connection: Connection) -> tuple[str, ...]:
