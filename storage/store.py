@@ -233,6 +233,7 @@ class Subscription:
     of_topic: str = ""  # of a retry topic: the topic whose messages it holds
     replay: int = 0  # which run of the topic's messages it is for an inbox: a higher one has effects again
     last_replay: int = 0  # the highest number that a reset or redrive of this subscription was given
+    inbox_from_us: int = -1  # its consumers' inbox has rows of messages committed from then on; -1: nobody has said
 
 
 @dataclass(slots=True)

@@ -19,6 +19,9 @@ REPLAY_EFFECTS = typer.Option(
     "--replay-effects",
     help="Handlers with an Inbox have their effects again; otherwise they skip what they did.",
 )
+BEFORE_INBOX = typer.Option(
+    False, "--force", help="Although the rows of some of these messages may be purged from the group's inbox."
+)
 BEFORE = "latest (all that is there), an instant (RFC 3339), or an offset where the topic has one queue."
 
 
@@ -114,13 +117,14 @@ def _groups(app: typer.Typer) -> None:
         topic: str = typer.Option(..., help="The topic to move in."),
         to: str = typer.Option(..., help="earliest, latest, an offset or an instant (RFC 3339)."),
         replay_effects: bool = REPLAY_EFFECTS,
+        force: bool = BEFORE_INBOX,
         reason: str = REASON,
         dry_run: bool = DRY_RUN,
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
         """Move a group's position; what is leased there becomes stale."""
-        body = write(reason, dry_run, topic=topic, to=_place(to), **_given(replay_effects=replay_effects))
+        body = write(reason, dry_run, topic=topic, to=_place(to), **_given(replay_effects=replay_effects, force=force))
         show(call(url, "POST", "groups", name, "reset", body=body), as_json)
 
     @group.command()
@@ -278,6 +282,7 @@ def _dead_letters(app: typer.Typer) -> None:
         filter: str = typer.Option("", help="Only those for which this is true: CEL over headers, key, tag and topic."),
         max: int = typer.Option(100, min=1, max=4096),
         replay_effects: bool = REPLAY_EFFECTS,
+        force: bool = BEFORE_INBOX,
         all: bool = typer.Option(False, "--all", help="Every one, as a job; waits for it and shows its progress."),
         reason: str = REASON,
         dry_run: bool = DRY_RUN,

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import logging
+import random
 import signal
 import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, ClassVar, TypeVar
 
 import sqlalchemy as sa
 
 from notify import tracing
+from notify.client import inbox as inboxes
 from notify.client.handlers import Handler, check_callable
 from notify.client.http import HttpClient
 from notify.client.inbox import Inbox
@@ -30,10 +33,16 @@ from notify.message import ReceivedMessage
 
 log = logging.getLogger("notify.consumer")
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 MEMBERS_SECONDS = 2.0
 """How often a consumer looks whether queue servers were added or removed."""
 DRAIN_SECONDS = 300.0
+INBOX_LOOK_SECONDS = 60.0
+INBOX_PURGE_SECONDS = 3600.0
+INBOX_BATCH = 1000
+INBOX_PAUSE_SECONDS = 0.2
+"""Between two batches of a purge, so that it takes little of the database."""
 INBOX_WAIT_SECONDS = 0.5
 INBOX_WAIT_MAX_SECONDS = 10.0
 MOST_CONCURRENT = 10_000
@@ -149,7 +158,7 @@ class _Consumer:
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
-    async def _check_inbox(self, inbox: Inbox) -> None:
+    async def _ask_inbox(self, inbox: Inbox, function: Callable[..., T], *arguments: Any) -> T:
         raise TypeError("a shell says how the inbox's database is asked")
 
     async def _consume(self) -> None:
@@ -188,7 +197,7 @@ class _Consumer:
         wait = INBOX_WAIT_SECONDS
         while not self._stopping.is_set():
             try:
-                await self._check_inbox(inbox)
+                await self._ask_inbox(inbox, inboxes.check)
                 return
             except sa.exc.OperationalError as error:
                 log.warning("the inbox's database is away, again in %g s: %s", wait, error.orig)
@@ -203,6 +212,11 @@ class _Consumer:
         )
         servers = Servers(self.url, "queue", tls=self._tls, token=self._token)
         sessions: dict[str, tuple[Session, asyncio.Task[None]]] = {}
+        keeping: asyncio.Task[None] | None = None
+        if self._inbox is not None:
+            work.inbox_from = await self._ask_inbox(self._inbox, inboxes.whole_from)
+            keeping = asyncio.ensure_future(self._keep_inbox(self._inbox, work, sessions))
+            keeping.add_done_callback(_log_failure)
         leaving: set[asyncio.Task[None]] = set()
         stopped = asyncio.ensure_future(stopping.wait())
         failed: list[BaseException] = []
@@ -225,6 +239,8 @@ class _Consumer:
                 await asyncio.wait([stopped, *tasks], timeout=MEMBERS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 # What cannot be mended by trying again ends the consumer.
                 failed = [error for task in tasks if task.done() and (error := task.exception()) is not None]
+            if keeping is not None:
+                keeping.cancel()
             for session, _ in sessions.values():
                 session.end()
             ending = [*(task for _, task in sessions.values()), *leaving]
@@ -233,13 +249,42 @@ class _Consumer:
             failed += [e for _, task in sessions.values() if (e := task.exception()) is not None and e not in failed]
         finally:
             stopped.cancel()
-            ending = [*(task for _, task in sessions.values()), *leaving]
+            ending = [*(task for _, task in sessions.values()), *leaving, *([keeping] if keeping is not None else [])]
             for task in ending:
                 task.cancel()
             await asyncio.gather(*ending, return_exceptions=True)
             await servers.aclose()
         if failed:
             raise failed[0]
+
+    async def _keep_inbox(
+        self, inbox: Inbox, work: Work, sessions: Mapping[str, tuple[Session, asyncio.Task[None]]]
+    ) -> None:
+        """Purge old rows in small batches, and tell the servers first from when on the inbox will be whole.
+
+        Also when somebody else has purged it (`Inbox.purge`). Until it is cancelled.
+        """
+        loop = asyncio.get_running_loop()
+        purge_at = loop.time() + random.uniform(0, INBOX_PURGE_SECONDS)  # instances of a group start together
+        while True:
+            await asyncio.sleep(INBOX_LOOK_SECONDS)
+            try:
+                is_old = False
+                if inbox.purge_after is not None and loop.time() >= purge_at:
+                    is_old = await self._ask_inbox(inbox, inboxes.note_old, inbox.purge_after)
+                    purge_at = loop.time() + INBOX_PURGE_SECONDS
+                whole_from = await self._ask_inbox(inbox, inboxes.whole_from)
+                if whole_from != work.inbox_from:
+                    work.inbox_from = whole_from
+                    for session, _ in list(sessions.values()):
+                        if session.is_subscribed:
+                            await session.tell_inbox()
+                # A session that has not subscribed yet will tell its server then, before anything is deleted.
+                while is_old and sessions and all(session.is_subscribed for session, _ in sessions.values()):
+                    is_old = await self._ask_inbox(inbox, inboxes.delete_noted, INBOX_BATCH) == INBOX_BATCH
+                    await asyncio.sleep(INBOX_PAUSE_SECONDS)
+            except (sa.exc.DBAPIError, NotifyError) as error:
+                log.warning("the inbox was not purged, or the servers were not told of it; again later: %s", error)
 
     async def _call_counted(self, handler: Handler, message: ReceivedMessage) -> None:
         try:
@@ -264,7 +309,7 @@ class _Consumer:
 
 def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        log.warning("the session with a server that left has failed: %s", task.exception())
+        log.warning("a task of the consumer has failed", exc_info=task.exception())
 
 
 class AsyncConsumer(_Consumer):
@@ -281,8 +326,8 @@ class AsyncConsumer(_Consumer):
         self._room = asyncio.Semaphore(self._concurrency)
         await self._consume()
 
-    async def _check_inbox(self, inbox: Inbox) -> None:
-        await inbox.check_async()
+    async def _ask_inbox(self, inbox: Inbox, function: Callable[..., T], *arguments: Any) -> T:
+        return await inbox.call_async(function, *arguments)
 
     async def _call_handler(self, handler: Handler, message: ReceivedMessage) -> None:
         async with self._room:
@@ -319,8 +364,9 @@ class Consumer(_Consumer):
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    async def _check_inbox(self, inbox: Inbox) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._pool, inbox.check)
+    async def _ask_inbox(self, inbox: Inbox, function: Callable[..., T], *arguments: Any) -> T:
+        call = functools.partial(inbox.call, function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     async def _call_handler(self, handler: Handler, message: ReceivedMessage) -> None:
         loop = asyncio.get_running_loop()

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction
 
-from notify.client.table import has_replay, instant_before, note_purged, notify_inbox, notify_source
+from notify.client.table import CLOCK_SKEW, has_replay, instant_before, note_purged, notify_inbox, notify_source
 from notify.databases import begins_explicitly, commits_by_itself, database_now
 from notify.errors import InvalidRequest
 from notify.message import REPLAY, ReceivedMessage
 
+T = TypeVar("T")
 DAY = 86_400.0
+PURGE_AFTER_SECONDS = 30 * DAY
+"""Longer than a server's retention of 7 days; what is kept longer there comes again only with force."""
 REPLAY_DIGITS = 9
 """Of a number that every database's INTEGER holds."""
 _INSERT = notify_inbox.insert().values(created_at=database_now())
@@ -44,18 +48,31 @@ class Inbox:
     Keep rows longer than messages can come again (`purge`), and as long as an audit is to cover.
     """
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, *, purge_after: float | None = PURGE_AFTER_SECONDS) -> None:
+        """`purge_after` (seconds, at least a day): consumers delete older rows by themselves; None: nobody does."""
+        if purge_after is not None:
+            _check_age("purge_after", purge_after)
         self.engine = engine
+        self.purge_after = purge_after
 
     def check(self) -> None:
         """Raises InvalidRequest where an inbox cannot work in its database: its tables, SQLite's transactions."""
-        with self.engine.begin() as connection:
-            _check(connection)
+        self.call(check)
 
     async def check_async(self) -> None:
         """The same for an AsyncEngine."""
+        await self.call_async(check)
+
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """What a function of a connection returns, in a transaction of its own."""
+        with self.engine.begin() as connection:
+            return function(connection, *arguments)
+
+    async def call_async(self, function: Callable[..., T], *arguments: Any) -> T:
+        """The same for an AsyncEngine."""
         async with self.engine.begin() as connection:
-            await connection.run_sync(_check)
+            found: T = await connection.run_sync(function, *arguments)
+            return found
 
     def run(self, group: str, message: ReceivedMessage, handler: Callable[..., Any]) -> bool:
         """Call `handler(message, session)` and commit its effect; False if that happened before.
@@ -77,25 +94,17 @@ class Inbox:
         The database notes that they may be gone, so that an audit does not miss their effects. Raises InvalidRequest
         for less than a day: a message may come again as long as its topic retains it.
         """
-        if older_than < DAY:
-            raise InvalidRequest(
-                f"older_than is at least {DAY:g} s: a message that comes again would take effect again"
-            )
+        _check_age("older_than", older_than)
         engine = getattr(self.engine, "sync_engine", self.engine)
-        t = notify_inbox.c
         with engine.begin() as connection:
             note_purged(connection, notify_source.c.inbox_from, older_than)
             cutoff = instant_before(connection, older_than)
         total = 0
         while True:
             with engine.begin() as connection:
-                oldest = sa.select(t.consumer_group, t.message_id).where(t.created_at < cutoff).limit(batch)
-                rows = connection.execute(oldest).all()
-                if rows:
-                    gone = [sa.and_(t.consumer_group == g, t.message_id.in_(ids)) for g, ids in _by_group(rows).items()]
-                    connection.execute(notify_inbox.delete().where(sa.or_(*gone)))
-            total += len(rows)
-            if len(rows) < batch:
+                rows = _delete_before(connection, cutoff, batch)
+            total += rows
+            if rows < batch:
                 return total
 
     async def run_async(self, group: str, message: ReceivedMessage, handler: Callable[..., Any]) -> bool:
@@ -124,7 +133,50 @@ def _allow_commit(session: Session, transaction: SessionTransaction | None) -> N
     session.info[MAY_COMMIT] = True
 
 
-def _check(connection: sa.Connection) -> None:
+def whole_from(connection: sa.Connection) -> datetime:
+    """The instant from which on each message that took effect has a row here: 1970 where nothing was ever purged."""
+    purged_ms = connection.execute(sa.select(notify_source.c.inbox_from)).scalar() or 0
+    found = datetime.fromtimestamp(purged_ms / 1000, UTC)
+    return found + CLOCK_SKEW if purged_ms else found
+
+
+def note_old(connection: sa.Connection, older_than: float) -> bool:
+    """Note that rows older than so many seconds may be gone, if there are any; whether there are."""
+    t = notify_inbox.c
+    cutoff = instant_before(connection, older_than)
+    if connection.execute(sa.select(t.created_at).where(t.created_at < cutoff).limit(1)).first() is None:
+        return False
+    note_purged(connection, notify_source.c.inbox_from, older_than)
+    return True
+
+
+def delete_noted(connection: sa.Connection, batch: int) -> int:
+    """Delete rows of before the noted instant, at most `batch`; how many."""
+    noted_ms = connection.execute(sa.select(notify_source.c.inbox_from)).scalar() or 0
+    cutoff = datetime.fromtimestamp(noted_ms / 1000, UTC).replace(tzinfo=None)
+    return _delete_before(connection, cutoff, batch)
+
+
+def _delete_before(connection: sa.Connection, cutoff: datetime, batch: int) -> int:
+    t = notify_inbox.c
+    oldest = sa.select(t.consumer_group, t.message_id, t.replay).where(t.created_at < cutoff).limit(batch)
+    by_kind: dict[tuple[str, int], list[str]] = {}
+    for group, message_id, replay in (rows := connection.execute(oldest).all()):
+        by_kind.setdefault((group, replay), []).append(message_id)
+    for (group, replay), names in by_kind.items():
+        key = sa.and_(t.consumer_group == group, t.replay == replay, t.message_id.in_(names))
+        connection.execute(notify_inbox.delete().where(key))
+    return len(rows)
+
+
+def _check_age(name: str, seconds: float) -> None:
+    if not seconds >= DAY:
+        raise InvalidRequest(
+            f"{name} is at least {DAY:g} s: a message that comes again would take effect again", "out_of_bounds"
+        )
+
+
+def check(connection: sa.Connection) -> None:
     _check_transactions(connection)
     if not sa.inspect(connection).has_table(notify_inbox.name):
         raise InvalidRequest(
@@ -154,13 +206,6 @@ def _check_transactions(connection: sa.Connection) -> None:
             "create_engine",
             "sqlite_begin",
         )
-
-
-def _by_group(rows: Sequence[Any]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for group, message_id in rows:
-        found.setdefault(group, []).append(message_id)
-    return found
 
 
 def claim(connection: sa.Connection, group: str, message: ReceivedMessage) -> bool:

@@ -21,7 +21,7 @@ import msgspec
 from notify.client.batch import Batcher, Later
 from notify.client.handlers import Handler, handler_of, reason_of
 from notify.client.http import HttpClient
-from notify.errors import DeadLetter, InvalidRequest, NotifyError
+from notify.errors import DeadLetter, InvalidRequest, NotFound, NotifyError
 from notify.message import ReceivedMessage
 from notify.wire import (
     JSON,
@@ -59,6 +59,8 @@ class Work:
     lease: float
     batch: int
     drain: float
+    inbox_from: datetime | None = None
+    """From when on the consumer's inbox is whole; None where it has none."""
     in_hand: set[asyncio.Task[None]] = field(default_factory=set)
     """Of each message that was received and is not settled yet."""
 
@@ -82,6 +84,8 @@ class Session:
         """The tasks of this session's messages, and the messages' ids."""
         self._renewals: dict[str, asyncio.TimerHandle] = {}
         self._ending = asyncio.Event()
+        self.is_subscribed = False
+        """Whether the server knows the subscriptions, and from when on the inbox is whole."""
         self._pause = RETRY_SECONDS
         """Before what the server did not take is sent again; it doubles."""
 
@@ -149,6 +153,21 @@ class Session:
             )
             path = f"/v1/admin/groups/{self._work.group}/subscriptions/{quote(handler.topic)}"
             await self._until_served(functools.partial(self._http.call, "PUT", path, body, CALL_SECONDS, JSON))
+        await self.tell_inbox()
+        self.is_subscribed = True
+
+    async def tell_inbox(self) -> None:
+        """Say from when on the inbox is whole, before anything is received or purged; an older server need not know.
+
+        Raises Conflict (`before_inbox`) for a new subscription that starts before that.
+        """
+        if self._work.inbox_from is None:
+            return
+        body = msgspec.json.encode({"whole_from": self._work.inbox_from.isoformat()})
+        for topic in self._work.handlers:
+            path = f"/v1/admin/groups/{self._work.group}/subscriptions/{quote(topic)}/inbox"
+            with contextlib.suppress(NotFound):
+                await self._until_served(functools.partial(self._http.call, "PUT", path, body, CALL_SECONDS, JSON))
 
     async def _until_served(self, request: Callable[[], Awaitable[Any]]) -> Any:
         """Repeat a request while the server is away. Raises what cannot succeed, or the last failure at the end."""

@@ -45,6 +45,7 @@ class Redrive(Write):
     replay_effects: bool = Field(
         False, description="handlers with an inbox have their effects again, of what took effect before, too"
     )
+    force: bool = Field(False, description="although the inbox's rows of some of these messages may be purged")
 
 
 def add_routes(routes: APIRouter, desk: Desk, jobs: Jobs) -> None:
@@ -84,7 +85,7 @@ def add_routes(routes: APIRouter, desk: Desk, jobs: Jobs) -> None:
                 raise InvalidRequest("give ids or all, not both", "invalid_schema")
             start, end = letters.bounds()
             spec = {"group": name, "wanted": wanted.plain(), "from": start, "until": end}
-            spec["replay_effects"] = write.replay_effects
+            spec |= {"replay_effects": write.replay_effects, "force": write.force}
 
             async def begin() -> Any:
                 return {"job": await jobs.start("redrive", name, spec, end - start)}
@@ -100,7 +101,7 @@ def add_routes(routes: APIRouter, desk: Desk, jobs: Jobs) -> None:
         names = [ids.message_id(m.transaction_id, m.message_no) for m in found]
 
         async def do() -> Any:
-            items = await letters.send_again(found, replay_effects=write.replay_effects)
+            items = await letters.send_again(found, replay_effects=write.replay_effects, force=write.force)
             missing = set(write.ids or ()) - set(names)
             items += [
                 {"id": i, "status": 404, "detail": f"not among the dead letters of {dead_letter_topic(name)!r}"}

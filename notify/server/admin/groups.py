@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from notify.errors import Conflict, InvalidRequest, NotFound
 from notify.limits import MODES, check_between, check_name
+from notify.server.admin import inboxes
 from notify.server.admin.redrive import EFFECTS_AGAIN, EFFECTS_KEPT, next_replay
 from notify.server.admin.topics import check_retry
 from notify.server.admin.writes import Desk, Who, Write
@@ -25,6 +26,10 @@ from storage.store import Priorities, PriorityClass, Subscription
 
 WEIGHTS = (6, 3, 1)
 """Of a group's first, second and third class, where none are given."""
+
+
+MOST_FRESH = 10_000
+"""Subscriptions made since the start of whose inbox nobody has told yet."""
 
 
 class SubscriptionWrite(Write):
@@ -44,6 +49,7 @@ class Reset(Write):
     replay_effects: bool = Field(
         False, description="handlers with an inbox have their effects again, of what took effect before, too"
     )
+    force: bool = Field(False, description="although the inbox's rows of some of these messages may be purged")
 
 
 class ClassFields(BaseModel):
@@ -89,6 +95,7 @@ def _described(s: Subscription) -> dict[str, Any]:
         "retry_max": s.retry_max_us / 1e6,
         "epoch": s.epoch,
         "replay": s.replay,
+        "inbox_from": instant(s.inbox_from_us) if s.inbox_from_us > inboxes.NEVER_TOLD else None,
     }
 
 
@@ -130,7 +137,9 @@ def _refuse_change_of_mode(core: Core, known: Subscription, mode: str) -> None:
 def add_routes(routes: APIRouter, desk: Desk) -> None:
     """The routes under `groups`."""
     _views(routes, desk)
-    _subscriptions(routes, desk)
+    fresh: set[tuple[str, str]] = set()
+    _subscriptions(routes, desk, fresh)
+    inboxes.add_routes(routes, desk, fresh)
     _writes(routes, desk)
 
 
@@ -197,7 +206,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         }
 
 
-def _subscriptions(routes: APIRouter, desk: Desk) -> None:
+def _subscriptions(routes: APIRouter, desk: Desk, fresh: set[tuple[str, str]]) -> None:
     @routes.put("/groups/{name}/subscriptions/{topic}")
     async def subscribe(name: str, topic: str, write: SubscriptionWrite, who: Who) -> dict[str, Any]:
         """Make or change a subscription. A topic with `*` is a pattern: topics to come are followed from the start."""
@@ -224,7 +233,10 @@ def _subscriptions(routes: APIRouter, desk: Desk) -> None:
         )
         known = desk.core.queues.subscription(name, topic)
         if known is not None:
-            s = dataclasses.replace(s, replay=known.replay, last_replay=known.last_replay)
+            s = dataclasses.replace(
+                s, replay=known.replay, last_replay=known.last_replay, inbox_from_us=known.inbox_from_us
+            )
+        s = inboxes.although(s, write.force)
         if is_pattern:
             known = next((p for p in desk.core.queues.patterns() if (p.group, p.topic) == (name, topic)), None)
         else:
@@ -240,6 +252,8 @@ def _subscriptions(routes: APIRouter, desk: Desk) -> None:
                 return {"group": name, "pattern": topic, "mode": s.mode, "topics": found[:1000]}
             # A start counts for a new subscription: sending the same again must not move it (that is a reset).
             await delivery.subscribe(s, None if known is not None else write.start)
+            if known is None and len(fresh) < MOST_FRESH:
+                fresh.add((name, topic))
             return {"group": name, "topic": topic, "mode": s.mode}
 
         return await desk.carry_out(write, who, "subscription.put", f"{name}/{topic}", do, {"mode": s.mode})
@@ -269,13 +283,17 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
         topic = desk.core.queues.topic(write.topic)
         if s is None or topic is None:
             raise NotFound(f"group {name[:100]!r} has no subscription to {write.topic[:100]!r}")
-        rows = []
+        rows, times_us = [], []
         for queue in range(topic.queues):
             floor = desk.core.queues.progress(name, write.topic, queue).floor
             to = desk.core.delivery.resolve(write.topic, queue, write.to)
             rows.append(
                 {"queue": queue, "from": floor, "to": to, "again": max(0, floor - to), "left_out": max(0, to - floor)}
             )
+            if to < floor:
+                times_us += inboxes.first_from(desk.core, write.topic, queue, to)
+        if not (write.force or write.replay_effects):
+            inboxes.refuse_before(s, times_us)
         moved = next_replay(s) if write.replay_effects else s
         preview = {"epoch": s.epoch + 1, "queues": rows, "replay": moved.replay}
         preview["effects"] = EFFECTS_AGAIN if write.replay_effects else EFFECTS_KEPT

@@ -77,7 +77,9 @@ class Jobs:
                 if not batch:
                     break
                 items = await letters.send_again(
-                    [m for m in batch if wanted.matches(m)], replay_effects=spec.get("replay_effects", False)
+                    [m for m in batch if wanted.matches(m)],
+                    replay_effects=spec.get("replay_effects", False),
+                    force=spec.get("force", False),
                 )
                 position = batch[-1].offset + 1
                 await asyncio.to_thread(database.advance, number, items, position, done)

@@ -12,6 +12,7 @@ from typing import Any
 from notify import ids
 from notify.errors import NotifyError
 from notify.message import FIRST_ID, REPLAY
+from notify.server.admin.inboxes import refuse_letter
 from notify.server.core import Core
 from notify.server.delivery.filter import Filter
 from notify.wire import Payload, decode_payload, encode_msgpack, microseconds
@@ -138,14 +139,14 @@ class DeadLetters:
         return found
 
     async def send_again(
-        self, letters: Sequence[StoredMessage], *, replay_effects: bool = False
+        self, letters: Sequence[StoredMessage], *, replay_effects: bool = False, force: bool = False
     ) -> list[dict[str, Any]]:
         """What became of each, in order. The new id follows from the letter's place: a repetition changes nothing.
 
         Each belongs to the replay in which it died, or with `replay_effects` to one of its own.
         """
         again = [(m, redriven_id(m.transaction_id, m.offset)) for m in letters]
-        items = await send_to_group(self._core, self.group, again, replay_effects=replay_effects)
+        items = await send_to_group(self._core, self.group, again, replay_effects=replay_effects, force=force)
         names = [
             {"id": ids.message_id(m.transaction_id, m.message_no), "as": ids.message_id(new, 0)} for m, new in again
         ]
@@ -153,9 +154,17 @@ class DeadLetters:
 
 
 async def send_to_group(
-    core: Core, group: str, messages: Sequence[tuple[StoredMessage, bytes]], *, replay_effects: bool = False
+    core: Core,
+    group: str,
+    messages: Sequence[tuple[StoredMessage, bytes]],
+    *,
+    replay_effects: bool = False,
+    force: bool = False,
 ) -> list[dict[str, Any]]:
-    """Send messages, each under another transaction id, to one group alone; what became of each, in order."""
+    """Send messages, each under another transaction id, to one group alone; what became of each, in order.
+
+    Those from before the group's inbox are refused without `force` or `replay_effects`.
+    """
     items: list[dict[str, Any]] = []
     new: list[NewTransaction] = []
     replays: dict[str, str] = {}
@@ -165,6 +174,9 @@ async def send_to_group(
         items.append(item)
         try:
             topic = await _retry_topic(core, group, p)
+            of = core.queues.subscription(group, p.topic)
+            if of is not None and not (force or replay_effects):
+                refuse_letter(of, m, p)
         except NotifyError as error:
             item |= {"status": error.status, "code": error.code, "detail": str(error)}
             continue

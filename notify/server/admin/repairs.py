@@ -109,7 +109,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             items.append(item)
 
         async def do() -> Any:
-            results = iter(await send_to_group(desk.core, name, ready))
+            results = iter(await send_to_group(desk.core, name, ready, force=True))  # who asks has looked at the inbox
             for item in items:
                 if "status" not in item:
                     item |= next(results)

@@ -1,0 +1,268 @@
+"""From when on an inbox is whole: what was purged, or handled before there was one, does not come again unasked."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from notify.client import Consumer, Inbox, ReceivedMessage
+from notify.client import inbox as inboxes
+from notify.client.table import notify_inbox, notify_source
+from notify.errors import Conflict, InvalidRequest
+from notify.testing import InMemoryServer
+from notify.testing.process import ServerProcess
+from tests.support.clock import eventually
+from tests.support.commands import cli
+from tests.support.groups import Caller, die, lag, publish, redrive, running, subscribe
+from tests.support.http import admin, refusal
+from tests.support.shop import Base, Order
+
+BEFORE_INBOX = (409, "before_inbox")
+
+
+@pytest.fixture
+def shop(engine: sa.Engine) -> sa.Engine:
+    Base.metadata.create_all(engine)
+    return engine
+
+
+def consumer_of(url: str, engine: sa.Engine, group: str = "g", **options: Any) -> Consumer:
+    consumer = Consumer(url, group=group, inbox=Inbox(engine))
+
+    @consumer.subscribe("t", **options)
+    def handle(message: ReceivedMessage, session: Session) -> None:
+        session.add(Order(item=message.text))
+
+    return consumer
+
+
+def consume(url: str, engine: sa.Engine, group: str = "g", **options: Any) -> int:
+    """Run the group until the server knows of its inbox and nothing is left; how many messages it handled."""
+    consumer = consumer_of(url, engine, group, **options)
+    known = Inbox(engine).call(inboxes.whole_from)
+
+    def is_done() -> bool:
+        told = whole_from(url, group)
+        return told is not None and datetime.fromisoformat(told) >= known and lag(url, group) == 0
+
+    with running(consumer, subscribed=True):
+        eventually(is_done, "everything to be settled")
+    return consumer.handled
+
+
+def whole_from(url: str, group: str = "g") -> str | None:
+    """What the server was told."""
+    (subscription,) = [s for s in admin(url, "GET", f"groups/{group}")["subscriptions"] if s["topic"] == "t"]
+    return str(subscription["inbox_from"]) if subscription["inbox_from"] else None
+
+
+def purge_all(engine: sa.Engine) -> None:
+    """As a purge a while from now: every row is gone, and that is noted."""
+    later_ms = round(time.time() * 1000) + 60_000
+    with engine.begin() as connection:
+        connection.execute(notify_source.update().values(inbox_from=later_ms))
+        connection.execute(notify_inbox.delete())
+
+
+def effects(engine: sa.Engine) -> int:
+    with Session(engine) as session:
+        return session.scalar(sa.select(sa.func.count()).select_from(Order)) or 0
+
+
+RESET = {"topic": "t", "to": "earliest"}
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_reset_to_before_a_purge_is_refused(shop: sa.Engine, notify_server: InMemoryServer) -> None:
+    url = notify_server.url
+    subscribe(url, "g", "t")
+    publish(url, "t", ["a"])
+    assert consume(url, shop) == 1
+    assert admin(url, "POST", "groups/g/reset", RESET)["result"]["queues"][0]["again"] == 1
+    consume(url, shop)
+    assert effects(shop) == 1, "the inbox was whole"
+
+    purge_all(shop)
+    consume(url, shop)  # it says so as it starts
+    assert refusal(url, "POST", "groups/g/reset", **RESET) == BEFORE_INBOX
+    assert refusal(url, "POST", "groups/g/reset", **RESET, dry_run=True) == BEFORE_INBOX
+    assert admin(url, "POST", "groups/g/reset", {"topic": "t", "to": "latest"})["status"] == 200
+    flags = ("--topic", "t", "--to", "earliest", "--reason", "x", "--url", url)
+    assert cli("group", "reset", "g", *flags, "--json")[0] == 2
+    assert cli("group", "reset", "g", *flags, "--force", "--dry-run", "--json")[0] == 0
+    assert admin(url, "POST", "groups/g/reset", {**RESET, "replay_effects": True, "dry_run": True})["status"] == 200
+    admin(url, "POST", "groups/g/reset", {**RESET, "force": True})
+    consume(url, shop)
+    assert effects(shop) == 2
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_redrive_of_letters_from_before_a_purge_is_refused(shop: sa.Engine, notify_server: InMemoryServer) -> None:
+    url = notify_server.url
+    subscribe(url, "g", "t")
+    publish(url, "t", ["a"])
+    die(Caller(url, "g", "i"), "t", 1, "boom")
+    purge_all(shop)
+    consume(url, shop)
+    (item,) = redrive(url, "g")["items"]
+    assert (item["status"], item["code"]) == BEFORE_INBOX
+    (item,) = redrive(url, "g", force=True)["items"]
+    assert item["status"] == 201
+    consume(url, shop)
+    assert effects(shop) == 1
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_what_was_handled_before_there_was_an_inbox_does_not_come_again_unasked(
+    shop: sa.Engine, notify_server: InMemoryServer
+) -> None:
+    url = notify_server.url
+    subscribe(url, "g", "t")
+    publish(url, "t", ["a"])
+    without = Consumer(url, group="g")
+    without.subscribe("t")(print)
+    with running(without):
+        eventually(lambda: lag(url, "g") == 0, "the message to be settled")
+    consume(url, shop)
+    assert refusal(url, "POST", "groups/g/reset", **RESET) == BEFORE_INBOX
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_new_group_may_go_back_to_what_it_never_had(shop: sa.Engine, notify_server: InMemoryServer) -> None:
+    """It begins at `latest`, and is then sent through all that there is."""
+    url = notify_server.url
+    publish(url, "t", ["a", "b"])
+    assert consume(url, shop) == 0
+    admin(url, "POST", "groups/g/reset", RESET)
+    assert consume(url, shop) == 2
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_start_before_a_purge_is_refused(shop: sa.Engine, notify_server: InMemoryServer) -> None:
+    """A group that was dropped, or a database that another group's purge has emptied."""
+    url = notify_server.url
+    publish(url, "t", ["a"])
+    purge_all(shop)
+    for _ in range(2):  # trying again changes nothing
+        with pytest.raises(Conflict, match="with force") as raised:
+            consumer_of(url, shop, start="earliest").run(signals=False)
+        assert raised.value.code == "before_inbox"
+    flags = ("--start", "earliest", "--force", "--reason", "x", "--url", url, "--json")
+    assert cli("group", "subscribe", "g", "t", *flags)[0] == 0
+    assert consume(url, shop, start="earliest") == 1
+    assert consume(url, shop, "other", start="latest") == 0, "one that begins later is none of it"
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_what_was_told_survives_a_restart(shop: sa.Engine, tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "data").start()
+    try:
+        subscribe(server.url, "g", "t")
+        publish(server.url, "t", ["a"])
+        consume(server.url, shop)
+        purge_all(shop)
+        consume(server.url, shop)
+        told = whole_from(server.url)
+        server.kill()
+        server.start()
+        assert whole_from(server.url) == told
+        subscribe(server.url, "g", "t")  # changing the subscription forgets nothing
+        assert refusal(server.url, "POST", "groups/g/reset", **RESET) == BEFORE_INBOX
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_running_consumer_tells_of_a_purge(
+    shop: sa.Engine, notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else has purged the table, as a job of the service does."""
+    monkeypatch.setattr("notify.client.consumer.INBOX_LOOK_SECONDS", 0.02)
+    url = notify_server.url
+    with running(consumer_of(url, shop), subscribed=True):
+        before = eventually(lambda: whole_from(url), "the consumer to tell")
+        assert before.startswith("1970")
+        purge_all(shop)
+        eventually(lambda: whole_from(url) != before, "the consumer to tell of the purge")
+        assert len(admin(url, "GET", "actions?max=100")["actions"]) == 1, "it is no administrator's action"
+
+
+# --- purging by itself --------------------------------------------------------------------------------------------
+
+
+def fill(engine: sa.Engine, days: float, rows: int, group: str = "g") -> None:
+    """Inbox rows of so many days ago."""
+    with engine.begin() as connection:
+        at = inboxes.instant_before(connection, days * inboxes.DAY)
+        connection.execute(
+            notify_inbox.insert(),
+            [{"consumer_group": group, "message_id": f"{days}-{n}", "created_at": at} for n in range(rows)],
+        )
+
+
+def left(engine: sa.Engine) -> int:
+    with engine.connect() as connection:
+        return connection.scalar(sa.select(sa.func.count()).select_from(notify_inbox)) or 0
+
+
+def test_old_rows_are_purged_by_the_consumer(
+    shop: sa.Engine, notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In batches, once the servers have been told; what is younger stays."""
+    for name, value in (("INBOX_LOOK_SECONDS", 0.02), ("INBOX_PURGE_SECONDS", 0.02), ("INBOX_BATCH", 10)):
+        monkeypatch.setattr(f"notify.client.consumer.{name}", value)
+    monkeypatch.setattr("notify.client.consumer.INBOX_PAUSE_SECONDS", 0.0)
+    fill(shop, 31, 25)
+    fill(shop, 29, 5)
+    url, deleted = notify_server.url, []
+    delete = inboxes.delete_noted
+
+    def noting(connection: sa.Connection, batch: int) -> int:
+        told = whole_from(url)
+        deleted.append((told is not None and not told.startswith("1970"), delete(connection, batch)))
+        return deleted[-1][1]
+
+    monkeypatch.setattr(inboxes, "delete_noted", noting)
+    with running(consumer_of(url, shop), subscribed=True):
+        eventually(lambda: left(shop) == 5, "the old rows to go")
+        eventually(lambda: sum(count for _, count in deleted) == 25, "the last batch to return")
+    assert deleted[:3] == [(True, 10), (True, 10), (True, 5)]
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_purging_can_be_switched_off(
+    shop: sa.Engine, notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("INBOX_LOOK_SECONDS", "INBOX_PURGE_SECONDS"):
+        monkeypatch.setattr(f"notify.client.consumer.{name}", 0.01)
+    fill(shop, 400, 3)
+    looks, look = [], inboxes.whole_from
+    monkeypatch.setattr(inboxes, "whole_from", lambda connection: (looks.append(1), look(connection))[1])
+    consumer = Consumer(notify_server.url, group="g", inbox=Inbox(shop, purge_after=None))
+    consumer.subscribe("t")(lambda message, session: None)
+    with running(consumer):
+        eventually(lambda: len(looks) > 5, "some looks")
+    assert left(shop) == 3
+
+
+def test_a_purge_keeps_other_replays_apart(shop: sa.Engine) -> None:
+    """A row of the same message in a younger replay stays."""
+    fill(shop, 40, 1)
+    with shop.begin() as connection:
+        at = inboxes.instant_before(connection, 0)
+        young = {"consumer_group": "g", "message_id": "40-0", "replay": 1, "created_at": at}
+        connection.execute(notify_inbox.insert(), [young])
+    assert Inbox(shop).purge(30 * inboxes.DAY) == 1
+    with shop.connect() as connection:
+        assert list(connection.scalars(sa.select(notify_inbox.c.replay))) == [1]
+
+
+def test_a_purge_within_a_day_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="at least"):
+        Inbox(sa.create_engine("sqlite://"), purge_after=3600)
