@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import ipaddress
 import os
 import socket
-import ssl
 import stat
 import sys
 from pathlib import Path
@@ -20,6 +20,7 @@ from notify.errors import InvalidRequest, StorageFailed
 from notify.server import first_token, webhooks
 from notify.server.app import App
 from notify.server.protocol import Protocol
+from notify.server.tls import Certificates
 from notify.settings import Settings
 from storage.log import LogStore
 from storage.store import TransactionStore
@@ -51,34 +52,13 @@ def check_host(settings: Settings) -> None:
         )
 
 
-def _check_tls(settings: Settings) -> None:
-    """Raises InvalidRequest for files that are no certificate, key or authority."""
+def _certificates(settings: Settings) -> Certificates | None:
+    """None where TLS is off. Raises InvalidRequest for files that are no certificate, key or authority."""
     if not settings.tls_certificate:
         if settings.tls_key or settings.tls_client_ca:
             raise InvalidRequest("tls_key and tls_client_ca need tls_certificate")
-        return
-    try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(settings.tls_certificate, settings.tls_key or None, lambda: "")
-        if settings.tls_client_ca:
-            context.load_verify_locations(settings.tls_client_ca)
-    except (OSError, ssl.SSLError) as error:
-        raise InvalidRequest(f"TLS: the certificate, key or authorities cannot be read: {error}") from None
-
-
-def _tls(config: uvicorn.Config, settings: Settings) -> None:
-    """Put what the settings say into uvicorn's configuration."""
-    if not settings.tls_certificate:
-        return
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(settings.tls_certificate, settings.tls_key or None)
-    context.set_alpn_protocols(["http/1.1"])
-    if settings.tls_client_ca:
-        context.load_verify_locations(settings.tls_client_ca)
-        context.verify_mode = ssl.CERT_OPTIONAL  # whoever shows none needs a token
-    config.load()
-    config.ssl = context
+        return None
+    return Certificates(settings)
 
 
 def serve(settings: Settings) -> int:
@@ -87,7 +67,7 @@ def serve(settings: Settings) -> int:
     Raises InvalidRequest for settings that cannot be, StorageFailed where the storage cannot be opened.
     """
     check_host(settings)
-    _check_tls(settings)
+    certificates = _certificates(settings)
     if settings.alarm_webhook:
         webhooks.check_address(settings.alarm_webhook, settings)
     failed: list[StorageFailed] = []
@@ -112,6 +92,13 @@ def serve(settings: Settings) -> int:
         # Nothing that waits may be acknowledged, and nothing of this process's memory is worth keeping.
         failed.append(error)
         os._exit(1)
+
+    following: list[asyncio.Task[None]] = []
+
+    def started() -> None:
+        _settle_garbage()
+        if certificates is not None:
+            following.append(asyncio.get_running_loop().create_task(certificates.follow()))
 
     if settings.storage and not settings.create_topics:
         raise InvalidRequest(
@@ -148,14 +135,16 @@ def serve(settings: Settings) -> int:
         backlog=4096,
     )
     with _listen(settings) as listening:
-        _tls(config, settings)
+        if certificates is not None:
+            config.load()
+            config.ssl = certificates.context
         host, port = listening.getsockname()[:2]
         scheme = "https" if settings.tls_certificate else "http"
         address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         app.url = app.url or address
         log.info("listening", url=address, data_dir=settings.data_dir, shard=settings.shard)
         server = uvicorn.Server(config)
-        app.on_started = _settle_garbage
+        app.on_started = started
         app.stop_serving = lambda: setattr(server, "should_exit", True)
         server.run(sockets=[listening])
         if app.failed is not None:

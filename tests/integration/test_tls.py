@@ -32,6 +32,7 @@ from notify.errors import Forbidden, InvalidRequest, Unauthorized, Unavailable
 from notify.server.access import gate, lookup, oidc
 from notify.server.access.oidc import Provider
 from notify.server.serve import serve
+from notify.server.tls import Certificates
 from notify.settings import Settings
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
@@ -176,6 +177,63 @@ def test_the_sdk_over_tls(secured: Secured, unique: str, monkeypatch: pytest.Mon
     monkeypatch.setenv("NOTIFY_CA", "/nowhere")
     with pytest.raises(InvalidRequest, match="NOTIFY_CA"), TransactionProducer(secured.url, group=unique) as producer:
         producer.publish(Message(unique, "x"))
+
+
+def test_a_certificate_is_renewed_without_a_restart(tmp_path: Path) -> None:
+    """A file that is no certificate changes nothing; connections that are open go on."""
+    authority, other = Authority(tmp_path, "first"), Authority(tmp_path, "second")
+    file = tmp_path / "server.pem"
+    file.write_bytes(authority.issue("one").read_bytes())
+    settings = Settings(tls_certificate=str(file), access=True)
+    certificates = Certificates(settings)
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def issuer() -> str:
+        """Who has signed what a new connection is shown."""
+        with socket.create_connection(listening.getsockname()) as plain:
+            accepted, _ = listening.accept()
+            serving = threading.Thread(target=_shake_hands, args=(certificates.context, accepted))
+            serving.start()
+            trusting = ssl.create_default_context(cafile=str(authority.file))
+            trusting.load_verify_locations(other.file)
+            with trusting.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
+                shown: Any = connection.getpeercert()
+            serving.join()
+        return str(dict(pair[0] for pair in shown["issuer"])["commonName"])
+
+    with listening:
+        assert issuer() == "first"
+        file.write_text("this is no certificate")
+        certificates.look()
+        assert issuer() == "first"
+        file.write_bytes(other.issue("two").read_bytes())
+        certificates.look()
+        assert issuer() == "second"
+
+
+def _shake_hands(context: ssl.SSLContext, accepted: socket.socket) -> None:
+    with context.wrap_socket(accepted, server_side=True) as connection:
+        connection.recv(1)
+
+
+def test_a_server_takes_its_new_certificate(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "authority")
+    file = tmp_path / "server.pem"
+    file.write_bytes(authority.issue("one").read_bytes())
+    server = ServerProcess(
+        tmp_path / "data", flags=["--access", "--tls-certificate", str(file)], ca=authority.file
+    ).start()
+    place = urlsplit(server.url)
+
+    def shown() -> str:
+        return ssl.get_server_certificate((place.hostname or "", place.port or 0))
+
+    try:
+        before = shown()
+        file.write_bytes(authority.issue("two").read_bytes())
+        eventually(lambda: shown() != before, "the new certificate")
+    finally:
+        server.stop()
 
 
 def test_files_that_are_no_certificate_are_refused(tmp_path: Path) -> None:

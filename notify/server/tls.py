@@ -1,0 +1,80 @@
+"""The server's certificate, which may be replaced while it runs: whoever renews it need not restart anything."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+
+import structlog
+
+from notify.errors import InvalidRequest
+from notify.settings import Settings
+
+log = structlog.get_logger("notify.server")
+
+LOOK_SECONDS = 2.0
+"""How often the files are looked at."""
+
+
+class Certificates:
+    """A TLS context of the files that the settings name."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises InvalidRequest for files that are no certificate, key or authority."""
+        self._certificate = settings.tls_certificate
+        self._key = settings.tls_key or None
+        self._authorities = settings.tls_client_ca
+        self._seen = self._versions()
+        self.context = self._read()
+
+    def _read(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        self._load(context)
+        if self._authorities:
+            context.verify_mode = ssl.CERT_OPTIONAL  # whoever shows none needs a token
+        return context
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        try:
+            context.load_cert_chain(self._certificate, self._key, lambda: "")
+            if self._authorities:
+                context.load_verify_locations(self._authorities)
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidRequest(f"TLS: the certificate, key or authorities cannot be read: {error}") from None
+
+    def _versions(self) -> list[tuple[int, int, int]]:
+        """What changes when one of the files is written or replaced."""
+        versions = []
+        for path in (self._certificate, self._key, self._authorities):
+            try:
+                status = os.stat(path) if path else None
+            except OSError:
+                status = None  # it is being replaced just now
+            versions.append((0, 0, 0) if status is None else (status.st_ino, status.st_size, status.st_mtime_ns))
+        return versions
+
+    def look(self) -> None:
+        """Have new connections use the files as they are now; what cannot be read leaves everything as it was.
+
+        An authority that is taken out of the file is trusted until the next start: a context only learns more.
+        """
+        versions = self._versions()
+        if versions == self._seen:
+            return
+        try:
+            self._read()  # all of it is good before any of it is used
+            self._load(self.context)
+        except InvalidRequest as error:
+            log.error("tls_files_not_taken", reason=str(error))
+        else:
+            log.info("tls_files_taken", certificate=self._certificate)
+        self._seen = versions
+
+    async def follow(self) -> None:
+        """Look now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.to_thread(self.look)
