@@ -294,6 +294,44 @@ def test_a_driver_that_commits_each_statement_is_refused(
         assert connection.scalar(sa.select(sa.func.count()).select_from(half_message)) == 0
 
 
+ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+psycopg", "mysql": "mysql+aiomysql"}
+
+
+def test_the_guards_with_asyncio_drivers(emptied_shop: sa.Engine, memory: InMemoryServer, unique: str) -> None:
+    url = emptied_shop.url.set(drivername=ASYNC_DRIVERS[emptied_shop.dialect.name])
+
+    async def scenario() -> None:
+        engine = create_async_engine(url)
+        if engine.dialect.name == "sqlite":
+            use_explicit_begin(engine)
+        with_options = engine.execution_options(logging_token="shop")
+        async with AsyncTransactionProducer(
+            memory.url, group=unique, engine=with_options, half_timeout=PATIENCE_SECONDS
+        ) as producer:
+            for one in (engine, with_options):
+                async with AsyncSession(one) as session, session.begin():
+                    session.add(Order(item="a"))
+                    await producer.send(session, Message(unique, "a"))
+            async with AsyncSession(engine.execution_options(isolation_level="AUTOCOMMIT")) as session:
+                with pytest.raises(BindingRefused, match="commits each statement"):
+                    await producer.send(session, Message(unique, "b"))
+            async with engine.connect() as connection:
+                driver: Any = (await connection.get_raw_connection()).driver_connection
+                if engine.dialect.name == "mysql":
+                    await driver.autocommit(True)
+                elif engine.dialect.name == "postgresql":
+                    await driver.set_autocommit(True)
+                if engine.dialect.name != "sqlite":
+                    with pytest.raises(BindingRefused, match="commits each statement"):
+                        async with producer.transaction(connection) as tx:
+                            await tx.send(Message(unique, "b"))
+                await connection.invalidate()
+        await engine.dispose()
+
+    asyncio.run(scenario())
+    assert [m.text for m in memory.wait_for(unique, 2)] == ["a", "a"]
+
+
 # --- sessions of a registry ---------------------------------------------------------------------------------------
 
 
