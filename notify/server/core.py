@@ -72,6 +72,8 @@ class Core:
         self.checks.tracing = settings.tracing
         if self._bridges is not None:
             self._bridges.tracing = settings.tracing
+        self.one_search = asyncio.Lock()
+        """Held by the administrator's search that goes on: they share what searches may take of the server's time."""
         self._retaining: asyncio.Task[int] | None = None
         self._retained_us = clock()
         self.retention_failed = ""

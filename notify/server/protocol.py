@@ -35,6 +35,9 @@ UNVERIFIED_BYTES = 64 << 10
 """Of a body, while it is being found out who sends it: beyond it the connection is read no further. What the last read
 brought is held, too (uvloop reads up to 256 kB at once)."""
 
+PACE_SECONDS = 0.02
+"""Between two pipelined requests to other than data routes: such a request costs the server many times what it costs
+its sender, and no browser or tool pipelines them."""
 LINGER_SECONDS = 2.0
 """How long a client may go on sending what was refused already, so that it reads the answer instead of a reset; and how
 long a connection that is closed may take to hand over what is written."""
@@ -228,6 +231,7 @@ class Protocol(HttpToolsProtocol):
         self._certificate = _common_name(transport.get_extra_info("peercert"))
         self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(HEADER_SECONDS, self._too_slow)
         self._rest_timer: asyncio.TimerHandle | None = None
+        self._pace_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._abort_timer: asyncio.TimerHandle | None = None
 
@@ -493,10 +497,15 @@ class Protocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """An answer is written: the next request's turn, if there is one."""
-        super().on_response_complete()
         if self.transport.is_closing():
             self._close()
             return
+        following: Any = self.pipeline[-1][0] if self.pipeline else None
+        if following is not None and type(following) is not DataCycle:
+            self._unset_keepalive_if_required()
+            self._pace_timer = self.loop.call_later(PACE_SECONDS, self._start_next)
+            return
+        super().on_response_complete()
         self.flow.resume_reading()  # the next one is no longer among those that wait
         if self._is_busy:
             return
@@ -505,6 +514,11 @@ class Protocol(HttpToolsProtocol):
         elif self._rest_timer is None:
             # Answered before its body was there: nobody reads the rest, which may never end.
             self._rest_timer = self.loop.call_later(LINGER_SECONDS, self._close)
+
+    def _start_next(self) -> None:
+        cycle, app = self.pipeline.pop()
+        self._start_asgi_task(cycle, app)
+        self.flow.resume_reading()
 
     def pause_writing(self) -> None:
         """The client does not read as fast as it is written to: from now on it has so long."""
@@ -551,7 +565,13 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._has_read()
-        for timer in (self._head_timer, self._rest_timer, self._abort_timer, self.timeout_keep_alive_task):
+        for timer in (
+            self._head_timer,
+            self._rest_timer,
+            self._pace_timer,
+            self._abort_timer,
+            self.timeout_keep_alive_task,
+        ):
             if timer is not None:
                 timer.cancel()
         self._head_timer = None

@@ -42,8 +42,9 @@ def test_of_pipelined_requests_a_bounded_number_is_held(request_bytes: bytes) ->
         served.protocol.data_received(request_bytes * 10_000)  # one read of the socket may bring them all
         assert len(served.protocol.pipeline) <= protocol.PIPELINED
         served.may_answer.set()
-        for _ in range(protocol.PIPELINED):
-            await settled()
+        await settled()
+        await pass_seconds(protocol.PIPELINED * protocol.PACE_SECONDS)
+        await settled()
         # Those that were taken are answered, the last says that the connection ends, and it does.
         assert served.statuses() == [200] * (protocol.PIPELINED + 1)
         assert served.transport.written.count(b"connection: close") == 1
@@ -63,12 +64,30 @@ def test_nothing_is_read_while_requests_wait_for_their_turn() -> None:
         served.send(PAGE * 20)
         while served.protocol.pipeline:
             assert served.transport.is_paused
-            await asyncio.sleep(0)  # a turn of the loop
+            await pass_seconds(protocol.PACE_SECONDS / 2)
         await settled()
         assert served.statuses() == [200] * 20 and not served.transport.is_paused
         served.send(KNOWN)
         await settled()
         assert served.statuses() == [200] * 21
+
+    virtual_loop.run(run())
+
+
+def test_pipelined_requests_that_are_dear_come_at_a_pace() -> None:
+    async def run() -> None:
+        served = Served()
+        served.use_asgi(asgi_page)
+        served.send(PAGE * 10)
+        await settled()
+        assert served.statuses() == [200]
+        await pass_seconds(3.5 * protocol.PACE_SECONDS)
+        assert served.statuses() == [200] * 4
+        # The connection is lost: the others are never begun.
+        served.transport.is_closed = True
+        served.protocol.connection_lost(None)
+        await pass_seconds(10 * protocol.PACE_SECONDS)
+        assert served.statuses() == [200] * 4
 
     virtual_loop.run(run())
 
@@ -229,6 +248,7 @@ def test_100_continue_comes_behind_the_answers_before_it() -> None:
             await settled()
             assert served.transport.written == b""
             served.may_answer.set()
+            await pass_seconds(protocol.PACE_SECONDS)
             await settled()
             assert served.statuses() == [200, 100]
             served.send(b"[1,2]")

@@ -46,7 +46,7 @@ def test_a_search_yields(wanted: Wanted) -> None:
                 await asyncio.sleep(0)  # a turn of the loop
 
         beside = asyncio.create_task(others())
-        search = DeadLetters(SimpleNamespace(queues=letters), "g")  # type: ignore[arg-type]
+        search = DeadLetters(SimpleNamespace(queues=letters, one_search=asyncio.Lock()), "g")  # type: ignore[arg-type]
         assert await search.find(wanted, 0, 10) == ([], LETTERS)
         beside.cancel()
         return letters

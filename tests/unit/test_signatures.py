@@ -14,7 +14,7 @@ import pytest
 import notify.client
 from notify.client import AsyncTransactionProducer, TransactionProducer
 
-USE = '''
+USE = """
 import asyncio
 from collections.abc import Coroutine
 from typing import Any
@@ -31,13 +31,13 @@ async def place(session: Any, item: str) -> int:
 
 placed: Coroutine[Any, Any, int] = place("book")
 number: int = asyncio.run(place("book"))
-'''
-MISUSE = '''
+"""
+MISUSE = """
 TransactionProducer("http://127.0.0.1:7400", group="g", mode="outbxo")
 TransactionProducer("http://127.0.0.1:7400", group="g", tokne="t")
 AsyncTransactionProducer("http://127.0.0.1:7400", group="g", mode="outbxo")
 asyncio.run(place(5))
-'''
+"""
 
 
 @pytest.mark.parametrize("name", [name for name in notify.client.__all__ if name != "DeadLetter"])

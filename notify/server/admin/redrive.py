@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,6 +32,8 @@ AT_ONCE = 4096
 READ_BYTES = 8 << 20
 LOOKED_AT_ONCE = 500
 """Dead letters that are looked at in one go: a search through all must not hold up everyone else."""
+SEARCH_SHARE = 0.25
+"""Of the server's time, for all searches together."""
 
 
 EFFECTS_KEPT = "handlers with an inbox do nothing for messages that took effect before; those without run again"
@@ -108,17 +111,27 @@ class DeadLetters:
         """Those that match from an offset on, and the offset to go on from."""
         found: list[StoredMessage] = []
         while len(found) < limit:
-            batch = self.read(offset, wanted.at_once)
-            if not batch:
+            async with self._core.one_search:
+                began = time.perf_counter()
+                offset, more = await self._look(wanted, offset, limit - len(found), not_redriven, found)
+                # Others have their turn, and three quarters of the time.
+                await asyncio.sleep((time.perf_counter() - began) * (1 / SEARCH_SHARE - 1))
+            if not more:
                 break
-            await asyncio.sleep(0)  # others have their turn
-            for m in batch:
-                offset = m.offset + 1
-                if wanted.matches(m) and not (not_redriven and await self._is_redriven(m)):
-                    found.append(m)
-                    if len(found) == limit:
-                        break
         return found, offset
+
+    async def _look(
+        self, wanted: Wanted, offset: int, limit: int, not_redriven: bool, found: list[StoredMessage]
+    ) -> tuple[int, bool]:
+        """Add those of the next few that match, at most `limit`; the offset behind them, and whether there were any."""
+        batch, most = self.read(offset, wanted.at_once), len(found) + limit
+        for m in batch:
+            offset = m.offset + 1
+            if wanted.matches(m) and not (not_redriven and await self._is_redriven(m)):
+                found.append(m)
+                if len(found) == most:
+                    break
+        return offset, bool(batch)
 
     async def _is_redriven(self, m: StoredMessage) -> bool:
         return (await self._core.queues.states([redriven_id(m.transaction_id, m.offset)]))[0] is not None
