@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from notify import __version__
 from notify.errors import InvalidRequest, NotifyError, Unavailable
@@ -269,6 +270,10 @@ def _fastapi(app: App) -> FastAPI:
     @api.exception_handler(NotifyError)
     async def refused(_: Request, error: NotifyError) -> Response:
         return problem_response(error)
+
+    @api.exception_handler(ClientDisconnect)
+    async def gone(_: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=400)  # nobody reads it
 
     @api.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:

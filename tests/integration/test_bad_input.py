@@ -14,12 +14,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 import pytest
+import structlog.testing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from notify.check import Outcome
 from notify.client import AsyncTransactionProducer, Message
 from notify.errors import IdInUse, OutcomeConflict
+from notify.server.http import fault_of
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS
@@ -359,3 +361,33 @@ def test_no_cookie_is_unquoted(monkeypatch: pytest.MonkeyPatch) -> None:
             cookie = f'a="\\\\"; notify_token={server.admin}; notify_tokens="\\134"'
             assert ask(server.url, "GET", path, headers={"cookie": cookie})[0] == 200, path
     assert unquoted == []
+
+
+@pytest.mark.parametrize("path", ["/login", "/v1/admin/limits"])
+def test_who_goes_before_the_body_is_there_is_no_fault(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each such connection was logged as a fault, with the values of all variables: that took seconds of the loop."""
+    faults: list[str] = []
+    monkeypatch.setattr("notify.server.app.fault_of", lambda event, *_: faults.append(event))
+    method = "POST" if path == "/login" else "PUT"
+    with InMemoryServer() as server:
+        begun = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n{{".encode()
+        for _ in range(3):
+            with connected(server.url, begun) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+        assert ask(server.url, "GET", "/readyz")[0] == 200
+    assert faults == []
+
+
+def test_a_fault_in_the_log_shows_no_values() -> None:
+    secret = "nt_a_secret"
+
+    def fail(token: str) -> None:
+        raise RuntimeError("a fault in the server")
+
+    with structlog.testing.capture_logs() as logged:
+        try:
+            fail(secret * 100_000)
+        except RuntimeError:
+            fault_of("request_failed", "GET", "/x" * 1000)
+    (line,) = logged
+    assert "a fault in the server" in line["trace"] and secret not in str(line) and len(str(line)) < 10_000

@@ -86,7 +86,7 @@ class Jobs:
                 done += len(items)
             await asyncio.to_thread(database.end_job, number, "done", "", core.clock())
         except Exception as error:
-            log.exception("job_failed", job=number)
+            log.error("job_failed", job=number, reason=repr(error)[:500])
             await asyncio.to_thread(database.end_job, number, "failed", str(error)[:500], core.clock())
 
 
