@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: docs install demo cluster-demo test test-quick test-long check crash crash-bridge crash-history crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-console bench-observed siege compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs install demo cluster-demo test test-quick test-long check crash crash-bridge crash-history crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-console bench-observed siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -99,6 +99,10 @@ bench-console: install
 # What metrics, console and traces cost at the main benchmark: below 5 %. 3 minutes.
 bench-observed: install
 	$(PY) -m bench.observed
+
+# SECONDS=3600 at 1,000 transactions a second, in every mode: memory, descriptors, threads and data directory stay flat.
+soak: install
+	$(PY) -m bench.soak --seconds $(or $(SECONDS),3600)
 
 # Each attack of strangers and lesser rights at once, for SECONDS=60, beside a producer and a consumer: they keep half
 # their rate, memory grows by less than 100 MiB. The attackers have SHARE=0.2 of a core. 2 minutes.

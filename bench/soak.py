@@ -1,0 +1,201 @@
+"""`make soak SECONDS=3600`: an hour at 1,000 transactions a second, in every mode; what the server holds stays flat.
+
+A producer prepares, commits, rolls back, and leaves some to check-back; groups of every mode handle, retry and refuse.
+The server's own memory (RssAnon), file descriptors, threads and, with a retention of a minute, its data directory are
+looked at every few seconds: the medians of the first and the last third after the warm-up are compared. The last line
+is the verdict.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from notify.check import CheckMessageListener, HalfMessage, Outcome
+from notify.client import AsyncConsumer, AsyncTransactionProducer, DeadLetter, Message, ReceivedMessage
+from notify.errors import NotifyError
+from notify.testing.process import ServerProcess
+
+PER_SECOND = 1000
+TOPICS = ("soak.shared", "soak.ordered", "soak.failover", "soak.exclusive", "soak.broadcast")
+RETENTION_SECONDS = 60
+SEGMENT_BYTES = 8 << 20
+LOOK_SECONDS = 5.0
+WARM_UP_SHARE = 0.3
+"""Of the whole run, and at least twice the retention."""
+SHARES = {"memory": 1.10, "descriptors": 1.10, "threads": 1.0, "directory": 1.25}
+"""How much the last third may be above the first."""
+ALLOWED = {"memory": 16 << 20, "descriptors": 8, "threads": 2, "directory": 4 * SEGMENT_BYTES}
+"""And what it may be above it besides: what one sample differs from the next by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The server at one moment: bytes, numbers, bytes."""
+
+    memory: int
+    descriptors: int
+    threads: int
+    directory: int
+
+
+def look(server: ServerProcess) -> Sample:
+    """What the server holds now (Linux)."""
+    assert server.process is not None
+    process = Path(f"/proc/{server.process.pid}")
+    size = 0
+    for path in server.data_dir.rglob("*"):
+        try:
+            size += path.stat().st_blocks * 512
+        except OSError:
+            continue  # retention was quicker
+    return Sample(server.anonymous_bytes(), len(os.listdir(process / "fd")), len(os.listdir(process / "task")), size)
+
+
+def compared(samples: list[Sample]) -> dict[str, dict[str, float | bool]]:
+    """By what is looked at: the medians of the first and the last third, and whether they are alike."""
+    third = max(1, len(samples) // 3)
+    rows: dict[str, dict[str, float | bool]] = {}
+    for name, share in SHARES.items():
+        first = statistics.median(getattr(s, name) for s in samples[:third])
+        last = statistics.median(getattr(s, name) for s in samples[-third:])
+        rows[name] = {"first": first, "last": last, "is_flat": last <= first * share + ALLOWED[name]}
+    return rows
+
+
+class Forgotten(CheckMessageListener):
+    """Answers for transactions whose outcome the producer keeps to itself."""
+
+    topics = TOPICS
+
+    def check(self, half: HalfMessage) -> Outcome:
+        return Outcome.COMMIT
+
+
+async def produce(url: str, seconds: float) -> dict[str, int]:
+    """Transactions at a steady pace; how many of each kind there were."""
+    counted = {"committed": 0, "rolled_back": 0, "left_to_checks": 0, "failed": 0}
+    chance = random.Random()
+    until = time.monotonic() + seconds
+    async with AsyncTransactionProducer(url, group="soak") as producer:
+        producer.add_check_listener(Forgotten())
+
+        async def one() -> None:
+            topic = chance.choice(TOPICS)
+            delay = chance.random() * 10 if chance.random() < 0.1 else None
+            message = Message(topic, b"x" * 256, key=str(chance.randrange(5000)), delay=delay)
+            try:
+                prepared = await producer.prepare([message], check_after=1.0)
+                fate = chance.random()
+                if fate < 0.02:
+                    counted["left_to_checks"] += 1
+                elif fate < 0.1:
+                    await prepared.rollback()
+                    counted["rolled_back"] += 1
+                else:
+                    await prepared.commit()
+                    counted["committed"] += 1
+            except NotifyError:
+                counted["failed"] += 1
+
+        running: set[asyncio.Task[None]] = set()
+        due = time.monotonic()
+        while time.monotonic() < until:
+            for _ in range(PER_SECOND // 50):
+                if len(running) < 5 * PER_SECOND:  # a server that is slow is not buried
+                    task = asyncio.ensure_future(one())
+                    running.add(task)
+                    task.add_done_callback(running.discard)
+            due += 0.02
+            await asyncio.sleep(max(0.0, due - time.monotonic()))  # the pace
+        if running:
+            await asyncio.wait(running, timeout=60)
+    return counted
+
+
+async def consume(url: str, seconds: float) -> dict[str, int]:
+    """A group of each mode over its topic; how many messages each handled."""
+    chance = random.Random()
+
+    async def handle(message: ReceivedMessage) -> None:
+        fate = chance.random()
+        if fate < 0.001:
+            raise DeadLetter("refused for good")
+        if fate < 0.01:
+            raise ValueError("fails this time")
+
+    consumers = []
+    for topic in TOPICS:
+        mode = topic.partition(".")[2]
+        consumer = AsyncConsumer(url, group=mode, instance="soak", concurrency=64, batch=512)
+        consumer.subscribe(topic, mode=mode, start="earliest", retry_min=0.5, retry_max=2.0)(handle)
+        consumers.append(consumer)
+    running = [asyncio.ensure_future(consumer.run()) for consumer in consumers]
+    await asyncio.sleep(seconds)  # how long they consume
+    for consumer in consumers:
+        consumer.stop()
+    await asyncio.wait(running, timeout=60)
+    return {topic: consumer.handled for topic, consumer in zip(TOPICS, consumers, strict=True)}
+
+
+def _child(what: str, url: str, seconds: float) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "bench.soak", "--child", what, "--url", url, "--seconds", str(seconds)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+def run(seconds: float) -> int:
+    """The whole; the exit code."""
+    with tempfile.TemporaryDirectory(prefix="notify-soak-") as directory:
+        environment = {"NOTIFY_RETENTION_SECONDS": str(RETENTION_SECONDS), "NOTIFY_SEGMENT_BYTES": str(SEGMENT_BYTES)}
+        server = ServerProcess(Path(directory) / "data", environment=environment).start()
+        children = [_child("consume", server.url, seconds + 5), _child("produce", server.url, seconds)]
+        samples: list[Sample] = []
+        warm_up = max(2 * RETENTION_SECONDS, WARM_UP_SHARE * seconds)
+        started = time.monotonic()
+        try:
+            while time.monotonic() - started < seconds:
+                time.sleep(LOOK_SECONDS)  # the pause between two looks
+                if time.monotonic() - started > warm_up:
+                    samples.append(look(server))
+            results: list[dict[str, Any]] = [json.loads(child.communicate(timeout=180)[0]) for child in children]
+        finally:
+            for child in children:
+                child.kill()
+            server.stop()
+    handled, sent = results
+    rows = compared(samples)
+    print(json.dumps({"sent": sent, "handled": handled, "samples": len(samples), "compared": rows}))
+    is_flat = all(row["is_flat"] for row in rows.values())
+    rate = (sum(sent.values()) - sent["failed"]) / seconds
+    verdict = "PASS" if is_flat and not sent["failed"] and len(samples) >= 3 else "FAIL"
+    memory = f"memory {rows['memory']['first'] / 2**20:.0f} to {rows['memory']['last'] / 2**20:.0f} MiB"
+    print(f"VERDICT: {verdict} {seconds:g} s at {rate:,.0f}/s, {sum(handled.values()):,} handled, {memory}")
+    return 0 if verdict == "PASS" else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=3600)
+    parser.add_argument("--child", choices=("produce", "consume"))
+    parser.add_argument("--url")
+    options = parser.parse_args()
+    if options.child is None:
+        return run(options.seconds)
+    what = produce if options.child == "produce" else consume
+    print(json.dumps(asyncio.run(what(options.url, options.seconds))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
