@@ -20,8 +20,10 @@ from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
 from tests.support.commands import cli
 from tests.support.groups import Caller, die, lag, publish, redrive, running, subscribe
-from tests.support.http import admin, refusal
+from tests.support.http import REASON, admin, ask, post, refusal
+from tests.support.servers import GuardedInMemory
 from tests.support.shop import Base, Order
+from tests.support.transactions import new_id
 
 BEFORE_INBOX = (409, "before_inbox")
 
@@ -131,6 +133,32 @@ def test_what_was_handled_before_there_was_an_inbox_does_not_come_again_unasked(
         eventually(lambda: lag(url, "g") == 0, "the message to be settled")
     consume(url, shop)
     assert refusal(url, "POST", "groups/g/reset", **RESET) == BEFORE_INBOX
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_letters_age_is_by_the_servers_clock(shop: sa.Engine, notify_server: InMemoryServer) -> None:
+    """Its id has the producer's, which may be hours behind."""
+    url = notify_server.url
+    notify_server.advance(7200)
+    subscribe(url, "g", "t")
+    publish(url, "t", ["handled without an inbox"])
+    caller = Caller(url, "g", "i")
+    assert caller.settle(caller.receive("t")) == [200]
+    consume(url, shop)
+    post(url, "/v1/messages", {"messages": [{"topic": "t", "body": "young", "id": f"{new_id()}.0"}]})
+    die(caller, "t", 1, "boom")
+    assert [item["status"] for item in redrive(url, "g")["items"]] == [201]
+
+
+def test_telling_takes_the_right_to_consume() -> None:
+    with GuardedInMemory() as guarded:
+        path, told = "/v1/admin/groups/g/subscriptions/t/inbox", {"whole_from": "1970-01-01T00:00:00Z"}
+        subscribed = {"reason": REASON}
+        own, other = guarded.make("consume:g@t"), guarded.make("consume:other@t")
+        assert ask(guarded.url, "PUT", path.removesuffix("/inbox"), subscribed, own)[0] == 200
+        assert ask(guarded.url, "PUT", path, told, own)[0] == 200
+        assert ask(guarded.url, "PUT", path, told, other)[0] == 403
+        assert ask(guarded.url, "PUT", path.replace("/t/", "/u/"), told, own)[0] == 403
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)

@@ -44,13 +44,21 @@ def first_from(core: Core, topic: str, queue: int, offset: int) -> list[int]:
     return [m.committed_us for m in core.queues.read(topic, queue, offset, 1, READ_BYTES)]
 
 
-def refuse_letter(s: Subscription, m: StoredMessage, p: Payload) -> None:
-    """As `refuse_before`, for a dead letter: its first id says when its transaction began."""
+def refuse_letter(core: Core, s: Subscription, m: StoredMessage, p: Payload) -> None:
+    """As `refuse_before`, for a dead letter: by its commit where it is still in its queue, else by its first id."""
+    headers = p.headers or {}
     try:
-        transaction, _ = ids.parse_message_id((p.headers or {}).get(FIRST_ID, ""))
+        transaction, _ = ids.parse_message_id(headers.get(FIRST_ID, ""))
     except ValueError:
         transaction = m.transaction_id
-    refuse_before(s, [ids.milliseconds(transaction) * 1000])
+    began_us = ids.milliseconds(transaction) * 1000
+    queue, offset = headers.get("notify-dead-letter-queue", ""), headers.get("notify-dead-letter-offset", "")
+    if began_us < s.inbox_from_us and queue.isdecimal() and offset.isdecimal():
+        # The id has the time of its producer's clock.
+        for original in core.queues.read(p.topic, int(queue), int(offset), 1, READ_BYTES):
+            if original.transaction_id == transaction:
+                began_us = original.committed_us
+    refuse_before(s, [began_us])
 
 
 def although(s: Subscription, force: bool) -> Subscription:

@@ -189,7 +189,7 @@ async def send_to_group(
             topic = await _retry_topic(core, group, p)
             of = core.queues.subscription(group, p.topic)
             if of is not None and not (force or replay_effects):
-                refuse_letter(of, m, p)
+                refuse_letter(core, of, m, p)
         except NotifyError as error:
             item |= {"status": error.status, "code": error.code, "detail": str(error)}
             continue
