@@ -20,7 +20,7 @@ from notify.limits import LIMITS, check_between, check_name
 from notify.server.access import EVERYONE, Principal
 from notify.server.browsers import refuse_foreign_host, refuse_foreign_pages
 from notify.server.core import Core
-from notify.server.delivery.group import Handed
+from notify.server.delivery.leases import Handed
 from notify.server.flow import retry_after
 from notify.server.log_rate import LogRate
 from notify.settings import Settings

@@ -15,8 +15,9 @@ from fnmatch import fnmatchcase
 from notify.errors import Conflict, InvalidRequest, NotFound, NotifyError, Unavailable
 from notify.limits import LIMITS, check_between, check_name
 from notify.server.clock import Clock
-from notify.server.delivery.group import LOOK_AGAIN_US, Group, Handed
+from notify.server.delivery.group import LOOK_AGAIN_US, Group
 from notify.server.delivery.instances import Instance
+from notify.server.delivery.leases import Handed
 from notify.server.delivery.pace import Pace
 from notify.server.delivery.rate import TokenBucket
 from notify.server.metrics import Metrics

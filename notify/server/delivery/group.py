@@ -7,14 +7,13 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from notify.errors import Conflict, Forbidden, InvalidRequest, NotifyError, StaleReceipt
 from notify.limits import LIMITS, check_between
 from notify.message import REPLAY
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.instances import ACTIVE_US, Instance
+from notify.server.delivery.leases import Attempt, Dead, Handed, Lease, Owner, Plan
 from notify.server.delivery.ordered import OrderedCursor
 from notify.server.delivery.pace import BEHIND, BUSY_LIMIT, Pace
 from notify.server.delivery.rate import TokenBucket
@@ -29,83 +28,6 @@ LOOK_AGAIN_US = 250_000
 """A lease that ran out while the storage refused to record it is looked at again after so long."""
 MOST_INSTANCES = 10_000
 """Names of consumers that are remembered although they do not ask any more."""
-
-
-class Lease:
-    """A batch handed to one instance: one token, settled message by message or all at once."""
-
-    __slots__ = ("cursor", "deadline_us", "extended", "id", "instance", "length_us", "offsets", "open")
-
-    def __init__(
-        self, lease_id: int, cursor: Cursor, offsets: list[int], now_us: int, length_us: int, instance: Instance
-    ) -> None:
-        self.id = lease_id
-        self.cursor = cursor
-        self.offsets = offsets
-        self.open = set(range(len(offsets)))
-        self.length_us = length_us
-        self.deadline_us = now_us + length_us
-        self.extended: dict[int, int] = {}
-        self.instance = instance
-
-
-@dataclass(slots=True)
-class Handed:
-    """Messages of one lease on their way to a consumer."""
-
-    token: str
-    messages: list[StoredMessage]
-    attempts: list[int] | None
-    """Which attempt each one is, from 1; None where all are the first."""
-    replay: int = 0
-    """Which run of the topic's messages it is for an inbox; see Subscription."""
-
-    def each(self) -> Iterator[tuple[str, StoredMessage, int]]:
-        """Receipt, message and attempt, one by one."""
-        for i, message in enumerate(self.messages):
-            yield f"{self.token}{i}", message, 1 if self.attempts is None else self.attempts[i]
-
-
-class _Attempt(NamedTuple):
-    """A message of a lease whose attempt failed: how many there were, and when the next is due (0: at once)."""
-
-    lease: Lease
-    place: int
-    attempts: int
-    due_us: int
-    item: int = 0
-    """Which item of the request asks for it."""
-
-
-class _Dead(NamedTuple):
-    """A message of a lease that is tried no more, and why."""
-
-    lease: Lease
-    place: int
-    reason: str
-    item: int = 0
-
-
-class _Plan:
-    """What the items of a request ask for, by queue: nothing of it has been done yet."""
-
-    __slots__ = ("acked", "again", "dead", "taken")
-
-    def __init__(self) -> None:
-        self.acked: dict[Cursor, list[tuple[int, Lease, range]]] = {}
-        """The item's number, and which messages of the lease are acknowledged."""
-        self.again: dict[Cursor, list[_Attempt]] = {}
-        self.dead: dict[Cursor, list[_Dead]] = {}
-        self.taken: dict[int, set[int]] = {}
-        """By lease, the messages that an item settles."""
-
-
-@dataclass(slots=True)
-class Owner:
-    """The instance that alone receives a topic, until it has asked for nothing, and settled nothing, for its lease."""
-
-    instance: str
-    until_us: int
 
 
 OWNED = ("exclusive", "failover")
@@ -393,15 +315,15 @@ class Group:
         self, by_cursor: dict[Cursor, list[tuple[Lease, int]]], now_us: int, expired: Counter[Instance]
     ) -> None:
         for cursor, ended in by_cursor.items():
-            again: list[_Attempt] = []
-            dead: list[_Dead] = []
+            again: list[Attempt] = []
+            dead: list[Dead] = []
             for lease, index in ended:
                 offset = lease.offsets[index]
                 attempts = cursor.attempts(offset) + 1
                 if attempts >= cursor.subscription.max_attempts:
-                    dead.append(_Dead(lease, index, f"{attempts} attempts, the last one's lease ran out"))
+                    dead.append(Dead(lease, index, f"{attempts} attempts, the last one's lease ran out"))
                 else:
-                    again.append(_Attempt(lease, index, attempts, 0))
+                    again.append(Attempt(lease, index, attempts, 0))
             self._try_again(cursor, again, now_us, expired)
             self._bury(cursor, dead, now_us, expired)
 
@@ -437,7 +359,7 @@ class Group:
         `may`: whether who asks may settle messages of a topic; None: of every one. Raises what the storage refuses
         with where it refuses all of them. An item that it refused may be sent again: its lease goes on.
         """
-        plan = _Plan()
+        plan = Plan()
         answered: list[SettledItem | None] = []
         for number, item in enumerate(items):
             try:
@@ -460,7 +382,7 @@ class Group:
             for item, answer in zip(items, answered, strict=True)
         ]
 
-    def _carry_out(self, plan: _Plan, now_us: int) -> dict[int, NotifyError]:
+    def _carry_out(self, plan: Plan, now_us: int) -> dict[int, NotifyError]:
         """Append what was planned, and change what is in memory as far as that succeeds; else why, by the item."""
         refused: dict[int, NotifyError] = {}
         for cursor, acked in plan.acked.items():
@@ -493,7 +415,7 @@ class Group:
         self.turns.wake(cursor)
 
     def _try_again(
-        self, cursor: Cursor, again: list[_Attempt], now_us: int, expired: Counter[Instance] | None = None
+        self, cursor: Cursor, again: list[Attempt], now_us: int, expired: Counter[Instance] | None = None
     ) -> None:
         """These attempts failed: another follows when it is due. `expired` counts those whose lease ran out."""
         if not again:
@@ -508,7 +430,7 @@ class Group:
             else:
                 self.turns.wake(cursor)
 
-    def _bury(self, cursor: Cursor, dead: list[_Dead], now_us: int, expired: Counter[Instance] | None = None) -> None:
+    def _bury(self, cursor: Cursor, dead: list[Dead], now_us: int, expired: Counter[Instance] | None = None) -> None:
         """Move messages to the dead letters; damaged ones and those that are not retained are only settled."""
         letters: list[tuple[StoredMessage, bytes]] = []
         gone: list[tuple[int, SettleKind]] = []
@@ -538,7 +460,7 @@ class Group:
             expired[lease.instance] += 1
         self._close(lease, range(index, index + 1))
 
-    def _of_receipt(self, receipt: str, plan: _Plan) -> tuple[Lease, range]:
+    def _of_receipt(self, receipt: str, plan: Plan) -> tuple[Lease, range]:
         """The messages a receipt names: `lease.index`, or `lease.first-last` for a range.
 
         Raises StaleReceipt, or InvalidRequest for what is no receipt.
@@ -562,7 +484,7 @@ class Group:
             raise StaleReceipt("another item of this request settles the message already")
         return lease, indexes
 
-    def _plan(self, plan: _Plan, number: int, item: SettleItem, lease: Lease, indexes: range, now_us: int) -> None:
+    def _plan(self, plan: Plan, number: int, item: SettleItem, lease: Lease, indexes: range, now_us: int) -> None:
         """Note what an item asks for. Raises InvalidRequest for what cannot be asked for."""
         cursor = lease.cursor
         if item.action == "renew":
@@ -572,7 +494,7 @@ class Group:
             plan.acked.setdefault(cursor, []).append((number, lease, indexes))
         elif item.action == "dead_letter":
             reason = item.reason or "refused by the consumer"
-            plan.dead.setdefault(cursor, []).extend([_Dead(lease, index, reason, number) for index in indexes])
+            plan.dead.setdefault(cursor, []).extend([Dead(lease, index, reason, number) for index in indexes])
         elif item.action == "retry":
             if item.delay is not None:
                 check_between("delay", item.delay, 0, LIMITS.delay_seconds)
@@ -580,10 +502,10 @@ class Group:
                 attempts = cursor.attempts(lease.offsets[index]) + 1
                 if attempts >= cursor.subscription.max_attempts:
                     reason = item.reason or f"{attempts} attempts failed"
-                    plan.dead.setdefault(cursor, []).append(_Dead(lease, index, reason, number))
+                    plan.dead.setdefault(cursor, []).append(Dead(lease, index, reason, number))
                 else:
                     due_us = now_us + self._back_off_us(cursor, attempts, item.delay)
-                    plan.again.setdefault(cursor, []).append(_Attempt(lease, index, attempts, due_us, number))
+                    plan.again.setdefault(cursor, []).append(Attempt(lease, index, attempts, due_us, number))
         else:
             raise InvalidRequest(
                 f"action {item.action[:20]!r} is not ack, retry, dead_letter or renew", "invalid_action"
