@@ -45,6 +45,10 @@ WRITE_SECONDS = 30.0
 """How long an answer may wait for its client to read it, but for the last 64 kB; then the connection is cut."""
 
 
+ANSWERED = Request("GET", "/", b"", [])
+"""In place of a request that is answered."""
+
+
 class DataCycle:
     """One request to a data route and its answer; stands where uvicorn's cycle would.
 
@@ -169,7 +173,7 @@ class DataCycle:
         if self.waits_for_body:
             self.waits_for_body = False
             self._stop_timer()
-            chunks = self._chunks
+            chunks, self._chunks = self._chunks, []
             self.request.body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
             self._begin()
 
@@ -476,6 +480,13 @@ class Protocol(HttpToolsProtocol):
 
     async def answer(self, cycle: DataCycle) -> None:
         """Answer a request whose body is complete and whose turn it is."""
+        try:
+            await self._answer(cycle)
+        finally:
+            # An idle connection keeps its last cycle, and refers to itself through it: the body must not stay with it.
+            cycle.request = ANSWERED
+
+    async def _answer(self, cycle: DataCycle) -> None:
         if self.flow.write_paused and not cycle.disconnected:
             await self.flow.drain()  # before the answer is made: one that is not read is enough to hold
         answer = await self.app.answer(cycle.request) if cycle.refusal is None else Answer.problem(cycle.refusal)
