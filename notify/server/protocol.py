@@ -536,7 +536,7 @@ class Protocol(HttpToolsProtocol):
         super().pause_writing()
         if self._write_timer is None:
             self._write_timer = self.loop.call_later(WRITE_SECONDS, self.abort)
-        self.app.unread.add(self, self.transport.get_write_buffer_size())
+        self.app.unread.add(self, self.transport.get_write_buffer_size(), self.loop.time())
 
     def resume_writing(self) -> None:
         super().resume_writing()

@@ -426,9 +426,15 @@ def test_answers_that_are_not_read_are_bounded_for_all_together() -> None:
         for served in slow:
             served.transport.unread_bytes = 8 << 20
             served.protocol.pause_writing()
-            assert shared.total <= held.UNREAD_BYTES
+        # All at once: they may be about to read.
+        assert not any(served.transport.is_aborted for served in slow)
+        await pass_seconds(held.UNREAD_SECONDS)
+        slow.append(Served(unread=shared))
+        slow[-1].transport.unread_bytes = 8 << 20
+        slow[-1].protocol.pause_writing()
         # Who has waited for longest goes first.
-        assert [served.transport.is_aborted for served in slow] == [True] * 12 + [False] * 8
+        assert [served.transport.is_aborted for served in slow] == [True] * 15 + [False] * 6
+        assert shared.total <= held.UNREAD_BYTES
         assert shared.reply_bytes(8 << 20) == held.SCARCE_REPLY_BYTES
         for served in slow:
             served.transport.is_closed = True
