@@ -26,6 +26,7 @@ from notify.wire import (
 )
 from storage.store import (
     CheckAnswer,
+    Decided,
     Flush,
     NewMessage,
     NewTransaction,
@@ -231,7 +232,8 @@ class Transactions:
         _check_count(outcomes)
         items: list[Item | None] = []
         decisions: list[tuple[bytes, str | None, State]] = []
-        tokens: dict[bytes, int] = {}
+        answers: list[int | None] = []
+        """Of each decision the token of the check that it answers, None where it answers none."""
         shards: dict[bytes, str] = {}
         several = len(self.shards) > 1
         for o in outcomes:
@@ -254,14 +256,13 @@ class Transactions:
             else:
                 if o.shard is not None and several:
                     shards[transaction_id] = o.shard
-                if o.check is not None:
-                    tokens[transaction_id] = _token(o.check)
+                answers.append(None if o.check is None else _token(o.check))
                 decisions.append((transaction_id, group, wanted))
                 items.append(None)
         if None not in items:
             return [item for item in items if item is not None]
         try:
-            results = iter(await self.store.decide(decisions, self.clock(), tokens=tokens, shards=shards))
+            results = iter(await self._decide(decisions, answers, shards))
         except NotifyError as error:
             if not error.retryable:
                 raise
@@ -293,6 +294,23 @@ class Transactions:
                     item = Item(o.id, 409, result.state.name, code="outcome_conflict", detail=detail)
             answered.append(item)
         return answered
+
+    async def _decide(
+        self,
+        decisions: Sequence[tuple[bytes, str | None, State]],
+        answers: Sequence[int | None],
+        shards: Mapping[bytes, str],
+    ) -> Sequence[Decided]:
+        tokens = {d[0]: token for d, token in zip(decisions, answers, strict=True) if token is not None}
+        if not tokens or len({d[0] for d in decisions}) == len(decisions):
+            return await self.store.decide(decisions, self.clock(), tokens=tokens, shards=shards)
+        # A storage takes one token for each id. Here an id has several outcomes, and a token is one of them's only: a
+        # producer's outcome and its answer to a check leave in one request.
+        results: list[Decided] = []
+        for decision, token in zip(decisions, answers, strict=True):
+            own = {} if token is None else {decision[0]: token}
+            results += await self.store.decide([decision], self.clock(), tokens=own, shards=shards)
+        return results
 
     async def _unknown(self, transaction_id: bytes, group: str, o: OutcomeItem) -> Item:
         """UNKNOWN decides nothing. As the answer to the current check it counts, unless it was `unavailable`."""

@@ -154,6 +154,20 @@ def test_an_answer_without_a_check(server: ServerProcess) -> None:
         assert (item["status"], item["code"], item["state"]) == (410, "stale_check", "PREPARED")
 
 
+def test_an_outcome_beside_an_answer_of_its_own(server: ServerProcess) -> None:
+    """A producer's outcome and its answer to a check may leave in one request: a stale answer hurts only itself."""
+    for order in (1, -1):
+        request = half_request()
+        name = request["transactions"][0]["id"]
+        post(server.url, "/v1/transactions", request)
+        outcomes = [{"id": name, "outcome": "COMMIT"}, {"id": name, "outcome": "COMMIT", "check": "5"}][::order]
+        body = {"producer_group": "g", "outcomes": outcomes}
+        items = post(server.url, "/v1/transactions/outcomes", body)["items"]
+        # Once it is decided, an answer that says the same is nothing new.
+        assert [item["status"] for item in items] == ([200, 200] if order == 1 else [410, 200])
+        assert items[-1]["state"] == "COMMITTED"
+
+
 def test_the_sdk_says_what_is_recorded(memory: InMemoryServer, unique: str) -> None:
     async def scenario() -> None:
         owner = AsyncTransactionProducer(memory.url, group=unique)
