@@ -16,7 +16,6 @@ from storage.bridged import check_bridge, is_prepared_by, refuse_foreign
 from storage.hashing import key_hash, tag_hash
 from storage.progress import QueueProgress
 from storage.store import (
-    MOST_GROWN,
     NO_SHARDS,
     NO_TOKENS,
     BridgeBatch,
@@ -41,6 +40,7 @@ from storage.store import (
     counted,
     dead_letter_topic,
     new_token,
+    with_growth,
 )
 
 SETTLEMENTS = 100_000
@@ -362,7 +362,8 @@ class MemoryStore:
         grown = known.grown if known is not None else ()
         if known is not None and topic.queues > known.queues:
             ends = tuple(len(self._queues[(topic.name, number)].messages) for number in range(known.queues))
-            grown = (*grown, ends)[-MOST_GROWN:]
+            starts = [self._queues[(topic.name, number)].start for number in range(known.queues)]
+            grown = with_growth(topic.name, grown, ends, starts)
         self._topics[topic.name] = dataclasses.replace(topic, grown=grown)
         for number in range(topic.queues):
             self._queues.setdefault((topic.name, number), _Queue())

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from notify import ids
-from notify.errors import NotifyError, Unavailable
+from notify.errors import InvalidRequest, NotifyError, Unavailable
 from storage.runs import OffsetRuns
 
 DEAD_LETTER_PREFIX = "dead-letter."
@@ -213,8 +213,25 @@ class Topic:
     may belong to another queue since."""
 
 
-MOST_GROWN = 16
-"""How often the growth of a topic is remembered: the latest times."""
+MOST_GROWN = 64
+"""How often a topic may grow while messages from before its first growth are retained."""
+
+
+def with_growth(
+    topic: str, grown: tuple[tuple[int, ...], ...], ends: tuple[int, ...], starts: Sequence[int]
+) -> tuple[tuple[int, ...], ...]:
+    """`grown` with one more growth, at these next offsets; those before everything that is retained are forgotten.
+
+    Raises InvalidRequest where a topic would grow for more than the MOST_GROWNth time.
+    """
+    kept = [at for at in grown if any(start < end for start, end in zip(starts, at, strict=False))]
+    if len(kept) >= MOST_GROWN:
+        raise InvalidRequest(
+            f"topic {topic!r} grew {MOST_GROWN} times while its first messages are retained, and each growth is kept "
+            "for the order of its keys: give it more queues at once, or wait until retention has dropped them",
+            "too_many_growths",
+        )
+    return (*kept, ends) if any(ends) else tuple(kept)
 
 
 @dataclass(slots=True)

@@ -173,9 +173,13 @@ class PostgreSqlLeases:
             connection = self._connected()
         driver: Any = connection.connection.driver_connection
         until = time.monotonic() + seconds
-        while not self._stopping and (left := until - time.monotonic()) > 0:
-            for _ in driver.notifies(timeout=min(left, STOP_SECONDS), stop_after=1):
-                return
+        try:
+            while not self._stopping and (left := until - time.monotonic()) > 0:
+                for _ in driver.notifies(timeout=min(left, STOP_SECONDS), stop_after=1):
+                    return
+        except connection.dialect.loaded_dbapi.Error as error:  # the driver's own: SQLAlchemy takes no part in this
+            connection.invalidate(error)
+            raise Unavailable(f"the database ended the session that waits for new rows: {error}") from error
 
     def stop(self) -> None:
         self._stopping = True

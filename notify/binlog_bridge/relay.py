@@ -90,6 +90,8 @@ class Relay:
                 try:
                     moved = await self._round(to)
                     wait = RETRY_SECONDS
+                    if not moved and not once:
+                        await self._in_thread(self._leases.wait, interval)
                 except (Unavailable, sa.exc.OperationalError, sa.exc.InterfaceError) as error:
                     if once:
                         raise Unavailable(f"the relay cannot go on: {error}") from error
@@ -97,10 +99,8 @@ class Relay:
                     await asyncio.sleep(wait)
                     wait = min(wait * 2, RETRY_MAX_SECONDS)
                     continue
-                if not moved:
-                    if once:
-                        return self.total
-                    await self._in_thread(self._leases.wait, interval)
+                if once and not moved:
+                    return self.total
         finally:
             if isinstance(to, HttpClient):
                 to.close()

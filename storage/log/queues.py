@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from storage.hashing import key_hash
-from storage.store import MOST_GROWN, Backlog, Flush, Topic
+from storage.store import Backlog, Flush, Topic, with_growth
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -86,10 +86,11 @@ class LogTopic(msgspec.Struct, gc=False, eq=False):
         return self.queues[0].key >> 16
 
     def grown_to(self, queues: int) -> tuple[tuple[int, ...], ...]:
-        """`grown` as it is once the topic has so many queues."""
+        """`grown` as it is once the topic has so many queues. Raises InvalidRequest where it grew too often."""
         if queues <= len(self.queues):
             return self.grown
-        return (*self.grown, tuple([queue.next_offset for queue in self.queues]))[-MOST_GROWN:]
+        ends = tuple([queue.next_offset for queue in self.queues])
+        return with_growth(self.name, self.grown, ends, [queue.start for queue in self.queues])
 
     def record(self) -> list[Any]:
         """What META records and checkpoints carry behind the topic's name and number of queues."""

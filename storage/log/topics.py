@@ -7,7 +7,7 @@ from storage.log.format import RecordType
 from storage.log.journal import Journal
 from storage.log.queues import Policy
 from storage.log.state import LogState, encode
-from storage.store import MOST_GROWN, Topic
+from storage.store import Topic
 
 
 class LogTopics:
@@ -37,9 +37,9 @@ class LogTopics:
             raise InvalidRequest(
                 f"topic {topic.name!r} has {len(known.queues)} queues; the number can grow, not shrink"
             )
-        self.journal.reserve(1024 + 16 * topic.queues * MOST_GROWN)
-        topic_id = known.id if known is not None else self.state.topics_by_id.last + 1
         grown = known.grown_to(topic.queues) if known is not None else ()
+        self.journal.reserve(1024 + sum(16 + 9 * len(offsets) for offsets in grown))
+        topic_id = known.id if known is not None else self.state.topics_by_id.last + 1
         changed = self.state.set_topic(topic_id, topic.name, topic.queues)
         changed.policy, changed.grown = Policy.of(topic), grown
         self.journal.append(

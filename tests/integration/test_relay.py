@@ -139,6 +139,33 @@ def test_a_commit_wakes_the_relay(engines: list[sa.Engine], server: ServerProces
     assert len(drain(server.url, unique, unique, 5)) == 5
 
 
+def test_a_relay_goes_on_when_the_session_that_waits_is_ended(
+    engines: list[sa.Engine], server: ServerProcess, unique: str
+) -> None:
+    """As by a restart of the database: the driver says so itself, past SQLAlchemy."""
+    subscribe(server.url, unique, unique)
+    outbox = Outbox(engines[0], unique)
+    waiting = "FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid != pg_backend_pid()"
+    own = "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+
+    def end_the_session() -> bool:
+        with engines[0].connect() as connection:
+            return bool(connection.exec_driver_sql(f"SELECT count(pg_terminate_backend(pid)) {waiting} {own}").scalar())
+
+    async def run() -> None:
+        task = asyncio.create_task(Relay(engines[1], server.url).run(interval=NEVER))
+        await asyncio.to_thread(eventually, end_the_session, "the relay to wait")
+        await asyncio.to_thread(outbox.send, 1, 1)
+        came = await asyncio.to_thread(drain, server.url, unique, unique, 1)
+        assert len(came) == 1
+        assert not task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+    outbox.close()
+
+
 def test_a_relay_that_is_stopped_waits_for_its_threads(engines: list[sa.Engine], server: ServerProcess) -> None:
     """Whoever has stopped it disposes of its engine: no thread may have a connection of it then."""
     relays_own, other = engines[1], engines[0]

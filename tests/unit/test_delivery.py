@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from notify import ids
-from notify.errors import Conflict, NotifyError, UnknownTopic
+from notify.errors import Conflict, InvalidRequest, NotifyError, UnknownTopic
 from notify.server.delivery import Delivery
 from notify.server.delivery.cursor import RUNS_BOUND
 from notify.server.delivery.dispatch import MOST_BROADCAST_INSTANCES
@@ -17,7 +17,7 @@ from notify.server.metrics import Metrics
 from notify.server.topics import Topics
 from notify.wire import Payload, Receive, SettleItem, decode_payload, encode_msgpack
 from storage.memory import MemoryStore
-from storage.store import NewMessage, NewTransaction, Subscription, Topic
+from storage.store import MOST_GROWN, NewMessage, NewTransaction, Subscription, Topic
 
 T0 = 1_800_000_000_000_000
 SECOND = 1_000_000
@@ -207,6 +207,23 @@ def test_a_topic_that_grows_keeps_the_order_of_each_key() -> None:
         assert sorted(second.values()) == sorted(f"{key}-1" for key in keys)
         await s.settle(second)
         assert sorted((await s.receive()).values()) == sorted(f"{key}-2" for key in keys)
+
+    run(scenario())
+
+
+def test_a_topic_does_not_grow_without_end() -> None:
+    """Each growth that still matters is remembered: forgetting one would break the order of keys."""
+
+    async def scenario() -> None:
+        s = Scene()
+        s.topics.put_soon(Topic("t", queues=1))
+        await s.send("t", "first")
+        for queues in range(2, MOST_GROWN + 2):
+            s.topics.put_soon(Topic("t", queues=queues))
+        with pytest.raises(InvalidRequest, match="at once"):
+            s.topics.put_soon(Topic("t", queues=200))
+        s.store.trim("t", 0, 1)  # nothing is retained from before
+        s.topics.put_soon(Topic("t", queues=200))
 
     run(scenario())
 
