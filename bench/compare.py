@@ -137,6 +137,9 @@ def _in_words(figures: dict[str, float]) -> str:
 
 def run_bench(words: Sequence[str], tree: Path, seconds: float) -> dict[str, Any]:
     """Run a bench that prints its result as JSON, interrupted after so many seconds. Raises RunFailed, Lost."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell's background job ignores it, and what it starts would, too: it has to be interrupted.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         words,
         cwd=tree,

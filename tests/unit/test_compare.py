@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -173,7 +174,15 @@ def test_a_run_that_fails_is_heard_out(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_run_has_a_bound(tmp_path: Path) -> None:
-    """It is interrupted rather than killed, so that it stops its server."""
+    """It is interrupted rather than killed, so that it stops its server: also of a shell's background job."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        interrupted(tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def interrupted(tmp_path: Path) -> None:
     # The script sleeps for longer than it may take.
     script = "import pathlib, time\ntry: time.sleep(60)\nfinally: pathlib.Path('ended').touch()"
     with pytest.raises(compare.RunFailed, match="not done after 2 s"):
