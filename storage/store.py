@@ -231,7 +231,8 @@ def with_growth(
             "for the order of its keys: give it more queues at once, or wait until retention has dropped them",
             "too_many_growths",
         )
-    return (*kept, ends) if any(ends) else tuple(kept)
+    # Also where nothing is in its queues yet: a half may be stored already, whose key belongs to another queue now.
+    return (*kept, ends)
 
 
 @dataclass(slots=True)

@@ -42,7 +42,10 @@ MEANING = {
     "audit": "The newest audit left here has findings: see its report.",
     "filter": "A subscription's filter is one that an earlier version took and this one refuses, since it may cost too "
     "much: the group gets nothing more of that topic. Subscribe it with another filter.",
-    "retention": "Retention failed; the log says why. It is tried again every 30 s.",
+    "retention": "Retention failed; the log says why. It is tried again every 30 s. With retention_bytes below what "
+    "waits for consumers nothing would be won by writing it again: let them catch up, or raise the bound.",
+    "damage": "Bytes of the log that were durable are damaged; what was left of them is kept in the file that is "
+    "named. Compare with a backup (notify backup verify), and run notify audit.",
 }
 """What each alarm means and what to do; docs/operating.md has this table."""
 

@@ -38,6 +38,7 @@ CARRY_ENTRIES = 10_000
 MOST_CARRIED_SHARE = 0.5
 """Of a segment that is dropped for want of room: where more than that is written again, little room is won by it."""
 LETTERS_AT_ONCE = 256
+MOST_HUSKS = 16
 
 Places = dict[int, tuple[int, int]]
 """Payload position to (size, CRC32C)."""
@@ -51,6 +52,7 @@ async def retain(store: LogStore, now_us: int, default_us: int, most_bytes: int)
     """
     _trim_by_size(store)
     _drop_settled_husks(store, now_us, default_us)
+    await _merge_husks(store, now_us, default_us)
     dropped = 0
     newest = store.segments.last.base
     while (part := _expired(store, now_us, default_us, most_bytes)) is not None and part.base < newest:
@@ -188,6 +190,29 @@ def _live_mask(store: LogStore, part: SealedPart, letters: NDArray[np.bool_]) ->
 def _delayed(store: LogStore, part: SealedPart | LivePart) -> list[int]:
     """The numbers of a part's entries that wait for their time."""
     return [row[2] for row in part.delayed_after(*store.state.times.released, FOR_EVER_US, 1 << 32)]
+
+
+async def _merge_husks(store: LogStore, now_us: int, default_us: int) -> None:
+    """Make one of many husks: dead letters may keep one of every segment, and each takes a file that is open."""
+    first = store.segments.all()[0].base
+    husks: list[SealedPart] = []
+    for part in store.state.parts:
+        if not isinstance(part, SealedPart) or part.base >= first:
+            break
+        if not default_us or part.time_max + default_us > now_us:
+            break  # its ids are still looked for
+        husks.append(part)
+    if len(husks) <= MOST_HUSKS:
+        return
+    live = [part.entries[_live_mask(store, part, await _letters(store, part))] for part in husks]
+    kept, *others = husks
+    data = sealed.build(np.concatenate(live).tobytes(), kept.base, husks[-1].end)
+    await asyncio.to_thread(store.disk.replace, kept.name, data)
+    # From here on a start passes over the others: they lie within the one that was made of them.
+    store.replace_part(kept, SealedPart(store.disk, kept.name, is_fresh=True))
+    for part in others:
+        store.remove_part(part)
+        store.disk.unlink(part.name)
 
 
 def _drop_settled_husks(store: LogStore, now_us: int, default_us: int) -> None:

@@ -197,9 +197,17 @@ class LogStore(LogTransactions, LogTopics, LogMessages, LogGroups):
 
     def _open_husks(self, first_base: int) -> None:
         """Indexes of dropped segments whose unsettled messages were carried."""
+        merged_to = 0
         for name in self.disk.names():
-            if name.endswith(".idx") and int(name.partition(".")[0]) < first_base:
-                self.state.parts.append(SealedPart(self.disk, name))
+            if not name.endswith(".idx") or int(name.partition(".")[0]) >= first_base:
+                continue
+            part = SealedPart(self.disk, name)
+            if part.base < merged_to:  # it was merged into the one before, just as the process ended
+                part.close()
+                self.disk.unlink(name)
+                continue
+            merged_to = part.end
+            self.state.parts.append(part)
 
     def _find_starts(self) -> None:
         """The first retained offset of each queue, where segments were dropped."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from notify.errors import Unavailable
 from storage.log import LogStore, journal
+from storage.log.retention import MOST_HUSKS
 from storage.store import Due, NewTransaction, Put, SettleKind, State, Subscription, Topic, redriven_id
 from tests.contract.stores import T0
 from tests.support.disks import UnsyncedDisk
@@ -419,3 +421,60 @@ class NoRoomButTheBallast(UnsyncedDisk):
     def _check(self) -> None:
         if self.is_full and "ballast" in self.names():
             raise OSError(errno.ENOSPC, "injected: no space left on device")
+
+
+def test_dead_letters_of_many_segments_keep_few_files(tmp_path: Path) -> None:
+    """Each dropped segment leaves an index where a letter was in it: they are merged, over a kill in between, too."""
+
+    async def run() -> None:
+        store = opened(tmp_path / "log")
+        await store.open(T0)
+        await store.create_topic(Topic("t"))
+        await store.subscribe(Subscription("c", "t"), [0])
+        letters: list[bytes] = []
+
+        async def one_more(at: int) -> None:
+            await fill(store, 20, at)
+            end = store.bounds("t", 0)[1]
+            last = store.read("t", 0, end - 1, 1, 1 << 20)
+            store.dead_letter_soon("c", [(last[0], last[0].payload)], at)
+            letters.append(last[0].payload)
+            await store.settle("c", "t", 0, [(0, end)], SettleKind.ACK, at)
+            await store.retain(at)
+
+        for hours in range(0, 60, 2):
+            await one_more(T0 + hours * HOUR)
+
+        def husks() -> list[str]:
+            first = store.segments.all()[0].base
+            return [name for name in store.disk.names() if name.endswith(".idx") and int(name[:20]) < first]
+
+        def kept() -> list[bytes]:
+            return [m.payload for m in store.read("dead-letter.c", 0, 0, 100, 1 << 20)]
+
+        assert kept() == letters
+        assert 1 < len(husks()) <= MOST_HUSKS + 4
+        before = tmp_path / "before"
+        shutil.copytree(tmp_path / "log", before)
+        for hours in range(60, 120, 2):
+            await one_more(T0 + hours * HOUR)
+        assert kept() == letters
+        await store.close()
+        # Files that a merge had not removed yet lie within the one that it made.
+        left = [path for path in husks_of(before) if not (tmp_path / "log" / path.name).exists()]
+        assert left
+        for path in left:
+            shutil.copy(path, tmp_path / "log" / path.name)
+        store = opened(tmp_path / "log")
+        await store.open(T0)
+        assert kept() == letters
+        assert not any((tmp_path / "log" / path.name).exists() for path in left)
+        await store.close()
+
+    asyncio.run(run())
+
+
+def husks_of(directory: Path) -> list[Path]:
+    """Indexes of segments that were dropped."""
+    first = min(path.stem for path in directory.glob("*.log"))
+    return [path for path in directory.glob("*.idx") if path.stem < first]
