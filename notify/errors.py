@@ -37,17 +37,18 @@ class NotifyError(Exception):
     status = 500
     retryable = False
 
-
-class InvalidRequest(NotifyError):
-    code = "invalid"
-    status = 422
-
-    def __init__(self, detail: str, code: str | None = None, status: int | None = None) -> None:
+    def __init__(self, detail: str = "", code: str | None = None, status: int | None = None) -> None:
+        """`code`, `status`: others than the class has, for what is told apart by its code alone."""
         super().__init__(detail)
         if code is not None:
             self.code = code
         if status is not None:
             self.status = status
+
+
+class InvalidRequest(NotifyError):
+    code = "invalid"
+    status = 422
 
 
 class TooLarge(InvalidRequest):
@@ -87,11 +88,6 @@ class Forbidden(NotifyError):
     code = "forbidden"
     status = 403
 
-    def __init__(self, detail: str, code: str | None = None) -> None:
-        super().__init__(detail)
-        if code is not None:
-            self.code = code
-
 
 class WrongRole(NotifyError):
     code = "wrong_role"
@@ -128,9 +124,7 @@ class Backpressure(Unavailable):
     status = 429
 
     def __init__(self, detail: str, code: str | None = None, retry_after: float = 1.0) -> None:
-        super().__init__(detail)
-        if code is not None:
-            self.code = code
+        super().__init__(detail, code)
         self.retry_after = retry_after
 
 

@@ -19,9 +19,10 @@ def check_bridge(known: BridgeState, batch: BridgeBatch) -> None:
     if batch.epoch > known.epoch and not batch.claim:
         raise stale_epoch(f"source {batch.source!r}: epoch {batch.epoch} was never claimed; claim it first")
     if batch.expected_position != known.position:
-        refused = Conflict(f"source {batch.source!r} stands at {known.position!r}, not at {batch.expected_position!r}")
-        refused.code = "unexpected_position"
-        raise refused
+        raise Conflict(
+            f"source {batch.source!r} stands at {known.position!r}, not at {batch.expected_position!r}",
+            "unexpected_position",
+        )
 
 
 def is_prepared_by(source: str, half_source: str, half_instance: str) -> bool:
@@ -33,16 +34,13 @@ def is_prepared_by(source: str, half_source: str, half_instance: str) -> bool:
 def refuse_foreign(batch: BridgeBatch, foreign: Sequence[bytes]) -> None:
     """Raises Conflict where a batch would commit halves that no bridge of its source has prepared."""
     if foreign:
-        refused = Conflict(
+        raise Conflict(
             f"half {ids.to_text(foreign[0])} is none that a bridge of source {batch.source!r} prepared: its producers "
-            f"decide it ({len(foreign)} such)"
+            f"decide it ({len(foreign)} such)",
+            "foreign_half",
         )
-        refused.code = "foreign_half"
-        raise refused
 
 
 def stale_epoch(detail: str) -> Conflict:
     """What a bridge hears that another has superseded."""
-    refused = Conflict(detail)
-    refused.code = "stale_epoch"
-    return refused
+    return Conflict(detail, "stale_epoch")

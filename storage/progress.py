@@ -48,10 +48,6 @@ class QueueProgress:
     def is_settled(self, offset: int) -> bool:
         return offset < self.floor or offset in self.settled
 
-    def runs(self) -> list[tuple[int, int]]:
-        """The settled offsets above the floor as (first, count)."""
-        return list(self.settled)
-
     def next_unsettled(self, offset: int) -> int:
         """The first offset from `offset` on that is not settled."""
         offset = max(offset, self.floor)

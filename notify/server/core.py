@@ -15,6 +15,7 @@ from notify.server.checks import Checks
 from notify.server.clock import Clock, wall_clock
 from notify.server.delivery import Delivery
 from notify.server.flow import Flow, RateLimits
+from notify.server.log_rate import LogRate
 from notify.server.metrics import Metrics
 from notify.server.topics import Topics
 from notify.server.transactions import Transactions
@@ -84,9 +85,10 @@ class Core:
             self._drop_oldest,
             self._deliver,
             self._ask,
-            self._retain,
+            self._retain_now_and_then,
         )
         """What is done when time passes. One that has to wait for room holds up none of the others."""
+        self._postponed = LogRate(1)
         self._asked_to_act: list[asyncio.Future[None]] = []
         self._sleeping: asyncio.Future[None] | None = None
 
@@ -134,7 +136,8 @@ class Core:
                     await step()
                 except Unavailable as error:
                     # No room on the disk, say: this waits, and is tried again; the other steps go on.
-                    log.warning("postponed", step=step.__name__, reason=str(error))
+                    if self._postponed.may():
+                        log.warning("postponed", step=step.__name__, reason=str(error))
                     await asyncio.sleep(POSTPONED_SECONDS)
             self.ticked_us = self.clock()
             _wake(*asked)
@@ -151,9 +154,6 @@ class Core:
         await self.checks.tick()
         self.store.ripen_checks(self.clock())
 
-    async def _retain(self) -> None:
-        self._retain_now_and_then()
-
     async def act(self) -> None:
         """Act at once on what is due by now, and return when that is done: for a clock that jumps, as a test's does."""
         asked = asyncio.get_running_loop().create_future()
@@ -162,7 +162,7 @@ class Core:
             _wake(self._sleeping)
         await asked
 
-    def _retain_now_and_then(self) -> None:
+    async def _retain_now_and_then(self) -> None:
         """Retention runs beside everything else; what stops it (a full disk, say) is tried again later."""
         now_us = self.clock()
         if now_us - self._retained_us < RETAIN_EVERY_US:

@@ -274,13 +274,12 @@ class LogMessages:
         queues: list[Queue | None] = []
         for entry in times.pop_due(now_us, limit):
             row = ENTRY_HEAD.unpack_from(entry)
-            topic, number = self.state.topics_by_id[row[3]], row[2]
-            if topic.grown and (hashed_key := int.from_bytes(entry[-8:], "little")):
-                number = topic.queue_of_hash(hashed_key)  # the topic may have grown while it waited
-            queue = topic.queues[number]
+            queue = self.state.topics_by_id[row[3]].queue_now(row[2], entry)
             offset = queue.next_offset
             queue.next_offset = offset + 1
-            head = ENTRY_HEAD.pack(EntryKind.QUEUE, row[1] & (FLAG_TTL | FLAG_FORCED), number, row[3], now_us, offset)
+            head = ENTRY_HEAD.pack(
+                EntryKind.QUEUE, row[1] & (FLAG_TTL | FLAG_FORCED), queue.number, row[3], now_us, offset
+            )
             entries.append(head + entry[ENTRY_HEAD_SIZE:])
             queues.append(queue)
         opened = self.journal.open

@@ -32,10 +32,9 @@ class Policy(msgspec.Struct, frozen=True):
         )
         return DEFAULT_POLICY if policy == DEFAULT_POLICY else policy
 
-    def record(self) -> list[Any]:
-        """As META records and checkpoints carry it: what is not the default behind the first two."""
-        more = {name: getattr(self, name) for name in _MORE if getattr(self, name)}
-        return [self.retention_us, int(self.flush), *([more] if more else [])]
+    def others(self) -> dict[str, Any]:
+        """What is not the default, but for the first two."""
+        return {name: getattr(self, name) for name in _MORE if getattr(self, name)}
 
     @classmethod
     def from_record(cls, record: list[Any]) -> Policy:
@@ -94,9 +93,8 @@ class LogTopic(msgspec.Struct, gc=False, eq=False):
 
     def record(self) -> list[Any]:
         """What META records and checkpoints carry behind the topic's name and number of queues."""
-        retention_us, flush, *more = self.policy.record()
-        extra = (more[0] if more else {}) | ({"grown": self.grown} if self.grown else {})
-        return [retention_us, flush, *([extra] if extra else [])]
+        others = self.policy.others() | ({"grown": self.grown} if self.grown else {})
+        return [self.policy.retention_us, int(self.policy.flush), *([others] if others else [])]
 
     def restore(self, record: list[Any]) -> None:
         """Take over what `record` gave."""
@@ -137,6 +135,15 @@ class LogTopic(msgspec.Struct, gc=False, eq=False):
     def queue_of_hash(self, hashed_key: int) -> int:
         """The queue of a key, by its hash."""
         return hashed_key % len(self.queues)
+
+    def queue_now(self, chosen: int, tail: bytes) -> Queue:
+        """The queue of a message that is committed or released now; `tail`: the end of its entry.
+
+        `chosen`, when it was stored, may be from before the topic grew: a key's messages go where it belongs now.
+        """
+        if self.grown and (hashed_key := int.from_bytes(tail[-8:], "little")):
+            chosen = self.queue_of_hash(hashed_key)
+        return self.queues[chosen]
 
 
 class TopicsById:

@@ -12,6 +12,7 @@ CARRY record and in every checkpoint after it. The segment goes only after such 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +56,12 @@ async def retain(store: LogStore, now_us: int, default_us: int, most_bytes: int)
     await _merge_husks(store, now_us, default_us)
     dropped = 0
     newest = store.segments.last.base
-    while (part := _expired(store, now_us, default_us, most_bytes)) is not None and part.base < newest:
+    while (part := _oldest(store)) is not None and part.base < newest:
+        is_due = _is_due(store, part, now_us, default_us)
+        if not is_due and not (most_bytes and store.journal.end - part.base > most_bytes):
+            break
         live = _live_mask(store, part, await _letters(store, part))
-        if not _is_due(store, part, now_us, default_us):  # there is only no room for it
+        if not is_due:  # there is only no room for it
             waiting = int(part.entries["size"][live].sum())
             if waiting > MOST_CARRIED_SHARE * (part.end - part.base):
                 raise Unavailable(
@@ -65,7 +69,7 @@ async def retain(store: LogStore, now_us: int, default_us: int, most_bytes: int)
                     f"{waiting:,} of the {part.end - part.base:,} bytes of its oldest segment wait for consumers: "
                     "let them catch up, or raise retention_bytes"
                 )
-        await _drop(store, part, live, now_us, keep_ids=not default_us or part.time_max + default_us > now_us)
+        await _drop(store, part, live, now_us, keep_ids=not _is_old(part, now_us, default_us))
         dropped += 1
     return dropped
 
@@ -100,20 +104,21 @@ def _groups_by_topic(store: LogStore) -> dict[int, list[str]]:
     return groups
 
 
-def _expired(store: LogStore, now_us: int, default_us: int, most_bytes: int) -> SealedPart | None:
-    """The oldest segment, if its time or room is over. The live one's never is, nor one's that is not sealed yet."""
+def _oldest(store: LogStore) -> SealedPart | None:
+    """The index of the oldest segment; None for the live one, and for one that is not sealed yet."""
     first = store.segments.all()[0]
     part = next((p for p in store.state.parts if p.base == first.base), None)
-    if not isinstance(part, SealedPart):
-        return None
-    if most_bytes and store.journal.end - first.base > most_bytes:
-        return part
-    return part if _is_due(store, part, now_us, default_us) else None
+    return part if isinstance(part, SealedPart) else None
+
+
+def _is_old(part: SealedPart, now_us: int, default_us: int) -> bool:
+    """Whether the time for which ids are kept is over for all of a part."""
+    return bool(default_us) and part.time_max + default_us <= now_us
 
 
 def _is_due(store: LogStore, part: SealedPart, now_us: int, default_us: int) -> bool:
     """Whether the time of everything in a part is over."""
-    if not len(part.runs) and not (default_us and part.time_max + default_us <= now_us):
+    if not len(part.runs) and not _is_old(part, now_us, default_us):
         return False
     return all(_is_over(store, part, run, now_us, default_us) for run in part.runs)
 
@@ -192,16 +197,16 @@ def _delayed(store: LogStore, part: SealedPart | LivePart) -> list[int]:
     return [row[2] for row in part.delayed_after(*store.state.times.released, FOR_EVER_US, 1 << 32)]
 
 
+def _husks(store: LogStore) -> list[SealedPart]:
+    """Indexes of dropped segments, kept for messages that were carried, and for ids before their time; oldest first."""
+    first = store.segments.all()[0].base
+    return [part for part in store.state.parts if isinstance(part, SealedPart) and part.base < first]
+
+
 async def _merge_husks(store: LogStore, now_us: int, default_us: int) -> None:
     """Make one of many husks: dead letters may keep one of every segment, and each takes a file that is open."""
-    first = store.segments.all()[0].base
-    husks: list[SealedPart] = []
-    for part in store.state.parts:
-        if not isinstance(part, SealedPart) or part.base >= first:
-            break
-        if not default_us or part.time_max + default_us > now_us:
-            break  # its ids are still looked for
-        husks.append(part)
+    # Up to the first whose ids are still looked for: the one that is made of them covers all between the ends.
+    husks = list(itertools.takewhile(lambda part: _is_old(part, now_us, default_us), _husks(store)))
     if len(husks) <= MOST_HUSKS:
         return
     live = [part.entries[_live_mask(store, part, await _letters(store, part))] for part in husks]
@@ -216,10 +221,8 @@ async def _merge_husks(store: LogStore, now_us: int, default_us: int) -> None:
 
 
 def _drop_settled_husks(store: LogStore, now_us: int, default_us: int) -> None:
-    """A husk is the index of a dropped segment, kept for messages that were carried, and for ids before their time."""
-    first = store.segments.all()[0].base
-    for part in [p for p in store.state.parts if isinstance(p, SealedPart) and p.base < first]:
-        if not default_us or part.time_max + default_us > now_us or _has_letters(store, part):
+    for part in _husks(store):
+        if not _is_old(part, now_us, default_us) or _has_letters(store, part):
             continue
         if not _live_mask(store, part, np.zeros(part.count, bool)).any():
             store.remove_part(part)

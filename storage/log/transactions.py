@@ -219,15 +219,11 @@ class LogTransactions:
                 times.add(due_us, position, entry)
                 self.journal.open.delayed.append((due_us, position, number))
                 return entry, None
-        number = message.queue
-        if topic.grown and (hashed_key := int.from_bytes(message.tail[-8:], "little")):
-            # The half may be older than the topic's growth: a key's messages go where the key belongs now.
-            number = topic.queue_of_hash(hashed_key)
-        queue = topic.queues[number]
+        queue = topic.queue_now(message.queue, message.tail)
         offset = queue.next_offset
         queue.next_offset = offset + 1
         flags = message.flags & (FLAG_TTL | FLAG_FORCED)
-        return ENTRY_HEAD.pack(_QUEUE, flags, number, topic.id, now_us, offset) + message.tail, queue
+        return ENTRY_HEAD.pack(_QUEUE, flags, queue.number, topic.id, now_us, offset) + message.tail, queue
 
     def _compare(self, t: NewTransaction) -> PutResult:
         """What to answer to an id that is known: ALREADY for the same content of the same group, else IN_USE."""

@@ -125,13 +125,12 @@ def _refuse_change_of_mode(core: Core, known: Subscription, mode: str) -> None:
     there = {i.name for g in groups for i in g.instances.values() if now_us - i.asked_us < ACTIVE_US}
     there |= {lease.instance.name for g in groups for lease in g.leases.values() if lease.cursor.topic == known.topic}
     if there:
-        refused = Conflict(
+        raise Conflict(
             f"group {known.group!r} receives topic {known.topic!r} in mode {known.mode}, and "
             f"{', '.join(sorted(there)[:5])} asked for messages within {ACTIVE_US // 1_000_000} s: stop its consumers "
-            f"and wait for so long before it is {mode}, or send force"
+            f"and wait for so long before it is {mode}, or send force",
+            "mode_in_use",
         )
-        refused.code = "mode_in_use"
-        raise refused
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:

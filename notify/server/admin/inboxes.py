@@ -30,13 +30,12 @@ class Whole(BaseModel):
 def refuse_before(s: Subscription, times_us: Iterable[int]) -> None:
     """Raises Conflict if one of these messages, by when it was committed, is older than what the inbox has rows of."""
     if any(time_us < s.inbox_from_us for time_us in times_us):
-        refused = Conflict(
+        raise Conflict(
             f"the inbox of group {s.group!r} has rows of topic {s.topic!r} only from {instant(s.inbox_from_us)} on: "
             "older messages would take effect a second time; begin later, or send force (of a start: subscribe the "
-            "group first, with force)"
+            "group first, with force)",
+            "before_inbox",
         )
-        refused.code = "before_inbox"
-        raise refused
 
 
 def first_from(core: Core, topic: str, queue: int, offset: int) -> list[int]:

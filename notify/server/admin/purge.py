@@ -65,11 +65,10 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         preview = _preview(desk.core, topic, write.before)
         if preview["missed"] and not write.force and not write.dry_run:
             groups = ", ".join(f"{group} {count}" for group, count in sorted(preview["missed"].items())[:10])
-            refused = Conflict(
-                f"groups have not settled all of them: {groups}; let them catch up, reset them, or purge with force"
+            raise Conflict(
+                f"groups have not settled all of them: {groups}; let them catch up, reset them, or purge with force",
+                "not_settled",
             )
-            refused.code = "not_settled"
-            raise refused
         return await desk.carry_out(write, who, "topic.purge", name, lambda: drop(topic, preview), preview)
 
     @routes.post("/groups/{name}/dead-letters/purge")

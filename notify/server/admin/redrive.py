@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from notify import ids
-from notify.errors import NotifyError
+from notify.errors import InvalidRequest, NotFound, NotifyError
 from notify.message import FIRST_ID, REPLAY
 from notify.server.admin.inboxes import refuse_letter
 from notify.server.core import Core
@@ -221,13 +221,9 @@ async def _retry_topic(core: Core, group: str, p: Payload) -> str:
     store = core.queues
     of = store.subscription(group, p.topic)
     if of is None:
-        refused = NotifyError(f"group {group!r} does not subscribe to {p.topic!r} any more")
-        refused.status, refused.code = 404, "not_found"
-        raise refused
+        raise NotFound(f"group {group!r} does not subscribe to {p.topic!r} any more")
     if of.mode == "broadcast":
-        refused = NotifyError(f"topic {p.topic!r} is broadcast: send the message again with publish")
-        refused.status, refused.code = 422, "broadcast"
-        raise refused
+        raise InvalidRequest(f"topic {p.topic!r} is broadcast: send the message again with publish", "broadcast")
     name = retry_topic(group, p.topic)
     if store.subscription(group, name) is None:
         core.topics.put_soon(Topic(name))

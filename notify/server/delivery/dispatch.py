@@ -136,11 +136,6 @@ class Delivery:
         self._follow(subscription, moved=True)
         await self._store.sync()
 
-    def topics_of(self, group: str) -> list[str]:
-        """The topics that a group receives."""
-        found = self.groups.get(group)
-        return [] if found is None else list(dict.fromkeys(topic for topic, _ in found.cursors))
-
     def instances_of(self, group: str) -> list[Group]:
         """Of a group that broadcasts: what is kept for each of its instances."""
         return self._instances.get(group, [])
@@ -173,22 +168,21 @@ class Delivery:
 
         Where the storage refuses that for a while, `tick` tries again: no message is missed by it.
         """
-        patterns = self._store.patterns()
-        for name in sorted(self._not_followed) if patterns else ():
-            topic = self._store.topic(name)
-            for pattern in patterns if topic is not None else ():
-                if not _is_meant(pattern.topic, name) or self._store.subscription(pattern.group, name) is not None:
-                    continue
-                assert topic is not None
-                subscription = dataclasses.replace(pattern, topic=name)
-                try:
-                    self._store.subscribe_soon(subscription, [0] * topic.queues)
-                except Unavailable:
-                    return
+        try:
+            for name in sorted(self._not_followed):
+                topic = self._store.topic(name)
+                if topic is not None:
+                    self._follow_new(topic)
+                self._not_followed.discard(name)
+        except Unavailable:
+            return
+
+    def _follow_new(self, topic: Topic) -> None:
+        for pattern in self._store.patterns():
+            if _is_meant(pattern.topic, topic.name) and self._store.subscription(pattern.group, topic.name) is None:
+                subscription = dataclasses.replace(pattern, topic=topic.name)
+                self._store.subscribe_soon(subscription, [0] * topic.queues)
                 self._follow(subscription, moved=True)
-            self._not_followed.discard(name)
-        if not patterns:
-            self._not_followed.clear()
 
     async def set_priorities(self, group: str, priorities: Priorities) -> None:
         """Other classes, weights or shares from now on."""
@@ -341,13 +335,12 @@ class Delivery:
         own = f"{name}@{instance}"
         known = self.groups[own].modes() if own in self.groups else {}
         if own not in self.groups and len(self._instances.get(name, ())) >= MOST_BROADCAST_INSTANCES:
-            refused = Conflict(
+            raise Conflict(
                 f"group {name!r} keeps messages for {MOST_BROADCAST_INSTANCES} instances already: give each consumer a "
                 "name that stays the same over its starts (`instance`); one that asks for nothing is forgotten after "
-                f"{INSTANCE_IDLE_US // 3_600_000_000} hours"
+                f"{INSTANCE_IDLE_US // 3_600_000_000} hours",
+                "too_many_instances",
             )
-            refused.code = "too_many_instances"
-            raise refused
         for topic in sorted(broadcast):
             if topic not in known:
                 of_group = self._store.subscription(name, topic)

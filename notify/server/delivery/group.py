@@ -6,14 +6,15 @@ import heapq
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from notify.errors import Conflict, Forbidden, InvalidRequest, NotifyError, StaleReceipt
 from notify.limits import LIMITS, check_between
 from notify.message import REPLAY
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.instances import ACTIVE_US, Instance
-from notify.server.delivery.leases import Attempt, Dead, Handed, Lease, Owner, Plan
+from notify.server.delivery.leases import Acked, Attempt, Dead, Handed, Lease, Owner, Plan
 from notify.server.delivery.ordered import OrderedCursor
 from notify.server.delivery.pace import BEHIND, BUSY_LIMIT, Pace
 from notify.server.delivery.rate import TokenBucket
@@ -100,24 +101,27 @@ class Group:
     def _look_at_growth(self) -> None:
         """Let queues of topics that grew go on where all are settled up to that growth: a key may have changed its
         queue by it, and its later messages wait for its earlier ones."""
-        for topic in list(self._growth):
-            described = self._store.topic(topic)
-            grown = () if described is None else described.grown
-            number = before = self._growth[topic]
-            while number < len(grown) and all(
-                self.cursors[(topic, queue)].is_settled_to(end) for queue, end in enumerate(grown[number])
+        for name, before in list(self._growth.items()):
+            topic = self._store.topic(name)
+            if topic is None:
+                del self._growth[name]
+                continue
+            cursors = [self.cursors[(name, queue)] for queue in range(topic.queues)]
+            number = before
+            while number < len(topic.grown) and all(
+                cursor.is_settled_to(end) for cursor, end in zip(cursors, topic.grown[number], strict=False)
             ):
                 number += 1
-            is_over = number == len(grown)
-            if is_over:
-                del self._growth[topic]
+            ends: Iterable[int | None]
+            if number < len(topic.grown):
+                self._growth[name] = number
+                ends = itertools.chain(topic.grown[number], itertools.repeat(0))  # queues since then wait wholly
             else:
-                self._growth[topic] = number
-            for queue in range(0 if described is None else described.queues):
-                cursor = self.cursors[(topic, queue)]
-                ends = grown[number] if not is_over else ()
-                cursor.until = None if is_over else ends[queue] if queue < len(ends) else 0
-                if number != before or is_over:
+                del self._growth[name]
+                ends = itertools.repeat(None)
+            for cursor, end in zip(cursors, ends, strict=False):
+                cursor.until = end
+                if number != before or end is None:
                     self.turns.wake(cursor)
 
     def _forget(self, cursor: Cursor) -> None:
@@ -271,12 +275,11 @@ class Group:
             if owner.instance == instance or owner.until_us <= now_us or (topics is not None and topic not in topics):
                 continue
             if self.cursors[(topic, 0)].subscription.mode == "exclusive":
-                refused = Conflict(
+                raise Conflict(
                     f"topic {topic!r} is exclusive in group {self.name!r}, and instance {owner.instance!r} has it; "
-                    "use the mode failover for a standby"
+                    "use the mode failover for a standby",
+                    "topic_is_taken",
                 )
-                refused.code = "topic_is_taken"
-                raise refused
 
     def _owns(self, instance: str, topic: str, lease_us: int, now_us: int) -> bool:
         """Whether the instance has the topic, taking it if nobody has it any more."""
@@ -385,31 +388,27 @@ class Group:
     def _carry_out(self, plan: Plan, now_us: int) -> dict[int, NotifyError]:
         """Append what was planned, and change what is in memory as far as that succeeds; else why, by the item."""
         refused: dict[int, NotifyError] = {}
-        for cursor, acked in plan.acked.items():
-            try:
-                self._ack(cursor, acked, now_us)
-            except NotifyError as refusal:
-                refused.update(dict.fromkeys([number for number, _, _ in acked], refusal))
-        for cursor, again in plan.again.items():
-            try:
-                self._try_again(cursor, again, now_us)
-            except NotifyError as refusal:
-                refused.update(dict.fromkeys([attempt.item for attempt in again], refusal))
-        for cursor, dead in plan.dead.items():
-            try:
-                self._bury(cursor, dead, now_us)
-            except NotifyError as refusal:
-                refused.update(dict.fromkeys([letter.item for letter in dead], refusal))
+        steps: tuple[tuple[Callable[[Cursor, list[Any], int], None], dict[Cursor, list[Any]]], ...] = (
+            (self._ack, plan.acked),
+            (self._try_again, plan.again),
+            (self._bury, plan.dead),
+        )
+        for step, by_cursor in steps:
+            for cursor, asked in by_cursor.items():
+                try:
+                    step(cursor, asked, now_us)
+                except NotifyError as refusal:
+                    refused.update(dict.fromkeys([one.item for one in asked], refusal))
         return refused
 
-    def _ack(self, cursor: Cursor, acked: list[tuple[int, Lease, range]], now_us: int) -> None:
+    def _ack(self, cursor: Cursor, acked: list[Acked], now_us: int) -> None:
         offsets: list[int] = []
-        for _, lease, indexes in acked:
-            offsets += lease.offsets[indexes.start : indexes.stop]
+        for lease, places, _ in acked:
+            offsets += lease.offsets[places.start : places.stop]
         self._store.settle_soon(self.name, cursor.topic, cursor.queue, to_runs(sorted(offsets)), SettleKind.ACK)
-        for _, lease, indexes in acked:
-            lease.instance.finish(len(indexes), now_us)
-            self._close(lease, indexes)
+        for lease, places, _ in acked:
+            lease.instance.finish(len(places), now_us)
+            self._close(lease, places)
         self._metrics.acked += len(offsets)
         cursor.finished(offsets)
         self.turns.wake(cursor)
@@ -491,7 +490,7 @@ class Group:
             self._renew(lease, indexes, item.lease, now_us)
             return
         if item.action == "ack":
-            plan.acked.setdefault(cursor, []).append((number, lease, indexes))
+            plan.acked.setdefault(cursor, []).append(Acked(lease, indexes, number))
         elif item.action == "dead_letter":
             reason = item.reason or "refused by the consumer"
             plan.dead.setdefault(cursor, []).extend([Dead(lease, index, reason, number) for index in indexes])

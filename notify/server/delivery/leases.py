@@ -46,6 +46,15 @@ class Handed:
             yield f"{self.token}{i}", message, 1 if self.attempts is None else self.attempts[i]
 
 
+class Acked(NamedTuple):
+    """Messages of a lease that are acknowledged."""
+
+    lease: Lease
+    places: range
+    item: int
+    """Which item of the request says so."""
+
+
 class Attempt(NamedTuple):
     """A message of a lease whose attempt failed: how many there were, and when the next is due (0: at once)."""
 
@@ -72,8 +81,7 @@ class Plan:
     __slots__ = ("acked", "again", "dead", "taken")
 
     def __init__(self) -> None:
-        self.acked: dict[Cursor, list[tuple[int, Lease, range]]] = {}
-        """The item's number, and which messages of the lease are acknowledged."""
+        self.acked: dict[Cursor, list[Acked]] = {}
         self.again: dict[Cursor, list[Attempt]] = {}
         self.dead: dict[Cursor, list[Dead]] = {}
         self.taken: dict[int, set[int]] = {}
