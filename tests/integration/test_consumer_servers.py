@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,19 @@ def registry(notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch) -> 
     return Registry(monkeypatch, notify_server.url)
 
 
+def busy_consumer(url: str, **options: Any) -> tuple[Consumer, threading.Event, threading.Event]:
+    """A consumer whose handler takes its time; when it has begun, and when it may end."""
+    has_begun, may_end = threading.Event(), threading.Event()
+    consumer = Consumer(url, group="g", **options)
+
+    @consumer.subscribe("t")
+    def handle(message: ReceivedMessage) -> None:
+        has_begun.set()
+        assert may_end.wait(PATIENCE_SECONDS)
+
+    return consumer, has_begun, may_end
+
+
 def test_a_server_that_was_missing_from_the_registry_is_consumed_from_again(
     notify_server: InMemoryServer, registry: Registry
 ) -> None:
@@ -47,12 +61,7 @@ def test_a_server_that_was_missing_from_the_registry_is_consumed_from_again(
     url = notify_server.url
     subscribe(url, "g", "t")
     publish(url, "t", [str(n) for n in range(32)])
-    may_end = threading.Event()
-    consumer = Consumer(url, group="g", concurrency=32, batch=32)
-
-    @consumer.subscribe("t")
-    def handle(message: ReceivedMessage) -> None:
-        assert may_end.wait(PATIENCE_SECONDS)
+    consumer, _, may_end = busy_consumer(url, concurrency=32, batch=32)
 
     with running(consumer):
         eventually(lambda: notify_server.under_way("/v1/groups/g/receive") == 0 and lag(url, "g") == 32, "32 in hand")
@@ -68,13 +77,7 @@ def test_an_ack_reaches_a_server_that_left_the_registry(notify_server: InMemoryS
     url = notify_server.url
     subscribe(url, "g", "t")
     publish(url, "t", ["x"])
-    has_begun, may_end = threading.Event(), threading.Event()
-    consumer = Consumer(url, group="g")
-
-    @consumer.subscribe("t")
-    def handle(message: ReceivedMessage) -> None:
-        has_begun.set()
-        assert may_end.wait(PATIENCE_SECONDS)
+    consumer, has_begun, may_end = busy_consumer(url)
 
     with running(consumer):
         assert has_begun.wait(PATIENCE_SECONDS)
@@ -116,13 +119,7 @@ def test_a_stop_waits_until_the_server_takes_the_ack(notify_server: InMemoryServ
     url = notify_server.url
     subscribe(url, "g", "t")
     publish(url, "t", ["x"])
-    has_begun, may_end = threading.Event(), threading.Event()
-    consumer = Consumer(url, group="g")
-
-    @consumer.subscribe("t")
-    def handle(message: ReceivedMessage) -> None:
-        has_begun.set()
-        assert may_end.wait(PATIENCE_SECONDS)
+    consumer, has_begun, may_end = busy_consumer(url)
 
     settle = "/v1/groups/g/settle"
     with running(consumer):
@@ -140,13 +137,7 @@ def test_a_stop_waits_for_a_handler_longer_than_its_lease(
     url = notify_server.url
     subscribe(url, "g", "t")
     publish(url, "t", ["x"])
-    has_begun, may_end = threading.Event(), threading.Event()
-    consumer = Consumer(url, group="g", lease=1)
-
-    @consumer.subscribe("t")
-    def handle(message: ReceivedMessage) -> None:
-        has_begun.set()
-        assert may_end.wait(PATIENCE_SECONDS)
+    consumer, has_begun, may_end = busy_consumer(url, lease=1)
 
     settle = "/v1/groups/g/settle"
     with running(consumer):
@@ -167,13 +158,7 @@ def test_a_stop_says_what_it_left(notify_server: InMemoryServer, caplog: pytest.
     url = notify_server.url
     subscribe(url, "g", "t")
     publish(url, "t", ["x"])
-    has_begun, may_end = threading.Event(), threading.Event()
-    consumer = Consumer(url, group="g", drain=0.05)
-
-    @consumer.subscribe("t")
-    def handle(message: ReceivedMessage) -> None:
-        has_begun.set()
-        assert may_end.wait(PATIENCE_SECONDS)
+    consumer, has_begun, may_end = busy_consumer(url, drain=0.05)
 
     with running(consumer):
         assert has_begun.wait(PATIENCE_SECONDS)
@@ -193,13 +178,7 @@ def test_a_failing_server_does_not_take_the_acks_of_another(
     url = notify_server.url
     subscribe(url, "g", "t")
     publish(url, "t", ["x"])
-    has_begun, may_end = threading.Event(), threading.Event()
-    consumer = Consumer(url, group="g")
-
-    @consumer.subscribe("t")
-    def handle(message: ReceivedMessage) -> None:
-        has_begun.set()
-        assert may_end.wait(PATIENCE_SECONDS)
+    consumer, has_begun, may_end = busy_consumer(url)
 
     failures: list[NotifyError] = []
 

@@ -10,27 +10,15 @@ import pytest
 
 from notify import ids
 from notify.errors import Conflict, InvalidRequest, NotifyError, UnknownTopic
-from notify.server.delivery import Delivery
 from notify.server.delivery.cursor import RUNS_BOUND
 from notify.server.delivery.dispatch import MOST_BROADCAST_INSTANCES
-from notify.server.metrics import Metrics
-from notify.server.topics import Topics
 from notify.wire import Payload, Receive, SettleItem, decode_payload, encode_msgpack
-from storage.memory import MemoryStore
 from storage.store import MOST_GROWN, NewMessage, NewTransaction, Subscription, Topic
-
-T0 = 1_800_000_000_000_000
-SECOND = 1_000_000
+from tests.support.delivery import SECOND, Scene
 
 
-class Scene:
-    """A delivery, and what a consumer of group `g` gets from it."""
-
-    def __init__(self, *, on_first_use: bool = True) -> None:
-        self.now_us = T0
-        self.store = MemoryStore()
-        self.topics = Topics(self.store, on_first_use=on_first_use)
-        self.delivery = Delivery(self.store, lambda: self.now_us, Metrics(), self.topics)
+class Groups(Scene):
+    """What a consumer of group `g` gets."""
 
     async def send(self, topic: str, *bodies: str, keyed: bool = False) -> None:
         """Messages without a transaction; with `keyed` the key is the body up to the first dash."""
@@ -67,7 +55,7 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 
 def test_a_pattern_meets_topics_whoever_makes_them() -> None:
     async def scenario() -> None:
-        s = Scene()
+        s = Groups()
         await s.delivery.subscribe_pattern(Subscription("g", "order.*"), None)
         await s.delivery.subscribe(Subscription("other", "order.placed"), None)
         await s.delivery.receive("another", Receive(instance="x", topics=["order.sent"]))
@@ -84,7 +72,7 @@ def test_a_message_that_fails_for_ever_does_not_stop_its_queue() -> None:
     """What is kept of a queue follows its gaps, not the messages that were settled behind them."""
 
     async def scenario() -> None:
-        s = Scene()
+        s = Groups()
         await s.delivery.subscribe(Subscription("g", "t", max_attempts=1000), "earliest")
         await s.send("t", "poison")
         poison = await s.receive(limit=1)
@@ -105,7 +93,7 @@ def test_a_message_that_fails_for_ever_does_not_stop_its_queue() -> None:
 
 def test_an_instance_alone_gets_messages_after_its_leases_ran_out() -> None:
     async def scenario() -> None:
-        s = Scene()
+        s = Groups()
         await s.delivery.subscribe(Subscription("g", "t"), "earliest")
         await s.send("t", *[f"m{n}" for n in range(40)])
         held = await s.receive(limit=20, lease=3600)
@@ -123,7 +111,7 @@ def test_an_instance_alone_gets_messages_after_its_leases_ran_out() -> None:
 
 def test_a_receipt_cannot_be_guessed() -> None:
     async def scenario() -> None:
-        s = Scene()
+        s = Groups()
         await s.delivery.subscribe(Subscription("g", "t"), "earliest")
         await s.send("t", "a", "b")
         first, second = [next(iter(await s.receive(limit=1))) for _ in range(2)]
@@ -136,7 +124,7 @@ def test_a_receipt_cannot_be_guessed() -> None:
 
 def test_rights_are_asked_when_a_message_is_handed_out_and_when_it_is_settled() -> None:
     async def scenario() -> None:
-        s = Scene()
+        s = Groups()
         for topic in ("a.x", "b.x"):
             await s.delivery.subscribe(Subscription("g", topic), "earliest")
         await s.send("b.x", "secret")
@@ -158,7 +146,7 @@ def test_rights_are_asked_when_a_message_is_handed_out_and_when_it_is_settled() 
 
 def test_a_request_to_receive_makes_no_topic_where_first_use_makes_none() -> None:
     async def scenario() -> None:
-        s = Scene(on_first_use=False)
+        s = Groups(on_first_use=False)
         with pytest.raises(UnknownTopic):
             await s.receive(topics=["mistyped"])
         with pytest.raises(NotifyError, match="number of topics"):
@@ -170,7 +158,7 @@ def test_a_request_to_receive_makes_no_topic_where_first_use_makes_none() -> Non
 
 def test_a_renewal_keeps_the_topic_for_its_owner() -> None:
     async def scenario() -> None:
-        s = Scene()
+        s = Groups()
         await s.delivery.subscribe(Subscription("g", "t", "failover"), "earliest")
         await s.send("t", "a", "b")
         held = await s.receive(limit=1, lease=5)
@@ -188,7 +176,7 @@ def test_a_topic_that_grows_keeps_the_order_of_each_key() -> None:
     """A key may belong to another queue then: its later messages wait for its earlier ones, and so do all others."""
 
     async def scenario() -> None:
-        s = Scene()
+        s = Groups()
         s.topics.put_soon(Topic("t", queues=2))
         await s.delivery.subscribe(Subscription("g", "t", "ordered"), "earliest")
         keys = [f"k{n}" for n in range(12)]
@@ -215,7 +203,7 @@ def test_a_topic_does_not_grow_without_end() -> None:
     """Each growth that still matters is remembered: forgetting one would break the order of keys."""
 
     async def scenario() -> None:
-        s = Scene()
+        s = Groups()
         s.topics.put_soon(Topic("t", queues=1))
         await s.send("t", "first")
         for queues in range(2, MOST_GROWN + 2):
@@ -230,7 +218,7 @@ def test_a_topic_does_not_grow_without_end() -> None:
 
 def test_a_group_has_a_bound_of_instances_that_a_topic_is_broadcast_to() -> None:
     async def scenario() -> None:
-        s = Scene()
+        s = Groups()
         await s.delivery.subscribe(Subscription("g", "t", "broadcast"), None)
         for number in range(MOST_BROADCAST_INSTANCES):
             await s.receive(instance=f"i{number}")

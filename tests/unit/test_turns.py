@@ -8,29 +8,19 @@ from collections import Counter
 from typing import Any
 
 from notify import ids
-from notify.server.delivery import Delivery
 from notify.server.delivery.instances import Instance, states
 from notify.server.delivery.rate import TokenBucket
-from notify.server.metrics import Metrics
-from notify.server.topics import Topics
 from notify.wire import Payload, Receive, SettleItem, encode_msgpack
-from storage.memory import MemoryStore
 from storage.store import NewMessage, NewTransaction, Priorities, PriorityClass, Subscription, Topic
+from tests.support.delivery import T0, Scene
 
-T0 = 1_800_000_000_000_000
 CLASSES = Priorities(
     (PriorityClass("high", 6, ("high-*",)), PriorityClass("normal", 3), PriorityClass("low", 1, ("low-*",)))
 )
 
 
-class Scene:
-    """A delivery over memory, with a clock that stands still unless it is moved."""
-
-    def __init__(self) -> None:
-        self.now_us = T0
-        self.store = MemoryStore()
-        self.topics = Topics(self.store)
-        self.delivery = Delivery(self.store, lambda: self.now_us, Metrics(), self.topics)
+class Groups(Scene):
+    """What consumers of group `g` get, and of which topics."""
 
     async def subscribe(self, *topics: str, group: str = "g", **fields: Any) -> None:
         for topic in topics:
@@ -53,7 +43,7 @@ class Scene:
 
 def test_weights_hold_while_all_classes_have_work() -> None:
     async def run() -> None:
-        s = Scene()
+        s = Groups()
         topics = ["high-1", "high-2", "plain", "low-1"]
         await s.subscribe(*topics)
         await s.delivery.set_priorities("g", CLASSES)
@@ -71,7 +61,7 @@ def test_weights_hold_while_all_classes_have_work() -> None:
 
 def test_an_idle_class_gives_its_share_to_the_others_and_saves_none_up() -> None:
     async def run() -> None:
-        s = Scene()
+        s = Groups()
         await s.subscribe("high-1", "plain", "low-1")
         await s.delivery.set_priorities("g", CLASSES)
         await s.fill("plain", 20_000)
@@ -88,7 +78,7 @@ def test_an_idle_class_gives_its_share_to_the_others_and_saves_none_up() -> None
 
 def test_a_thousand_topics_of_a_class_take_turns() -> None:
     async def run() -> None:
-        s = Scene()
+        s = Groups()
         topics = [f"t-{n}" for n in range(1000)]
         await s.subscribe(*topics)
         for topic in topics:
@@ -104,7 +94,7 @@ def test_a_thousand_topics_of_a_class_take_turns() -> None:
 
 def test_a_share_is_more_turns_and_changes_while_it_runs() -> None:
     async def run() -> None:
-        s = Scene()
+        s = Groups()
         await s.subscribe("a", "b")
         await s.fill("a", 60_000)
         await s.fill("b", 60_000)
@@ -120,7 +110,7 @@ def test_a_share_is_more_turns_and_changes_while_it_runs() -> None:
 
 def test_queues_without_messages_are_not_visited() -> None:
     async def run() -> None:
-        s = Scene()
+        s = Groups()
         await s.subscribe(*[f"t-{n}" for n in range(500)])
         assert await s.receive(10) == []
         group = s.delivery.groups["g"]
@@ -134,7 +124,7 @@ def test_queues_without_messages_are_not_visited() -> None:
 
 def test_topics_of_a_pattern_are_followed_when_they_are_made() -> None:
     async def run() -> None:
-        s = Scene()
+        s = Groups()
         await s.store.create_topic(Topic("task.1"))
         await s.fill("task.1", 2)
         assert await s.delivery.subscribe_pattern(Subscription("g", "task.*"), None) == ["task.1"]
@@ -151,7 +141,7 @@ def test_topics_of_a_pattern_are_followed_when_they_are_made() -> None:
 
 def test_a_stuck_consumer_gets_less_and_is_seen() -> None:
     async def run() -> None:
-        s = Scene()
+        s = Groups()
         await s.subscribe("t")
         await s.fill("t", 10_000)
         assert len(await s.receive(100, instance="stuck", ack=False, lease=1)) == 100
@@ -176,7 +166,7 @@ def test_a_stuck_consumer_gets_less_and_is_seen() -> None:
 
 def test_many_leases_that_run_out_at_once_count_once_and_renewed_ones_not_at_all() -> None:
     async def run() -> None:
-        s = Scene()
+        s = Groups()
         await s.subscribe(*[f"t-{n}" for n in range(8)])
         for n in range(8):
             await s.fill(f"t-{n}", 10)
@@ -197,7 +187,7 @@ def test_many_leases_that_run_out_at_once_count_once_and_renewed_ones_not_at_all
 
 def test_a_takeover_at_the_last_attempt_moves_to_the_dead_letters() -> None:
     async def run() -> None:
-        s = Scene()
+        s = Groups()
         await s.subscribe("t", mode="failover", max_attempts=1)
         await s.fill("t", 3)
         assert len(await s.receive(10, instance="a", ack=False, lease=1)) == 3
@@ -212,7 +202,7 @@ def test_a_takeover_at_the_last_attempt_moves_to_the_dead_letters() -> None:
 
 def test_a_slow_consumer_has_no_more_than_it_finishes_in_a_while() -> None:
     async def run() -> None:
-        s = Scene()
+        s = Groups()
         await s.subscribe("t")
         await s.fill("t", 60_000)
         await s.receive(1, instance="fast")
@@ -260,7 +250,7 @@ def test_a_bucket_holds_a_second_and_fills_steadily() -> None:
 
 def test_a_groups_rate_holds() -> None:
     async def run() -> None:
-        s = Scene()
+        s = Groups()
         await s.subscribe("t")
         await s.fill("t", 1000)
         s.delivery.set_rates({"g": 50})

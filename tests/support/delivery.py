@@ -1,0 +1,21 @@
+"""A delivery over memory, for tests of what groups are given and when: no server, and a clock that stands still."""
+
+from __future__ import annotations
+
+from notify.server.delivery import Delivery
+from notify.server.metrics import Metrics
+from notify.server.topics import Topics
+from storage.memory import MemoryStore
+
+T0 = 1_800_000_000_000_000
+SECOND = 1_000_000
+
+
+class Scene:
+    """Where its clock stands is `now_us`: a test moves it."""
+
+    def __init__(self, *, on_first_use: bool = True) -> None:
+        self.now_us = T0
+        self.store = MemoryStore()
+        self.topics = Topics(self.store, on_first_use=on_first_use)
+        self.delivery = Delivery(self.store, lambda: self.now_us, Metrics(), self.topics)
