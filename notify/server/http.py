@@ -9,7 +9,7 @@ import struct
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from http import HTTPStatus
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import structlog
@@ -56,6 +56,9 @@ from storage import crash_point
 from storage.store import StoredMessage
 
 log = structlog.get_logger("notify.server")
+
+Route = Callable[..., Awaitable[bytes]]
+"""What answers a request to a data route: called with the request, and with the names in its path."""
 
 FAULTS_A_SECOND = 10
 """How many faults of the server itself are logged: each comes with its traceback."""
@@ -224,6 +227,21 @@ _HEADS: dict[tuple[int, str], bytes] = {}
 class DataRoutes:
     """Answers requests to the data routes."""
 
+    ROUTES: ClassVar[tuple[tuple[str, str, str], ...]] = (
+        ("POST", "/v1/transactions", "transactions"),
+        ("POST", "/v1/transactions/outcomes", "outcomes"),
+        ("POST", "/v1/transactions/states", "states"),
+        ("POST", "/v1/checks/poll", "poll"),
+        ("POST", "/v1/messages", "messages"),
+        ("GET", "/v1/members", "members"),
+        ("GET", "/v1/bridge/{source}", "bridge_position"),
+        ("POST", "/v1/bridge/{source}/batches", "bridge_batch"),
+        ("POST", "/v1/groups/{group}/receive", "receive"),
+        ("POST", "/v1/groups/{group}/settle", "settle"),
+        ("GET", "/v1/topics/{topic}/queues/{queue}/messages", "pull"),
+    )
+    """Method, path and the name of what answers: every data route there is."""
+
     def __init__(
         self,
         core: Core,
@@ -234,13 +252,20 @@ class DataRoutes:
         self.core = core
         self._reply_bytes = reply_bytes
         self._members = members or (lambda: {"version": 0, "members": []})
-        self._post: dict[str, Callable[[Request], Awaitable[bytes]]] = {
-            "/v1/transactions": self.transactions,
-            "/v1/transactions/outcomes": self.outcomes,
-            "/v1/transactions/states": self.states,
-            "/v1/checks/poll": self.poll,
-            "/v1/messages": self.messages,
-        }
+        self._plain: dict[str, dict[str, Route]] = {}
+        self._named: dict[tuple[int, str], list[tuple[list[str], dict[str, Route]]]] = {}
+        """Routes with names in them, by the number of their parts and the part behind the version."""
+        for method, path, name in self.ROUTES:
+            if "{" in path:
+                parts = path.split("/")
+                of_kind = self._named.setdefault((len(parts), parts[2]), [])
+                methods = next((methods for known, methods in of_kind if known == parts), None)
+                if methods is None:
+                    methods = {}
+                    of_kind.append((parts, methods))
+            else:
+                methods = self._plain.setdefault(path, {})
+            methods[method] = getattr(self, name)
 
     async def answer(self, request: Request) -> Answer:
         """Every outcome is an answer: what is refused, and why, too."""
@@ -260,28 +285,24 @@ class DataRoutes:
             return Answer.problem(fault_of("request_failed", request.method, request.path))
         return Answer(200, MSGPACK if request.packed else JSON, body, request.retry_after)
 
-    def _find(self, method: str, path: str) -> Callable[[Request], Awaitable[bytes]]:
-        found = self._post.get(path)
-        wanted = "POST"
-        if found is None:
+    def _find(self, method: str, path: str) -> Route:
+        """What answers a request. Raises NotFound, InvalidRequest for a route that takes other methods."""
+        methods = self._plain.get(path)
+        names: list[str] = []
+        if methods is None:
             parts = path.split("/")
-            if len(parts) == 5 and parts[2] == "groups" and parts[4] in ("receive", "settle"):
-                route = self.receive if parts[4] == "receive" else self.settle
-                found = _bound(route, parts[3])
-            elif path == "/v1/members":
-                found, wanted = self.members, "GET"
-            elif len(parts) == 4 and parts[2] == "bridge":
-                found, wanted = _bound(self.bridge_position, parts[3]), "GET"
-            elif len(parts) == 5 and parts[2] == "bridge" and parts[4] == "batches":
-                found = _bound(self.bridge_batch, parts[3])
-            elif len(parts) == 7 and parts[2] == "topics" and parts[4] == "queues" and parts[6] == "messages":
-                found = _bound(self.pull, parts[3], parts[5])
-                wanted = "GET"
-        if found is None:
+            for known, of_known in self._named.get((len(parts), parts[2]), ()) if len(parts) > 2 else ():
+                if all(part == own or part[:1] == "{" for part, own in zip(known, parts, strict=True)):
+                    methods = of_known
+                    names = [own for part, own in zip(known, parts, strict=True) if part[:1] == "{"]
+                    break
+        if methods is None:
             raise NotFound(f"there is no route {path[:100]!r}")
-        if method != wanted:
-            raise InvalidRequest(f"this route takes {wanted}, not {method}", "method_not_allowed", 405)
-        return found
+        route = methods.get(method)
+        if route is None:
+            taken = " or ".join(sorted(methods))
+            raise InvalidRequest(f"this route takes {taken}, not {method}", "method_not_allowed", 405)
+        return _bound(route, *names) if names else route
 
     # --- producers --------------------------------------------------------------------------------------------
 
@@ -432,7 +453,7 @@ def _encode_items(request: Request, items: list[Item]) -> bytes:
     return request.encode(Items(items))
 
 
-def _bound(route: Callable[..., Awaitable[bytes]], *arguments: str) -> Callable[[Request], Awaitable[bytes]]:
+def _bound(route: Route, *arguments: str) -> Route:
     async def call(request: Request) -> bytes:
         return await route(request, *arguments)
 

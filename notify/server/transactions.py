@@ -149,8 +149,9 @@ class Transactions:
                 elif result.put == Put.ALREADY:
                     item = Item(name, 200, result.state.name, result.shard or self.shard, _FLUSH[result.flush])
                 else:
+                    # It may be another producer group's, which is not told how that one stands.
                     detail = "the id belongs to another transaction: other content, or another producer group"
-                    item = Item(name, 409, result.state.name, self.shard, code="id_in_use", detail=detail)
+                    item = Item(name, 409, code="id_in_use", detail=detail)
             answered.append(item)
         self.metrics.halves += stored
         if self.tracing:
@@ -216,7 +217,7 @@ class Transactions:
                 if isinstance(result, NotifyError):
                     item = failed(name, result)
                 elif result.put == Put.IN_USE:
-                    item = Item(name, 409, result.state.name, code="id_in_use", detail="the id is used already")
+                    item = Item(name, 409, code="id_in_use", detail="the id is used already")
                 else:
                     status = 201 if result.put == Put.STORED else 200
                     self.metrics.published += status == 201

@@ -98,8 +98,9 @@ def check_admin(request: Request) -> None:
     path = request.scope["path"]
     asked = request.path_params
     if request.method in ("GET", "HEAD"):
-        # Whoever may pull from a topic may know how many queues it has.
-        if not (path.startswith("/v1/admin/topics/") and principal.may("read", asked["name"])):
+        # Whoever may pull from a topic may know how many queues it has; not who else follows it.
+        is_topic = path.startswith("/v1/admin/topics/") and path.count("/") == 4
+        if not (is_topic and principal.may("read", asked["name"])):
             principal.check("view")
     elif (
         request.method == "PUT"

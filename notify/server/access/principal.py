@@ -94,10 +94,13 @@ class Principal:
             self._answers[asked] = answer
         return answer
 
-    def check(self, action: str, name: str = "*", topic: str = "*") -> None:
-        """Raises Forbidden with the right that it lacks."""
+    def check(self, action: str, name: str = "*", topic: str = "*", called: str = "") -> None:
+        """Raises Forbidden with the right that it lacks.
+
+        `called`: words in place of a name that the request did not have; whoever lacks the right is not told it.
+        """
         if not self.may(action, name, topic):
-            right = str(Right(action, name, topic))[:300]
+            right = f"{action} for {called}" if called else str(Right(action, name, topic))[:300]
             raise Forbidden(f"{self.name} lacks the right {right}: an administrator can grant it")
 
     def check_some(self, action: str, name: str | None = None) -> None:

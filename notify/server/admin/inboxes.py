@@ -12,6 +12,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from notify import ids
 from notify.errors import Conflict, NotFound
+from notify.limits import check_name
 from notify.message import FIRST_ID
 from notify.server.admin.writes import Desk
 from notify.server.core import Core
@@ -75,6 +76,7 @@ def add_routes(routes: APIRouter, desk: Desk, fresh: set[tuple[str, str]]) -> No
     async def tell(name: str, topic: str, told: Whole) -> dict[str, Any]:
         """A consumer says from when on its inbox has a row for each message that took effect."""
         core = desk.core
+        check_name("topic", topic.replace("*", "x"))  # a right is asked for `*` alone: fnmatch knows more than that
         from_us = max(0, microseconds(told.whole_from))
         pattern = next((p for p in core.queues.patterns() if (p.group, p.topic) == (name, topic)), None)
         if pattern is not None and from_us > pattern.inbox_from_us:

@@ -136,7 +136,7 @@ def add_routes(routes: APIRouter, desk: Desk, jobs: Jobs) -> None:
     async def cancel(number: int, write: Write, who: Who, asker: Asker) -> dict[str, Any]:
         """Stop a job for good. What it has done stays done; it is not undone."""
         job = await found(number)
-        asker.check("admin", job["target"])
+        asker.check("admin", job["target"], called="the group of this job")
         if job["state"] != "running":
             raise Conflict(f"job {number} has ended already: {job['state']}")
 

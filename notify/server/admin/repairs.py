@@ -6,7 +6,6 @@ sees that the message was mended.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -18,7 +17,7 @@ from notify.errors import InvalidRequest, NotFound, NotifyError
 from notify.server.admin.redrive import send_to_group
 from notify.server.admin.writes import Desk, Who, Write
 from notify.wire import PackedMessages, PackedPublished, decode_payload
-from storage.store import StoredMessage
+from storage.store import Store, StoredMessage
 
 AT_ONCE = 1000
 
@@ -99,7 +98,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         for message_id in write.ids:
             item: dict[str, Any] = {"id": message_id}
             try:
-                m = _in_a_queue(desk.core.queues.messages, name, message_id)
+                m = _in_a_queue(desk.core.queues, name, message_id)
                 again = ids.derived(m.transaction_id, ids.redelivered(name, m.message_no))
             except NotifyError as error:
                 item |= _refused(error)
@@ -125,13 +124,19 @@ def _parsed(message_id: str) -> tuple[bytes, int]:
         raise InvalidRequest(str(error), "invalid_id") from None
 
 
-def _in_a_queue(messages: Callable[[bytes], list[StoredMessage]], group: str, message_id: str) -> StoredMessage:
-    """The message in the topic that it was sent to."""
+def _in_a_queue(store: Store, group: str, message_id: str) -> StoredMessage:
+    """The message in the topic that it was sent to, if the group follows that.
+
+    Raises NotFound, with the same words where another's topic has it: who administers a group may not see every topic.
+    """
     transaction, number = _parsed(message_id)
-    for m in messages(transaction):
-        if m.message_no == number and not m.corrupt and decode_payload(m.payload).topic == m.topic:
+    for m in store.messages(transaction):
+        is_sound = m.message_no == number and not m.corrupt and decode_payload(m.payload).topic == m.topic
+        if is_sound and store.subscription(group, m.topic) is not None:
             return m
-    raise NotFound(f"no queue has {message_id}, or its payload cannot be read; group {group} gets nothing")
+    raise NotFound(
+        f"no topic that group {group} subscribes to has {message_id}, or its payload cannot be read; it gets nothing"
+    )
 
 
 def _refused(error: NotifyError) -> dict[str, Any]:

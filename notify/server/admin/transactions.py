@@ -85,7 +85,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         if action not in ("commit", "rollback", "check", "resume"):
             raise NotFound(f"there is no action {action[:40]!r}; there are commit, rollback, check and resume")
         found = await one(transaction_id)
-        asker.check("admin", found.producer_group or "*")
+        asker.check("admin", found.producer_group or "*", called="the producer group of this transaction")
         undecided = found.state in (State.PREPARED, State.PARKED)
         wanted = {"commit": State.COMMITTED, "rollback": State.ROLLED_BACK}.get(action)
         if not undecided and found.state != wanted:

@@ -1,0 +1,551 @@
+"""The matrix of rights: every route of the server, asked by everyone, for their own things and for another's.
+
+What each route takes is said once, in `cases`. What is to be answered follows from that, and is compared with what the
+server answers: who may is let in, who may not is refused, is shown nothing of the other's, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from fastapi.routing import iter_route_contexts
+
+from notify.server.access import lookup
+from notify.server.http import DataRoutes
+from tests.support.clock import PATIENCE_SECONDS
+from tests.support.http import REASON
+from tests.support.rights import (
+    ANY_TOPIC,
+    ANYONE,
+    KNOWN,
+    SOME,
+    Asked,
+    Caller,
+    Case,
+    Needs,
+    Part,
+    Room,
+    Things,
+    covers,
+    needs,
+)
+from tests.support.servers import GuardedInMemory
+from tests.support.transactions import new_id
+
+VIEW, ADMIN = needs("view"), needs("admin")
+SECRET = ((KNOWN, "{secret}"),)
+"""What an answer shows to whoever is let in."""
+CHECK, CONSUME = needs("check:{producer}"), needs("consume:{group}@{topic}")
+ADMIN_TOPIC, ADMIN_GROUP, ADMIN_PRODUCER = needs("admin:{topic}"), needs("admin:{group}"), needs("admin:{producer}")
+SUBSCRIBE = needs("consume:{group}@{topic}", "admin:{group} admin:{topic}")
+
+SINGLE = ("publish:{topic}", "check:{producer}", "consume:{group}", "consume:{group}@{topic}", "read:{topic}",
+          "bridge:{source}", "admin:{topic}", "admin:{group}", "admin:{producer}")  # fmt: skip
+"""Rights to one thing each; callers have them for their own things, and for the other's."""
+SEVERAL = (
+    "publish:{topic} check:{producer}",
+    "publish:{topic} check:{other_producer}",
+    "admin:{group} admin:{topic}",
+    "admin:{group} admin:{other_topic}",
+    "consume:{group}@{other_topic}",
+    "publish:{prefix}* check:{prefix}* consume:{prefix}*@{prefix}* read:{prefix}* bridge:{prefix}* admin:{prefix}*",
+)
+WILD = ("publish", "publish:dead-letter.*", "check", "consume", "read", "bridge", "view", "admin", "admin view")
+
+
+@pytest.fixture(scope="module")
+def room() -> Iterator[Room]:
+    with pytest.MonkeyPatch.context() as patched, GuardedInMemory() as server:
+        # On a slow machine an unknown token would be answered with 503 else, until the records are read.
+        patched.setattr(lookup, "WAIT_SECONDS", PATIENCE_SECONDS)
+        made = Room(server)
+        made.restore()
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def table(room: Room) -> list[Case]:
+    return cases(room)
+
+
+def callers(room: Room) -> list[Caller]:
+    """Everyone who may ask."""
+    mine, theirs = room.mine, room.theirs
+    revoked = room.server.make("admin", "view", "publish", "check", "consume", "read", "bridge", name="gone")
+    room.do("POST", f"/v1/admin/credentials/{revoked.split('_')[1]}/revoke", {})
+    found = [
+        Caller("nobody", None, None),
+        Caller("an unknown token", "nt_000000000000_" + "A" * 43, None),
+        Caller("a revoked token", revoked, None),
+        Caller("no right", room.server.make(), ()),
+    ]
+    wanted = [mine.fill(right, theirs) for right in (*SINGLE, *SEVERAL)]
+    wanted += [theirs.fill(right, mine) for right in SINGLE]
+    for rights in (*wanted, *WILD):
+        parts = tuple(rights.split())
+        found.append(Caller(rights, room.server.make(*parts), parts))
+    return found
+
+
+# --- the table ------------------------------------------------------------------------------------------------
+
+
+def cases(room: Room) -> list[Case]:
+    """Each route: what it takes, and how it is asked. A new route gets its line here."""
+    return [*producing(room), *consuming(room), *bridging(room), *administration(room), *edges(room)]
+
+
+def publishing(*topics: str) -> Asked:
+    return Asked("POST", "/v1/messages", {"messages": [{"topic": topic, "body": "x"} for topic in topics]})
+
+
+def producing(room: Room) -> list[Case]:
+    kept = {things.whose: room.half(things, new_id()) for things in (room.mine, room.theirs)}
+
+    def store(*topics: tuple[str, ...]) -> Any:
+        def ask(t: Things, o: Things) -> Asked:
+            halves = [
+                {"id": new_id(), "messages": [{"topic": t.fill(topic, o), "body": "x"} for topic in of]}
+                for of in topics
+            ]
+            return Asked("POST", "/v1/transactions", {"producer_group": t.producer, "transactions": halves})
+
+        return ask
+
+    def take_over(t: Things, o: Things) -> Asked:
+        """The other's id, with a half of one's own."""
+        half = {"id": kept[o.whose], "messages": [{"topic": t.topic, "body": "x"}]}
+        return Asked("POST", "/v1/transactions", {"producer_group": t.producer, "transactions": [half]})
+
+    def publish_as(t: Things, o: Things) -> Asked:
+        """A message under the other's id."""
+        message = {"id": f"{kept[o.whose]}.0", "topic": t.topic, "body": "x"}
+        return Asked("POST", "/v1/messages", {"messages": [message]})
+
+    def outcomes(**fields: Any) -> Any:
+        def ask(t: Things, o: Things) -> Asked:
+            items = [{"id": kept[who.whose], "outcome": "UNKNOWN"} | fields for who in (t, o)]
+            return Asked("POST", "/v1/transactions/outcomes", {"producer_group": t.producer, "outcomes": items})
+
+        return ask
+
+    def states(t: Things, o: Things) -> Asked:
+        ids = [kept[t.whose], kept[o.whose]]
+        return Asked("POST", "/v1/transactions/states", {"producer_group": t.producer, "ids": ids})
+
+    def poll(t: Things, o: Things) -> Asked:
+        room.half(t, new_id())
+        room.half(o, new_id())
+        room.server.server.advance(60)
+        body = {"producer_group": t.producer, "instance": "i", "topics": [t.topic], "wait": 0, "max": 100}
+        return Asked("POST", "/v1/checks/poll", body)
+
+    own, others = needs("publish:{topic}"), needs("publish:{other_topic}")
+    both = needs("publish:{topic} publish:{other_topic}")
+    mixed = (Part(KNOWN, 200), Part(KNOWN, 409, is_foreign=True))
+    post = "POST /v1/transactions"
+    return [
+        Case("POST /v1/messages", KNOWN, lambda t, o: publishing(t.topic), parts=[Part(own, 201)]),
+        Case("POST /v1/messages", KNOWN, lambda t, o: publishing(t.topic, o.topic, t.topic), what="to mixed topics",
+             parts=[Part(own, 201), Part(others, 201), Part(own, 201)]),
+        Case("POST /v1/messages", KNOWN, lambda t, o: publishing(f"dead-letter.{t.group}"), what="as a dead letter",
+             parts=[Part(needs("publish:dead-letter.{group}"), 201)]),
+        Case("POST /v1/messages", KNOWN, publish_as, what="under another's id",
+             parts=[Part(own, 409, is_foreign=True)]),
+        Case(post, CHECK, store(("{topic}",)), parts=[Part(own, 201)]),
+        Case(post, CHECK, store(("{topic}",), ("{other_topic}",), ("{topic}", "{other_topic}")), what="to mixed topics",
+             parts=[Part(own, 201), Part(others, 201), Part(both, 201)]),
+        Case(post, CHECK, take_over, what="under another's id", parts=[Part(own, 409, is_foreign=True)]),
+        Case(post + "/outcomes", CHECK, outcomes(), what="UNKNOWN, of another's too", parts=mixed),
+        Case(post + "/outcomes", CHECK, outcomes(check="5", unavailable=True), what="a check, of another's too",
+             parts=(Part(KNOWN, 410), Part(KNOWN, 409, is_foreign=True))),
+        Case(post + "/outcomes", CHECK, outcomes(outcome="COMMIT"), what="COMMIT, of another's too", parts=mixed),
+        Case(post + "/states", CHECK, states, what="of another's too", parts=mixed),
+        Case("POST /v1/checks/poll", CHECK, poll, shows=SECRET),
+        Case("GET /v1/members", SOME, lambda t, o: Asked("GET", "/v1/members"), is_of_things=False),
+    ]  # fmt: skip
+
+
+def consuming(room: Room) -> list[Case]:
+    some = needs(f"consume:{{group}}@{ANY_TOPIC}")
+    others = needs("consume:{group}@{other_topic}")
+    both = needs("consume:{group}@{topic} consume:{group}@{other_topic}")
+
+    def receive(*topics: str) -> Any:
+        def ask(t: Things, o: Things) -> Asked:
+            room.publish((t.topic, t.secret), (o.topic, o.secret))
+            asked: dict[str, Any] = {"instance": "i", "max": 10_000, "wait": 0, "lease": 3600}
+            if topics:
+                asked["topics"] = [t.fill(topic, o) for topic in topics]
+            return Asked("POST", f"/v1/groups/{t.group}/receive", asked)
+
+        return ask
+
+    def settle(t: Things, o: Things) -> Asked:
+        """A receipt of one's own topic, one of the other's topic, and one of the other's group."""
+        receipts = [room.receipt(t, t), room.receipt(t, o), room.receipt(o, o)]
+        items = [{"receipt": receipt, "action": "ack"} for receipt in receipts]
+        return Asked("POST", f"/v1/groups/{t.group}/settle", {"items": items})
+
+    pull = "/v1/topics/{topic}/queues/0/messages"
+    return [
+        Case("POST /v1/groups/{group}/receive", CONSUME, receive("{topic}"), shows=SECRET),
+        Case("POST /v1/groups/{group}/receive", some, receive(), what="of all topics",
+             shows=((CONSUME, "{secret}"), (others, "{other_secret}"))),
+        Case("POST /v1/groups/{group}/receive", both, receive("{topic}", "{other_topic}"), what="of mixed topics",
+             shows=((both, "{secret}"), (both, "{other_secret}"))),
+        Case("POST /v1/groups/{group}/settle", some, settle, what="of mixed topics and groups",
+             refers_to=("{other_topic}", "{topic}"),
+             parts=[Part(CONSUME, 200), Part(others, 200), Part(KNOWN, 410)]),
+        Case("GET /v1/topics/{topic}/queues/{queue}/messages", needs("read:{topic}"),
+             lambda t, o: Asked("GET", t.fill(pull, o)), shows=SECRET),
+    ]  # fmt: skip
+
+
+def bridging(room: Room) -> list[Case]:
+    def append(t: Things, o: Things, **fields: Any) -> Asked:
+        """A batch that changes nothing but what `fields` say."""
+        body = {"epoch": 1, "expected_position": "", "position": ""} | fields
+        return Asked("POST", f"/v1/bridge/{t.source}/batches", body)
+
+    def begin(t: Things) -> str:
+        """A part of a large transaction of a source, which only its later batches may commit."""
+        name = new_id()
+        part = {"id": name, "producer_group": t.producer, "messages": [{"topic": t.topic, "body": "x"}]}
+        for fields in ({"claim": True}, {"transactions": [part], "prepare": True}):
+            asked = append(t, t, **fields)
+            room.do(asked.method, asked.path, asked.body)
+        return name
+
+    prepared = {things.whose: begin(things) for things in (room.mine, room.theirs)}
+    bridge = needs("bridge:{source}")
+
+    def steal(t: Things, o: Things) -> Asked:
+        """Commit what the other's source prepared."""
+        return append(t, o, commit=[prepared[o.whose]])
+
+    return [
+        Case("GET /v1/bridge/{source}", bridge, lambda t, o: Asked("GET", f"/v1/bridge/{t.source}")),
+        Case("POST /v1/bridge/{source}/batches", bridge, append),
+        Case("POST /v1/bridge/{source}/batches", bridge, steal, what="with another's half", status=409),
+    ]
+
+
+def administration(room: Room) -> list[Case]:
+    halves, messages, private, jobs = {}, {}, {}, {}
+    for things in (room.mine, room.theirs):
+        halves[things.whose] = room.half(things, new_id())
+        (messages[things.whose],) = room.publish((things.topic, things.secret))
+        (private[things.whose],) = room.publish((things.private, things.secret))
+        receipt = room.receipt(things, things)
+        dead = {"items": [{"receipt": receipt, "action": "dead_letter", "reason": things.secret}]}
+        room.do("POST", f"/v1/groups/{things.group}/settle", dead)
+        redrive = room.do("POST", f"/v1/admin/groups/{things.group}/dead-letters/redrive", {"all": True})
+        jobs[things.whose] = redrive["result"]["job"]
+    table: list[Case] = []
+
+    def add(
+        route: str, takes: Needs, path: str | None = None, body: dict[str, Any] | None = None, **options: Any
+    ) -> None:
+        """A route of the administrator; its path names things as `Things.fill` does, and `{half}` and the like."""
+        method, _, template = route.partition(" ")
+        text = template if path is None else path
+
+        def fill(value: Any, t: Things, o: Things) -> Any:
+            if isinstance(value, dict):
+                return {k: fill(v, t, o) for k, v in value.items()}
+            if isinstance(value, list):
+                return [fill(v, t, o) for v in value]
+            if not isinstance(value, str):
+                return value
+            for name, of in (("half", halves), ("message", messages), ("private_message", private), ("job", jobs)):
+                value = value.replace(f"{{{name}}}", str(of[t.whose])).replace(f"{{other_{name}}}", str(of[o.whose]))
+            return t.fill(value, o)
+
+        def ask(t: Things, o: Things) -> Asked:
+            sent = None if body is None else fill({"reason": REASON} | body, t, o)
+            if sent is not None and "whole_from" in sent:
+                del sent["reason"]
+            return Asked(method, "/v1/admin" + fill(text, t, o), sent)
+
+        is_of_things = re.search(r"\{\w+\}", text + json.dumps(body)) is not None
+        table.append(Case(f"{method} /v1/admin{template}", takes, ask, is_of_things=is_of_things, **options))
+
+    for path in ("topics", "groups", "transactions", "limits", "jobs", "bridges", "nodes", "settings",
+                 "settings/revisions", "backups", "check-webhooks", "credentials", "actions", "audits", "overview",
+                 "history"):  # fmt: skip
+        add(f"GET /{path}", VIEW)
+    add("GET /topics/{name}", needs("view", "read:{topic}"), "/topics/{topic}")
+    add("GET /topics/{name}/groups", VIEW, "/topics/{topic}/groups")
+    add("PUT /topics/{name}", ADMIN_TOPIC, "/topics/{topic}", {"queues": 1})
+    add("DELETE /topics/{name}", needs("admin:{private}"), "/topics/{private}", {}, spoils=True)
+    add("POST /topics/{name}/purge", ADMIN_TOPIC, "/topics/{topic}/purge", {"before": 0})
+
+    group = "/groups/{group}"
+    subscription = group + "/subscriptions/{topic}"
+    add("GET /groups/{name}", VIEW, group)
+    add("GET /groups/{name}/priorities", VIEW, group + "/priorities")
+    add("GET /groups/{name}/dead-letters", VIEW, group + "/dead-letters", shows=SECRET)
+    add("PUT /groups/{name}/subscriptions/{topic}", SUBSCRIBE, subscription, {})
+    add("PUT /groups/{name}/subscriptions/{topic}",
+        needs("consume:{group}@{other_topic}", "admin:{group} admin:{other_topic}"),
+        group + "/subscriptions/{other_topic}", {}, what="to the other's topic")  # fmt: skip
+    add("PUT /groups/{name}/subscriptions/{topic}", needs("consume:{group}@*", "admin:{group} admin"),
+        group + "/subscriptions/*", {"dry_run": True}, what="to every topic")  # fmt: skip
+    add("DELETE /groups/{name}/subscriptions/{topic}", needs("admin:{group} admin:{topic}"), subscription, {},
+        spoils=True)  # fmt: skip
+    add("PUT /groups/{name}/subscriptions/{topic}/inbox", SUBSCRIBE, subscription + "/inbox",
+        {"whole_from": "2020-01-01T00:00:00Z"})  # fmt: skip
+    add("POST /groups/{name}/reset", ADMIN_GROUP, group + "/reset", {"topic": "{topic}", "to": "latest"}, spoils=True)
+    add("PUT /groups/{name}/priorities", ADMIN_GROUP, group + "/priorities", {"classes": [{"name": "one"}]})
+    for action in ("pause", "resume"):
+        add("POST /groups/{name}/{action}", ADMIN_GROUP, f"{group}/{action}", {}, what=action, spoils=True)
+    add("POST /groups/{name}/dead-letters/redrive", ADMIN_GROUP, group + "/dead-letters/redrive", {"max": 1})
+    add("POST /groups/{name}/dead-letters/redrive", ADMIN_GROUP, group + "/dead-letters/redrive", {"all": True},
+        what="as a job")  # fmt: skip
+    add("POST /groups/{name}/dead-letters/purge", ADMIN_GROUP, group + "/dead-letters/purge", {"before": 0})
+    add("POST /groups/{name}/redeliver", ADMIN_GROUP, group + "/redeliver",
+        {"ids": ["{message}", "{other_private_message}"]}, what="of another's message, too")  # fmt: skip
+
+    add("GET /transactions/{transaction_id}", VIEW, "/transactions/{half}", shows=SECRET)
+    for action in ("check", "commit"):
+        add("POST /transactions/{transaction_id}/{action}", ADMIN_PRODUCER, "/transactions/{half}/" + action, {},
+            what=action, status=200)  # fmt: skip
+    add("GET /messages", VIEW, "/messages?topic={topic}", shows=SECRET, what="of a topic")
+    add("GET /messages", VIEW, "/messages?key={secret}", shows=SECRET, what="of a key")
+    add("GET /messages", VIEW, "/messages?id={message}", shows=SECRET, what="by id")
+    add("GET /messages/{message_id}", VIEW, "/messages/{message}", shows=SECRET)
+    add("POST /messages/republish", ADMIN, None, {"messages": [{"id": "{message}"}]})
+    add("GET /jobs/{number}", VIEW, "/jobs/{job}")
+    add("POST /jobs/{number}/cancel", ADMIN_GROUP, "/jobs/{job}/cancel", {}, status=409)  # it has ended
+    add("GET /bridges/{source}", VIEW, "/bridges/{source}")
+
+    add("PUT /limits", ADMIN, None, {})
+    add("PUT /settings", ADMIN, None, {"values": {"check_attempts": 15}})
+    add("POST /settings/rollback", ADMIN, None, {"to": 0})
+    add("PUT /check-webhooks", ADMIN, None, {"webhooks": {}})
+    add("POST /credentials", ADMIN, None, {"name": "x", "rights": ["admin"]})
+    add("POST /credentials/{number}/revoke", ADMIN, "/credentials/000000000000/revoke", {}, status=404)
+    add("POST /audits", ADMIN, None, {"verdict": "PASS", "counts": {}, "report": "<p>kept</p>"})
+    add("GET /audits/{number}/report", VIEW, "/audits/1000000/report", status=404)
+    add("POST /backups", ADMIN, None, {}, status=422)  # a server in memory has no log
+    add("GET /backups/{name}/files/{file:path}", needs("view admin"), "/backups/x/files/log/y", status=404)
+    add("DELETE /backups/{name}", ADMIN, "/backups/x", {}, status=404)
+    return table
+
+
+def edges(room: Room) -> list[Case]:
+    """Health, the document, and the console, whose pages show what the admin routes do."""
+    half = {things.whose: room.half(things, new_id()) for things in (room.mine, room.theirs)}
+    message = {things.whose: room.publish((things.topic, things.secret))[0] for things in (room.mine, room.theirs)}
+    table: list[Case] = []
+
+    def add(route: str, takes: Needs, path: str | None = None, body: bytes | None = None, **options: Any) -> None:
+        method, _, template = route.partition(" ")
+        text = template if path is None else path
+
+        def ask(t: Things, o: Things) -> Asked:
+            filled = text.replace("{half}", half[t.whose]).replace("{message}", message[t.whose])
+            sent = None if body is None else t.fill(body.decode(), o).encode()
+            return Asked(method, t.fill(filled, o), sent)
+
+        is_of_things = "{" in text or b"{" in (body or b"")
+        table.append(Case(route, takes, ask, is_of_things=is_of_things, **options))
+
+    add("GET /livez", ANYONE)
+    add("GET /readyz", ANYONE)
+    add("GET /metrics", VIEW)
+    add("GET /openapi.json", KNOWN)
+    add("HEAD /openapi.json", KNOWN)
+    table.append(Case("MOUNT /static", ANYONE, lambda t, o: Asked("GET", "/static/console.css"), is_of_things=False))
+    add("GET /login", ANYONE)
+    add("POST /login", ANYONE, None, f"token={room.all}".encode(), status=303)
+    add("POST /logout", KNOWN, None, b"", status=303)
+    for path in ("/", "/transactions", "/topics", "/groups", "/dead-letters", "/nodes", "/audits", "/jobs",
+                 "/settings", "/access", "/actions", "/overview/history"):  # fmt: skip
+        add(f"GET {path}", VIEW)
+    add("GET /messages", KNOWN)  # a form, and nothing else
+    add("GET /messages", VIEW, "/messages?topic={topic}", shows=SECRET, what="of a topic")
+    add("GET /transactions/{transaction}", VIEW, "/transactions/{half}")
+    add("GET /messages/{message}", VIEW, "/messages/{message}")
+    add("GET /topics/{topic}", VIEW)
+    add("GET /groups/{group}", VIEW)
+    add("GET /groups/{group}/dead-letters", VIEW)
+    add("GET /jobs/{job}", VIEW, "/jobs/1")
+    add("GET /audits/{number}/report", KNOWN, "/audits/1/report", status=303)  # to the admin route, which asks for view
+    add("GET /do/{name}", KNOWN, "/do/group.pause", what="a form, and nothing else")
+    add("GET /do/{name}", VIEW, "/do/settings.put?setting=check_attempts", what="a form with a value in it")
+    do = "group={group}&reason=a+test&step="
+    add("POST /do/{name}", ADMIN_GROUP, "/do/group.pause", (do + "preview").encode(), what="its preview")
+    add("POST /do/{name}", ADMIN_GROUP, "/do/group.resume", (do + "do").encode(), what="a group's")
+    return table
+
+
+# --- what is compared -----------------------------------------------------------------------------------------
+
+
+def routes(room: Room) -> set[str]:
+    """Every route that the server has, native or FastAPI's."""
+    found = {f"{method} {path}" for method, path, _ in DataRoutes.ROUTES}
+    for route in iter_route_contexts(room.server.server._app.fastapi.routes):
+        methods = getattr(route, "methods", None) or {"MOUNT"}
+        found |= {f"{method} {route.path}" for method in methods}
+    return found
+
+
+async def _kept(room: Room) -> Any:
+    """What a refused request must not change: all that the server keeps but when credentials were used."""
+    app = room.server.server._app
+    core, administration = app.core, app.administration
+    assert core is not None
+    assert administration is not None
+    queues, records = core.queues, administration.records
+    topics = [(t, [queues.bounds(t.name, q) for q in range(t.queues)]) for t in queues.topics()]
+    undecided = await core.store.undecided(None, None, None, 100_000)
+    groups = {name: (g.paused, sorted(g.leases), sorted(g.instances)) for name, g in core.delivery.groups.items()}
+    positions = {
+        name: [(c.topic, c.next, c.progress.floor) for c in g.cursors.values()]
+        for name, g in core.delivery.groups.items()
+    }
+    return {
+        "topics": topics,
+        "subscriptions": sorted(queues.subscriptions(), key=repr),
+        "patterns": list(queues.patterns()),
+        "undecided": [(t.id, t.state, t.attempts, t.next_check_us) for t in undecided],
+        "groups": groups,
+        "positions": positions,
+        "bridges": list(queues.bridges()),
+        "actions": records.actions(1),
+        "credentials": [dataclasses.replace(c, used_us=0) for c in records.credentials()],
+        "revision": records.revision(),
+    }
+
+
+def kept(room: Room) -> Any:
+    server = room.server.server
+    return asyncio.run_coroutine_threadsafe(_kept(room), server._loop).result(PATIENCE_SECONDS)
+
+
+def statuses(raw: bytes, status: int, case: Case) -> list[int]:
+    """The answer's status, and those of its items."""
+    if status != 200 or not case.parts:
+        return [status]
+    return [status, *(item["status"] for item in json.loads(raw)["items"])]
+
+
+def shown_wrongly(raw: bytes, asked: Asked, case: Case, caller: Caller, room: Room, things: Things) -> list[str]:
+    """Names and data of whom the caller may see nothing of, that the answer has and the request had not."""
+    other = room.other(things)
+    referred = [things.fill(name, other) for name in case.refers_to]
+    known = asked.path + json.dumps(asked.body, default=bytes.decode) + " ".join(referred)
+    text = raw.decode()
+    wrong = [
+        name
+        for who in (room.mine, room.theirs)
+        if not caller.may_see(who)
+        for name in who.names
+        if name in text and name not in known
+    ]
+    if case.parts and b'"items"' in raw:
+        # Of another's transaction nothing is said, not even how it stands.
+        for part, item in zip(case.parts, json.loads(raw)["items"], strict=True):
+            if part.is_foreign and "state" in item:
+                wrong.append(f"the state {item['state']}")
+    return wrong
+
+
+def test_every_route_is_in_the_matrix(room: Room, table: list[Case]) -> None:
+    there, told = routes(room), {case.route for case in table}
+    new = sorted(there - told)
+    assert new == [], (
+        f"{', '.join(new)}: add a Case to `cases` in {__file__}, which says which right on which thing lets a request "
+        "in, and how one asks for one's own thing and for another's"
+    )
+    assert sorted(told - there) == [], "these routes are gone: take their lines out of `cases`"
+
+
+def test_the_document_has_every_data_route(room: Room) -> None:
+    """Routes that are not FastAPI's are told to it by hand."""
+    document = room.do("GET", "/openapi.json")["paths"]
+    told = {f"{m.upper()} {p}" for p, methods in document.items() for m in methods if not p.startswith("/v1/admin")}
+    assert {f"{method} {path}" for method, path, _ in DataRoutes.ROUTES} == {t for t in told if " /v1/" in t}
+
+
+def test_the_matrix(room: Room, table: list[Case]) -> None:
+    """Promise: denied by default. Every route by everyone, on their own things and on another's."""
+    everyone = callers(room)
+    strangers = [caller for caller in everyone if room.mine.prefix in caller.name]
+    wrong: list[str] = []
+    cells = 0
+    for case in table:
+        for things in (room.mine, room.theirs) if case.is_of_things else (room.mine,):
+            # For the other's things only those who have rights to mine: the rest would be the same with names changed.
+            who = everyone if things is room.mine else strangers
+            other = room.other(things)
+            asked = case.ask(things, other)
+            expected = {caller.name: case.expected(caller, things, other) for caller in who}
+            # Whoever is refused first, altogether or every item of it: then nothing may have changed.
+            refused = [c for c in who if set(expected[c.name][1:] or expected[c.name]) <= {401, 403, 409}]
+            before = kept(room)
+            for caller in (*refused, *(c for c in who if c not in refused)):
+                where = f"{case.route}{case.what and ' (' + case.what + ')'} by {caller.name!r}, {things.whose}"
+                if caller not in refused:
+                    if before is not None and (after := kept(room)) != before:
+                        changed = [name for name, value in after.items() if value != before[name]]
+                        wrong.append(f"{case.route} ({case.what}), {things.whose}: refused, and yet changed {changed}")
+                    before = None
+                    asked = case.ask(things, other)
+                status, raw = room.ask(asked, caller.token)
+                cells += 1
+                actual = statuses(raw, status, case)
+                if actual != expected[caller.name]:
+                    wrong.append(f"{where}: expected {expected[caller.name]}, answered {actual} {raw[:200].decode()}")
+                if leaked := shown_wrongly(raw, asked, case, caller, room, things):
+                    wrong.append(f"{where}: the answer ({status}) shows {leaked}")
+                for takes, text in case.shows if status == 200 else ():
+                    if (things.fill(text, other) in raw.decode()) != caller.meets(takes, things, other):
+                        wrong.append(f"{where}: the answer shows {text} to whom it may not, or not to whom it must")
+                if case.spoils and caller not in refused:
+                    room.restore()
+            if before is not None and kept(room) != before:
+                wrong.append(f"{case.route} ({case.what}), {things.whose}: refused to all, and yet it changed a thing")
+    assert wrong == [], f"{len(wrong)} of {cells} cells:\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("right", "need", "is_covered"),
+    [
+        ("publish:order.*", "publish:order.placed", True),
+        ("publish:order.*", "publish:orders", False),
+        ("publish", "publish:dead-letter.g", False),
+        ("publish:dead-letter.*", "publish:dead-letter.g", True),
+        ("consume:g", "consume:g@t", True),
+        ("consume:g@t", "consume:g@u", False),
+        ("consume:g@t", f"consume:g@{ANY_TOPIC}", True),
+        ("consume:g@t", "consume:g@*", False),
+        ("admin:t", "admin", False),
+        ("admin", "admin:t", True),
+        ("view", "admin", False),
+    ],
+)
+def test_what_the_matrix_expects_of_a_right(right: str, need: str, is_covered: bool) -> None:
+    assert covers(right, need) is is_covered
+
+
+def test_an_inbox_is_told_of_for_topics_that_the_right_names(room: Room) -> None:
+    """`*` is all that a pattern has: in another's brackets a right's own characters would stand for other topics."""
+    t = room.mine
+    token = room.server.make(f"consume:{t.group}@*.x*")
+    path = f"/v1/admin/groups/{t.group}/subscriptions/{quote('*[.x]*')}/inbox"
+    before = kept(room)
+    status, raw = room.ask(Asked("PUT", path, {"whole_from": "2030-01-01T00:00:00Z"}), token)
+    assert (status, json.loads(raw)["code"]) == (422, "invalid_name")
+    assert kept(room) == before

@@ -1,0 +1,257 @@
+"""Rights, told anew for the matrix of them: callers, things that are theirs or not, and what lets a request in.
+
+Whether a right covers something is worked out here by `fnmatch`, and not by the server's own code, which is what is
+tested.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+from urllib.parse import urlsplit
+
+from tests.support.clock import PATIENCE_SECONDS
+from tests.support.http import REASON
+from tests.support.servers import GuardedInMemory
+
+ANYONE, KNOWN, SOME = "anyone", "known", "some"
+"""Who is let in without a right of its own: everyone; who shows a token that is good; who has any right at all."""
+
+ANY_TOPIC = "?"
+"""The topic of a need that a right to any one topic meets."""
+
+DEAD_LETTERS = "dead-letter."
+
+Answer = tuple[int, bytes]
+
+
+class Connection:
+    """One kept connection, since the matrix has thousands of requests."""
+
+    def __init__(self, url: str) -> None:
+        self._address = urlsplit(url).netloc
+        self._connection = http.client.HTTPConnection(self._address, timeout=PATIENCE_SECONDS)
+
+    def ask(self, method: str, path: str, body: Any = None, token: str | None = None) -> Answer:
+        """Status and body of one request; bytes are sent as a form, anything else as JSON."""
+        kind = "application/x-www-form-urlencoded" if isinstance(body, bytes) else "application/json"
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"content-type": kind} | ({} if token is None else {"authorization": f"Bearer {token}"})
+        try:
+            return self._once(method, path, data, headers)
+        except (http.client.RemoteDisconnected, ConnectionError):  # it was idle for too long
+            self._connection.close()
+            return self._once(method, path, data, headers)
+
+    def _once(self, method: str, path: str, data: bytes | None, headers: dict[str, str]) -> Answer:
+        self._connection.request(method, path, data, headers)
+        answer = self._connection.getresponse()
+        return answer.status, answer.read()
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Things:
+    """What belongs to one of two who share a server."""
+
+    whose: str
+    topic: str
+    private: str
+    """A topic that no group of the other follows."""
+    group: str
+    producer: str
+    source: str
+    secret: str
+    """What the bodies of its messages say."""
+
+    @classmethod
+    def new(cls, whose: str) -> Things:
+        prefix, kinds = f"{whose}{uuid.uuid4().hex[:6]}", ("topic", "private", "group", "producer", "source", "secret")
+        return cls(whose, *(f"{prefix}.{kind}" for kind in kinds))
+
+    @property
+    def prefix(self) -> str:
+        """What all names of it begin with."""
+        return self.topic.partition(".")[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What somebody who may see none of it must not be shown."""
+        return (self.topic, self.private, self.group, self.producer, self.source, self.secret)
+
+    def fill(self, text: str, other: Things) -> str:
+        """A right or a need with names in it; those of the other's things begin with `other_`."""
+        own = {f: getattr(self, f) for f in self.__slots__}
+        return text.format(**own, prefix=self.prefix, **{f"other_{f}": getattr(other, f) for f in self.__slots__})
+
+
+def covers(right: str, need: str) -> bool:
+    """Whether a right, such as `publish:order.*`, allows what is needed, such as `publish:order.placed`."""
+    action, name, topic = _parts(right)
+    wanted_action, wanted, wanted_topic = _parts(need)
+    if action == "publish" and wanted.startswith(DEAD_LETTERS) and not name.startswith(DEAD_LETTERS):
+        return False
+    has_topic = wanted_topic == ANY_TOPIC or fnmatchcase(wanted_topic, topic)
+    return action == wanted_action and fnmatchcase(wanted, name) and has_topic
+
+
+def _parts(text: str) -> tuple[str, str, str]:
+    action, _, rest = text.partition(":")
+    name, _, topic = rest.partition("@")
+    return action, name or "*", topic or "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks. `rights` None: nobody, or somebody whose token is not good."""
+
+    name: str
+    token: str | None
+    rights: tuple[str, ...] | None
+
+    def meets(self, needs: Needs, things: Things, other: Things) -> bool:
+        """Whether it has all rights of one of the alternatives."""
+        if needs == ANYONE:
+            return True
+        if self.rights is None:
+            return False
+        if isinstance(needs, str):
+            return needs == KNOWN or bool(self.rights)
+        return any(
+            all(any(covers(right, things.fill(need, other)) for right in self.rights) for need in alternative)
+            for alternative in needs
+        )
+
+    def may_see(self, things: Things) -> bool:
+        """Whether any of its rights covers a name of these things: then it is no stranger to them."""
+        for right in self.rights or ():
+            action, name, topic = _parts(right)
+            named = any(fnmatchcase(known, name.removeprefix(DEAD_LETTERS)) for known in things.names)
+            if action == "view" or named or (action == "consume" and fnmatchcase(things.topic, topic)):
+                return True
+        return False
+
+
+Needs = str | tuple[tuple[str, ...], ...]
+"""ANYONE, KNOWN, SOME, or alternatives, each of which is several rights."""
+
+
+def needs(*alternatives: str) -> Needs:
+    """Alternatives; the rights of one are parted by blanks."""
+    return tuple(tuple(alternative.split()) for alternative in alternatives)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request."""
+
+    method: str
+    path: str
+    body: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One item of a request: what it needs, and its status then. `is_foreign`: it is another's, and answered so."""
+
+    needs: Needs
+    status: int
+    is_foreign: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A way to use a route: what it needs, how it is asked for somebody's things, and what it answers then."""
+
+    route: str
+    """Method and path, as the router has them."""
+    needs: Needs
+    ask: Callable[[Things, Things], Asked]
+    """From the things that it is about, and the other's; called anew for each request that is to be let in."""
+    status: int = 200
+    parts: Sequence[Part] = ()
+    """The items of its answer, in their order."""
+    spoils: bool = False
+    """It ends what others need: what is there has to be put back afterwards."""
+    what: str = ""
+    refers_to: Sequence[str] = ()
+    """Names that the request stands for without containing them: an answer may say them."""
+    shows: Sequence[tuple[Needs, str]] = ()
+    """What an answer must contain for whoever has such rights, and for nobody else."""
+    is_of_things: bool = True
+    """It names somebody's things, and is asked for both."""
+
+    def expected(self, caller: Caller, things: Things, other: Things) -> list[int]:
+        """The answer's status, and those of its items."""
+        if self.needs != ANYONE and caller.rights is None:
+            return [401]
+        if not caller.meets(self.needs, things, other):
+            return [403]
+        return [self.status, *(p.status if caller.meets(p.needs, things, other) else 403 for p in self.parts)]
+
+
+class Room:
+    """A server with access on, the things of two on it, and everyone who may ask."""
+
+    def __init__(self, server: GuardedInMemory) -> None:
+        self.server = server
+        self._connection = Connection(server.url)
+        self.mine, self.theirs = Things.new("mine"), Things.new("theirs")
+        every = ["admin", "view", "publish", "publish:dead-letter.*", "check", "consume", "read", "bridge"]
+        self.all = server.make(*every, name="everything")
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def ask(self, asked: Asked, token: str | None) -> Answer:
+        return self._connection.ask(asked.method, asked.path, asked.body, token)
+
+    def do(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """A request by who may do everything; it must succeed. An admin write gets its reason."""
+        if body is not None and path.startswith("/v1/admin/") and "whole_from" not in body:
+            body = {"reason": REASON} | body
+        status, raw = self._connection.ask(method, path, body, self.all)
+        assert status == 200, f"{method} {path} was answered with {status}: {raw.decode()}"
+        return json.loads(raw)
+
+    def other(self, things: Things) -> Things:
+        return self.theirs if things is self.mine else self.mine
+
+    def restore(self) -> None:
+        """Make what is missing of the topics and subscriptions: each group follows its own topic and the other's."""
+        for things in (self.mine, self.theirs):
+            for topic in (things.topic, things.private):
+                self.do("PUT", f"/v1/admin/topics/{topic}", {})
+        for things in (self.mine, self.theirs):
+            for topic in (things.topic, self.other(things).topic):
+                body = {"start": "latest"}
+                self.do("PUT", f"/v1/admin/groups/{things.group}/subscriptions/{topic}", body)
+            self.do("POST", f"/v1/admin/groups/{things.group}/resume", {})
+
+    def publish(self, *messages: tuple[str, str]) -> list[str]:
+        """Messages of topics and texts; their ids."""
+        body = {"messages": [{"topic": topic, "body": text, "key": text} for topic, text in messages]}
+        return [str(item["id"]) for item in self.do("POST", "/v1/messages", body)["items"]]
+
+    def half(self, things: Things, transaction: str) -> str:
+        """A half of the producer group; its id."""
+        message = {"topic": things.topic, "body": things.secret, "key": things.secret}
+        body = {"producer_group": things.producer, "source": things.source, "instance": "i",
+                "transactions": [{"id": transaction, "messages": [message]}]}  # fmt: skip
+        (item,) = self.do("POST", "/v1/transactions", body)["items"]
+        assert item["status"] in (200, 201), item
+        return transaction
+
+    def receipt(self, things: Things, of: Things) -> str:
+        """A receipt of the group for a message of its own topic, or of the other's."""
+        self.publish((of.topic, of.secret))
+        body = {"instance": "i", "topics": [of.topic], "max": 1, "lease": 3600}
+        (message,) = self.do("POST", f"/v1/groups/{things.group}/receive", body)["messages"]
+        return str(message["receipt"])
