@@ -25,6 +25,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
+from notify import ids
 from notify.binlog_bridge.leases import Leases, leases_of
 from notify.binlog_bridge.outbox import LOCAL, REFUSED, RELAYED, SERVER, Outbox, present
 from notify.binlog_bridge.sinks import Sink, open_sink
@@ -37,6 +38,8 @@ from notify.wire import (
     Item,
     Items,
     PackedBridgeBatch,
+    PackedMessages,
+    PackedPublished,
     PackedTransaction,
     PackedTransactions,
     encode_msgpack,
@@ -133,10 +136,7 @@ class Relay:
                 moved = await self._publish(to, outbox, by_group) or moved
                 continue
             for group, transactions in by_group.items():
-                sent = [PackedTransaction(id=t.id, messages=t.messages, committed=True) for t in transactions]
-                request = PackedTransactions(producer_group=group, transactions=sent)
-                answer = await to.call("POST", "/v1/transactions", encode_msgpack(request), SEND_SECONDS)
-                items = msgspec.msgpack.decode(answer, type=Items).items
+                items = await (_send(to, group, transactions) if group else _publish_again(to, transactions))
                 await self._in_thread(self._mark, outbox, items)
                 moved = True
         return moved
@@ -217,3 +217,24 @@ class Relay:
         self.total.refused += len(refused)
         if not taken and not refused:
             raise Unavailable(f"the server took none of {len(items)} transactions: {items[0].detail}")
+
+
+async def _send(to: HttpClient, group: str, transactions: Sequence[BridgedTransaction]) -> list[Item]:
+    """Transactions of one producer group to a queue server; what became of each."""
+    sent = [PackedTransaction(id=t.id, messages=t.messages, committed=True) for t in transactions]
+    body = encode_msgpack(PackedTransactions(producer_group=group, transactions=sent))
+    return msgspec.msgpack.decode(await to.call("POST", "/v1/transactions", body, SEND_SECONDS), type=Items).items
+
+
+async def _publish_again(to: HttpClient, transactions: Sequence[BridgedTransaction]) -> list[Item]:
+    """Messages that were published without a transaction, and so belong to no producer group: as they came, by id."""
+    sent = []
+    for t in transactions:
+        (message,) = t.messages
+        fields = {name: getattr(message, name) for name in message.__struct_fields__}
+        sent.append(PackedPublished(**fields, id=ids.message_id(ids.from_text(t.id), 0)))
+    answer = await to.call("POST", "/v1/messages", encode_msgpack(PackedMessages(messages=sent)), SEND_SECONDS)
+    items = msgspec.msgpack.decode(answer, type=Items).items
+    for item, t in zip(items, transactions, strict=True):
+        item.id = t.id
+    return items

@@ -63,7 +63,8 @@ class Bridges:
                     new.append(NewMessage(m.topic, payload, m.key, m.tag, delay_us, deliver_at_us, ttl_us))
                 if not 0 < len(new) <= LIMITS.messages_per_transaction:
                     raise InvalidRequest(f"a transaction carries 1 to {LIMITS.messages_per_transaction} messages")
-                check_name("producer_group", t.producer_group)
+                if t.producer_group or batch.prepare:  # what was published without a transaction has none
+                    check_name("producer_group", t.producer_group)
                 accepted.append(
                     NewTransaction(
                         _id(t.id), t.producer_group, new, source, "", PREPARED_CHECK_US, committed=not batch.prepare

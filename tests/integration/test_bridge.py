@@ -118,6 +118,27 @@ def test_the_servers_table_is_bridged_when_it_commits(url: str, server: ServerPr
     assert sorted(numbers(server, unique, 40)) == sorted([*range(0, 30, 3), *range(30, 40)] * 2)
 
 
+def test_what_was_published_without_a_transaction_is_bridged(url: str, server: ServerProcess, unique: str) -> None:
+    """It has no producer group, for which the queue refused it: acknowledged, and never delivered."""
+    subscribe(server.url, unique, unique)
+
+    async def publish(numbers: range) -> None:
+        store = SqlStore(url)
+        schema.upgrade(store.engine, "main")
+        await store.open(0)
+        payloads = [encode_msgpack(Payload(unique, json.dumps({"n": n}).encode())) for n in numbers]
+        made = [NewTransaction(ids.new_id(), "", [NewMessage(unique, p)], committed=True) for p in payloads]
+        await store.put(made, time.time_ns() // 1000)
+        await store.close()
+
+    asyncio.run(publish(range(3)))
+    bridge = move(url, server)
+    assert (bridge.totals.stored, bridge.totals.refused) == (3, 0)
+    asyncio.run(publish(range(3, 5)))
+    assert move(url, server, fill=True).totals.refused == 0
+    assert sorted(numbers(server, unique, 5)) == [*range(5)]
+
+
 @pytest.mark.parametrize("second_id", [991, 992], ids=["same server id", "another server id"])
 def test_a_second_bridge_takes_over_and_the_first_stops(
     url: str, server: ServerProcess, unique: str, second_id: int

@@ -229,3 +229,29 @@ def test_the_servers_table_is_relayed(engine_url: str, server: ServerProcess, un
         asyncio.run(run(Relay(engine, server.url)))
     messages = drain(server.url, unique, unique, 20)
     assert {(m["body"], m["key"], m["tag"], m["headers"]["h"]) for m in messages} == {("body", "k", "t", "v")}
+
+
+def test_what_was_published_without_a_transaction_is_relayed(
+    engine_url: str, server: ServerProcess, unique: str
+) -> None:
+    """It has no producer group; it used to end the relay, and with it the way of every other message."""
+    make_storage(engine_url)
+    subscribe(server.url, unique, unique)
+
+    async def run(relay: Relay) -> None:
+        store = SqlStore(engine_url)
+        await store.open(wall_clock())
+        for group in ("", "g", ""):
+            payload = encode_msgpack(Payload(unique, group.encode()))
+            message = NewMessage(unique, payload)
+            await store.put([NewTransaction(ids.new_id(), group, [message], committed=True)], wall_clock())
+        for _ in range(2):  # there is nothing left for the second
+            total = await relay.run(once=True)
+            assert (total.sent, total.refused) == (3, 0)
+        await store.close()
+
+    with ExitStack() as stack:
+        engine = make_engine(engine_url)
+        stack.callback(engine.dispose)
+        asyncio.run(run(Relay(engine, server.url)))
+    assert sorted(m["body"] for m in drain(server.url, unique, unique, 3)) == ["", "", "g"]
