@@ -39,12 +39,14 @@ class Command:
 
     def __init__(self, *words: str) -> None:
         self._words = words
+        self.launch = ServerProcess.launch
+        """How its next life is started: `tests.support.versions.launched_in` makes it one of another version."""
         self.process: Child | None = None
         self.output: list[str] = []
         """Its last lines, over all its lives."""
 
     def start(self) -> Command:
-        self.process = ServerProcess.launch(self._words, os.environ)
+        self.process = self.launch(self._words, os.environ)
         threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
         return self
 

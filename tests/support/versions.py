@@ -54,22 +54,26 @@ def environment_of(code: Path) -> dict[str, str]:
 
 def server_of(code: Path, data_dir: Path, flags: Sequence[str] = (), **environment: str) -> ServerProcess:
     """A server that runs the packages in `code`."""
-    return _launched_in(code)(data_dir, environment={"PYTHONPATH": str(code)} | environment, flags=flags)
+    server = ServerProcess(data_dir, environment=environment, flags=flags)
+    server.launch = launched_in(code)  # type: ignore[misc]
+    return server
 
 
-def _launched_in(code: Path) -> type[ServerProcess]:
+Launch = Callable[[Sequence[str], Mapping[str, str]], Child]
+
+
+def launched_in(code: Path) -> Launch:
+    """What starts `notify` with the packages in `code`: for `ServerProcess.launch` and `Command.launch`."""
+
     def launch(arguments: Sequence[str], environment: Mapping[str, str]) -> Child:
         # `python -m` looks for packages in the current directory first.
         return subprocess.Popen(
-            [sys.executable, "-m", "notify.cli.main", *arguments], cwd=code, env=dict(environment),
+            [sys.executable, "-m", "notify.cli.main", *arguments], cwd=code,
+            env=dict(environment) | {"PYTHONPATH": str(code)},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
 
-    class OfVersion(ServerProcess):
-        pass
-
-    OfVersion.launch = staticmethod(launch)  # type: ignore[assignment]
-    return OfVersion
+    return launch
 
 
 def run_sdk(code: Path, script: Path, *arguments: str) -> str:
