@@ -38,6 +38,10 @@ class Limits:
     topics: int = 1_000
     """Topics that a request to receive names."""
     reply_bytes: int = 8 << 20
+    connections: int = 10_000
+    """To a server in all, where the setting `connections` says nothing else."""
+    operator_connections: int = 32
+    """Beyond those, for health, metrics, admin routes and the console alone."""
     lease_min_seconds: float = 1
     lease_max_seconds: float = 3600
     check_after_min_seconds: float = 0.5

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from notify.errors import InvalidRequest
+from notify.limits import LIMITS
 
 
 def _setting(default: Any, doc: str, low: float | None = None, high: float | None = None, **more: bool) -> Any:
@@ -103,6 +104,13 @@ class Settings:
     )
     body_timeout_seconds: float = _setting(
         10.0, "How long a client may take to send a request, in seconds.", 0.5, 600, live=True
+    )
+    connections: int = _setting(
+        LIMITS.connections,
+        "How many connections there may be at once, in all; beyond it 503 `too_many_connections`. It is less where the "
+        "limit of open files is: three quarters of that.",
+        8,
+        1_000_000,
     )
     access: bool = _setting(
         False,

@@ -26,6 +26,7 @@ from notify.server.alarms import Alarms
 from notify.server.check_webhooks import CheckWebhooks
 from notify.server.clock import Clock, wall_clock
 from notify.server.configuration import Configuration
+from notify.server.connections import Connections
 from notify.server.core import Core
 from notify.server.delivery.instances import states
 from notify.server.flow import retry_after
@@ -66,6 +67,7 @@ class App:
         self.jobs: Jobs
         self.unread = Unread()
         self.unverified = Unverified()
+        self.connections = Connections(settings.connections)
         self.failed: NotifyError | None = None
         """Why it could not start."""
         self.on_started: Callable[[], None] = lambda: None

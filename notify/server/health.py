@@ -62,6 +62,11 @@ def router(app: App) -> APIRouter:
         shown.gauge("notify_disk_size_bytes", "Size of the disk of the log", disk.total)
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         shown.gauge("notify_resident_bytes", "Largest resident size of the process", resident)
+        shown.gauge("notify_connections", "Connections that are open", app.connections.count)
+        shown.gauge("notify_connections_most", "Connections that there may be", app.connections.most)
+        shown.gauge(
+            "notify_connections_turned_away", "Connections and requests without a place", app.connections.turned_away
+        )
         if core.has_queues:
             _add_queues(shown, core)
         _add_alarms(shown, app)

@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from notify.errors import InvalidRequest, NotifyError, TooLarge, Unavailable
 from notify.limits import LIMITS
+from notify.server.connections import Place, too_many
 from notify.server.http import Answer, Request, fault_of
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ long a connection that is closed may take to hand over what is written."""
 WRITE_SECONDS = 30.0
 """How long an answer may wait for its client to read it, but for the last 64 kB; then the connection is cut."""
 
+
+CLOSE = (b"connection", b"close")
 
 ANSWERED = Request("GET", "/", b"", [])
 """In place of a request that is answered."""
@@ -238,6 +241,11 @@ class Protocol(HttpToolsProtocol):
         self._pace_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._abort_timer: asyncio.TimerHandle | None = None
+        place = self.app.connections.admit(self, self.loop.time())
+        self._is_beyond = place is Place.OPERATORS
+        """There was no room for it when it came."""
+        if place is Place.NONE:
+            self.turn_away()
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -376,13 +384,18 @@ class Protocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+        connections = self.app.connections
+        if self.cycle is None:
+            connections.has_asked(self)
+        if self._is_beyond:
+            self._is_beyond = not connections.has_room(self, self.loop.time())
         request = self._data_request()
         if request is None:
             self._hand_to_asgi()
             return
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
-        cycle = DataCycle(self, request, keep_alive)
-        refused = self._admit(request)
+        cycle = DataCycle(self, request, keep_alive and not self._is_beyond)
+        refused = connections.refusal() if self._is_beyond else self._admit(request)
         self._enqueue(cycle)
         if refused is not None:
             cycle.refuse(refused)
@@ -417,11 +430,14 @@ class Protocol(HttpToolsProtocol):
     def _hand_to_asgi(self) -> None:
         """Let uvicorn make its scope now that the request is known to be none of ours."""
         url, headers, expects = self.url, self.headers, self.expect_100_continue
+        if self._is_beyond:
+            headers.append(CLOSE)  # uvicorn says the same in its answer
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expects
         self.headers = self.scope["headers"] = headers
         self.scope["notify.certificate"] = self._certificate  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
+        self.cycle.keep_alive = self.cycle.keep_alive and not self._is_beyond
 
     def _data_request(self) -> Request | None:
         """The request without its body, or None if it is not for a data route."""
@@ -570,12 +586,30 @@ class Protocol(HttpToolsProtocol):
         if self._abort_timer is None:
             self._abort_timer = self.loop.call_later(LINGER_SECONDS, self.abort)
 
+    def turn_away(self) -> None:
+        """Say that there is no room, and end the connection, which has not sent a request yet."""
+        if self._is_over:  # what it sent is no request, and it was told so
+            self.abort()
+            return
+        self._is_over = True
+        answer = Answer.problem(too_many(self.app.connections.most))
+        self.transport.write(answer.encoded(self.server_state.default_headers, False, True))
+        self._close()
+
+    def idle_since(self) -> float | None:
+        """From when on (the loop's time) it has waited for nothing and sent nothing; None where that is not so."""
+        if self.transport.is_closing() or (self._is_over and not self._is_busy):
+            return float("-inf")
+        timer = self.timeout_keep_alive_task
+        return None if timer is None else timer.when() - self.timeout_keep_alive
+
     def abort(self) -> None:
         """End the connection at once, whatever is still to be written."""
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._has_read()
+        self.app.connections.discard(self)
         for timer in (
             self._head_timer,
             self._rest_timer,

@@ -19,6 +19,7 @@ from notify import tracing
 from notify.errors import InvalidRequest, StorageFailed
 from notify.server import first_token, webhooks
 from notify.server.app import App
+from notify.server.connections import allowed_by_files
 from notify.server.protocol import Protocol
 from notify.server.tls import Certificates
 from notify.settings import Settings
@@ -117,6 +118,7 @@ def serve(settings: Settings) -> int:
     _keep_to_owner(Path(settings.data_dir))
     sys.setswitchinterval(SWITCH_SECONDS)
     app = App(settings, open_store)
+    app.connections.most = allowed_by_files(settings.connections)
     config = uvicorn.Config(
         app,
         host=settings.host,

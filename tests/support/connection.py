@@ -12,6 +12,7 @@ from uvicorn.server import ServerState
 
 from notify.errors import NotifyError
 from notify.server.access import Principal
+from notify.server.connections import Connections
 from notify.server.held import Unread, Unverified
 from notify.server.http import Answer, Request
 from notify.server.protocol import Protocol
@@ -89,7 +90,11 @@ class Served:
     """One connection to an application that answers what it gets, and how it goes on."""
 
     def __init__(
-        self, settings: Settings | None = None, unread: Unread | None = None, unverified: Unverified | None = None
+        self,
+        settings: Settings | None = None,
+        unread: Unread | None = None,
+        unverified: Unverified | None = None,
+        connections: Connections | None = None,
     ) -> None:
         self.access = SlowAccess()
         self.answered: list[Request] = []
@@ -103,7 +108,7 @@ class Served:
         self.protocol = Protocol(config, ServerState(), {}, asyncio.get_running_loop())
         self.protocol.app = SimpleNamespace(access=self.access, settings=self.settings, answer=self._answer,
                                             unread=unread or Unread(),
-            unverified=unverified or Unverified(),)  # type: ignore[assignment]  # fmt: skip
+            unverified=unverified or Unverified(), connections=connections or Connections(1000),)  # type: ignore[assignment]  # fmt: skip
         self.transport = Transport()
         self.protocol.connection_made(self.transport)
 
@@ -115,7 +120,7 @@ class Served:
 
     def use_asgi(self, app: Callable[..., Coroutine[Any, Any, None]]) -> None:
         """What answers the routes that are not data routes."""
-        for name in ("access", "settings", "answer", "unread", "unverified"):
+        for name in ("access", "settings", "answer", "unread", "unverified", "connections"):
             setattr(app, name, getattr(self.protocol.app, name))
         self.protocol.app = app  # type: ignore[assignment]
 

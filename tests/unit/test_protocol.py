@@ -203,7 +203,7 @@ def test_admin_routes_hold_no_more_either(is_let_in: bool) -> None:
             await send({"type": "http.response.start", "status": code, "headers": [(b"content-length", b"0")]})
             await send({"type": "http.response.body", "body": b""})
 
-        served.protocol.app = asgi  # type: ignore[assignment]
+        served.use_asgi(asgi)
         body = BODY[: 512 << 10]
         request = head("new", len(body)).replace(b"/v1/messages", b"/v1/admin/limits") + body
         taken = served.send(request)
