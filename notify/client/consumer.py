@@ -22,6 +22,7 @@ from notify.client import inbox as inboxes
 from notify.client.handlers import Handler, check_callable
 from notify.client.http import HttpClient
 from notify.client.inbox import Inbox
+from notify.client.login import Shown, Token
 from notify.client.loop import LoopThread
 from notify.client.producer import instance_name
 from notify.client.servers import Servers
@@ -67,7 +68,7 @@ class _Consumer:
         batch: int | None = None,
         drain: float = DRAIN_SECONDS,
         instance: str | None = None,
-        token: str | None = None,
+        token: Shown = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """`instance` names this consumer in its group: give one that stays the same where topics are broadcast.
@@ -75,7 +76,9 @@ class _Consumer:
         `lease` (1 to 3,600 seconds): how long a message is this consumer's without a word; it is renewed while its
         handler runs. `drain` (0 to 86,400 seconds): how long a consumer that stops waits for the handlers under way.
         `batch` (1 to 10,000): messages in hand at most. `token`, `tls`: what to show and to believe; None: what the
-        environment says (`NOTIFY_TOKEN`, `NOTIFY_CA`). Raises InvalidRequest.
+        environment says (`NOTIFY_TOKEN` or `NOTIFY_TOKEN_FILE`, `NOTIFY_CA`). `token` may be a function that gives the
+        one to show now, without blocking: it is called again every 10 s, and when a server refuses the one before.
+        Raises InvalidRequest.
         """
         check_name("group", group)
         check_between("concurrency", concurrency, 1, MOST_CONCURRENT)
@@ -210,7 +213,8 @@ class _Consumer:
         work = Work(
             self.group, self.instance, self._handlers, self._call_counted, self._lease, self._batch, self._drain
         )
-        servers = Servers(self.url, "queue", tls=self._tls, token=self._token)
+        token = Token(self._token)
+        servers = Servers(self.url, "queue", tls=self._tls, token=token)
         sessions: dict[str, tuple[Session, asyncio.Task[None]]] = {}
         keeping: asyncio.Task[None] | None = None
         if self._inbox is not None:
@@ -226,7 +230,7 @@ class _Consumer:
                     await servers.refresh()
                 for url in servers.urls():
                     if url not in sessions:
-                        session = Session(work, HttpClient(url, tls=self._tls, token=self._token))
+                        session = Session(work, HttpClient(url, tls=self._tls, token=token))
                         sessions[url] = session, asyncio.ensure_future(session.run())
                 for url in sessions.keys() - set(servers.urls()):
                     log.warning("the registry does not name %s any more: nothing more is received from there", url)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
-from notify.client.login import tls_from_environment, token_from_environment
+from notify.client.login import EXCHANGES, Shown, Token, tls_from_environment
 from notify.errors import (
     Backpressure,
     Closed,
@@ -107,7 +107,7 @@ class _Connection(asyncio.Protocol):
 class HttpClient:
     """Requests to one server. Belongs to one event loop."""
 
-    def __init__(self, url: str, *, tls: ssl.SSLContext | None = None, token: str | None = None) -> None:
+    def __init__(self, url: str, *, tls: ssl.SSLContext | None = None, token: Shown | Token = None) -> None:
         """`tls` and `token`: what to believe and to show; None: what the environment says (notify/client/login.py)."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -117,11 +117,7 @@ class HttpClient:
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = (tls or tls_from_environment()) if parts.scheme == "https" else None
         self._head_host = f"host: {parts.netloc}\r\n"
-        shown = token_from_environment() if token is None else token
-        if shown:
-            if not (shown.isascii() and shown.isprintable() and " " not in shown):
-                raise InvalidRequest("the token is not one: it has characters that no token has")
-            self._head_host += f"authorization: Bearer {shown}\r\n"
+        self._token = token if isinstance(token, Token) else Token(token)
         self._heads: dict[tuple[str, str, str], str] = {}
         self._idle: deque[_Connection] = deque()
         self._open: set[_Connection] = set()
@@ -129,25 +125,43 @@ class HttpClient:
         self._closed = self._leaving = False
 
     async def call(self, method: str, path: str, body: bytes, seconds: float, kind: str = MSGPACK) -> bytes:
-        """The body of a 200 answer. Raises what a problem says, Unavailable, or Timeout after `seconds`."""
-        try:
-            async with asyncio.timeout(seconds):
-                async with self._room:
-                    status, answer = await self._ask(method, path, body, kind)
-        except TimeoutError:
-            raise Timeout(f"no answer to {method} {path} within {seconds:g} s; it may have been carried out") from None
+        """The body of a 200 answer. Raises what a problem says, Unavailable, or Timeout after `seconds`.
+
+        Where the token is refused and there is another by now, the request is sent again with that, and has as many
+        seconds again: a poll may have waited for most of its time when its token was revoked.
+        """
+        shown: str | None = self._token.header()
+        status, answer = 401, b""
+        for _ in range(1 + EXCHANGES):
+            if shown is None:
+                break
+            status, answer = await self._within(seconds, method, path, body, kind, shown)
+            if status != 401:
+                break
+            shown = self._token.instead_of(shown)
         if status == 200:
             return answer
         raise _refusal(status, answer, path)
 
-    async def _ask(self, method: str, path: str, body: bytes, kind: str) -> tuple[int, bytes]:
+    async def _within(
+        self, seconds: float, method: str, path: str, body: bytes, kind: str, shown: str
+    ) -> tuple[int, bytes]:
+        """Status and body of an answer. Raises Unavailable, or Timeout."""
+        try:
+            async with asyncio.timeout(seconds):
+                async with self._room:
+                    return await self._ask(method, path, body, kind, shown)
+        except TimeoutError:
+            raise Timeout(f"no answer to {method} {path} within {seconds:g} s; it may have been carried out") from None
+
+    async def _ask(self, method: str, path: str, body: bytes, kind: str, shown: str) -> tuple[int, bytes]:
         head = self._heads.get((method, path, kind))
         if head is None:
             head = f"{method} {path} HTTP/1.1\r\n{self._head_host}"
             head += f"content-type: {kind}\r\naccept: {kind}\r\ncontent-length: "
             if len(self._heads) < 1000:
                 self._heads[(method, path, kind)] = head
-        full = f"{head}{len(body)}\r\n\r\n".encode()
+        full = f"{head}{len(body)}\r\n{shown}\r\n".encode()
         while True:
             connection = await self._connection()
             kept = connection.used

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from notify.errors import InvalidRequest
+
+log = logging.getLogger("notify.client")
+
+TOKEN_SECONDS = 10.0
+"""A token from a file or a function is read again so often, and whenever a server refuses the one that is shown."""
+
+EXCHANGES = 8
+"""How often one request is sent again because its token was refused, each time with another one: a poll may outlive
+several."""
+
+Shown = str | Callable[[], str] | None
+"""A token, or a function that gives the one to show now, without blocking; None: what the environment says."""
 
 
 def token_from_environment() -> str:
@@ -19,6 +34,62 @@ def token_from_environment() -> str:
         return Path(file).read_text().strip()
     except OSError as error:
         raise InvalidRequest(f"NOTIFY_TOKEN_FILE: {file} cannot be read: {error.strerror}") from None
+
+
+class Token:
+    """What a client shows, for as long as it lives: a token of a file or a function may be another one meanwhile."""
+
+    def __init__(self, given: Shown) -> None:
+        """Raises InvalidRequest for what is no token, and where none can be read."""
+        self._read: Callable[[], str] | None = None
+        if callable(given):
+            self._read = given
+        elif given is None:
+            self._read = token_from_environment
+        self._read_at = time.monotonic()
+        self._complaint = ""
+        self._header = _header(self._read() if self._read is not None else str(given))
+
+    def header(self) -> str:
+        """The line of a request's head, with its end; empty where nothing is shown."""
+        if self._read is not None and time.monotonic() - self._read_at >= TOKEN_SECONDS:
+            self._read_again()
+        return self._header
+
+    def instead_of(self, refused: str) -> str | None:
+        """The line to show after a server refused this one; None where there is no other."""
+        if self._header == refused:
+            self._read_again()
+        return None if self._header == refused else self._header
+
+    def _read_again(self) -> None:
+        """Another token from now on, if there is one; where none can be read, the one before stays."""
+        if self._read is None:
+            return
+        self._read_at = time.monotonic()
+        try:
+            header = _header(self._read())
+        except Exception as error:
+            self._complain(f"{type(error).__name__}: {error}")
+        else:
+            if header or not self._header:
+                self._header, self._complaint = header, ""
+            else:
+                self._complain("it is empty")  # a file that is being written
+
+    def _complain(self, why: str) -> None:
+        if why != self._complaint:
+            self._complaint = why
+            log.warning("the token could not be read again, the one before is shown on: %s", why)
+
+
+def _header(token: str) -> str:
+    """Raises InvalidRequest for what is no token."""
+    if not token:
+        return ""
+    if not (token.isascii() and token.isprintable() and " " not in token):
+        raise InvalidRequest("the token is not one: it has characters that no token has")
+    return f"authorization: Bearer {token}\r\n"
 
 
 def tls_from_environment() -> ssl.SSLContext:

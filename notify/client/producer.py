@@ -25,6 +25,7 @@ from notify.check.local import is_async
 from notify.client.binding import CLOSED, Binding, unscoped
 from notify.client.checker import Checker
 from notify.client.http import error_of
+from notify.client.login import Shown
 from notify.client.loop import LoopThread
 from notify.client.transactions import HALF_SECONDS, TransactionClient, accepted, pack
 from notify.errors import BindingRefused, Closed, InvalidRequest, Timeout, Unavailable
@@ -89,7 +90,7 @@ class _Producer:
         answer_checks: bool,
         half_timeout: float,
         check_after: float | None,
-        token: str | None,
+        token: Shown,
         tls: ssl.SSLContext | None,
     ) -> None:
         check_name("producer_group", group)
@@ -161,7 +162,9 @@ class TransactionProducer(_Producer):
     Times in seconds: `half_timeout` to wait for the server; `check_after` until the server asks what became of a half,
     None: its own 5. `batching`: whether halves of several threads share a request; `answer_checks`: whether this
     process answers checks, from its construction on. `token`, `tls`: what to show and to believe; None: what the
-    environment says (`NOTIFY_TOKEN`, `NOTIFY_CA`). Raises InvalidRequest, and BindingRefused for an AsyncEngine.
+    environment says (`NOTIFY_TOKEN` or `NOTIFY_TOKEN_FILE`, `NOTIFY_CA`). `token` may be a function that gives the one
+    to show now, without blocking: it is called again every 10 s, and when a server refuses the one before. Raises
+    InvalidRequest, and BindingRefused for an AsyncEngine.
     """
 
     def __init__(
@@ -175,7 +178,7 @@ class TransactionProducer(_Producer):
         answer_checks: bool = True,
         half_timeout: float = HALF_SECONDS,
         check_after: float | None = None,
-        token: str | None = None,
+        token: Shown = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         if engine is not None and is_async(engine):
@@ -394,7 +397,7 @@ class AsyncTransactionProducer(_Producer):
         answer_checks: bool = True,
         half_timeout: float = HALF_SECONDS,
         check_after: float | None = None,
-        token: str | None = None,
+        token: Shown = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         if engine is not None and not is_async(engine):

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Iterator
 
 import msgspec
 
+from notify.client.login import Shown
 from notify.client.loop import LoopThread
 from notify.client.servers import Servers
 from notify.errors import InvalidRequest
@@ -38,7 +39,7 @@ class AsyncReader:
     """Reads queues from any offset, any number of times. Belongs to one event loop; use it as `async with`."""
 
     def __init__(
-        self, url: str, *, batch: int = BATCH, token: str | None = None, tls: ssl.SSLContext | None = None
+        self, url: str, *, batch: int = BATCH, token: Shown = None, tls: ssl.SSLContext | None = None
     ) -> None:
         """`batch`: messages a request, 1 to 10,000; `token`, `tls`: as a Consumer's."""
         check_between("batch", batch, 1, 10_000)

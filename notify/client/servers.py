@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from notify.client.http import HttpClient
+from notify.client.login import Shown, Token
 from notify.errors import Closed, DiskFull, InvalidRequest, NotifyError, Unavailable
 from notify.wire import MSGPACK
 
@@ -63,7 +64,7 @@ class Servers:
         room: str | None = None,
         *,
         tls: ssl.SSLContext | None = None,
-        token: str | None = None,
+        token: Shown | Token = None,
     ) -> None:
         """`url`: one address, or several separated by commas; `role`: transactions or queue.
 
@@ -75,8 +76,8 @@ class Servers:
             raise InvalidRequest("give the address of a server, such as http://127.0.0.1:7400")
         self._role = role
         self._room = os.environ.get("NOTIFY_ROOM", "") if room is None else room
-        self._tls, self._token = tls, token
-        self._clients = {seed: HttpClient(seed, tls=tls, token=token) for seed in self._seeds}
+        self._tls, self._token = tls, token if isinstance(token, Token) else Token(token)
+        self._clients = {seed: HttpClient(seed, tls=tls, token=self._token) for seed in self._seeds}
         self._left: list[HttpClient] = []
         """Of members that left, with requests on their way."""
         self._members: list[_Member] = []

@@ -14,6 +14,7 @@ import msgspec
 from notify import ids
 from notify.client.batch import Batcher, Later
 from notify.client.http import error_of
+from notify.client.login import Shown
 from notify.client.servers import Servers
 from notify.errors import Closed, InvalidRequest, NotifyError, TooLarge, TransactionRefused, Unavailable
 from notify.limits import LIMITS, check_between, check_delay, check_headers, check_key, check_name
@@ -116,7 +117,7 @@ class TransactionClient:
         batching: bool = True,
         half_seconds: float = HALF_SECONDS,
         check_after: float | None = None,
-        token: str | None = None,
+        token: Shown = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.http = Servers(url, "transactions", tls=tls, token=token)

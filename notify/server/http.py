@@ -18,6 +18,7 @@ from notify import ids, tracing
 from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError, StorageFailed, Unauthorized
 from notify.limits import LIMITS, check_between, check_name
 from notify.server.access import EVERYONE, Principal
+from notify.server.access.principal import ENDED
 from notify.server.browsers import refuse_foreign_host, refuse_foreign_pages
 from notify.server.core import Core
 from notify.server.delivery.leases import Handed
@@ -443,7 +444,7 @@ def _polling(request: Request) -> Iterator[None]:
             if not principal.is_over:
                 raise
             task.uncancel()
-            raise Unauthorized("this token was revoked, or its rights were changed, while the request waited") from None
+            raise Unauthorized(ENDED) from None
 
 
 def _encode_items(request: Request, items: list[Item]) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
-from notify.errors import Backpressure, Forbidden
+from notify.errors import Backpressure, Forbidden, Unauthorized
 from notify.server.access.rights import Right
 from notify.server.delivery.rate import TokenBucket
 
@@ -13,6 +13,9 @@ REMEMBERED = 1_000
 """Answers to `may` that a principal keeps."""
 LONGEST = 127
 """Of the name of a topic, group or source, as `check_name` has it: what is longer is nothing that there is."""
+
+
+ENDED = "this token was revoked, or its rights were changed, while the request waited"
 
 
 class Quota:
@@ -95,24 +98,32 @@ class Principal:
         return answer
 
     def check(self, action: str, name: str = "*", topic: str = "*", called: str = "") -> None:
-        """Raises Forbidden with the right that it lacks.
+        """Raises Forbidden with the right that it lacks, Unauthorized where it has ended.
 
         `called`: words in place of a name that the request did not have; whoever lacks the right is not told it.
         """
         if not self.may(action, name, topic):
+            self.refuse_if_over()
             right = f"{action} for {called}" if called else str(Right(action, name, topic))[:300]
             raise Forbidden(f"{self.name} lacks the right {right}: an administrator can grant it")
 
     def check_some(self, action: str, name: str | None = None) -> None:
-        """Raises Forbidden where it may do this to nothing at all, or with `name` on no topic."""
+        """Raises as `check` where it may do this to nothing at all, or with `name` on no topic."""
         if self.rights is None:
             return
         if not any(r.action == action and (name is None or r.covers(action, name, r.topic)) for r in self.rights):
+            self.refuse_if_over()
             what = action if name is None else f"{action}:{name[:LONGEST]}"
             raise Forbidden(f"{self.name} lacks every right to {what}: an administrator can grant one")
 
+    def refuse_if_over(self) -> None:
+        """Raises Unauthorized where its credential ended since it was let in: another may be good."""
+        if self.is_over:
+            raise Unauthorized(ENDED)
+
     def take_request(self, now_us: int) -> None:
-        """One more request. Raises Backpressure above its rate."""
+        """One more request. Raises Backpressure above its rate, Unauthorized where it has ended."""
+        self.refuse_if_over()
         self.quota.take_request(now_us, self.name)
 
 
