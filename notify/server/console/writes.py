@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,17 +60,24 @@ class Change:
     """Fields that are always sent."""
     at: str = ""
     """The field under which the inputs are sent; empty: beside the reason."""
+    beside: tuple[Input, ...] = ()
+    """Inputs that are sent beside the reason whatever `at` says; the form has them last."""
 
     def body(self, form: Mapping[str, str]) -> dict[str, Any]:
         """The request's fields. Raises InvalidRequest for what is missing or cannot be."""
-        fields: dict[str, Any] = {}
-        for i in self.inputs:
-            value = i.value(form.get(i.name))
-            if value is None and i.required:
-                raise InvalidRequest(f"{i.label} is missing. {i.help}")
-            if value is not None:
-                fields[i.name] = value
-        return dict(self.fixed) | ({self.at: fields} if self.at else fields)
+        fields = _values(self.inputs, form)
+        return dict(self.fixed) | ({self.at: fields} if self.at else fields) | _values(self.beside, form)
+
+
+def _values(inputs: Sequence[Input], form: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for i in inputs:
+        value = i.value(form.get(i.name))
+        if value is None and i.required:
+            raise InvalidRequest(f"{i.label} is missing. {i.help}")
+        if value is not None:
+            found[i.name] = value
+    return found
 
 
 _TX = "transactions/{transaction}"
@@ -89,8 +96,25 @@ _SUBSCRIPTION = (
     Input("tags", "Tags", "list", help="Separated by commas; empty: all."),
     Input("filter", "Filter", help="CEL over headers, key, tag and topic."),
     Input("max_attempts", "Attempts before the dead-letter queue", "number"),
-    Input("force", "Change the mode although consumers have messages", "check"),
-)
+    Input(
+        "force", "Change the mode although consumers are there", "check",
+        help="Without it another mode is refused (`mode_in_use`) while a consumer of the group asked within 60 s. With "
+        "it they may get messages again, or out of their order.",
+    ),
+)  # fmt: skip
+_EFFECTS = (
+    Input(
+        "replay_effects", "Have the effects again", "check",
+        help="Handlers with an inbox take effect again, also for messages that took effect before. Without it they do "
+        "nothing for those.",
+    ),
+    Input(
+        "force", "Although the inbox's rows of some may be purged", "check",
+        help="Without it messages from before the inbox's rows are refused (`before_inbox`). With it they take effect "
+        "a second time where the row that would tell is gone.",
+    ),
+)  # fmt: skip
+"""For messages that a group gets again."""
 
 CHANGES: dict[str, Change] = {
     "transaction.check": Change("Ask the producers now", "POST", _TX + "/check", back=_TX_PAGE),
@@ -143,6 +167,7 @@ CHANGES: dict[str, Change] = {
             Input("topic", "Topic", required=True),
             Input("to", "To", required=True, help="earliest, latest, an offset or an instant (RFC 3339)."),
         ),
+        beside=_EFFECTS,
         warning="Messages before the new position are left out; those after it come (again).",
     ),
     "group.pause": Change(
@@ -160,11 +185,11 @@ CHANGES: dict[str, Change] = {
     ),
     "dead-letters.redrive": Change(
         "Send chosen dead letters again", "POST", "groups/{group}/dead-letters/redrive",
-        inputs=(Input("ids", "Ids", "list", required=True),), back="/groups/{group}/dead-letters",
+        inputs=(Input("ids", "Ids", "list", required=True),), back="/groups/{group}/dead-letters", beside=_EFFECTS,
     ),
     "dead-letters.redrive-all": Change(
         "Send all dead letters again that match", "POST", "groups/{group}/dead-letters/redrive", inputs=_DEAD,
-        at="wanted", fixed={"all": True}, back="/jobs",
+        at="wanted", fixed={"all": True}, back="/jobs", beside=_EFFECTS,
         warning="This runs as a job. What was sent again already is left out.",
     ),
     "dead-letters.purge": Change(

@@ -1,0 +1,81 @@
+"""The console's forms, as a browser without scripts posts them: what they offer, and what becomes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from notify.server.admin.redrive import EFFECTS_AGAIN, EFFECTS_KEPT
+from notify.testing import InMemoryServer
+from tests.support.http import admin, ask, post
+
+FORM = "application/x-www-form-urlencoded"
+
+
+def send(server: InMemoryServer, name: str, step: str, **fields: Any) -> tuple[int, str]:
+    """Status and page of a form."""
+    body = urlencode({"reason": "a test", "step": step} | fields).encode()
+    status, page = ask(server.url, "POST", f"/do/{name}", body, kind=FORM)
+    return status, str(page)
+
+
+def subscription(server: InMemoryServer, name: str) -> dict[str, Any]:
+    (found,) = admin(server.url, "GET", f"groups/{name}")["subscriptions"]
+    return dict(found)
+
+
+def with_a_consumer(server: InMemoryServer, name: str) -> str:
+    """A topic and a group by this name, and a consumer that has a message of it; the message's receipt."""
+    admin(server.url, "PUT", f"groups/{name}/subscriptions/{name}", {"start": "earliest"})
+    post(server.url, "/v1/messages", {"messages": [{"topic": name, "body": "x"}]})
+    asked = {"instance": "i", "topics": [name], "max": 1, "wait": 0, "lease": 60}
+    (message,) = post(server.url, f"/v1/groups/{name}/receive", asked)["messages"]
+    return str(message["receipt"])
+
+
+def test_a_mode_that_is_in_use_is_changed_by_force(memory: InMemoryServer, unique: str) -> None:
+    with_a_consumer(memory, unique)
+    change = {"group": unique, "topic": unique, "mode": "ordered"}
+    for step in ("preview", "do"):
+        status, page = send(memory, "subscription.put", step, **change)
+        assert status == 409 and "mode_in_use" in page
+        assert 'name="force"' in page and "they may get messages again, or out of their order" in page
+    assert subscription(memory, unique)["mode"] == "shared"
+    assert send(memory, "subscription.put", "do", **change, force="1")[0] == 200
+    assert subscription(memory, unique)["mode"] == "ordered"
+
+
+def test_a_reset_has_effects_again_where_that_is_chosen(memory: InMemoryServer, unique: str) -> None:
+    with_a_consumer(memory, unique)
+    move = {"group": unique, "topic": unique, "to": "earliest"}
+    for chosen, effects, replay in (({}, EFFECTS_KEPT, 0), ({"replay_effects": "1"}, EFFECTS_AGAIN, 1)):
+        status, page = send(memory, "group.reset", "preview", **move, **chosen)
+        assert status == 200 and effects in page
+        assert "also for messages that took effect before" in page  # the form says what it is about
+        assert send(memory, "group.reset", "do", **move, **chosen)[0] == 200
+        assert subscription(memory, unique)["replay"] == replay
+
+
+def test_dead_letters_have_effects_again_where_that_is_chosen(memory: InMemoryServer, unique: str) -> None:
+    items = [{"receipt": with_a_consumer(memory, unique), "action": "dead_letter"}]
+    post(memory.url, f"/v1/groups/{unique}/settle", {"items": items})
+    (letter,) = admin(memory.url, "GET", f"groups/{unique}/dead-letters")["messages"]
+    ways = {"dead-letters.redrive-all": {"topic": unique}, "dead-letters.redrive": {"ids": letter["id"]}}
+    for name, fields in ways.items():
+        for chosen, effects in (({}, EFFECTS_KEPT), ({"replay_effects": "1"}, EFFECTS_AGAIN)):
+            status, page = send(memory, name, "preview", group=unique, **fields, **chosen)
+            assert status == 200 and effects in page, name
+    assert send(memory, name, "do", group=unique, **fields, replay_effects="1")[0] == 200
+    asked = {"instance": "i", "max": 1, "wait": 5, "lease": 60}
+    (message,) = post(memory.url, f"/v1/groups/{unique}/receive", asked)["messages"]
+    assert message["headers"]["notify-replay"] == "1"
+
+
+def test_a_job_of_dead_letters_is_told_beside_what_it_looks_for(memory: InMemoryServer, unique: str) -> None:
+    items = [{"receipt": with_a_consumer(memory, unique), "action": "dead_letter"}]
+    post(memory.url, f"/v1/groups/{unique}/settle", {"items": items})
+    status, _ = send(memory, "dead-letters.redrive-all", "do", group=unique, topic=unique, replay_effects="1")
+    assert status == 200
+    asked = {"instance": "i", "max": 1, "wait": 30, "lease": 60}
+    (message,) = post(memory.url, f"/v1/groups/{unique}/receive", asked)["messages"]
+    assert message["headers"]["notify-replay"] == "1"
