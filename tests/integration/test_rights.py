@@ -549,3 +549,24 @@ def test_an_inbox_is_told_of_for_topics_that_the_right_names(room: Room) -> None
     status, raw = room.ask(Asked("PUT", path, {"whole_from": "2030-01-01T00:00:00Z"}), token)
     assert (status, json.loads(raw)["code"]) == (422, "invalid_name")
     assert kept(room) == before
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "broadcast"])
+def test_a_topic_that_one_may_not_consume_is_left_out(room: Room, unique: str, mode: str) -> None:
+    """A group's other topic may be somebody's alone, or go to each instance: a poll without `topics` leaves it out."""
+    own, other = f"{unique}.own", f"{unique}.other"
+    for topic, of_mode in ((own, "shared"), (other, mode)):
+        room.do("PUT", f"/v1/admin/groups/{unique}/subscriptions/{topic}", {"mode": of_mode, "start": "earliest"})
+    asked = {"instance": "somebody", "topics": [other], "max": 1, "wait": 0, "lease": 30}
+    for _ in range(2):  # to each instance goes what comes after its first poll
+        room.publish((other, "theirs"))
+        room.do("POST", f"/v1/groups/{unique}/receive", asked)
+    room.publish((own, "mine"), (other, "theirs"))
+    poll = Asked("POST", f"/v1/groups/{unique}/receive", {"instance": "me", "max": 10, "wait": 0, "lease": 30})
+    status, raw = room.ask(poll, room.server.make(f"consume:{unique}@{own}"))
+    assert status == 200, raw
+    assert [message["body"] for message in json.loads(raw)["messages"]] == ["mine"]
+    assert f"{unique}@me" not in json.dumps(room.do("GET", "/v1/admin/groups"))  # nothing is kept for it of the other
+    status, raw = room.ask(poll, room.all)
+    code = {"exclusive": "topic_is_taken", "broadcast": "mixed_modes"}[mode]
+    assert json.loads(raw)["code"] == code  # who may consume both is told

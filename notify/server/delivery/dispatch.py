@@ -291,11 +291,11 @@ class Delivery:
             topics = frozenset(request.topics)
             await self._subscribe_missing(name, request.topics)
         if name in self.groups:
-            name, topics = await self._of_broadcast(name, request.instance, topics)
+            name, topics = await self._of_broadcast(name, request.instance, topics, may)
         group = self.groups.get(name)
         if group is None:
             raise NotFound(f"group {name!r} has no subscription; name its topics, or subscribe it first")
-        group.refuse_second(request.instance, topics, self._clock())
+        group.refuse_second(request.instance, topics, self._clock(), may)
         waiter = _Waiter(request, topics, may, asyncio.get_running_loop().create_future())
         handed = self._hand_out(group, waiter)
         if handed or request.wait <= 0:
@@ -312,17 +312,18 @@ class Delivery:
                 waiting.remove(waiter)
 
     async def _of_broadcast(
-        self, name: str, instance: str, topics: frozenset[str] | None
+        self, name: str, instance: str, topics: frozenset[str] | None, may: May | None
     ) -> tuple[str, frozenset[str] | None]:
         """Where topics are broadcast, the group that is this instance alone: it begins when it first asks.
 
-        Raises InvalidRequest for a request over topics of which only some are broadcast.
+        Without `topics` those are meant that who asks `may` consume. Raises InvalidRequest for a request over topics of
+        which only some are broadcast.
         """
         group = self.groups[name]
         if not group.has_broadcast:
             return name, topics
         modes = group.modes()
-        asked = frozenset(modes) if topics is None else topics
+        asked = frozenset(t for t in modes if may is None or may(t)) if topics is None else topics
         broadcast = frozenset(topic for topic in asked if modes.get(topic) == "broadcast")
         if not broadcast:
             return name, topics

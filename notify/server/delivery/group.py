@@ -269,12 +269,24 @@ class Group:
         for name in [name for name, i in self.instances.items() if i.asked_us < before_us and not i.in_flight]:
             del self.instances[name]
 
-    def refuse_second(self, instance: str, topics: frozenset[str] | None, now_us: int) -> None:
-        """Raises Conflict if another instance has an exclusive topic: a standby is a mistake there."""
+    def refuse_second(
+        self,
+        instance: str,
+        topics: frozenset[str] | None,
+        now_us: int,
+        may: Callable[[str], bool] | None = None,
+    ) -> None:
+        """Raises Conflict if another instance has an exclusive topic: a standby is a mistake there.
+
+        `may`: whether who asks may consume a topic; what it may not is nothing to it.
+        """
         for topic, owner in self.owners.items():
             if owner.instance == instance or owner.until_us <= now_us or (topics is not None and topic not in topics):
                 continue
-            if self.cursors[(topic, 0)].subscription.mode == "exclusive":
+            cursor = self.cursors[(topic, 0)]
+            if may is not None and not may(cursor.serves):
+                continue
+            if cursor.subscription.mode == "exclusive":
                 raise Conflict(
                     f"topic {topic!r} is exclusive in group {self.name!r}, and instance {owner.instance!r} has it; "
                     "use the mode failover for a standby",
