@@ -368,17 +368,21 @@ class Measured:
     """Rates of producer and consumer, and the server's memory, while a phase went on."""
 
     def __init__(self, server: ServerProcess, sent: Any, received: Any, seconds: float) -> None:
-        began, before = time.monotonic(), (sent.value, received.value)
+        began, before = time.monotonic(), (sent.value, received.value, server.cpu_seconds())
         self.most_bytes = server.anonymous_bytes()
         while (passed := time.monotonic() - began) < seconds:
             time.sleep(min(SAMPLE_SECONDS, seconds - passed))  # the pause between two samples
             self.most_bytes = max(self.most_bytes, server.anonymous_bytes())
         self.sent = (sent.value - before[0]) / passed
         self.received = (received.value - before[1]) / passed
+        self.cores = (server.cpu_seconds() - before[2]) / passed
 
     def line(self, what: str) -> str:
         memory = self.most_bytes / (1 << 20)
-        return f"{what:<16}{self.sent:>10,.0f} sent/s{self.received:>10,.0f} received/s{memory:>8,.0f} MiB at most"
+        return (
+            f"{what:<16}{self.sent:>10,.0f} sent/s{self.received:>10,.0f} received/s{memory:>8,.0f} MiB at most"
+            f"{self.cores:>8.2f} cores"
+        )
 
 
 def besiege(directory: Path, seconds: float, share: float, only: str = "") -> bool:

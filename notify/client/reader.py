@@ -38,9 +38,7 @@ _decode_topic = msgspec.json.Decoder(_Topic).decode
 class AsyncReader:
     """Reads queues from any offset, any number of times. Belongs to one event loop; use it as `async with`."""
 
-    def __init__(
-        self, url: str, *, batch: int = BATCH, token: Shown = None, tls: ssl.SSLContext | None = None
-    ) -> None:
+    def __init__(self, url: str, *, batch: int = BATCH, token: Shown = None, tls: ssl.SSLContext | None = None) -> None:
         """`batch`: messages a request, 1 to 10,000; `token`, `tls`: as a Consumer's."""
         check_between("batch", batch, 1, 10_000)
         self._http = Servers(url, "queue", tls=tls, token=token)

@@ -193,10 +193,19 @@ class App:
             self.database.close()
 
     async def answer(self, request: DataRequest) -> Answer:
-        """A request to a data route."""
+        """A request to a data route, or a probe."""
+        if request.path in health.PROBES:
+            return self._probed(request)
         if self._data is None:
             return Answer.problem(Unavailable("the server is starting or stopping; try again"))
         return await self._data.answer(request)
+
+    def _probed(self, request: DataRequest) -> Answer:
+        try:
+            request.find_format(self.settings)
+        except NotifyError as error:
+            return Answer.problem(error)
+        return health.answer(self, request.path)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Everything else, as ASGI."""
@@ -284,6 +293,9 @@ def _fastapi(app: App) -> FastAPI:
     @api.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
+        # FastAPI's frame refers to the error, whose traceback refers to the frame: they keep the body until a full
+        # collection.
+        error.__traceback__ = error.__cause__ = error.__context__ = None
         where = ".".join(str(part) for part in first["loc"])
         return Response(problem(InvalidRequest(f"{where}: {first['msg']}", "invalid_schema")), 422, media_type=PROBLEM)
 

@@ -9,37 +9,53 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import PlainTextResponse, Response
 
 from notify.server.alarms import MEANING
 from notify.server.delivery.instances import states
+from notify.server.http import Answer
 from notify.server.metrics import Exposition
+from notify.wire import JSON, encode_json
 
 if TYPE_CHECKING:
     from notify.server.app import App
     from notify.server.core import Core
 
+PROBES = ("/livez", "/readyz")
 STALLED_US = 10_000_000
 BUSIEST_TOPICS = 100
 
 
+def answer(app: App, path: str) -> Answer:
+    """The answer to a path of PROBES: 200 or 503, and one word in JSON."""
+    core = app.core
+    if path == "/livez":
+        # 503 where the core stands still.
+        if core is not None and core.clock() - core.ticked_us > STALLED_US:
+            return _status(503, "stalled")
+        return _status(200, "live")
+    if core is None:
+        return _status(503, "starting", retry_after=1)
+    return _status(200, "ready", shard=app.settings.shard)
+
+
+def _status(status: int, word: str, retry_after: int = 0, **more: str) -> Answer:
+    return Answer(status, JSON, encode_json({"status": word} | more), retry_after)
+
+
 def router(app: App) -> APIRouter:
+    """The routes as FastAPI serves and documents them; `notify serve` answers probes before they come to it."""
     routes = APIRouter()
 
     @routes.get("/livez")
-    async def livez() -> JSONResponse:
+    async def livez() -> Response:
         """200 while time is acted upon; 503 where the core stands still."""
-        core = app.core
-        if core is not None and core.clock() - core.ticked_us > STALLED_US:
-            return JSONResponse({"status": "stalled"}, 503)
-        return JSONResponse({"status": "live"})
+        return _response(answer(app, "/livez"))
 
     @routes.get("/readyz")
-    async def readyz() -> JSONResponse:
+    async def readyz() -> Response:
         """200 once the storage is recovered and while it takes writes."""
-        if app.core is None:
-            return JSONResponse({"status": "starting"}, 503, {"retry-after": "1"})
-        return JSONResponse({"status": "ready", "shard": app.settings.shard})
+        return _response(answer(app, "/readyz"))
 
     @routes.get("/metrics")
     async def metrics(request: Request) -> PlainTextResponse:
@@ -73,6 +89,11 @@ def router(app: App) -> APIRouter:
         return PlainTextResponse(shown.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return routes
+
+
+def _response(answered: Answer) -> Response:
+    headers = {"retry-after": str(answered.retry_after)} if answered.retry_after else {}
+    return Response(answered.body, answered.status, headers, answered.kind)
 
 
 def _add_alarms(shown: Exposition, app: App) -> None:

@@ -18,6 +18,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from notify.errors import InvalidRequest, NotifyError, TooLarge, Unavailable
 from notify.limits import LIMITS
+from notify.server import health
+from notify.server.access.principal import NOBODY
 from notify.server.connections import Place, too_many
 from notify.server.http import Answer, Request, fault_of
 
@@ -39,6 +41,8 @@ brought is held, too (uvloop reads up to 256 kB at once)."""
 PACE_SECONDS = 0.02
 """Between two pipelined requests to other than data routes: such a request costs the server many times what it costs
 its sender, and no browser or tool pipelines them."""
+PROBES = tuple(path.encode() for path in health.PROBES)
+"""Answered here, to anyone: orchestrators ask often, and strangers may."""
 LINGER_SECONDS = 2.0
 """How long a client may go on sending what was refused already, so that it reads the answer instead of a reset; and how
 long a connection that is closed may take to hand over what is written."""
@@ -395,7 +399,8 @@ class Protocol(HttpToolsProtocol):
             return
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
         cycle = DataCycle(self, request, keep_alive and not self._is_beyond)
-        refused = connections.refusal() if self._is_beyond else self._admit(request)
+        is_probe = request.principal is NOBODY
+        refused = connections.refusal() if self._is_beyond and not is_probe else self._admit(request)
         self._enqueue(cycle)
         if refused is not None:
             cycle.refuse(refused)
@@ -405,7 +410,7 @@ class Protocol(HttpToolsProtocol):
     def _admit(self, request: Request) -> NotifyError | None:
         """Note who asks before the body is taken, where access is on: None if that takes a while. Why not, if so."""
         access = self.app.access
-        if access is None or not access.on:
+        if access is None or not access.on or request.principal is NOBODY:
             return None
         for name, value in request.headers:
             if name == b"authorization":
@@ -413,7 +418,7 @@ class Protocol(HttpToolsProtocol):
         try:
             request.principal = access.admit(request.authorization, self._certificate)
         except NotifyError as error:
-            return error
+            return _without_frames(error)
         return None
 
     async def verify(self, request: Request) -> NotifyError | None:
@@ -422,7 +427,7 @@ class Protocol(HttpToolsProtocol):
         try:
             request.principal = await self.app.access.verify(request.authorization, self._certificate)
         except NotifyError as error:
-            return error
+            return _without_frames(error)
         except Exception:
             return fault_of("verification_failed", request.method, request.path)
         return None
@@ -440,8 +445,12 @@ class Protocol(HttpToolsProtocol):
         self.cycle.keep_alive = self.cycle.keep_alive and not self._is_beyond
 
     def _data_request(self) -> Request | None:
-        """The request without its body, or None if it is not for a data route."""
+        """The request without its body, or None if it is neither a probe nor for a data route."""
         url = self.url
+        if url in PROBES and self.parser.get_method() in (b"GET", b"HEAD"):
+            request = Request(self.parser.get_method().decode("latin-1"), url.decode(), b"", self.headers)
+            request.principal = NOBODY
+            return request
         if not url.startswith(b"/"):
             try:
                 parsed = httptools.parse_url(url)
@@ -500,7 +509,7 @@ class Protocol(HttpToolsProtocol):
             await self._answer(cycle)
         finally:
             # An idle connection keeps its last cycle, and refers to itself through it: the body must not stay with it.
-            cycle.request = ANSWERED
+            cycle.request, cycle.refusal = ANSWERED, None
 
     async def _answer(self, cycle: DataCycle) -> None:
         if self.flow.write_paused and not cycle.disconnected:
@@ -527,8 +536,7 @@ class Protocol(HttpToolsProtocol):
         if self.transport.is_closing():
             self._close()
             return
-        following: Any = self.pipeline[-1][0] if self.pipeline else None
-        if following is not None and type(following) is not DataCycle:
+        if self.pipeline and not _is_known(self.pipeline[-1][0]):
             self._unset_keepalive_if_required()
             self._pace_timer = self.loop.call_later(PACE_SECONDS, self._start_next)
             return
@@ -626,6 +634,24 @@ class Protocol(HttpToolsProtocol):
                 cycle.message_event.set()
         self.pipeline.clear()
         super().connection_lost(exc)
+        # A cycle and its connection refer to each other, and a full collection is rare: nothing waits for one.
+        self.cycle = self._current = None  # type: ignore[assignment]
+        self.headers = []
+
+
+def _is_known(cycle: Any) -> bool:
+    """Whether a request goes to a data route, from someone who is let in."""
+    return type(cycle) is DataCycle and cycle.request.principal is not NOBODY
+
+
+def _without_frames(error: NotifyError) -> NotifyError:
+    """An error that is kept instead of raised.
+
+    The frames of its traceback refer to whoever keeps it, and to all that the request showed: together they would stay
+    until a full collection, which is rare.
+    """
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return error
 
 
 def _too_large() -> TooLarge:

@@ -51,11 +51,11 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str]) -> Child:
 class ServerProcess:
     """A server of the caller's own, on a free port. `url` is its address once it is ready.
 
-        server = ServerProcess(tmp_path / "data").start()
-        ...
-        server.kill()       # as a crash would
-        server.start()      # the same data directory, the same port
-        server.stop()
+    server = ServerProcess(tmp_path / "data").start()
+    ...
+    server.kill()       # as a crash would
+    server.start()      # the same data directory, the same port
+    server.stop()
     """
 
     launch: ClassVar[staticmethod[[Sequence[str], Mapping[str, str]], Child]] = staticmethod(launch)

@@ -97,19 +97,25 @@ def test_the_dearest_filter_is_evaluated_for_few_messages_in_one_go() -> None:
         assert Filter(text).at_once * check_cost(text) <= 1.1 * AT_ONCE_US
 
 
-def test_filters_have_a_share_of_the_servers_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many groups evaluate the dearest filter, the rest of the time is for the others."""
+@pytest.mark.parametrize(
+    ("others", "share"), [(0.0, pace.EVALUATION_SHARE), (0.6, 0.1), (0.95, pace.LEAST_EVALUATION_SHARE)]
+)
+def test_filters_have_a_share_of_the_time_that_is_left(
+    others: float, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many groups evaluate the dearest filter: the busier the loop is with others, the less they may."""
     now = 0.0
     monkeypatch.setattr(pace, "perf_counter", lambda: now)
-    shared = pace.Pace(Metrics(), 0)
+    monkeypatch.setattr(pace, "thread_time", lambda: spent + others * now)
     spent = 0.0
+    shared = pace.Pace(Metrics(), 0)
     while now < 100:
         if wait := shared.evaluation_wait():
             now += wait
             continue
         shared.evaluated(0.05)
         now, spent = now + 0.05, spent + 0.05
-    assert 0.9 * pace.EVALUATION_SHARE < spent / now < 1.1 * pace.EVALUATION_SHARE
+    assert 0.9 * share < spent / now < 1.1 * share
 
 
 def test_what_a_filter_may_not_look_at_now_comes_later_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

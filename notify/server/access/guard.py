@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import HTTPException, Request
 
 from notify.errors import Unauthorized, Unavailable
-from notify.server.access.principal import EVERYONE, Principal
+from notify.server.access.principal import EVERYONE, NOBODY, Principal
 from notify.server.browsers import refuse_foreign_pages
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ COOKIE = "notify_token"
 ADMIN_BYTES = 1 << 20
 OPEN = ("/livez", "/readyz", "/login", "/static/")
 """What is served to anyone: health, and what it takes to log in."""
-
-NOBODY = Principal("nobody", ())
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 

@@ -72,7 +72,8 @@ class Provider:
                 raise ValueError("it has expired")
             return str(fields["kid"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            reason = error if type(error) is ValueError else "it is no token with an issuer, an end and a key"
+            # Its text: a local variable that is the error keeps this frame, and the token, until a full collection.
+            reason = str(error) if type(error) is ValueError else "it is no token with an issuer, an end and a key"
             raise Unauthorized(f"the bearer token is not valid: {reason}") from None
 
     def has_key(self, name: str) -> bool:

@@ -129,3 +129,5 @@ class Principal:
 
 EVERYONE = Principal("anyone", None)
 """While access is off: whoever can reach this machine's loopback."""
+NOBODY = Principal("nobody", ())
+"""Who has shown nothing that was looked at."""

@@ -6,7 +6,7 @@ before it is given more: the longer, the busier producers keep the server. With 
 
 from __future__ import annotations
 
-from time import perf_counter
+from time import perf_counter, thread_time
 
 from notify.server.metrics import Metrics
 
@@ -23,9 +23,14 @@ BUSY_LIMIT = 512
 WHOLE_COST = 4.0
 """What a reply costs in all, against the time to read it: encoding, sending and settling come on top."""
 EVALUATION_SHARE = 0.25
-"""Of the server's time, for the filters of all groups together: whoever may subscribe chooses what they cost."""
-EVALUATION_SECONDS = 0.1
+"""Of the time that the server's loop has left, for the filters of all groups together: whoever may subscribe chooses
+what they cost."""
+LEAST_EVALUATION_SHARE = 0.05
+"""Of all of its time, however busy it is."""
+EVALUATION_SECONDS = 0.05
 """What may be spent at once of the share that nobody used."""
+BUSY_SECONDS = 0.1
+"""How busy the loop is, is looked at so often."""
 
 
 class Pace:
@@ -37,19 +42,33 @@ class Pace:
         self._halves = self._published = 0
         self.share = 1.0
         self._evaluation_seconds = EVALUATION_SECONDS
-        self._evaluated_at = perf_counter()
+        self._evaluation_share = EVALUATION_SHARE
+        self._spent_seconds = 0.0
+        """In filters, since `_looked_at`."""
+        self._looked_at = self._evaluated_at = perf_counter()
+        self._worked_seconds = thread_time()
 
     def evaluation_wait(self) -> float:
         """Seconds until filters may be evaluated again; 0 where they may be now."""
         now = perf_counter()
-        earned = (now - self._evaluated_at) * EVALUATION_SHARE
+        if now - self._looked_at > BUSY_SECONDS:
+            self._look_at_loop(now)
+        earned = (now - self._evaluated_at) * self._evaluation_share
         self._evaluation_seconds = min(EVALUATION_SECONDS, self._evaluation_seconds + earned)
         self._evaluated_at = now
-        return 0.0 if self._evaluation_seconds > -1e-6 else -self._evaluation_seconds / EVALUATION_SHARE
+        return 0.0 if self._evaluation_seconds > -1e-6 else -self._evaluation_seconds / self._evaluation_share
 
     def evaluated(self, seconds: float) -> None:
         """So much time went into filters."""
         self._evaluation_seconds -= seconds
+        self._spent_seconds += seconds
+
+    def _look_at_loop(self, now: float) -> None:
+        """How busy the loop's thread was with other things lately is how much less filters may take."""
+        worked = thread_time()
+        others = max(0.0, worked - self._worked_seconds - self._spent_seconds) / (now - self._looked_at)
+        self._evaluation_share = max(LEAST_EVALUATION_SHARE, EVALUATION_SHARE * (1.0 - others))
+        self._looked_at, self._worked_seconds, self._spent_seconds = now, worked, 0.0
 
     def look(self, now_us: int) -> None:
         """Take note of what producers sent lately."""
