@@ -79,12 +79,15 @@ def table(room: Room) -> list[Case]:
 def callers(room: Room) -> list[Caller]:
     """Everyone who may ask."""
     mine, theirs = room.mine, room.theirs
-    revoked = room.server.make("admin", "view", "publish", "check", "consume", "read", "bridge", name="gone")
+    every = ("admin", "view", "publish", "check", "consume", "read", "bridge")
+    revoked, expired = room.server.make(*every, name="gone"), room.server.make(*every, expires_in=1)
+    room.server.server.advance(1)
     room.do("POST", f"/v1/admin/credentials/{revoked.split('_')[1]}/revoke", {})
     found = [
         Caller("nobody", None, None),
         Caller("an unknown token", "nt_000000000000_" + "A" * 43, None),
         Caller("a revoked token", revoked, None),
+        Caller("an expired token", expired, None),
         Caller("no right", room.server.make(), ()),
     ]
     wanted = [mine.fill(right, theirs) for right in (*SINGLE, *SEVERAL)]
