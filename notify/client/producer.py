@@ -27,6 +27,7 @@ from notify.client.checker import Checker
 from notify.client.http import error_of
 from notify.client.login import Shown
 from notify.client.loop import LoopThread
+from notify.client.purge import PURGE_AFTER_SECONDS, RowPurge, check_purge_after
 from notify.client.transactions import HALF_SECONDS, TransactionClient, accepted, pack
 from notify.errors import BindingRefused, Closed, InvalidRequest, Timeout, Unavailable
 from notify.limits import LIMITS, check_between, check_name
@@ -90,12 +91,16 @@ class _Producer:
         answer_checks: bool,
         half_timeout: float,
         check_after: float | None,
+        purge_after: float | None,
         token: Shown,
         tls: ssl.SSLContext | None,
     ) -> None:
         check_name("producer_group", group)
         if check_after is not None:
             _check_check_after(check_after)
+        if purge_after is not None:
+            purge_after = number_of_seconds("purge_after", purge_after)
+        check_purge_after(purge_after)
         if mode not in MODES:
             raise InvalidRequest(f"mode {mode!r} is neither half nor outbox")
         if mode == "outbox" and engine is None:
@@ -108,6 +113,7 @@ class _Producer:
         self._answer_checks = answer_checks
         self._half_timeout = half_timeout
         self._check_after = check_after
+        self._purge_after = purge_after
         self._token, self._tls = token, tls
         self._listeners: list[CheckMessageListener] = []
         self._given_engine = engine
@@ -153,6 +159,16 @@ class _Producer:
             return None
         return Checker(client, self._given_engine, self._listeners)
 
+    def _background(self, client: TransactionClient) -> _Answering | None:
+        """Answer checks, and purge the table that answers them, from now on; None where there is nothing to answer."""
+        checker = self._checker(client)
+        if checker is None:
+            return None
+        purging = None
+        if self._given_engine is not None and self._purge_after is not None:
+            purging = RowPurge(client.http, self.group, self._given_engine, self._purge_after)
+        return _Answering(checker, purging)
+
 
 class TransactionProducer(_Producer):
     """Sends messages with the transactions of a SQLAlchemy engine, from threads.
@@ -161,10 +177,11 @@ class TransactionProducer(_Producer):
     transactions run; `mode`: `half` (server first, one round trip) or `outbox` (the table, moved by `notify relay`).
     Times in seconds: `half_timeout` to wait for the server; `check_after` until the server asks what became of a half,
     None: its own 5. `batching`: whether halves of several threads share a request; `answer_checks`: whether this
-    process answers checks, from its construction on. `token`, `tls`: what to show and to believe; None: what the
-    environment says (`NOTIFY_TOKEN` or `NOTIFY_TOKEN_FILE`, `NOTIFY_CA`). `token` may be a function that gives the one
-    to show now, without blocking: it is called again every 10 s, and when a server refuses the one before. Raises
-    InvalidRequest, and BindingRefused for an AsyncEngine.
+    process answers checks, from its construction on; `purge_after`: where it does, half_message rows of this group
+    whose outcome the server has go after so long, a day at least; None: they stay. `token`, `tls`: what to show and to
+    believe; None: what the environment says (`NOTIFY_TOKEN` or `NOTIFY_TOKEN_FILE`, `NOTIFY_CA`). `token` may be a
+    function that gives the one to show now, without blocking: it is called again every 10 s, and when a server refuses
+    the one before. Raises InvalidRequest, and BindingRefused for an AsyncEngine.
     """
 
     def __init__(
@@ -178,12 +195,15 @@ class TransactionProducer(_Producer):
         answer_checks: bool = True,
         half_timeout: float = HALF_SECONDS,
         check_after: float | None = None,
+        purge_after: float | None = PURGE_AFTER_SECONDS,
         token: Shown = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         if engine is not None and is_async(engine):
             raise BindingRefused("an AsyncEngine needs AsyncTransactionProducer: this one would block the event loop")
-        super().__init__(url, group, engine, mode, batching, answer_checks, half_timeout, check_after, token, tls)
+        super().__init__(
+            url, group, engine, mode, batching, answer_checks, half_timeout, check_after, purge_after, token, tls
+        )
         self._thread: LoopThread | None = None
         self._starting = threading.Lock()
         self._running: tuple[TransactionClient, _Answering | None] | None = None
@@ -206,8 +226,7 @@ class TransactionProducer(_Producer):
 
     async def _make(self) -> tuple[TransactionClient, _Answering | None]:
         client = self._client()
-        checker = self._checker(client)
-        return client, _Answering(checker) if checker is not None else None
+        return client, self._background(client)
 
     def _renew_after_fork(self) -> None:
         """The parent's thread does not exist in the child: its first use begins anew.
@@ -226,8 +245,7 @@ class TransactionProducer(_Producer):
             self._running = thread.run(self._remake(self._running[0]))
 
     async def _remake(self, client: TransactionClient) -> tuple[TransactionClient, _Answering | None]:
-        checker = self._checker(client)
-        return client, _Answering(checker) if checker is not None else None
+        return client, self._background(client)
 
     # --- the binding's sender ---------------------------------------------------------------------------------
 
@@ -348,17 +366,20 @@ def _queue_outcome(client: TransactionClient, transaction_id: str, shard: str | 
 
 
 class _Answering:
-    """A checker and the task that runs it."""
+    """A checker, what purges the rows that it answers from, and the tasks that run them."""
 
-    def __init__(self, checker: Checker) -> None:
-        self._checker = checker
-        self._task = asyncio.get_running_loop().create_task(checker.run())
+    def __init__(self, checker: Checker, purging: RowPurge | None) -> None:
+        self._checker, self._purging = checker, purging
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(part.run()) for part in (checker, purging) if part is not None]
 
     async def close(self) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._checker.close()
+        if self._purging is not None:
+            await self._purging.close()
 
 
 async def _close(client: TransactionClient, answering: _Answering | None) -> None:
@@ -397,12 +418,15 @@ class AsyncTransactionProducer(_Producer):
         answer_checks: bool = True,
         half_timeout: float = HALF_SECONDS,
         check_after: float | None = None,
+        purge_after: float | None = PURGE_AFTER_SECONDS,
         token: Shown = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         if engine is not None and not is_async(engine):
             raise BindingRefused("a sync Engine needs TransactionProducer; give this one an AsyncEngine")
-        super().__init__(url, group, engine, mode, batching, answer_checks, half_timeout, check_after, token, tls)
+        super().__init__(
+            url, group, engine, mode, batching, answer_checks, half_timeout, check_after, purge_after, token, tls
+        )
         self._running: tuple[TransactionClient, _Answering | None] | None = None
         if engine is not None:
             self._start_in_a_loop()
@@ -416,8 +440,7 @@ class AsyncTransactionProducer(_Producer):
         self._start_in_a_loop()
         if self._running is not None and self._running[1] is None:
             client = self._running[0]
-            checker = self._checker(client)
-            self._running = (client, _Answering(checker) if checker is not None else None)
+            self._running = (client, self._background(client))
 
     def _start_in_a_loop(self) -> None:
         """Start where an event loop runs already."""
@@ -431,8 +454,7 @@ class AsyncTransactionProducer(_Producer):
         self._refuse_if_closed()
         if self._running is None:
             client = self._client()
-            checker = self._checker(client)
-            self._running = (client, _Answering(checker) if checker is not None else None)
+            self._running = (client, self._background(client))
         return self._running[0]
 
     # --- the binding's sender ---------------------------------------------------------------------------------

@@ -234,31 +234,38 @@ def instant_before(connection: Connection, seconds: float) -> datetime:
 
 
 class OldTransaction(NamedTuple):
-    """A transaction that a purge may take: what its first row says of where its half is."""
+    """A transaction that a purge may take: what its first row says of where its half is.
+
+    `is_waiting`: it is in the outbox, and no relay has marked it as sent; a bridge marks nothing.
+    """
 
     producer_group: str
     id: str
     shards: str
+    is_waiting: bool
 
 
 def oldest_transactions(
-    connection: Connection, before_seconds: float, limit: int, after: str = ""
+    connection: Connection, before_seconds: float, limit: int, after: str = "", *, waiting: bool = False
 ) -> Sequence[OldTransaction]:
     """Transactions whose rows are older than so many seconds by the database's clock, with ids above `after`.
+
+    `waiting`: also those that are in the outbox and not marked as sent.
 
     Ids rise with time, so the primary key finds the oldest: an index of times would cost every commit a write.
     """
     cutoff = instant_before(connection, before_seconds)
     last_ms = max(0, round((cutoff + CLOCK_SKEW).replace(tzinfo=UTC).timestamp() * 1000))
     t = half_message.c
+    states = (0, 1) if waiting else (1,)
     rows = connection.execute(
-        sa.select(t.producer_group, t.transaction_id, t.shards)
+        sa.select(t.producer_group, t.transaction_id, t.shards, t.relayed)
         .where(t.transaction_id > after, t.transaction_id < ids.to_text(last_ms.to_bytes(6) + bytes(10)))
-        .where(t.created_at < cutoff, t.message_no == 0, t.relayed == 1)
+        .where(t.created_at < cutoff, t.message_no == 0, t.relayed.in_(states))
         .order_by(t.transaction_id)
         .limit(limit)
     )
-    return [OldTransaction(str(row[0]), str(row[1]), str(row[2])) for row in rows]
+    return [OldTransaction(str(row[0]), str(row[1]), str(row[2]), row[3] == 0) for row in rows]
 
 
 def note_purged(connection: Connection, column: sa.Column[Any], before_seconds: float) -> None:

@@ -6,17 +6,26 @@ import asyncio
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from notify import ids
 from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck, Outcome, local
 from notify.check.question import read_source
-from notify.client.purge import purge, purge_by_force
+from notify.client import AsyncTransactionProducer, TransactionProducer, create_tables
+from notify.client import purge as purging
+from notify.client.purge import DAY, RowPurge, purge, purge_by_force
+from notify.client.servers import Servers
 from notify.client.table import half_message, notify_source
+from notify.errors import InvalidRequest, Unavailable
 from notify.testing import InMemoryServer
+from tests.support.clock import eventually, eventually_async
+from tests.support.http import post
+from tests.support.shop import make_engine
 
 HOUR = 3600.0
 
@@ -37,13 +46,15 @@ def id_of(seconds_ago: float) -> str:
     return ids.to_text(made_ms.to_bytes(6) + ids.new_id()[6:])
 
 
-def commit_row(engine: sa.Engine, transaction_id: str, seconds_ago: float, shards: str = "main") -> HalfMessage:
+def commit_row(
+    engine: sa.Engine, transaction_id: str, seconds_ago: float, shards: str = "main", **fields: Any
+) -> HalfMessage:
     """A row that was committed so long ago by the database's clock; the half that a server would ask about."""
     values: dict[str, Any] = {
         "transaction_id": transaction_id, "message_no": 0, "producer_group": "g", "mode": "half", "state": "COMMITTED",
         "shards": shards, "topic": "t", "relayed": 1,
         "created_at": datetime.now(UTC).replace(tzinfo=None) - timedelta(seconds=seconds_ago),
-    }  # fmt: skip
+    } | fields  # fmt: skip
     with engine.begin() as connection:
         connection.execute(half_message.insert().values(values))
         return HalfMessage(transaction_id, "g", "main", read_source(connection)[0], 1, ())
@@ -107,3 +118,138 @@ def test_the_ids_retention_counts_by_the_databases_clock(engine: sa.Engine, memo
     result = asyncio.run(purge(engine, memory.url, older_than=HOUR, ids_retention=2 * HOUR))
     assert (result.rows, result.kept) == (1, 1)
     assert rows(engine) == {young}
+
+
+# --- by producers ---------------------------------------------------------------------------------------------------
+
+
+def on_the_server(url: str, group: str, transaction_id: str, outcome: str = "") -> str:
+    """Store a half with this id, and decide it; its id."""
+    half = {"id": transaction_id, "messages": [{"topic": group, "body": "b"}]}
+    assert post(url, "/v1/transactions", {"producer_group": group, "transactions": [half]})["items"][0]["status"] == 201
+    if outcome:
+        outcomes = [{"id": transaction_id, "outcome": outcome}]
+        assert (
+            post(url, "/v1/transactions/outcomes", {"producer_group": group, "outcomes": outcomes})["items"][0][
+                "status"
+            ]
+            == 200
+        )
+    return transaction_id
+
+
+def purge_once(engine: sa.Engine, url: str, group: str, purge_after: float = DAY) -> purging.Purged:
+    async def run() -> purging.Purged:
+        http = Servers(url, "transactions")
+        try:
+            return await RowPurge(http, group, engine, purge_after).once()
+        finally:
+            await http.aclose()
+
+    return asyncio.run(run())
+
+
+def test_a_producer_purges_what_is_final_and_nothing_else(
+    engine: sa.Engine, memory: InMemoryServer, unique: str
+) -> None:
+    group, other = unique, unique + "-other"
+    url = memory.url
+    goes = {
+        on_the_server(url, group, id_of(2 * DAY), "COMMIT"),
+        on_the_server(url, group, id_of(2 * DAY), "ROLLBACK"),
+        id_of(8 * DAY),  # the server has forgotten its id
+    }
+    bridged = on_the_server(url, group, id_of(2 * DAY), "COMMIT")  # a bridge marks nothing in the outbox
+    in_doubt = on_the_server(url, group, id_of(30 * DAY))
+    elsewhere, unknown, waits = id_of(8 * DAY), id_of(6 * DAY), id_of(8 * DAY)
+    young = on_the_server(url, group, id_of(DAY / 2), "COMMIT")
+    foreign = on_the_server(url, other, id_of(2 * DAY), "COMMIT")
+    for name in goes | {in_doubt, unknown}:
+        commit_row(engine, name, 2 * DAY, producer_group=group)
+    commit_row(engine, elsewhere, 2 * DAY, shards="elsewhere", producer_group=group)
+    commit_row(engine, young, DAY / 2, producer_group=group)
+    commit_row(engine, foreign, 2 * DAY, producer_group=other)
+    for name in (bridged, waits):
+        commit_row(engine, name, 2 * DAY, shards="", mode="outbox", relayed=0, producer_group=group)
+    done = purge_once(engine, url, group)
+    assert rows(engine) == {in_doubt, elsewhere, unknown, waits, young, foreign}
+    assert (done.rows, done.kept) == (4, 4)
+    with engine.connect() as connection:
+        rows_from = connection.execute(sa.select(notify_source.c.rows_from)).scalar_one()
+    assert abs(rows_from / 1000 - (time.time() - DAY)) < HOUR, "the audit does not know from when on rows are whole"
+    # In doubt for long, and answered for still.
+    half = HalfMessage(in_doubt, group, "main", source_of(engine), 1, ())
+    assert LocalTransactionCheck(engine).check(half) is Outcome.COMMIT
+
+
+def source_of(engine: sa.Engine) -> str:
+    with engine.connect() as connection:
+        return read_source(connection)[0]
+
+
+def test_a_producers_purge_goes_in_small_batches(
+    engine: sa.Engine, memory: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that stay do not keep it from those behind them; nothing that the server does not say is deleted."""
+    monkeypatch.setattr(purging, "SMALL_BATCH", 3)
+    monkeypatch.setattr(purging, "PAUSE_SECONDS", 0.0)
+    deleted: list[int] = []
+    delete = purging.delete_transactions
+    monkeypatch.setattr(
+        purging,
+        "delete_transactions",
+        lambda connection, names: deleted.append(len(names)) or delete(connection, names),
+    )
+    kept = {on_the_server(memory.url, unique, id_of(3 * DAY + n)) for n in range(4)}
+    gone = [on_the_server(memory.url, unique, id_of(2 * DAY + n), "COMMIT") for n in range(7)]
+    for name in (*kept, *gone):
+        commit_row(engine, name, 2 * DAY, producer_group=unique)
+    assert purge_once(engine, memory.url, unique).rows == 7
+    assert rows(engine) == kept and max(deleted) <= 3
+    with pytest.raises(Unavailable):
+        purge_once(engine, "http://127.0.0.1:9", unique)
+    assert rows(engine) == kept
+
+
+def test_a_running_producer_purges_by_itself_unless_told_not_to(
+    engine: sa.Engine, memory: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(purging, "EVERY_SECONDS", 0.01)
+    others = unique + "-keeps"
+    old = on_the_server(memory.url, unique, id_of(31 * DAY), "COMMIT")
+    young = on_the_server(memory.url, unique, id_of(29 * DAY), "COMMIT")
+    kept = on_the_server(memory.url, others, id_of(31 * DAY), "COMMIT")
+    commit_row(engine, old, 31 * DAY, producer_group=unique)
+    commit_row(engine, young, 29 * DAY, producer_group=unique)
+    commit_row(engine, kept, 31 * DAY, producer_group=others)
+    with (
+        TransactionProducer(memory.url, group=others, engine=engine, purge_after=None),
+        TransactionProducer(memory.url, group=unique, engine=engine),
+    ):
+        eventually(lambda: old not in rows(engine), "the producer to purge")
+        assert rows(engine) == {young, kept}
+
+
+def test_a_running_async_producer_purges_by_itself(
+    memory: InMemoryServer, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(purging, "EVERY_SECONDS", 0.01)
+    sync = make_engine(f"sqlite:///{tmp_path}/shop.db")
+    create_tables(sync)
+    old = on_the_server(memory.url, unique, id_of(2 * DAY), "COMMIT")
+    commit_row(sync, old, 2 * DAY, producer_group=unique)
+
+    async def run() -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
+        async with AsyncTransactionProducer(memory.url, group=unique, engine=engine, purge_after=DAY):
+            await eventually_async(lambda: old not in rows(sync), "the producer to purge")
+        await engine.dispose()
+
+    asyncio.run(run())
+    sync.dispose()
+
+
+@pytest.mark.parametrize("seconds", [0, -1, DAY - 1, float("nan")])
+def test_a_producer_keeps_rows_for_a_day_at_least(seconds: float) -> None:
+    with pytest.raises(InvalidRequest, match="purge_after"):
+        TransactionProducer("http://127.0.0.1:9", group="g", purge_after=seconds)
