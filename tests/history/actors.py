@@ -33,12 +33,14 @@ from notify.errors import NotifyError
 from tests.history.tables import EffectRow, Intent, Notes, open_engine
 
 TOPIC = "history"
+ORDERED = "history.ordered"
 FEW = "history.few"
-"""A topic that gets one message of FEW_SHARE, for the groups of modes in which one instance does all the work."""
-FEW_SHARE = 5
+"""For the groups of modes in which one instance does all the work; three groups have each of its messages."""
+SHARES = ((FEW, 2), (ORDERED, 5), (TOPIC, 10))
+"""Of ten messages, the first two go to the first topic, those up to the fifth to the second, the others to the last."""
 KEYS = 12
 """Of each caller."""
-MESSAGES_AT_ONCE = 6
+MESSAGES_AT_ONCE = 10
 HALF_SECONDS = 3.0
 
 
@@ -93,7 +95,8 @@ class Caller:
 
 def _topic(number: str, place: int) -> str:
     """The topic of an intent's message: the same whenever it is asked."""
-    return FEW if (int(number[:8], 16) + place) % FEW_SHARE == 0 else TOPIC
+    drawn = (int(number[:8], 16) + place) % 10
+    return next(topic for topic, below in SHARES if drawn < below)
 
 
 def _messages(number: str, key: str, count: int = 1) -> list[Message]:

@@ -14,7 +14,7 @@ from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 
 from notify.errors import NotifyError
-from tests.history.actors import FEW, TOPIC
+from tests.history.actors import FEW, ORDERED, TOPIC
 from tests.support.http import ask
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Faults:
         return admin(self._stage.url, method, path, body)
 
     def _grow(self) -> None:
-        topic = self._chance.choice((TOPIC, TOPIC, FEW))
+        topic = self._chance.choice((TOPIC, ORDERED, FEW))
         queues = len(self._admin("GET", f"topics/{topic}")["queues"])
         if queues < MOST_QUEUES:
             self._admin("PUT", f"topics/{topic}", {"queues": queues + 1})

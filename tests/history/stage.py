@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from notify.client.table import half_message
 from notify.errors import NotifyError
 from notify.testing.process import ServerProcess
-from tests.history.actors import FEW, TOPIC
+from tests.history.actors import FEW, ORDERED, TOPIC
 from tests.history.checker import Effect, History
 from tests.history.faults import admin, redrive
 from tests.history.room import Room
@@ -30,7 +30,7 @@ from tests.support.http import ask
 from tests.support.servers import make_storage, stop_if_running
 
 GROUPS = ("shared", "ordered", "failover", "broadcast", "exclusive")
-EXPECTED = {"shared": TOPIC, "ordered": TOPIC, "failover": FEW, "exclusive": FEW, "broadcast@x": FEW}
+EXPECTED = {"shared": TOPIC, "ordered": ORDERED, "failover": FEW, "exclusive": FEW, "broadcast@x": FEW}
 """Who has to have every message of which topic."""
 
 
@@ -179,7 +179,7 @@ class Stage:
     def _waiting(self) -> list[str]:
         waiting = []
         committed = sum(self._committed(dsn) for dsn in self.sources.values())
-        topics = [admin(self.url, "GET", f"topics/{topic}") for topic in (TOPIC, FEW)]
+        topics = [admin(self.url, "GET", f"topics/{topic}") for topic in (TOPIC, ORDERED, FEW)]
         queued = sum(queue["end"] for topic in topics for queue in topic["queues"])
         if queued < committed:
             waiting.append(f"{committed - queued} of {committed} committed messages are in no queue")
