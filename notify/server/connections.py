@@ -60,8 +60,8 @@ class Connections:
         """Those that have not sent a request yet, and since when they are there."""
         self._beyond: set[Connection] = set()
         """Those in operators' places."""
-        self._idle: list[Connection] = []
-        """Found idle at the last look, the longest idle last."""
+        self._idle: dict[Connection, None] = {}
+        """Found idle at the last look, the longest idle first."""
         self._looked = float("-inf")
         self._logged = LogRate(1)
 
@@ -114,6 +114,7 @@ class Connections:
         """It is closed, or about to be."""
         self._open.pop(connection, None)
         self._silent.pop(connection, None)
+        self._idle.pop(connection, None)
         self._beyond.discard(connection)
 
     def _make_room(self, until: float, now: float) -> None:
@@ -140,10 +141,11 @@ class Connections:
             waiting = [
                 (since, c) for c in self._open if c not in self._beyond and (since := c.idle_since()) is not None
             ]
-            self._idle = [c for _, c in sorted(waiting, key=lambda pair: -pair[0])]
+            self._idle = {c: None for _, c in sorted(waiting, key=lambda pair: pair[0])}
         while self._idle:
-            longest = self._idle.pop()
-            since = longest.idle_since() if longest in self._open else None
+            longest = next(iter(self._idle))
+            del self._idle[longest]
+            since = longest.idle_since()
             if since is not None and now - since >= IDLE_SECONDS:
                 self.discard(longest)
                 longest.abort()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -87,6 +89,26 @@ def test_then_goes_who_has_been_idle_for_longest() -> None:
         waiting.may_answer.set()
         await settled()
         assert waiting.statuses() == [200]
+
+    virtual_loop.run(run())
+
+
+def test_a_connection_that_ends_leaves_nothing_behind() -> None:
+    """Also one that a look has found idle, and that ended by itself before its turn."""
+
+    async def run() -> None:
+        bound = Connections(3)
+        for served in (idle := several(3, bound)):
+            served.send(DATA)
+        await settled()
+        await pass_seconds(connections.IDLE_SECONDS + 0.1)
+        newest = Served(connections=bound)
+        kept = [weakref.ref(served.protocol) for served in (*idle, newest)]
+        for served in (*idle, newest):
+            served.protocol.connection_lost(None)
+        del served, idle, newest
+        gc.collect()
+        assert bound.count == 0 and [ref() for ref in kept] == [None] * 4
 
     virtual_loop.run(run())
 
