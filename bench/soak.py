@@ -106,8 +106,9 @@ async def produce(url: str, seconds: float) -> dict[str, int]:
                 else:
                     await prepared.commit()
                     counted["committed"] += 1
-            except NotifyError:
+            except NotifyError as error:
                 counted["failed"] += 1
+                print(f"failed: {type(error).__name__}: {error}"[:200], file=sys.stderr, flush=True)
 
         running: set[asyncio.Task[None]] = set()
         due = time.monotonic()
@@ -151,7 +152,7 @@ async def consume(url: str, seconds: float) -> dict[str, int]:
 
 def _child(what: str, url: str, seconds: float) -> subprocess.Popen[str]:
     words = [sys.executable, "-m", "bench.soak", "--child", what, "--url", url, "--seconds", str(seconds)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
 
 def run(seconds: float) -> int:

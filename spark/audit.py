@@ -18,17 +18,17 @@ from pyspark.sql import functions as F
 
 from notify import ids
 from notify.errors import InvalidRequest
-from spark import findings, life, searches
-from spark.databases import Span
-from spark.evidence import STATES, detail
-from spark.findings import BAD, BY_NAME, SKEW_US, Terms
-from spark.life import Groups
-from spark.log_input import LogInput
-from spark.report.histogram import STEPS
-from spark.result import LATENCIES, Found, Inputs, Plan, Result
-from spark.scan import COMMITTED
-from spark.session import PARTITIONS
-from spark.small_table import small_table
+from notify.spark import findings, life, searches
+from notify.spark.databases import Span
+from notify.spark.evidence import STATES, detail
+from notify.spark.findings import BAD, BY_NAME, SKEW_US, Terms
+from notify.spark.life import Groups
+from notify.spark.log_input import LogInput
+from notify.spark.report.histogram import STEPS
+from notify.spark.result import LATENCIES, Found, Inputs, Plan, Result
+from notify.spark.scan import COMMITTED
+from notify.spark.session import PARTITIONS
+from notify.spark.small_table import small_table
 
 _BYPASS = "spark.sql.execution.bypassPartialAggregation"
 ROWS_A_PARTITION = 300_000

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from notify import ids
-from storage.log.format import (
+from notify.storage.log.format import (
     ENTRY_SIZE,
     FRAME_HEADER,
     FRAME_HEADER_SIZE,
@@ -25,7 +25,7 @@ from storage.log.format import (
     crc32c,
     frame_is_sound,
 )
-from storage.log.sealed import ENTRY_TYPE
+from notify.storage.log.sealed import ENTRY_TYPE
 
 _CHECKED_FROM = 12
 """The checksum covers the length (bytes 4 to 8) and everything from here on."""

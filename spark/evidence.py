@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spark.result import Found
+from notify.spark.result import Found
 
 STATES = {1: "COMMITTED", 2: "ROLLED_BACK", 3: "COMMITTED and ROLLED_BACK"}
 

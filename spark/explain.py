@@ -9,11 +9,11 @@ from typing import Any
 
 from notify import ids
 from notify.errors import InvalidRequest
-from spark.log_input import LogInput
-from spark.result import Inputs
-from spark.scan import ATTEMPTED
-from storage.sql.rows import microseconds_of
-from storage.store import SettleKind
+from notify.spark.log_input import LogInput
+from notify.spark.result import Inputs
+from notify.spark.scan import ATTEMPTED
+from notify.storage.sql.rows import microseconds_of
+from notify.storage.store import SettleKind
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What an audit finds: thirteen classes, each defined once, as a condition on one message's row.
 
-A row is what `spark.life` brings together; `facts` adds the few conditions that the classes share. Exclusive classes
-say what became of a transaction, and a message has at most one of them; the others are about its delivery.
+A row is what `notify.spark.life` brings together; `facts` adds the few conditions that the classes share. Exclusive
+classes say what became of a transaction, and a message has at most one of them; the others are about its delivery.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from spark.life import Groups
-from spark.scan import COMMITTED, ROLLED_BACK
+from notify.spark.life import Groups
+from notify.spark.scan import COMMITTED, ROLLED_BACK
 
 SKEW_US = 600_000_000
 """How far a producer's clock may be off: ids say when they were made by it."""

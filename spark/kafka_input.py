@@ -15,10 +15,10 @@ from pyspark.sql import functions as F
 
 from notify.errors import InvalidRequest, Unavailable
 from notify.kafka_records import DELAYED, POSITIONS, brokers_of
-from spark import life
-from spark.kafka_source import NotifyKafkaSource, Part, parts_of, read_part
-from spark.life import Groups
-from spark.small_table import small_table
+from notify.spark import life
+from notify.spark.kafka_source import NotifyKafkaSource, Part, parts_of, read_part
+from notify.spark.life import Groups
+from notify.spark.small_table import small_table
 
 OWN_GROUPS = ("notify-audit", "notify-delays", "notify-positions")
 _NOT_MESSAGES = (POSITIONS, DELAYED)

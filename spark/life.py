@@ -15,8 +15,8 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark.scan import ATTEMPTED, COMMITTED, ROLLED_BACK
-from spark.small_table import small_table
+from notify.spark.scan import ATTEMPTED, COMMITTED, ROLLED_BACK
+from notify.spark.small_table import small_table
 
 BITS = 62
 OUTBOX, DATABASE = 4, 16

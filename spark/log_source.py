@@ -35,9 +35,9 @@ from pyspark.sql.datasource import (
 )
 
 from notify.errors import InvalidRequest
-from spark.scan import ACKS, MESSAGES, QUEUE, ReadOnlyDisk, SegmentScan, messages_of, queue_of, spark_schema
-from storage.log.format import read_segment_header
-from storage.log.sealed import SealedPart, index_name
+from notify.spark.scan import ACKS, MESSAGES, QUEUE, ReadOnlyDisk, SegmentScan, messages_of, queue_of, spark_schema
+from notify.storage.log.format import read_segment_header
+from notify.storage.log.sealed import SealedPart, index_name
 
 TABLES = {"messages": MESSAGES, "halves": MESSAGES, "queue": QUEUE, "acks": ACKS}
 ROWS_A_BATCH = 1 << 16

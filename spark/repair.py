@@ -25,9 +25,9 @@ from notify.check.listener import CheckUnavailable
 from notify.check.local import answer
 from notify.client.http import HttpClient
 from notify.errors import NotifyError
+from notify.spark.databases import Database
+from notify.spark.result import Found, Inputs
 from notify.wire import JSON
-from spark.databases import Database
-from spark.result import Found, Inputs
 
 AT_ONCE = 500
 CALL_SECONDS = 60.0

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark.databases import Database
-from spark.findings import BAD
-from spark.kafka_input import KafkaInput
-from spark.log_input import LogInput
+from notify.spark.databases import Database
+from notify.spark.findings import BAD
+from notify.spark.kafka_input import KafkaInput
+from notify.spark.log_input import LogInput
 
 LATENCIES = ("commit_to_queue", "queue_to_ack", "queue_to_effect")
 

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from spark.damage import examine
-from storage.log.disk import Disk
-from storage.log.format import (
+from notify.spark.damage import examine
+from notify.storage.log.disk import Disk
+from notify.storage.log.format import (
     ENTRY_SIZE,
     FRAME_HEADER_SIZE,
     RECORD_HEADER,
@@ -29,10 +29,10 @@ from storage.log.format import (
     RecordType,
     read_segment_header,
 )
-from storage.log.recovery import Damage, SegmentReader, walk
-from storage.log.sealed import ENTRY_TYPE, due_times
-from storage.log.segments import Segment
-from storage.log.state import decode, progress_of
+from notify.storage.log.recovery import Damage, SegmentReader, walk
+from notify.storage.log.sealed import ENTRY_TYPE, due_times
+from notify.storage.log.segments import Segment
+from notify.storage.log.state import decode, progress_of
 
 ATTEMPTED = 100
 """In the column `kind` of acks: not settled, but to be delivered again. Other values are SettleKind's."""

@@ -12,11 +12,11 @@ from pyspark.sql.window import Window
 
 from notify import ids
 from notify.errors import InvalidRequest
-from spark.databases import Database, Span
-from spark.log_input import LogInput
-from spark.result import Found
-from spark.small_table import small_table
-from storage.store import SettleKind
+from notify.spark.databases import Database, Span
+from notify.spark.log_input import LogInput
+from notify.spark.result import Found
+from notify.spark.small_table import small_table
+from notify.storage.store import SettleKind
 
 MOST_FINDINGS = 100_000
 """Rows of evidence that are kept of a class; its count is exact."""

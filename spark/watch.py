@@ -27,10 +27,10 @@ from prometheus_client import Counter, Gauge
 from pyspark.sql import SparkSession
 
 from notify.errors import InvalidRequest, NotifyError
-from spark.audit import Audit
-from spark.findings import BY_NAME
-from spark.report.files import row_of
-from spark.result import Inputs, Plan, Result
+from notify.spark.audit import Audit
+from notify.spark.findings import BY_NAME
+from notify.spark.report.files import row_of
+from notify.spark.result import Inputs, Plan, Result
 
 log = logging.getLogger("notify.audit")
 

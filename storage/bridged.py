@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from notify import ids
 from notify.errors import Conflict
-from storage.store import BridgeBatch, BridgeState
+from notify.storage.store import BridgeBatch, BridgeState
 
 
 def check_bridge(known: BridgeState, batch: BridgeBatch) -> None:

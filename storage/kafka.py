@@ -40,8 +40,8 @@ from notify.kafka_records import (
     headers_of,
     listed,
 )
+from notify.storage.bridged import stale_epoch
 from notify.wire import Bridged, PackedBridgeBatch
-from storage.bridged import stale_epoch
 
 log = logging.getLogger("notify.kafka")
 

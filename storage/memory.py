@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from notify.errors import InvalidRequest, NotFound
-from storage.bridged import check_bridge, is_prepared_by, refuse_foreign
-from storage.hashing import key_hash, tag_hash
-from storage.progress import QueueProgress
-from storage.store import (
+from notify.storage.bridged import check_bridge, is_prepared_by, refuse_foreign
+from notify.storage.hashing import key_hash, tag_hash
+from notify.storage.progress import QueueProgress
+from notify.storage.store import (
     NO_SHARDS,
     NO_TOKENS,
     BridgeBatch,

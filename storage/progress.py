@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from storage.runs import OffsetRuns
+from notify.storage.runs import OffsetRuns
 
 
 class QueueProgress:

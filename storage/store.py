@@ -20,7 +20,7 @@ import msgspec
 
 from notify import ids
 from notify.errors import InvalidRequest, NotifyError, Unavailable
-from storage.runs import OffsetRuns
+from notify.storage.runs import OffsetRuns
 
 DEAD_LETTER_PREFIX = "dead-letter."
 """The topic of this name and a group's holds the group's dead letters."""

@@ -44,8 +44,8 @@ def run(plan: Plan) -> dict[str, Any]:
         if url is None:
             flags = []
             if plan.storage is not None:
-                from storage.sql import schema
-                from storage.sql.dialects import open_engine
+                from notify.storage.sql import schema
+                from notify.storage.sql.dialects import open_engine
 
                 schema.upgrade(open_engine(plan.storage), "main")
                 flags = ["--storage", plan.storage]

@@ -62,8 +62,8 @@ async def _count(url: str, prefix: str) -> dict[str, int]:
 
 def missing_in_database(storage: str, acknowledged: set[str]) -> int:
     """How many of acknowledged transactions are not COMMITTED in a server's database."""
-    from storage.sql.dialects import open_engine
-    from storage.sql.tables import server_half_message
+    from notify.storage.sql.dialects import open_engine
+    from notify.storage.sql.tables import server_half_message
 
     t = server_half_message.c
     with open_engine(storage).connect() as connection:

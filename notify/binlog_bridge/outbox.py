@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify.client import table as local
+from notify.storage.sql import tables as server
 from notify.wire import BridgedTransaction, PackedMessage
-from storage.sql import tables as server
 
 RELAYED, REFUSED = 1, 2
 ALL = sa.true()

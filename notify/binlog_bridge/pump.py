@@ -29,10 +29,10 @@ from notify.binlog_bridge.position import Position
 from notify.binlog_bridge.reader import Batch, BinlogReader, Purged, SameServerId
 from notify.binlog_bridge.sinks import Sink, open_sink
 from notify.errors import Conflict, InvalidRequest, NotifyError, StorageFailed, Unavailable
+from notify.storage.sql import registry
+from notify.storage.sql.dialects import with_driver
+from notify.storage.sql.tables import server_member
 from notify.wire import Bridged, PackedBridgeBatch
-from storage.sql import registry
-from storage.sql.dialects import with_driver
-from storage.sql.tables import server_member
 
 log = logging.getLogger("notify.bridge")
 

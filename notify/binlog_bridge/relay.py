@@ -33,6 +33,7 @@ from notify.binlog_bridge.source import source_name
 from notify.client.http import HttpClient
 from notify.errors import InvalidRequest, NotifyError, Unavailable
 from notify.kafka_records import SCHEME
+from notify.storage.sql import registry
 from notify.wire import (
     BridgedTransaction,
     Item,
@@ -44,7 +45,6 @@ from notify.wire import (
     PackedTransactions,
     encode_msgpack,
 )
-from storage.sql import registry
 
 log = logging.getLogger("notify.relay")
 

@@ -14,8 +14,8 @@ import msgspec
 from notify.client.http import HttpClient
 from notify.errors import NotifyError
 from notify.kafka_records import SCHEME
+from notify.storage.bridged import stale_epoch
 from notify.wire import Bridged, PackedBridgeBatch, encode_msgpack
-from storage.bridged import stale_epoch
 
 log = logging.getLogger("notify.bridge")
 
@@ -45,7 +45,7 @@ def delays_released(url: str) -> Iterator[None]:
     if not url.startswith(SCHEME):
         yield
         return
-    from storage.kafka import DelayRelease
+    from notify.storage.kafka import DelayRelease
 
     release = DelayRelease(url)
 
@@ -98,7 +98,7 @@ class QueueSink:
 def open_sink(url: str) -> Sink:
     """The destination of a URL: `http://…` of a queue server, `kafka://host:port,…` of brokers."""
     if url.startswith(SCHEME):
-        from storage.kafka import KafkaSink
+        from notify.storage.kafka import KafkaSink
 
         return KafkaSink(url)
     return QueueSink(url)

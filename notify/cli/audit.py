@@ -19,7 +19,7 @@ from notify.wire import instant
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark.result import Inputs, Result
+    from notify.spark.result import Inputs, Result
 
 DATABASE = typer.Option(
     [], "--database", envvar="NOTIFY_AUDIT_DATABASE", help="A business database as `NAME=URL` or URL, given again for "
@@ -82,9 +82,9 @@ def effect_queries(given: list[str], names: list[str]) -> tuple[tuple[str, str],
 @contextmanager
 def opened(database: list[str], log: list[str], kafka: list[str], storage: list[str]) -> Iterator[Inputs]:
     """The inputs that flags name. Raises what opening them raises."""
-    from spark.databases import Database
-    from spark.log_input import LogInput
-    from spark.result import Inputs
+    from notify.spark.databases import Database
+    from notify.spark.log_input import LogInput
+    from notify.spark.result import Inputs
 
     databases: list[Database] = []
     try:
@@ -94,7 +94,7 @@ def opened(database: list[str], log: list[str], kafka: list[str], storage: list[
             databases.append(Database(url if named else text, name if named else ""))
         readers: list[Any] = []
         if kafka:
-            from spark.kafka_input import KafkaInput
+            from notify.spark.kafka_input import KafkaInput
 
             readers = [KafkaInput(url) for url in kafka]
         yield Inputs(databases[: len(database)], [LogInput(d) for d in log], readers, databases[len(database) :])
@@ -107,7 +107,7 @@ def opened(database: list[str], log: list[str], kafka: list[str], storage: list[
 def session(master: str, memory: str, *, small: bool = False) -> Iterator[SparkSession]:
     """Spark, stopped afterwards. Raises Unavailable where it is not installed or cannot start."""
     try:
-        from spark.session import open_session
+        from notify.spark.session import open_session
     except ModuleNotFoundError as error:
         raise Unavailable(f"the audit needs `pip install 'notify-tx[audit]'` ({error.name} is missing)") from None
     spark = open_session(master, memory, small=small)
@@ -119,7 +119,7 @@ def session(master: str, memory: str, *, small: bool = False) -> Iterator[SparkS
 
 def is_small(inputs: Inputs) -> bool:
     """Whether everything is read within seconds, once Spark is there."""
-    from spark.session import SMALL_BYTES
+    from notify.spark.session import SMALL_BYTES
 
     return not inputs.kafka and sum(s.size for log in inputs.logs for s in log.segments) <= SMALL_BYTES
 
@@ -183,9 +183,9 @@ def run(
     """Audit once. Exit code 0: nothing is wrong; 1: something is; 2: it could not be told."""
     from_us, to_us = instant_us("--from", since), instant_us("--to", to)
     with spark_errors(), opened_here(database, log, kafka, storage) as inputs:
-        from spark.audit import Audit
-        from spark.report.files import plain, write
-        from spark.result import Plan
+        from notify.spark.audit import Audit
+        from notify.spark.report.files import plain, write
+        from notify.spark.result import Plan
 
         names = [d.name for d in inputs.databases]
         plan = Plan(
@@ -197,7 +197,7 @@ def run(
             result = Audit(spark, plan, inputs, report / "segments", tell).run()
             done = None
             if repair:
-                from spark.repair import Repair
+                from notify.spark.repair import Repair
 
                 done = asyncio.run(Repair(inputs, url, reason, dry_run=dry_run).run(result.found))
             page = write(result, report)
@@ -241,7 +241,7 @@ def opened_here(database: list[str], log: list[str], kafka: list[str], storage: 
 
 def show(result: Result, page: Path, done: list[dict[str, Any]] | None) -> None:
     """The verdict for people."""
-    from spark.findings import FINDINGS
+    from notify.spark.findings import FINDINGS
 
     for f in FINDINGS:
         count = result.counts.get(f.name, 0)
@@ -278,7 +278,7 @@ def explain(
 ) -> None:
     """One transaction's whole life, from every source. Exit code 1: nobody knows it."""
     with spark_errors(), opened_here(database, log, kafka, storage) as inputs:
-        from spark.explain import explain as events_of
+        from notify.spark.explain import explain as events_of
 
         events = events_of(inputs, transaction, report / "segments")
     if as_json:
@@ -322,8 +322,8 @@ def watch(
 
     from_us = instant_us("--from", since)
     with spark_errors(), opened_here(database, log, kafka, storage) as checked:
-        from spark.result import Plan
-        from spark.watch import Auditing, Watch
+        from notify.spark.result import Plan
+        from notify.spark.watch import Auditing, Watch
 
         names = [d.name for d in checked.databases]
         queries = effect_queries(effects, names)

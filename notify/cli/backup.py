@@ -126,8 +126,8 @@ def restore(
 async def _verified(log: Path) -> dict[str, Any]:
     """Opens the log as a server would; what is in it, and what of it is damaged."""
     from notify.server.clock import wall_clock
-    from storage.log import LogStore
-    from storage.log.verify import verify
+    from notify.storage.log import LogStore
+    from notify.storage.log.verify import verify
 
     store = LogStore(log)
     await store.open(wall_clock())

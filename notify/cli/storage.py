@@ -29,8 +29,8 @@ def upgrade(
     as_json: bool = AS_JSON,
 ) -> None:
     """Make the tables, or bring them to this version. Safe to repeat, and while servers run."""
-    from storage.sql import schema
-    from storage.sql.dialects import opened
+    from notify.storage.sql import schema
+    from notify.storage.sql.dialects import opened
 
     with opened(storage) as engine:
         schema.upgrade(engine, shard)
@@ -49,8 +49,8 @@ def change_key_map(
 
     Keys that move are refused meanwhile (producers try again): some seconds, or while bridges and relays are behind.
     """
-    from storage.sql import key_map
-    from storage.sql.dialects import opened
+    from notify.storage.sql import key_map
+    from notify.storage.sql.dialects import opened
 
     with opened(storage) as engine:
         with engine.begin() as connection:
@@ -79,8 +79,8 @@ def change_key_map(
 @app.command()
 def members(storage: str = STORAGE, as_json: bool = AS_JSON) -> None:
     """Who is there: servers, bridges, relays and consumers, by their heartbeats."""
-    from storage.sql import registry
-    from storage.sql.dialects import opened
+    from notify.storage.sql import registry
+    from notify.storage.sql.dialects import opened
 
     with opened(storage) as engine, engine.begin() as connection:
         found = registry.members(connection, within=registry.FORGOTTEN_SECONDS)

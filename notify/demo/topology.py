@@ -112,8 +112,8 @@ class Cluster:
 
     def __init__(self, storage: str, directory: Path, stack: ExitStack, kafka_url: str | None = None) -> None:
         """`storage`: an empty database of PostgreSQL, MySQL or MariaDB. Raises NotifyError if something won't start."""
-        from storage.sql import schema
-        from storage.sql.dialects import open_engine
+        from notify.storage.sql import schema
+        from notify.storage.sql.dialects import open_engine
 
         engine = open_engine(storage)
         schema.upgrade(engine, "main")

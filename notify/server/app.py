@@ -38,9 +38,9 @@ from notify.server.membership import Membership
 from notify.server.openapi import describe_data_routes
 from notify.server.tasks import ended
 from notify.settings import Settings
+from notify.storage.sql.registry import Member
+from notify.storage.store import TransactionStore
 from notify.wire import PROBLEM
-from storage.sql.registry import Member
-from storage.store import TransactionStore
 
 CONSUMERS_SHOWN = 200
 
@@ -128,10 +128,10 @@ class App:
         """Its place in the registry, if there is one. Raises InvalidRequest or StorageFailed for a bad one."""
         if not self.settings.registry and store.queues() is not None:
             return None  # what follows needs more than the extra `server`
-        from storage.sql import schema
-        from storage.sql.dialects import open_engine
-        from storage.sql.shards import SqlShards
-        from storage.sql.store import SqlStore
+        from notify.storage.sql import schema
+        from notify.storage.sql.dialects import open_engine
+        from notify.storage.sql.shards import SqlShards
+        from notify.storage.sql.store import SqlStore
 
         if self.settings.registry:
             engine = open_engine(self.settings.registry)

@@ -10,8 +10,8 @@ from notify.errors import InvalidRequest, NotFound, NotifyError
 from notify.limits import LIMITS, check_message, check_name
 from notify.server.clock import Clock
 from notify.server.topics import Topics
+from notify.storage.store import BridgeBatch, BridgeState, NewMessage, NewTransaction, Put, Store, Topic
 from notify.wire import Bridged, Item, JsonBridgeBatch, PackedBridgeBatch, instant
-from storage.store import BridgeBatch, BridgeState, NewMessage, NewTransaction, Put, Store, Topic
 
 PREPARED_CHECK_US = 86_400_000_000
 """Parts of a large transaction wait so long for the bridge to go on before anybody asks about them."""

@@ -12,8 +12,8 @@ from notify.limits import LIMITS, check_between, check_name
 from notify.server.check_log import CheckLog
 from notify.server.clock import Clock
 from notify.server.metrics import Metrics
+from notify.storage.store import Due, TransactionStore
 from notify.wire import Payload, Poll, decode_payload
-from storage.store import Due, TransactionStore
 
 ONLINE_US = 5_000_000
 """A producer asks again as soon as its poll is over: after so long without one, none is there."""

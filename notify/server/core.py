@@ -20,7 +20,7 @@ from notify.server.metrics import Metrics
 from notify.server.topics import Topics
 from notify.server.transactions import Transactions
 from notify.settings import Settings
-from storage.store import Store, TransactionStore
+from notify.storage.store import Store, TransactionStore
 
 log = structlog.get_logger("notify.server")
 

@@ -11,7 +11,7 @@ from notify.server.clock import Clock
 from notify.server.delivery import Delivery
 from notify.server.delivery.rate import TokenBucket
 from notify.server.metrics import Metrics
-from storage.store import Backlog, Topic, TransactionStore
+from notify.storage.store import Backlog, Topic, TransactionStore
 
 HOLD_SECONDS = 2.0
 """How long a producer waits for room where the policy is `hold`: less than the SDK waits for its half."""

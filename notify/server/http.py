@@ -25,6 +25,8 @@ from notify.server.delivery.leases import Handed
 from notify.server.flow import retry_after
 from notify.server.log_rate import LogRate
 from notify.settings import Settings
+from notify.storage import crash_point
+from notify.storage.store import StoredMessage
 from notify.wire import (
     JSON,
     MSGPACK,
@@ -53,8 +55,6 @@ from notify.wire import (
     encode_msgpack,
     instant,
 )
-from storage import crash_point
-from storage.store import StoredMessage
 
 log = structlog.get_logger("notify.server")
 

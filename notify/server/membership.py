@@ -14,13 +14,13 @@ from sqlalchemy.engine import Engine
 
 from notify.server.clock import wall_clock
 from notify.server.tasks import ended
-from storage.sql import key_map, registry
-from storage.sql.registry import Member
-from storage.sql.rows import microseconds_of
+from notify.storage.sql import key_map, registry
+from notify.storage.sql.registry import Member
+from notify.storage.sql.rows import microseconds_of
 
 if TYPE_CHECKING:
-    from storage.sql.key_map import KeyMap
-    from storage.sql.shards import SqlShards
+    from notify.storage.sql.key_map import KeyMap
+    from notify.storage.sql.shards import SqlShards
 
 log = structlog.get_logger("notify.server")
 

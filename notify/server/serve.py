@@ -23,8 +23,8 @@ from notify.server.connections import allowed_by_files
 from notify.server.protocol import Protocol
 from notify.server.tls import Certificates
 from notify.settings import Settings
-from storage.log import LogStore
-from storage.store import TransactionStore
+from notify.storage.log import LogStore
+from notify.storage.store import TransactionStore
 
 log = structlog.get_logger("notify.server")
 
@@ -75,7 +75,7 @@ def serve(settings: Settings) -> int:
 
     def open_store() -> TransactionStore:
         if settings.storage:
-            from storage.sql.shards import open_storage
+            from notify.storage.sql.shards import open_storage
 
             retention_us = round(settings.retention_seconds * 1_000_000)
             return open_storage(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from notify.errors import UnknownTopic
 from notify.limits import check_name
-from storage.store import Topic, TransactionStore
+from notify.storage.store import Topic, TransactionStore
 
 
 class Topics:

@@ -14,17 +14,7 @@ from notify.server.clock import Clock
 from notify.server.flow import HOLD_SECONDS, Flow, retry_after
 from notify.server.metrics import Metrics
 from notify.server.topics import Topics
-from notify.wire import (
-    Item,
-    JsonMessage,
-    JsonMessages,
-    JsonTransactions,
-    OutcomeItem,
-    PackedMessage,
-    PackedMessages,
-    PackedTransactions,
-)
-from storage.store import (
+from notify.storage.store import (
     CheckAnswer,
     Decided,
     Flush,
@@ -35,6 +25,16 @@ from storage.store import (
     PutResult,
     State,
     TransactionStore,
+)
+from notify.wire import (
+    Item,
+    JsonMessage,
+    JsonMessages,
+    JsonTransactions,
+    OutcomeItem,
+    PackedMessage,
+    PackedMessages,
+    PackedTransactions,
 )
 
 _OUTCOMES = {"COMMIT": State.COMMITTED, "ROLLBACK": State.ROLLED_BACK, "UNKNOWN": None}

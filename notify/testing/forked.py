@@ -89,7 +89,7 @@ def context() -> ForkServerContext:
 def _run(arguments: list[str], environment: dict[str, str], directory: str, writing: Connection) -> None:
     """In the child: become `notify`."""
     from notify.cli import main
-    from storage import crash_point
+    from notify.storage import crash_point
 
     os.setsid()
     threading.Thread(target=_die_with_the_parent, daemon=True).start()

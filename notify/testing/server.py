@@ -28,9 +28,9 @@ from notify.server.clock import Clock, wall_clock
 from notify.server.http import Answer, Request
 from notify.server.protocol import Protocol
 from notify.settings import Settings
+from notify.storage.memory import MemoryStore
+from notify.storage.store import State, TransactionStore
 from notify.wire import Outcomes, decode_payload
-from storage.memory import MemoryStore
-from storage.store import State, TransactionStore
 
 START_SECONDS = 60.0
 SETTLE_SECONDS = 30.0

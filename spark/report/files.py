@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spark.findings import BY_NAME
-from spark.report.page import page
-from spark.result import Found, Result
+from notify.spark.findings import BY_NAME
+from notify.spark.report.page import page
+from notify.spark.result import Found, Result
 
 FINDINGS = pa.schema(
     [

@@ -10,10 +10,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from notify import __version__
-from spark.findings import BY_NAME, FINDINGS
-from spark.report import charts
-from spark.report.histogram import merged, percentile, shown
-from spark.result import LATENCIES, Found, Result
+from notify.spark.findings import BY_NAME, FINDINGS
+from notify.spark.report import charts
+from notify.spark.report.histogram import merged, percentile, shown
+from notify.spark.result import LATENCIES, Found, Result
 
 SHOWN = 50
 """Rows of evidence of a class on the page; all of them are in findings.parquet."""

@@ -1,5 +1,5 @@
 """The embedded log: one sequence of segment files that holds halves, outcomes, messages and progress."""
 
-from storage.log.store import LogStore
+from notify.storage.log.store import LogStore
 
 __all__ = ["LogStore"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from storage.log.disk import Disk
+from notify.storage.log.disk import Disk
 
 NAME = "ballast"
 BYTES = 16 << 20

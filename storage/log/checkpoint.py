@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from notify.errors import Corrupt
-from storage import crash_point
-from storage.log.disk import Disk
-from storage.log.format import crc32c
-from storage.log.state import decode, encode
+from notify.storage import crash_point
+from notify.storage.log.disk import Disk
+from notify.storage.log.format import crc32c
+from notify.storage.log.state import decode, encode
 
 _MAGIC = b"NTFYCKP1"
 _SUFFIX = ".ckpt"

@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from notify.errors import NotFound
-from storage.log.format import ENTRY_HEAD, ENTRY_SIZE, ENTRY_TAIL, RECORD_HEADER_SIZE, EntryKind, RecordType, crc32c
-from storage.log.journal import Journal
-from storage.log.state import LogState, encode
-from storage.progress import QueueProgress
-from storage.store import Priorities, SettleKind, StoredMessage, Subscription, Topic, dead_letter_topic
+from notify.storage.log.format import (
+    ENTRY_HEAD,
+    ENTRY_SIZE,
+    ENTRY_TAIL,
+    RECORD_HEADER_SIZE,
+    EntryKind,
+    RecordType,
+    crc32c,
+)
+from notify.storage.log.journal import Journal
+from notify.storage.log.state import LogState, encode
+from notify.storage.progress import QueueProgress
+from notify.storage.store import Priorities, SettleKind, StoredMessage, Subscription, Topic, dead_letter_topic
 
 
 class LogGroups:

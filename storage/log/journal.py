@@ -19,9 +19,9 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from notify.errors import DiskFull, StorageFailed, Unavailable
-from storage import crash_point
-from storage.log.disk import Disk
-from storage.log.format import (
+from notify.storage import crash_point
+from notify.storage.log.disk import Disk
+from notify.storage.log.format import (
     FRAME_HEADER_SIZE,
     RECORD_HEADER,
     RECORD_HEADER_SIZE,
@@ -29,12 +29,12 @@ from storage.log.format import (
     RecordType,
     frame,
 )
-from storage.log.segments import Segment, Segments
-from storage.store import Flush
+from notify.storage.log.segments import Segment, Segments
+from notify.storage.store import Flush
 
 if TYPE_CHECKING:
-    from storage.log.live import LivePart
-    from storage.log.queues import Queue
+    from notify.storage.log.live import LivePart
+    from notify.storage.log.queues import Queue
 
 RESERVE_BYTES = 16 << 20
 OPEN_FRAME_BYTES = 64 << 20

@@ -10,9 +10,9 @@ from array import array
 
 import numpy as np
 
-from storage.log.format import ENTRY_SIZE, EntryKind
-from storage.log.journal import Frame
-from storage.log.sealed import ENTRY_TYPE, due_times
+from notify.storage.log.format import ENTRY_SIZE, EntryKind
+from notify.storage.log.journal import Frame
+from notify.storage.log.sealed import ENTRY_TYPE, due_times
 
 MISSING = 0xFFFFFFFF
 """In a run: an offset whose entry was lost with a damaged frame."""

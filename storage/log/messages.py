@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from storage.hashing import key_hash
-from storage.log import settlements
-from storage.log.disk import Disk
-from storage.log.format import (
+from notify.storage.hashing import key_hash
+from notify.storage.log import settlements
+from notify.storage.log.disk import Disk
+from notify.storage.log.format import (
     ENTRY,
     ENTRY_HEAD,
     ENTRY_HEAD_SIZE,
@@ -24,14 +24,14 @@ from storage.log.format import (
     crc32c,
     is_forced,
 )
-from storage.log.journal import Journal
-from storage.log.parts import Part
-from storage.log.pending import Pending
-from storage.log.queues import Queue
-from storage.log.sealed import ENTRY_TYPE, SealedPart
-from storage.log.segments import Segments
-from storage.log.state import LogState
-from storage.store import (
+from notify.storage.log.journal import Journal
+from notify.storage.log.parts import Part
+from notify.storage.log.pending import Pending
+from notify.storage.log.queues import Queue
+from notify.storage.log.sealed import ENTRY_TYPE, SealedPart
+from notify.storage.log.segments import Segments
+from notify.storage.log.state import LogState
+from notify.storage.store import (
     InDoubt,
     Settlement,
     State,

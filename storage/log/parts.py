@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.log.live import LivePart
-from storage.log.sealed import SealedPart
+from notify.storage.log.live import LivePart
+from notify.storage.log.sealed import SealedPart
 
 Part = SealedPart | LivePart
 

@@ -8,8 +8,8 @@ from collections.abc import Container, Sequence
 
 import msgspec
 
-from storage.log.queues import LogTopic
-from storage.store import Due, new_token
+from notify.storage.log.queues import LogTopic
+from notify.storage.store import Due, new_token
 
 
 class Producer:

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from storage.hashing import key_hash
-from storage.store import Backlog, Flush, Topic, with_growth
+from notify.storage.hashing import key_hash
+from notify.storage.store import Backlog, Flush, Topic, with_growth
 
 
 class Policy(msgspec.Struct, frozen=True):

@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from storage.log.disk import Disk
-from storage.log.format import (
+from notify.storage.log.disk import Disk
+from notify.storage.log.format import (
     FRAME_HEADER,
     FRAME_HEADER_SIZE,
     FRAME_MAGIC,
     SEGMENT_HEADER_SIZE,
     frame_is_sound,
 )
-from storage.log.segments import Segment
+from notify.storage.log.segments import Segment
 
 _WINDOW = 8 << 20
 

@@ -21,16 +21,24 @@ import structlog
 from numpy.typing import NDArray
 
 from notify.errors import Unavailable
-from storage import crash_point
-from storage.log import sealed
-from storage.log.format import ENTRY_HEAD, ENTRY_SIZE, ENTRY_TAIL, RECORD_HEADER_SIZE, EntryKind, RecordType, crc32c
-from storage.log.live import LivePart
-from storage.log.sealed import ENTRY_TYPE, SealedPart
-from storage.log.times import FOR_EVER_US
-from storage.store import DEAD_LETTER_PREFIX, redriven_id
+from notify.storage import crash_point
+from notify.storage.log import sealed
+from notify.storage.log.format import (
+    ENTRY_HEAD,
+    ENTRY_SIZE,
+    ENTRY_TAIL,
+    RECORD_HEADER_SIZE,
+    EntryKind,
+    RecordType,
+    crc32c,
+)
+from notify.storage.log.live import LivePart
+from notify.storage.log.sealed import ENTRY_TYPE, SealedPart
+from notify.storage.log.times import FOR_EVER_US
+from notify.storage.store import DEAD_LETTER_PREFIX, redriven_id
 
 if TYPE_CHECKING:
-    from storage.log.store import LogStore
+    from notify.storage.log.store import LogStore
 
 log = structlog.get_logger("notify.log")
 

@@ -19,8 +19,8 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from storage.log.disk import Disk
-from storage.log.format import ENTRY_FIELDS, ENTRY_SIZE, FLAG_DELAY, EntryKind
+from notify.storage.log.disk import Disk
+from notify.storage.log.format import ENTRY_FIELDS, ENTRY_SIZE, FLAG_DELAY, EntryKind
 
 log = structlog.get_logger("notify.log")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from storage.log.disk import Disk
-from storage.log.format import SEGMENT_HEADER_SIZE, read_segment_header, segment_header
+from notify.storage.log.disk import Disk
+from notify.storage.log.format import SEGMENT_HEADER_SIZE, read_segment_header, segment_header
 
 RECENT_BYTES = 16 << 20
 RECENT_FRAMES = 4096

@@ -9,11 +9,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from storage.log.disk import Disk
-from storage.log.recovery import walk
-from storage.log.segments import Segment
-from storage.log.state import progress_of, records
-from storage.store import SettleKind, Settlement
+from notify.storage.log.disk import Disk
+from notify.storage.log.recovery import walk
+from notify.storage.log.segments import Segment
+from notify.storage.log.state import progress_of, records
+from notify.storage.store import SettleKind, Settlement
 
 MOST_SECONDS = 0.08
 """Of the thread's own CPU time: some 70 MiB of log are read in it, less where the frames are small."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from notify.errors import StorageFailed
 
 if TYPE_CHECKING:
-    from storage.log.store import LogStore
+    from notify.storage.log.store import LogStore
 
 TRIES = 20
 CHUNK = 8 << 20

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from notify.errors import NotFound
-from storage.log.format import (
+from notify.storage.log.format import (
     ENTRY,
     ENTRY_HEAD_SIZE,
     ENTRY_SIZE,
@@ -25,14 +25,14 @@ from storage.log.format import (
     EntryKind,
     RecordType,
 )
-from storage.log.live import LivePart
-from storage.log.parts import Parts
-from storage.log.pending import Pending, PendingMessage, PendingTable, Producer
-from storage.log.queues import LogTopic, Queue, TopicsById
-from storage.log.sealed import ENTRY_TYPE
-from storage.log.times import TimeIndex
-from storage.progress import QueueProgress
-from storage.store import BridgeState, Priorities, Subscription
+from notify.storage.log.live import LivePart
+from notify.storage.log.parts import Parts
+from notify.storage.log.pending import Pending, PendingMessage, PendingTable, Producer
+from notify.storage.log.queues import LogTopic, Queue, TopicsById
+from notify.storage.log.sealed import ENTRY_TYPE
+from notify.storage.log.times import TimeIndex
+from notify.storage.progress import QueueProgress
+from notify.storage.store import BridgeState, Priorities, Subscription
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder().decode

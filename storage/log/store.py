@@ -13,22 +13,22 @@ from pathlib import Path
 import structlog
 
 from notify.errors import Corrupt, DiskFull, NotifyError, StorageFailed
-from storage import crash_point
-from storage.log import checkpoint, retention, sealed
-from storage.log.ballast import Ballast
-from storage.log.disk import Disk
-from storage.log.format import ENTRY_SIZE, SEGMENT_HEADER_SIZE, RecordType
-from storage.log.groups import LogGroups
-from storage.log.journal import NO_ROOM, Frame, Journal
-from storage.log.live import LivePart
-from storage.log.messages import LogMessages
-from storage.log.parts import Part
-from storage.log.recovery import Damage, walk
-from storage.log.sealed import SealedPart
-from storage.log.segments import Segment, Segments
-from storage.log.state import LogState
-from storage.log.topics import LogTopics
-from storage.log.transactions import LogTransactions
+from notify.storage import crash_point
+from notify.storage.log import checkpoint, retention, sealed
+from notify.storage.log.ballast import Ballast
+from notify.storage.log.disk import Disk
+from notify.storage.log.format import ENTRY_SIZE, SEGMENT_HEADER_SIZE, RecordType
+from notify.storage.log.groups import LogGroups
+from notify.storage.log.journal import NO_ROOM, Frame, Journal
+from notify.storage.log.live import LivePart
+from notify.storage.log.messages import LogMessages
+from notify.storage.log.parts import Part
+from notify.storage.log.recovery import Damage, walk
+from notify.storage.log.sealed import SealedPart
+from notify.storage.log.segments import Segment, Segments
+from notify.storage.log.state import LogState
+from notify.storage.log.topics import LogTopics
+from notify.storage.log.transactions import LogTransactions
 
 log = structlog.get_logger("notify.log")
 

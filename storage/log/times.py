@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 
-from storage.log.parts import Parts
+from notify.storage.log.parts import Parts
 
 LOAD = 20_000
 """How many delayed messages are loaded at once; at most four times as many are in memory."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from notify.errors import InvalidRequest, NotFound
-from storage.log.format import RecordType
-from storage.log.journal import Journal
-from storage.log.queues import Policy
-from storage.log.state import LogState, encode
-from storage.store import Topic
+from notify.storage.log.format import RecordType
+from notify.storage.log.journal import Journal
+from notify.storage.log.queues import Policy
+from notify.storage.log.state import LogState, encode
+from notify.storage.store import Topic
 
 
 class LogTopics:

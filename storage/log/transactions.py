@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from storage import crash_point
-from storage.bridged import check_bridge, is_prepared_by, refuse_foreign
-from storage.hashing import key_hash, tag_hash
-from storage.log.format import (
+from notify.storage import crash_point
+from notify.storage.bridged import check_bridge, is_prepared_by, refuse_foreign
+from notify.storage.hashing import key_hash, tag_hash
+from notify.storage.log.format import (
     ENTRY_HEAD,
     ENTRY_SIZE,
     ENTRY_TAIL,
@@ -22,11 +22,11 @@ from storage.log.format import (
     RecordType,
     crc32c,
 )
-from storage.log.journal import Journal
-from storage.log.pending import Pending, PendingMessage, Producer
-from storage.log.queues import Queue
-from storage.log.state import LogState, due_of, encode
-from storage.store import (
+from notify.storage.log.journal import Journal
+from notify.storage.log.pending import Pending, PendingMessage, Producer
+from notify.storage.log.queues import Queue
+from notify.storage.log.state import LogState, due_of, encode
+from notify.storage.store import (
     NO_SHARDS,
     NO_TOKENS,
     BridgeBatch,

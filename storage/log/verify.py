@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from storage.log.recovery import Damage, walk
+from notify.storage.log.recovery import Damage, walk
 
 if TYPE_CHECKING:
-    from storage.log.store import LogStore
+    from notify.storage.log.store import LogStore
 
 
 def verify(store: LogStore) -> list[str]:

@@ -19,7 +19,7 @@ from sqlalchemy.engine.url import URL
 
 from notify.databases import WAKE_CHANNEL, use_explicit_begin
 from notify.errors import InvalidRequest
-from storage.sql.rows import COLUMNS, FIXED, Row
+from notify.storage.sql.rows import COLUMNS, FIXED, Row
 
 TABLE = "server_half_message"
 STATEMENT_BYTES = 2 << 20

@@ -24,9 +24,9 @@ from sqlalchemy.engine import Connection, Engine
 
 from notify import ids
 from notify.errors import Conflict, InvalidRequest
-from storage.sql import registry
-from storage.sql.rows import microseconds_of, moment_of
-from storage.sql.tables import is_waiting, server_half_message, server_key_map, server_key_map_change
+from notify.storage.sql import registry
+from notify.storage.sql.rows import microseconds_of, moment_of
+from notify.storage.sql.tables import is_waiting, server_half_message, server_key_map, server_key_map_change
 
 LEASE_SECONDS = 20.0
 SETTLE_SECONDS = 30.0

@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.databases import INSTANT, database_now
-from storage.sql.rows import microseconds_of
-from storage.sql.tables import server_member
+from notify.storage.sql.rows import microseconds_of
+from notify.storage.sql.tables import server_member
 
 HEARTBEAT_SECONDS = 1.0
 GONE_SECONDS = 5.0

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from notify import ids
+from notify.storage.store import NewTransaction
 from notify.wire import Payload, decode_payload, encode_msgpack
-from storage.store import NewTransaction
 
 _encode_headers = msgspec.json.Encoder().encode
 

@@ -13,7 +13,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.engine import Connection, Engine
 
 from notify.errors import InvalidRequest, StorageFailed
-from storage.sql.tables import server_half_message, server_shard
+from notify.storage.sql.tables import server_half_message, server_shard
 
 VERSION_TABLE = "server_schema_version"
 

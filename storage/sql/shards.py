@@ -14,10 +14,10 @@ import structlog
 from sqlalchemy.engine import Engine
 
 from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailable
-from storage.hashing import key_hash
-from storage.sql.key_map import LEASE_SECONDS, KeyMap
-from storage.sql.store import DatabaseAway, SqlStore
-from storage.store import (
+from notify.storage.hashing import key_hash
+from notify.storage.sql.key_map import LEASE_SECONDS, KeyMap
+from notify.storage.sql.store import DatabaseAway, SqlStore
+from notify.storage.store import (
     NO_SHARDS,
     NO_TOKENS,
     CheckAnswer,

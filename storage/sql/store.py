@@ -14,14 +14,14 @@ from sqlalchemy.engine import Connection
 from notify import ids
 from notify.errors import StorageFailed, Unavailable
 from notify.limits import check_name
-from storage.hashing import tag_hash
-from storage.sql import schema
-from storage.sql.dialects import Again, Duplicate, Gone, dialect_of, open_engine
-from storage.sql.registry import read_through_us
-from storage.sql.rows import UNDECIDED, microseconds_of, moment_of, payload_of
-from storage.sql.tables import server_half_message
-from storage.sql.writer import WRITERS, Writer
-from storage.store import (
+from notify.storage.hashing import tag_hash
+from notify.storage.sql import schema
+from notify.storage.sql.dialects import Again, Duplicate, Gone, dialect_of, open_engine
+from notify.storage.sql.registry import read_through_us
+from notify.storage.sql.rows import UNDECIDED, microseconds_of, moment_of, payload_of
+from notify.storage.sql.tables import server_half_message
+from notify.storage.sql.writer import WRITERS, Writer
+from notify.storage.store import (
     NO_SHARDS,
     NO_TOKENS,
     CheckAnswer,

@@ -20,9 +20,9 @@ import structlog
 
 from notify import ids
 from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailable
-from storage.sql.dialects import Again, Dialect, Duplicate, Gone
-from storage.sql.rows import UNDECIDED, is_same, rows_of, text_of
-from storage.store import NO_TOKENS, Decided, NewTransaction, Put, PutResult, State
+from notify.storage.sql.dialects import Again, Dialect, Duplicate, Gone
+from notify.storage.sql.rows import UNDECIDED, is_same, rows_of, text_of
+from notify.storage.store import NO_TOKENS, Decided, NewTransaction, Put, PutResult, State
 
 log = structlog.get_logger("notify.sql")
 

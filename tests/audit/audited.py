@@ -8,10 +8,10 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from spark.audit import Audit
-from spark.databases import Database
-from spark.log_input import LogInput
-from spark.result import Inputs, Plan, Result
+from notify.spark.audit import Audit
+from notify.spark.databases import Database
+from notify.spark.log_input import LogInput
+from notify.spark.result import Inputs, Plan, Result
 from tests.support.clock import eventually
 
 PLAN = Plan(max_transaction_seconds=5, deliver_seconds=5)

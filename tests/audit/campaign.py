@@ -18,8 +18,8 @@ from pathlib import Path
 import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
-from spark.result import Result
-from spark.session import open_session
+from notify.spark.result import Result
+from notify.spark.session import open_session
 from tests.audit.audited import PLAN, audited
 from tests.audit.made import Made, made_run
 from tests.audit.plant import Planted, Planter, copied

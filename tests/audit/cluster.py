@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from notify.spark.report.files import plain
+from notify.spark.session import open_session
 from notify.testing.ports import free_ports
-from spark.report.files import plain
-from spark.session import open_session
 from tests.audit.audited import audited
 from tests.audit.campaign import LEDGER, WITH_EFFECTS, planted
 from tests.audit.made import made_run

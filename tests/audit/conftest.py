@@ -16,7 +16,7 @@ from notify.errors import Unavailable
 def spark() -> Iterator[Any]:
     pyspark = pytest.importorskip("pyspark")
     assert pyspark
-    from spark.session import open_session
+    from notify.spark.session import open_session
 
     try:
         session = open_session(memory="2g", small=True)

@@ -17,10 +17,10 @@ import sqlalchemy as sa
 
 from notify import ids
 from notify.client.table import create_tables
+from notify.storage.log.store import LogStore
+from notify.storage.sql.rows import text_of
+from notify.storage.store import NewMessage, NewTransaction, SettleKind, State, Subscription, Topic
 from notify.wire import Payload, encode_msgpack
-from storage.log.store import LogStore
-from storage.sql.rows import text_of
-from storage.store import NewMessage, NewTransaction, SettleKind, State, Subscription, Topic
 
 PRODUCERS, CONSUMERS, TOPICS = "orders", "points", 4
 STEP_US = 100

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from notify import ids
 from notify.client.table import half_message, notify_inbox
-from storage.log.format import (
+from notify.storage.log.format import (
     ENTRY,
     ENTRY_SIZE,
     FRAME_HEADER,
@@ -25,10 +25,10 @@ from storage.log.format import (
     RecordType,
     frame,
 )
-from storage.log.state import encode
-from storage.log.store import LogStore
-from storage.sql.rows import moment_of
-from storage.store import BridgeBatch, NewMessage, NewTransaction, SettleKind, State
+from notify.storage.log.state import encode
+from notify.storage.log.store import LogStore
+from notify.storage.sql.rows import moment_of
+from notify.storage.store import BridgeBatch, NewMessage, NewTransaction, SettleKind, State
 from tests.audit.made import CONSUMERS, KEYS, PRODUCERS, TOPICS, Made, payload_of, topic_of, transaction_id
 
 FILLER = RECORD_HEADER.pack(ENTRY_SIZE, RecordType.META, 0, 0) + encode(["nothing", "-" * 61])

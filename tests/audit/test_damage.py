@@ -7,8 +7,8 @@ import random
 import pytest
 
 from notify import ids
-from spark.damage import examine
-from storage.log.format import ENTRY, FRAME_HEADER_SIZE, RECORD_HEADER, EntryKind, RecordType, frame
+from notify.spark.damage import examine
+from notify.storage.log.format import ENTRY, FRAME_HEADER_SIZE, RECORD_HEADER, EntryKind, RecordType, frame
 
 BASE = 4096
 

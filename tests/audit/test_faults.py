@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from spark.findings import FINDINGS
-from spark.result import LATENCIES
+from notify.spark.findings import FINDINGS
+from notify.spark.result import LATENCIES
 from tests.audit.audited import PLAN, audited
 from tests.audit.campaign import campaign
 from tests.audit.made import made_run

@@ -22,13 +22,13 @@ from notify.cli import audit as command
 from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox, notify_source
 from notify.errors import InvalidRequest, StorageFailed, Unavailable
+from notify.spark.audit import Audit
+from notify.spark.databases import Database
+from notify.spark.log_input import LogInput
+from notify.spark.result import Inputs
+from notify.storage.sql import schema
+from notify.storage.sql.rows import moment_of, text_of
 from notify.testing.process import ServerProcess
-from spark.audit import Audit
-from spark.databases import Database
-from spark.log_input import LogInput
-from spark.result import Inputs
-from storage.sql import schema
-from storage.sql.rows import moment_of, text_of
 from tests.audit.audited import PLAN, audited
 from tests.audit.made import Made, made_run
 from tests.support.clock import eventually

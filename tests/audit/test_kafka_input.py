@@ -14,10 +14,10 @@ from notify.binlog_bridge.relay import Relay
 from notify.client.table import half_message
 from notify.demo.kafka import KafkaCluster
 from notify.errors import Unavailable
-from spark.audit import Audit
-from spark.databases import Database
-from spark.kafka_input import KafkaInput
-from spark.result import Inputs
+from notify.spark.audit import Audit
+from notify.spark.databases import Database
+from notify.spark.kafka_input import KafkaInput
+from notify.spark.result import Inputs
 from tests.audit.audited import AT_ONCE, wait_until_closed
 from tests.audit.shop import Shop
 from tests.support.clock import eventually

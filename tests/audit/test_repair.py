@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from notify.client.table import half_message, notify_inbox
+from notify.spark.audit import Audit
+from notify.spark.databases import Database
+from notify.spark.log_input import LogInput
+from notify.spark.repair import Repair
+from notify.spark.result import Inputs, Result
 from notify.testing.process import ServerProcess
-from spark.audit import Audit
-from spark.databases import Database
-from spark.log_input import LogInput
-from spark.repair import Repair
-from spark.result import Inputs, Result
 from tests.audit.audited import AT_ONCE, wait_until_closed
 from tests.audit.shop import TOPIC, Shop
 from tests.support.clock import eventually

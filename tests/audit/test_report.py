@@ -13,11 +13,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from spark.findings import FINDINGS
-from spark.report.files import write
-from spark.report.histogram import merged, percentile, shown
-from spark.report.page import page
-from spark.result import Found, Result
+from notify.spark.findings import FINDINGS
+from notify.spark.report.files import write
+from notify.spark.report.histogram import merged, percentile, shown
+from notify.spark.report.page import page
+from notify.spark.result import Found, Result
 
 T0 = 1_800_000_000_000_000
 

@@ -10,13 +10,13 @@ import pytest
 
 from notify import ids
 from notify.errors import InvalidRequest
+from notify.spark import log_input
+from notify.spark.log_input import LogInput
+from notify.spark.log_source import NotifyLogSource
+from notify.spark.scan import ATTEMPTED
+from notify.storage.log.store import LogStore
+from notify.storage.store import NewMessage, NewTransaction, SettleKind, State, StoredMessage, Subscription, Topic
 from notify.wire import Payload, encode_msgpack
-from spark import log_input
-from spark.log_input import LogInput
-from spark.log_source import NotifyLogSource
-from spark.scan import ATTEMPTED
-from storage.log.store import LogStore
-from storage.store import NewMessage, NewTransaction, SettleKind, State, StoredMessage, Subscription, Topic
 
 T0 = 1_800_000_000_000_000
 SECOND = 1_000_000
@@ -111,7 +111,7 @@ def test_who_settled_what_in_which_segment(log: Any, read: LogInput) -> None:
 
 
 def test_a_rollback_in_another_segment_is_spread_over_all_messages(spark: Any, log: Any, read: LogInput) -> None:
-    from spark.life import Groups
+    from notify.spark.life import Groups
 
     groups = Groups(read.groups())
     found = read.messages(spark, groups)

@@ -21,14 +21,14 @@ import pytest
 from notify import ids
 from notify.client.table import half_message
 from notify.errors import Unavailable
-from spark import watch as watch_module
-from spark.databases import Database
-from spark.log_input import LogInput
-from spark.result import Found, Inputs, Plan, Result
-from spark.watch import RECHECKS, Auditing, Watch
-from storage.log.store import LogStore
-from storage.sql.rows import moment_of
-from storage.store import NewMessage, NewTransaction, SettleKind
+from notify.spark import watch as watch_module
+from notify.spark.databases import Database
+from notify.spark.log_input import LogInput
+from notify.spark.result import Found, Inputs, Plan, Result
+from notify.spark.watch import RECHECKS, Auditing, Watch
+from notify.storage.log.store import LogStore
+from notify.storage.sql.rows import moment_of
+from notify.storage.store import NewMessage, NewTransaction, SettleKind
 from tests.audit.made import CONSUMERS, PRODUCERS, Made, made_run, payload_of, transaction_id
 from tests.support.shop import make_engine
 

@@ -16,8 +16,8 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from spark.findings import BAD
-from storage.sql.rows import microseconds_of
+from notify.spark.findings import BAD
+from notify.storage.sql.rows import microseconds_of
 from tests.support.clock import eventually
 
 LONGEST_SECONDS = 20.0

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from storage.log import journal
-from storage.sql.dialects import open_engine
-from storage.sql.tables import metadata, server_shard
-from storage.store import Topic
+from notify.storage.log import journal
+from notify.storage.sql.dialects import open_engine
+from notify.storage.sql.tables import metadata, server_shard
+from notify.storage.store import Topic
 from tests.contract.stores import T0, Bench, Scenario, SqlBench
 from tests.support.databases import DATABASES, empty_database
 from tests.support.servers import make_storage

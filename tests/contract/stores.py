@@ -10,12 +10,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from notify import ids
-from storage.log import LogStore
-from storage.memory import MemoryStore
-from storage.sql.rows import payload_of
-from storage.sql.store import SqlStore
-from storage.sql.tables import server_half_message
-from storage.store import NewMessage, NewTransaction, State, Store, Topic
+from notify.storage.log import LogStore
+from notify.storage.memory import MemoryStore
+from notify.storage.sql.rows import payload_of
+from notify.storage.sql.store import SqlStore
+from notify.storage.sql.tables import server_half_message
+from notify.storage.store import NewMessage, NewTransaction, State, Store, Topic
 from tests.support.disks import UnsyncedDisk
 from tests.support.transactions import bodies_in
 

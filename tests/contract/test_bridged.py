@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from notify.errors import Conflict
-from storage.store import BridgeBatch, BridgeState, NewTransaction, Put, State
+from notify.storage.store import BridgeBatch, BridgeState, NewTransaction, Put, State
 from tests.contract.stores import T0, Bench, bodies
 from tests.support.transactions import sent
 

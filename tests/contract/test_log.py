@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from notify import ids
-from storage.log import LogStore, journal
-from storage.memory import MemoryStore
-from storage.store import (
+from notify.storage.log import LogStore, journal
+from notify.storage.memory import MemoryStore
+from notify.storage.store import (
     Flush,
     NewMessage,
     NewTransaction,

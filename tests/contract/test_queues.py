@@ -9,9 +9,8 @@ import pytest
 
 from notify import ids
 from notify.errors import InvalidRequest, NotFound
-from notify.wire import Payload, encode_msgpack
-from storage.hashing import tag_hash
-from storage.store import (
+from notify.storage.hashing import tag_hash
+from notify.storage.store import (
     DEAD_LETTER_PREFIX,
     Backlog,
     Flush,
@@ -24,6 +23,7 @@ from storage.store import (
     Subscription,
     Topic,
 )
+from notify.wire import Payload, encode_msgpack
 from tests.contract.stores import SECOND, T0, Bench, bodies, commit
 from tests.support.transactions import bodies_in, message, sent
 

@@ -14,8 +14,8 @@ from notify.errors import DiskFull, NotifyError, StorageFailed, Unavailable
 from notify.server.delivery import Delivery
 from notify.server.metrics import Metrics
 from notify.server.topics import Topics
+from notify.storage.store import DEAD_LETTER_PREFIX, NewMessage, NewTransaction, SettleKind, Subscription, Topic
 from notify.wire import Payload, Receive, SettleItem, encode_msgpack
-from storage.store import DEAD_LETTER_PREFIX, NewMessage, NewTransaction, SettleKind, Subscription, Topic
 from tests.contract.stores import SECOND, T0, Bench
 
 MESSAGES = 40

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from notify.errors import Unavailable
-from storage.log import LogStore, journal
-from storage.log.retention import MOST_HUSKS
-from storage.store import Due, NewTransaction, Put, SettleKind, State, Subscription, Topic, redriven_id
+from notify.storage.log import LogStore, journal
+from notify.storage.log.retention import MOST_HUSKS
+from notify.storage.store import Due, NewTransaction, Put, SettleKind, State, Subscription, Topic, redriven_id
 from tests.contract.stores import T0
 from tests.support.disks import UnsyncedDisk
 from tests.support.transactions import bodies_in, message, sent

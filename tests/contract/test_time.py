@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from storage.log import LogStore, times
-from storage.store import NewTransaction, Topic
+from notify.storage.log import LogStore, times
+from notify.storage.store import NewTransaction, Topic
 from tests.contract.stores import SECOND, T0, Bench, bodies, commit
 from tests.support.disks import UnsyncedDisk
 from tests.support.transactions import sent

@@ -6,7 +6,7 @@ from typing import Any
 
 from notify import ids
 from notify.errors import InvalidRequest
-from storage.store import (
+from notify.storage.store import (
     CheckAnswer,
     NewTransaction,
     PartlyStored,

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import structlog
 
+from notify.storage.log.disk import Disk
+from notify.storage.log.recovery import Damage, walk
+from notify.storage.log.segments import Segment
 from notify.testing import forked
 from notify.testing.process import ServerProcess
-from storage.log.disk import Disk
-from storage.log.recovery import Damage, walk
-from storage.log.segments import Segment
 from tests.crash import delayed, loop_device, ordered, strace
 from tests.crash.dropping import WHILE_DROPPING, killed_at
 from tests.crash.kills import UNDER_LOAD, Kills

@@ -11,11 +11,11 @@ import signal
 from pathlib import Path
 
 from notify import ids
+from notify.storage import crash_point
+from notify.storage.crash_point import POINTS
+from notify.storage.log import LogStore
+from notify.storage.store import Due, SettleKind, State, Subscription, Topic
 from notify.testing import forked
-from storage import crash_point
-from storage.crash_point import POINTS
-from storage.log import LogStore
-from storage.store import Due, SettleKind, State, Subscription, Topic
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.disks import UnsyncedDisk
 from tests.support.transactions import bodies_in, message, sent

@@ -18,6 +18,7 @@ import msgspec
 from notify import ids
 from notify.client.http import HttpClient
 from notify.errors import NotFound, NotifyError, Unavailable
+from notify.storage.crash_point import POINTS
 from notify.testing.ports import free_port
 from notify.testing.process import ServerProcess
 from notify.wire import (
@@ -39,7 +40,6 @@ from notify.wire import (
     States,
     encode_msgpack,
 )
-from storage.crash_point import POINTS
 from tests.crash.modes import some_key, watchers
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
 

@@ -9,10 +9,10 @@ import shutil
 from pathlib import Path
 
 from notify.errors import StorageFailed
-from storage.log import LogStore
-from storage.log.disk import Disk
-from storage.log.recovery import SegmentReader
-from storage.log.segments import Segments
+from notify.storage.log import LogStore
+from notify.storage.log.disk import Disk
+from notify.storage.log.recovery import SegmentReader
+from notify.storage.log.segments import Segments
 from tests.crash.disks import PowerLossDisk
 from tests.crash.workload import T0, History, run_until_failure, violations, work
 from tests.support.disks import UnsyncedDisk

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from notify.errors import StorageFailed
-from storage.log import LogStore
+from notify.storage.log import LogStore
 from tests.crash.workload import T0, History, run_until_failure, violations
 from tests.support.clock import eventually_async
 

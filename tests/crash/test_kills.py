@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.crash_point import POINTS
+from notify.storage.crash_point import POINTS
 from tests.crash import loop_device, strace
 from tests.crash.dropping import WHILE_DROPPING, killed_at
 from tests.crash.kills import UNDER_LOAD, Kills

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from notify import ids
 from notify.errors import NotifyError, StorageFailed
-from storage.store import NewMessage, NewTransaction, SettleKind, State, Store, Subscription, Topic
+from notify.storage.store import NewMessage, NewTransaction, SettleKind, State, Store, Subscription, Topic
 
 T0 = 1_800_000_000_000_000
 

@@ -19,6 +19,13 @@ from notify.client.http import HttpClient
 from notify.client.transactions import TransactionClient, accepted
 from notify.errors import InvalidRequest, NotifyError, Unavailable
 from notify.server.clock import wall_clock
+from notify.storage.hashing import key_hash
+from notify.storage.sql import key_map, shards
+from notify.storage.sql.dialects import opened
+from notify.storage.sql.key_map import KeyMap
+from notify.storage.sql.shards import SqlShards, open_storage
+from notify.storage.sql.tables import server_half_message, server_key_map, server_key_map_change, server_member
+from notify.storage.store import State
 from notify.testing.process import ServerProcess
 from notify.wire import (
     Item,
@@ -29,13 +36,6 @@ from notify.wire import (
     PackedTransactions,
     encode_msgpack,
 )
-from storage.hashing import key_hash
-from storage.sql import key_map, shards
-from storage.sql.dialects import opened
-from storage.sql.key_map import KeyMap
-from storage.sql.shards import SqlShards, open_storage
-from storage.sql.tables import server_half_message, server_key_map, server_key_map_change, server_member
-from storage.store import State
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.commands import cli
 from tests.support.databases import empty_database

@@ -22,10 +22,10 @@ from notify.client.transactions import TransactionClient, accepted, pack
 from notify.errors import Unavailable
 from notify.message import Message
 from notify.server.membership import Membership
+from notify.storage.sql import registry
+from notify.storage.sql.dialects import open_engine
 from notify.testing.process import ServerProcess
 from notify.wire import JSON
-from storage.sql import registry
-from storage.sql.dialects import open_engine
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.commands import cli
 from tests.support.databases import empty_database

@@ -24,8 +24,8 @@ from notify.server.admin.records import Credential, Records
 from notify.server.administration import Administration
 from notify.server.clock import wall_clock
 from notify.settings import Settings
+from notify.storage.sql.dialects import open_engine
 from notify.testing.process import ServerProcess
-from storage.sql.dialects import open_engine
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.databases import empty_database
 from tests.support.http import REASON, ask, call

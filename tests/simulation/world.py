@@ -27,10 +27,10 @@ from notify import ids
 from notify.errors import NotifyError, Unavailable
 from notify.server.core import Core
 from notify.settings import Settings
+from notify.storage.log import LogStore
+from notify.storage.log.disk import Disk
+from notify.storage.store import StoredMessage, Subscription, dead_letter_topic
 from notify.wire import OutcomeItem, PackedMessage, PackedTransaction, PackedTransactions, Poll, Receive, SettleItem
-from storage.log import LogStore
-from storage.log.disk import Disk
-from storage.store import StoredMessage, Subscription, dead_letter_topic
 from tests.support.virtual_loop import pass_seconds
 
 TOPIC = "t"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from notify.server.delivery import Delivery
 from notify.server.metrics import Metrics
 from notify.server.topics import Topics
-from storage.memory import MemoryStore
+from notify.storage.memory import MemoryStore
 
 T0 = 1_800_000_000_000_000
 SECOND = 1_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from storage.log.disk import Disk
+from notify.storage.log.disk import Disk
 
 
 class UnsyncedDisk(Disk):

@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from notify.storage.sql import schema
+from notify.storage.sql.dialects import opened
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
-from storage.sql import schema
-from storage.sql.dialects import opened
 from tests.support.clock import eventually
 from tests.support.http import REASON, admin, call
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from notify import ids
+from notify.storage.store import NewMessage, NewTransaction, StoredMessage
 from notify.wire import Payload, decode_payload, encode_msgpack
-from storage.store import NewMessage, NewTransaction, StoredMessage
 
 
 def new_id() -> str:

@@ -17,10 +17,10 @@ from notify.client.checker import Checker
 from notify.errors import InvalidRequest
 from notify.server.checks import Checks as ServerChecks
 from notify.server.metrics import Metrics
+from notify.storage.memory import MemoryStore
+from notify.storage.store import Due, State, Topic
 from notify.testing import InMemoryServer
 from notify.wire import Check, CheckedMessage, Checks, OutcomeItem, Poll, encode_msgpack
-from storage.memory import MemoryStore
-from storage.store import Due, State, Topic
 from tests.support.clock import eventually_async
 from tests.support.transactions import new_id, sent
 

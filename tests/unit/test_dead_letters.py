@@ -9,8 +9,8 @@ import pytest
 
 from notify.server.admin.jobs import Jobs
 from notify.server.admin.redrive import LOOKED_AT_ONCE, DeadLetters, Wanted
+from notify.storage.store import StoredMessage
 from notify.wire import Payload, encode_msgpack
-from storage.store import StoredMessage
 
 LETTERS = 20_000
 

@@ -12,8 +12,8 @@ from notify import ids
 from notify.errors import Conflict, InvalidRequest, NotifyError, UnknownTopic
 from notify.server.delivery.cursor import RUNS_BOUND
 from notify.server.delivery.dispatch import MOST_BROADCAST_INSTANCES
+from notify.storage.store import MOST_GROWN, NewMessage, NewTransaction, Subscription, Topic
 from notify.wire import Payload, Receive, SettleItem, decode_payload, encode_msgpack
-from storage.store import MOST_GROWN, NewMessage, NewTransaction, Subscription, Topic
 from tests.support.delivery import SECOND, Scene
 
 

@@ -20,7 +20,7 @@ from notify.errors import InvalidRequest
 from notify.server.app import App
 from notify.server.metrics import HELP, Metrics
 from notify.settings import Settings, environment_name, load
-from storage.memory import MemoryStore
+from notify.storage.memory import MemoryStore
 from tests.support import commands
 from tests.support.clock import PATIENCE_SECONDS
 
@@ -63,7 +63,7 @@ def test_the_reference_is_complete() -> None:
 
 
 def findings_table() -> str:
-    from spark.findings import FINDINGS
+    from notify.spark.findings import FINDINGS
 
     rows = ["| class | what it means for the business | what to do |", "|---|---|---|"]
     return "\n".join([*rows, *[f"| {f.name} | {f.meaning} | {f.action} |" for f in FINDINGS]])

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from notify import ids
-from notify.wire import Payload, encode_msgpack
-from storage.log import LogStore
-from storage.log.disk import Disk
-from storage.log.format import (
+from notify.storage.log import LogStore
+from notify.storage.log.disk import Disk
+from notify.storage.log.format import (
     ENTRY_HEAD,
     ENTRY_TAIL,
     FRAME_HEADER,
@@ -21,9 +20,10 @@ from storage.log.format import (
     read_segment_header,
     segment_header,
 )
-from storage.log.recovery import walk
-from storage.log.segments import Segments
-from storage.store import NewMessage, NewTransaction, State, Topic
+from notify.storage.log.recovery import walk
+from notify.storage.log.segments import Segments
+from notify.storage.store import NewMessage, NewTransaction, State, Topic
+from notify.wire import Payload, encode_msgpack
 
 ID = bytes.fromhex("018f0e4c3a5b7c6d8e9fa0b1c2d3e4f5")
 

@@ -43,7 +43,7 @@ def test_a_server_needs_no_more_than_its_extra() -> None:
 
 def test_the_pytest_plugin_needs_only_pytest() -> None:
     """pytest loads it wherever this package is installed, also where only the SDK is."""
-    missing = ("fastapi", "uvicorn", "numpy", "structlog", "typer", "storage", "notify.server")
+    missing = ("fastapi", "uvicorn", "numpy", "structlog", "typer", "notify.storage", "notify.server")
     lines = ["import sys", f"sys.modules.update(dict.fromkeys({missing}))"]
     lines += ["import notify.pytest_plugin, notify.client, notify.check, notify.tracing", "print('begun')"]
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)

@@ -10,8 +10,8 @@ from typing import Any
 from notify import ids
 from notify.server.delivery.instances import Instance, states
 from notify.server.delivery.rate import TokenBucket
+from notify.storage.store import NewMessage, NewTransaction, Priorities, PriorityClass, Subscription, Topic
 from notify.wire import Payload, Receive, SettleItem, encode_msgpack
-from storage.store import NewMessage, NewTransaction, Priorities, PriorityClass, Subscription, Topic
 from tests.support.delivery import T0, Scene
 
 CLASSES = Priorities(

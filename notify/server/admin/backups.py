@@ -17,8 +17,8 @@ from pydantic import Field
 from notify import __version__
 from notify.errors import Conflict, InvalidRequest, NotFound
 from notify.server.admin.writes import Asker, Desk, Who, Write
-from storage.log.snapshot import snapshot
-from storage.log.store import LogStore
+from notify.storage.log.snapshot import snapshot
+from notify.storage.log.store import LogStore
 
 AT_ONCE = 3
 """Snapshots that may be there: each keeps what the log has dropped since."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from storage.sql import administration
+from notify.storage.sql import administration
 
 metadata = sa.MetaData()
 

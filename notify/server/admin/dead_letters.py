@@ -15,8 +15,8 @@ from notify.server.admin.jobs import Jobs
 from notify.server.admin.redrive import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT, DeadLetters, Wanted
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.http import json_pulled
+from notify.storage.store import StoredMessage, dead_letter_topic, redriven_id
 from notify.wire import instant
-from storage.store import StoredMessage, dead_letter_topic, redriven_id
 
 
 class WantedFields(BaseModel):

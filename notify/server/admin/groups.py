@@ -21,8 +21,8 @@ from notify.server.delivery.filter import Filter
 from notify.server.delivery.group import Group
 from notify.server.delivery.instances import ACTIVE_US, states
 from notify.server.delivery.turns import ONE_CLASS
+from notify.storage.store import Priorities, PriorityClass, Subscription
 from notify.wire import instant
-from storage.store import Priorities, PriorityClass, Subscription
 
 WEIGHTS = (6, 3, 1)
 """Of a group's first, second and third class, where none are given."""

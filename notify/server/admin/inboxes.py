@@ -16,8 +16,8 @@ from notify.limits import check_name
 from notify.message import FIRST_ID
 from notify.server.admin.writes import Desk
 from notify.server.core import Core
+from notify.storage.store import StoredMessage, Subscription
 from notify.wire import Payload, instant, microseconds
-from storage.store import StoredMessage, Subscription
 
 NEVER_TOLD = -1
 READ_BYTES = 1

@@ -15,8 +15,8 @@ from notify.server.admin.writes import Desk
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.group import Group
 from notify.server.http import json_pulled
+from notify.storage.store import SettleKind, Settlement
 from notify.wire import instant, microseconds
-from storage.store import SettleKind, Settlement
 
 From = Annotated[datetime | None, Query(alias="from")]
 To = Annotated[datetime | None, Query(alias="to")]

@@ -12,8 +12,8 @@ from fastapi import APIRouter
 from notify import __version__
 from notify.server.admin.writes import Desk
 from notify.server.core import Core
+from notify.storage.store import dead_letter_topic
 from notify.wire import instant
-from storage.store import dead_letter_topic
 
 WORST = 10
 READ_BYTES = 1 << 20

@@ -14,7 +14,7 @@ from pydantic import Field, StrictInt
 from notify.errors import Conflict
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.core import Core
-from storage.store import Topic, dead_letter_topic
+from notify.storage.store import Topic, dead_letter_topic
 
 
 class Purge(Write):

@@ -12,7 +12,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify.errors import Conflict, NotFound
-from storage.sql.administration import server_action, server_audit, server_change, server_credential, server_revision
+from notify.storage.sql.administration import (
+    server_action,
+    server_audit,
+    server_change,
+    server_credential,
+    server_revision,
+)
 
 SETTINGS, CREDENTIALS = "settings", "credentials"
 """Names in `server_change`."""

@@ -16,8 +16,7 @@ from notify.message import FIRST_ID, REPLAY
 from notify.server.admin.inboxes import refuse_letter
 from notify.server.core import Core
 from notify.server.delivery.filter import Filter
-from notify.wire import Payload, decode_payload, encode_msgpack, microseconds
-from storage.store import (
+from notify.storage.store import (
     NewMessage,
     NewTransaction,
     Put,
@@ -27,6 +26,7 @@ from storage.store import (
     dead_letter_topic,
     redriven_id,
 )
+from notify.wire import Payload, decode_payload, encode_msgpack, microseconds
 
 AT_ONCE = 4096
 READ_BYTES = 8 << 20

@@ -16,8 +16,8 @@ from notify import ids
 from notify.errors import InvalidRequest, NotFound, NotifyError
 from notify.server.admin.redrive import send_to_group
 from notify.server.admin.writes import Desk, Who, Write
+from notify.storage.store import Store, StoredMessage
 from notify.wire import PackedMessages, PackedPublished, decode_payload
-from storage.store import Store, StoredMessage
 
 AT_ONCE = 1000
 

@@ -13,7 +13,7 @@ from notify.errors import InvalidRequest
 from notify.limits import LIMITS, check_between, check_name
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.core import Core
-from storage.store import Backlog, Flush, Topic
+from notify.storage.store import Backlog, Flush, Topic
 
 
 class TopicWrite(Write):

@@ -11,8 +11,8 @@ from notify.errors import InvalidRequest, NotFound
 from notify.limits import check_between
 from notify.server.admin.writes import Asker, Desk, Who, Write
 from notify.server.http import json_pulled
+from notify.storage.store import State, Transaction
 from notify.wire import instant
-from storage.store import State, Transaction
 
 
 def transaction_row(t: Transaction, now_us: int, shard: str = "") -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from notify.errors import NotFound, Unavailable
 from notify.server.access import EVERYONE, Principal
 from notify.server.core import Core
-from storage.store import Topic
+from notify.storage.store import Topic
 
 if TYPE_CHECKING:
     from notify.server.admin.database import AdminDatabase

@@ -22,7 +22,7 @@ from notify.server.console import shown
 from notify.server.console.api import Api, path_of
 from notify.server.console.writes import CHANGES, Change, Input
 from notify.settings import Settings
-from storage.store import dead_letter_topic
+from notify.storage.store import dead_letter_topic
 
 if TYPE_CHECKING:
     from notify.server.app import App

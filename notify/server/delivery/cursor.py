@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from notify.errors import InvalidRequest, NotifyError
 from notify.server.delivery.filter import Filter
 from notify.server.metrics import Metrics
+from notify.storage.hashing import tag_hash
+from notify.storage.progress import to_runs
+from notify.storage.store import SettleKind, Store, StoredMessage, Subscription
 from notify.wire import decode_payload
-from storage.hashing import tag_hash
-from storage.progress import to_runs
-from storage.store import SettleKind, Store, StoredMessage, Subscription
 
 RUNS_BOUND = 100_000
 """Runs of settled offsets above the floor, and retries, at most: beyond it a queue pauses for the group until some of

@@ -22,8 +22,8 @@ from notify.server.delivery.pace import Pace
 from notify.server.delivery.rate import TokenBucket
 from notify.server.metrics import Metrics
 from notify.server.topics import Topics
+from notify.storage.store import DEAD_LETTER_PREFIX, Priorities, Store, Subscription, Topic
 from notify.wire import Receive, SettledItem, SettleItem, microseconds
-from storage.store import DEAD_LETTER_PREFIX, Priorities, Store, Subscription, Topic
 
 RELEASE_BATCH = 5_000
 INSTANCE_IDLE_US = 86_400_000_000

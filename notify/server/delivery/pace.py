@@ -59,7 +59,7 @@ class Pace:
         return 0.0 if self._evaluation_seconds > -1e-6 else -self._evaluation_seconds / self._evaluation_share
 
     def evaluated(self, seconds: float) -> None:
-        """So much time went into filters."""
+        """So much CPU time went into filters."""
         self._evaluation_seconds -= seconds
         self._spent_seconds += seconds
 

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from storage.sql.schema import VERSION_TABLE
+from notify.storage.sql.schema import VERSION_TABLE
 
 context.configure(connection=context.config.attributes["connection"], version_table=VERSION_TABLE)
 with context.begin_transaction():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import op
 
-from storage.sql import tables
+from notify.storage.sql import tables
 
 revision = "0001"
 down_revision = None

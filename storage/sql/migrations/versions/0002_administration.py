@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import op
 
-from storage.sql import administration
+from notify.storage.sql import administration
 
 revision = "0002"
 down_revision = "0001"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import op
 
-from storage.sql.tables import server_key_map_change
+from notify.storage.sql.tables import server_key_map_change
 
 revision = "0003"
 down_revision = "0002"

@@ -1,0 +1,90 @@
+"""A project that has packages `storage` and `spark` of its own goes on with them beside this one."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from setuptools.discovery import PEP420PackageFinder
+
+from tests.support.clock import PATIENCE_SECONDS
+
+ROOT = Path(__file__).parents[2]
+OWN = {
+    "storage/__init__.py": "KEEPS = 'files'\n",
+    "storage/log.py": "LINES = []\n",
+    "spark/__init__.py": "PLUG = 'a plug'\n",
+    "app.py": """
+        import sqlalchemy as sa
+        import spark
+        import storage.log
+        from notify.client import Message, TransactionProducer, create_tables
+        from notify.testing import InMemoryServer
+
+        engine = sa.create_engine("sqlite:///own.db")
+        create_tables(engine)
+        with InMemoryServer() as server, TransactionProducer(server.url, group="own", engine=engine) as producer:
+            with engine.connect() as connection, producer.transaction(connection) as transaction:
+                transaction.send(Message("own", b"x"))
+        print(storage.KEEPS, storage.log.LINES, spark.PLUG)
+    """,
+    "test_app.py": """
+        import storage
+
+        def test_own(notify_server):
+            assert notify_server.url and storage.KEEPS == "files"
+    """,
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for name, text in OWN.items():
+        path = tmp_path / "project" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = text.split("\n")
+        indent = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
+        path.write_text("\n".join(line[indent:] for line in lines))
+    return tmp_path / "project"
+
+
+@pytest.mark.parametrize(
+    ("words", "printed"),
+    [
+        (("app.py",), "files [] a plug"),
+        (("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_app.py"), "1 passed"),
+        (("-m", "notify.cli.main", "serve", "--help"), "--data-dir"),
+        (("-m", "notify.cli.main", "audit", "--help"), "explain"),
+        (("-c", "import notify.storage.log.store, notify.spark.findings, storage; print(storage.KEEPS)"), "files"),
+    ],
+    ids=["sdk and notify.testing", "the pytest fixture", "notify serve", "notify audit", "both"],
+)
+def test_a_projects_own_packages_go_on_working(project: Path, words: tuple[str, ...], printed: str) -> None:
+    done = subprocess.run(
+        [sys.executable, *words], cwd=project, env=os.environ | {"COLUMNS": "200", "TERM": "dumb"},
+        capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and printed in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_nothing_but_notify_is_installed() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    packages = PEP420PackageFinder.find(str(ROOT), include=settings["packages"]["find"]["include"])
+    assert {package.partition(".")[0] for package in packages} == {"notify"}
+    assert {"notify.storage.log", "notify.storage.sql.migrations.versions", "notify.spark"} <= set(packages)
+
+
+def test_nothing_imports_these_by_another_name() -> None:
+    """From the project's own directory `import storage` would load every module a second time."""
+    places = [path for room in ("notify", "storage", "spark", "tests", "bench") for path in (ROOT / room).rglob("*.py")]
+    assert len(places) > 300
+    for path in places:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.partition(".")[0] for name in names} & {"storage", "spark"}, (path, names)
