@@ -23,10 +23,11 @@ OWN = {
         import sqlalchemy as sa
         import spark
         import storage.log
-        from notify.client import Message, TransactionProducer, create_tables
+        from notify.client import Message, TransactionProducer, create_tables, use_explicit_begin
         from notify.testing import InMemoryServer
 
         engine = sa.create_engine("sqlite:///own.db")
+        use_explicit_begin(engine)
         create_tables(engine)
         with InMemoryServer() as server, TransactionProducer(server.url, group="own", engine=engine) as producer:
             with engine.connect() as connection, producer.transaction(connection) as transaction:
