@@ -22,6 +22,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
+from notify.backoff import Backoff
 from notify.binlog_bridge import source
 from notify.binlog_bridge.backfill import backfill
 from notify.binlog_bridge.decoder import Unreadable
@@ -121,10 +122,11 @@ class Bridge:
         """
         sys.setswitchinterval(SWITCH_SECONDS)
         sink = open_sink(self._queue_url)
-        wait = RETRY_SECONDS
+        backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         try:
             while True:
                 moved = self.totals.batches
+                wait: float | None = None
                 try:
                     await self._prepare()
                     if fill:
@@ -146,11 +148,13 @@ class Bridge:
                 except (Unavailable, Conflict, sa.exc.OperationalError, OSError) as error:
                     if isinstance(error, Conflict) and error.code == "stale_epoch":
                         raise Superseded(str(error)) from error
+                    wait = backoff.next()
                     log.warning("again in %.1f s: %s", wait, error)
                     if not isinstance(error, Conflict) and len(self._engines) > 1:
                         self._at = (self._at + 1) % len(self._engines)
-                await asyncio.sleep(wait)
-                wait = RETRY_SECONDS if self.totals.batches > moved else min(2 * wait, RETRY_MAX_SECONDS)
+                await asyncio.sleep(backoff.next() if wait is None else wait)
+                if self.totals.batches > moved:
+                    backoff.reset()
         finally:
             await sink.close()
             for engine in self._engines:

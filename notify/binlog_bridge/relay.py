@@ -26,6 +26,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from notify import ids
+from notify.backoff import Backoff
 from notify.binlog_bridge.leases import Leases, leases_of
 from notify.binlog_bridge.outbox import LOCAL, REFUSED, RELAYED, SERVER, Outbox, present
 from notify.binlog_bridge.sinks import Sink, open_sink
@@ -86,21 +87,21 @@ class Relay:
         the server is away, or if other relays hold all of the keys. Raises InvalidRequest if there is no table.
         """
         to: HttpClient | Sink = open_sink(self._url) if self._url.startswith(SCHEME) else HttpClient(self._url)
-        wait = RETRY_SECONDS
+        backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         self._leases = leases_of(self._engine)
         try:
             while True:
                 try:
                     moved = await self._round(to)
-                    wait = RETRY_SECONDS
+                    backoff.reset()
                     if not moved and not once:
                         await self._in_thread(self._leases.wait, interval)
                 except (Unavailable, sa.exc.OperationalError, sa.exc.InterfaceError) as error:
                     if once:
                         raise Unavailable(f"the relay cannot go on: {error}") from error
+                    wait = backoff.next()
                     log.warning("again in %.1f s: %s", wait, error)
                     await asyncio.sleep(wait)
-                    wait = min(wait * 2, RETRY_MAX_SECONDS)
                     continue
                 if once and not moved:
                     return self.total

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from notify import tracing
+from notify.backoff import Backoff
 from notify.check.listener import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
 from notify.check.local import LocalTransactionCheck, answer, is_async
 from notify.check.question import read_source
@@ -125,7 +125,7 @@ class Checker:
 
     async def run(self) -> None:
         """Poll until cancelled; an unreachable server or database is tried again."""
-        wait = RETRY_SECONDS
+        backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         while True:
             try:
                 if self._engine is not None and not self.source:
@@ -135,12 +135,12 @@ class Checker:
                     task = asyncio.get_running_loop().create_task(self._answer(check))
                     self._answers.add(task)
                     task.add_done_callback(self._answered)
-                wait = RETRY_SECONDS
+                backoff.reset()
                 self._complaint = ""
             except Exception as error:
+                wait = backoff.next()
                 self._complain(error, wait)
-                await asyncio.sleep(wait * (1 + 0.2 * random.random()))
-                wait = min(wait * 2, RETRY_MAX_SECONDS)
+                await asyncio.sleep(wait)
 
     def _answered(self, task: asyncio.Task[None]) -> None:
         """However it ended, cancelled before it began included."""

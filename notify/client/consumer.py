@@ -18,6 +18,7 @@ from typing import Any, ClassVar, TypeVar
 import sqlalchemy as sa
 
 from notify import tracing
+from notify.backoff import Backoff
 from notify.client import inbox as inboxes
 from notify.client.handlers import Handler, check_callable
 from notify.client.http import HttpClient
@@ -197,16 +198,16 @@ class _Consumer:
     async def _until_inbox_is_good(self, inbox: Inbox) -> None:
         """Wait while the inbox's database is away. Raises InvalidRequest where an inbox cannot work in it."""
         assert self._stopping is not None
-        wait = INBOX_WAIT_SECONDS
+        backoff = Backoff(INBOX_WAIT_SECONDS, INBOX_WAIT_MAX_SECONDS)
         while not self._stopping.is_set():
             try:
                 await self._ask_inbox(inbox, inboxes.check)
                 return
             except sa.exc.OperationalError as error:
-                log.warning("the inbox's database is away, again in %g s: %s", wait, error.orig)
+                wait = backoff.next()
+                log.warning("the inbox's database is away, again in %.1f s: %s", wait, error.orig)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait)
-            wait = min(wait * 2, INBOX_WAIT_MAX_SECONDS)
 
     async def _keep_sessions(self, stopping: asyncio.Event) -> None:
         """A session with each queue server that the registry names; those of servers that left come to their end."""

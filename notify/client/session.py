@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from notify.backoff import Backoff
 from notify.client.batch import Batcher, Later
 from notify.client.handlers import Handler, handler_of, reason_of
 from notify.client.http import HttpClient
@@ -86,7 +87,7 @@ class Session:
         self._ending = asyncio.Event()
         self.is_subscribed = False
         """Whether the server knows the subscriptions, and from when on the inbox is whole."""
-        self._pause = RETRY_SECONDS
+        self._backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         """Before what the server did not take is sent again; it doubles."""
 
     def end(self) -> None:
@@ -171,17 +172,17 @@ class Session:
 
     async def _until_served(self, request: Callable[[], Awaitable[Any]]) -> Any:
         """Repeat a request while the server is away. Raises what cannot succeed, or the last failure at the end."""
-        wait = RETRY_SECONDS
+        backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         while True:
             try:
                 return await request()
             except NotifyError as error:
                 if not is_away(error) or self._ending.is_set():
                     raise
+                wait = backoff.next()
                 log.warning("the server is away, again in %.1f s: %s", wait, error)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), wait)
-            wait = min(wait * 2, RETRY_MAX_SECONDS)
 
     async def _receive_all(self) -> None:
         """Until the end. What is broadcast is received in requests of its own."""
@@ -315,13 +316,14 @@ class Session:
                 raise
             answered = [SettledItem(s.item.receipt, error.status, error.code, str(error)) for s in settlings]
         refused = next((settled for settled in answered if _may_be_taken_later(settled)), None)
+        wait = 0.0
         if refused is None:
-            self._pause = RETRY_SECONDS
+            self._backoff.reset()
         else:
-            self._pause = min(self._pause * 2, RETRY_MAX_SECONDS)
-            log.warning("the server does not settle, again in %.1f s: %s", self._pause, refused.detail or refused.code)
+            wait = self._backoff.next()
+            log.warning("the server does not settle, again in %.1f s: %s", wait, refused.detail or refused.code)
         return [
-            Later(self._pause) if _may_be_taken_later(settled) and settling.until > now else settled
+            Later(wait) if _may_be_taken_later(settled) and settling.until > now else settled
             for settling, settled in zip(settlings, answered, strict=True)
         ]
 

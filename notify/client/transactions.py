@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from notify import ids
+from notify.backoff import Backoff
 from notify.client.batch import Batcher, Later
 from notify.client.http import error_of
 from notify.client.login import Shown
@@ -36,6 +37,7 @@ HALF_SECONDS = 3.0
 OUTCOME_SECONDS = 10.0
 OUTCOME_TRIES = 5
 OUTCOME_WAIT_SECONDS = 0.2
+RETRY_SECONDS, RETRY_MAX_SECONDS = 0.05, 0.5
 ITEM_WAIT_SECONDS = 0.1
 """Until one of a batch is sent again that the server could not take for the moment."""
 _decode_items = msgspec.msgpack.Decoder(Items).decode
@@ -194,16 +196,16 @@ class TransactionClient:
         """Send again while the server is away, within the deadline: ids make that safe."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        wait = 0.05
+        backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         while True:
             left = deadline - loop.time()
             try:
                 return await self.http.call("POST", path, body, max(left, 0.001))
             except Unavailable as error:
+                wait = backoff.next()
                 if deadline - loop.time() <= wait or error.status == 507 or isinstance(error, Closed):
                     raise
             await asyncio.sleep(wait)
-            wait = min(wait * 2, 0.5)
 
     # --- outcomes ---------------------------------------------------------------------------------------------
 

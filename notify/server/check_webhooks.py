@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from notify.backoff import Backoff
 from notify.errors import NotifyError
 from notify.server import webhooks
 from notify.server.core import Core
@@ -55,18 +56,17 @@ class CheckWebhooks:
         await ended(*self._running.values())
 
     async def _run(self, group: str, url: str) -> None:
-        wait = RETRY_SECONDS
+        backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         while True:
             poll = Poll(producer_group=group, instance=INSTANCE, wait=POLL_SECONDS, max=AT_ONCE)
             try:
                 checks = await self._core.checks.poll(poll)
                 if checks:
                     await self._ask(group, url, checks)
-                wait = RETRY_SECONDS
+                backoff.reset()
             except NotifyError as error:
                 log.warning("check_webhook_failed", group=group, url=url, reason=str(error)[:300])
-                await asyncio.sleep(wait)
-                wait = min(2 * wait, RETRY_MAX_SECONDS)
+                await asyncio.sleep(backoff.next())
 
     async def _ask(self, group: str, url: str, checks: list[dict[str, Any]]) -> None:
         body = encode_json({"producer_group": group, "checks": [self._shown(check) for check in checks]})

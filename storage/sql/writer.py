@@ -19,6 +19,7 @@ from typing import Any
 import structlog
 
 from notify import ids
+from notify.backoff import Backoff
 from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailable
 from notify.storage.sql.dialects import Again, Dialect, Duplicate, Gone
 from notify.storage.sql.rows import UNDECIDED, is_same, rows_of, text_of
@@ -32,7 +33,7 @@ BATCH_BYTES = 8 << 20
 WAITING_BYTES = 64 << 20
 GIVE_UP_SECONDS = 2.5
 """How long a batch is tried: less than the SDK waits for its half."""
-RETRY_SECONDS = 0.05
+RETRY_SECONDS, RETRY_MAX_SECONDS = 0.05, 0.5
 KNOWN_HALVES = 50_000
 
 _COMMITTED = Decided(True, State.COMMITTED, True)
@@ -159,7 +160,7 @@ class Writer:
         """Carry a batch out and note the jobs' results; the connection to go on with, None where it is lost."""
         deadline = time.monotonic() + GIVE_UP_SECONDS
         careful = False
-        wait = RETRY_SECONDS
+        backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         while True:
             try:
                 if connection is None:
@@ -178,6 +179,7 @@ class Writer:
                     return self._refuse(connection, batch, error)
                 if isinstance(error, Gone):
                     self.failing_since = self.failing_since or time.monotonic()
+                wait = backoff.next()
                 if time.monotonic() + wait > deadline:
                     unavailable = Unavailable(
                         f"shard {self._name!r}: the database does not answer ({error}); try again: it is not known "
@@ -187,7 +189,6 @@ class Writer:
                         job.result = unavailable
                     return connection
                 time.sleep(wait)
-                wait = min(2 * wait, 0.5)
 
     def _recovered(self, connection: Any, error: Exception) -> Any:
         """The connection after its transaction is rolled back; None where that failed, or it is lost anyway."""
