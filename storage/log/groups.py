@@ -107,7 +107,7 @@ class LogGroups:
         for first, count in runs:
             progress.settle(first, count)
         record = encode((int(kind), group, found.topic.id, queue, runs))
-        self.journal.append(RecordType.PROGRESS, 0, [], record)
+        self.journal.append(RecordType.PROGRESS, [], record)
 
     async def sync(self) -> None:
         """Wait until everything so far is durable."""
@@ -118,7 +118,7 @@ class LogGroups:
         self.journal.reserve(256 + 32 * len(offsets))
         self.state.group_progress(group, found.topic.id, queue).again(offsets)
         record = encode(("attempts", group, found.topic.id, queue, list(offsets)))
-        self.journal.append(RecordType.PROGRESS, 0, [], record)
+        self.journal.append(RecordType.PROGRESS, [], record)
 
     def dead_letter_soon(self, group: str, messages: Sequence[tuple[StoredMessage, bytes]], now_us: int) -> None:
         name = dead_letter_topic(group)
@@ -154,7 +154,7 @@ class LogGroups:
             entries.append(head + tail)
         opened = self.journal.open
         data = len(meta).to_bytes(4, "little") + meta + b"".join([payload for _, payload in messages])
-        self.journal.append(RecordType.DEAD_LETTER, 0, entries, data)
+        self.journal.append(RecordType.DEAD_LETTER, entries, data)
         opened.entries += entries
         opened.queues += [queue] * len(entries)
         opened.part.assigned += len(entries)

@@ -162,12 +162,12 @@ class Journal:
                 return
         raise DiskFull("the server's disk is full: nothing was stored; writes resume when there is room")
 
-    def append(self, kind: int, flags: int, entries: list[bytes], data: bytes) -> int:
+    def append(self, kind: int, entries: list[bytes], data: bytes) -> int:
         """Add a record and return its position. `reserve` must have been called for its size."""
         length = RECORD_HEADER_SIZE + sum(map(len, entries)) + len(data)
         position = self.end
         opened = self.open
-        opened.chunks.append(RECORD_HEADER.pack(length, kind, flags, len(entries)))
+        opened.chunks.append(RECORD_HEADER.pack(length, kind, 0, len(entries)))
         opened.chunks += entries
         opened.chunks.append(data)
         opened.records += 1
@@ -180,7 +180,7 @@ class Journal:
     def append_meta(self, record: bytes) -> None:
         """Add a META record. Raises what `reserve` raises: called before the state changes that it stands for."""
         self.reserve(len(record) + 512)
-        self.append(RecordType.META, 0, [], record)
+        self.append(RecordType.META, [], record)
 
     async def sync(self, flush: Flush = Flush.SYNC) -> None:
         """Wait until everything appended so far is durable, or as safe as `flush` says.

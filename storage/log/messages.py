@@ -283,7 +283,7 @@ class LogMessages:
             entries.append(head + entry[ENTRY_HEAD_SIZE:])
             queues.append(queue)
         opened = self.journal.open
-        self.journal.append(RecordType.RELEASE, 0, entries, RELEASED.pack(*times.released))
+        self.journal.append(RecordType.RELEASE, entries, RELEASED.pack(*times.released))
         opened.entries += entries
         opened.queues += queues
         opened.part.assigned += len(entries)

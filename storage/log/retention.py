@@ -355,7 +355,7 @@ def _append(store: LogStore, batch: list[tuple[int, bytes, int]], now_us: int) -
         store.state.moved[position] = at
         at += len(payload)
     opened = journal.open
-    journal.append(RecordType.CARRY, 0, entries, b"".join(payload for _, payload, _ in batch))
+    journal.append(RecordType.CARRY, entries, b"".join(payload for _, payload, _ in batch))
     opened.entries += entries
     opened.queues += [None] * len(entries)
     opened.part.assigned += len(entries)

@@ -348,7 +348,7 @@ class LogStore(LogTransactions, LogTopics, LogMessages, LogGroups):
         taken: list[tuple[int, Callable[[], bytes]]] = []
         self.journal.on_take.append(lambda position: taken.append((position, self._snapshot(position))))
         self.journal.reserve(4096)
-        self.journal.append(RecordType.CARRY, 0, [], b"")
+        self.journal.append(RecordType.CARRY, [], b"")
         await self.journal.sync()
         position, encoded = taken[0]
         if self._write_delay is None:

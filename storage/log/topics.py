@@ -43,7 +43,7 @@ class LogTopics:
         changed = self.state.set_topic(topic_id, topic.name, topic.queues)
         changed.policy, changed.grown = Policy.of(topic), grown
         self.journal.append(
-            RecordType.META, 0, [], encode(("topic", topic_id, topic.name, topic.queues, *changed.record()))
+            RecordType.META, [], encode(("topic", topic_id, topic.name, topic.queues, *changed.record()))
         )
 
     async def delete_topic(self, name: str) -> None:
@@ -51,7 +51,7 @@ class LogTopics:
             raise NotFound(f"there is no topic {name!r}")
         self.journal.reserve(1024)
         self.state.drop_topic(name)
-        self.journal.append(RecordType.META, 0, [], encode(("delete_topic", name)))
+        self.journal.append(RecordType.META, [], encode(("delete_topic", name)))
         await self.journal.sync()
 
     def bounds(self, topic: str, queue: int) -> tuple[int, int]:
@@ -64,4 +64,4 @@ class LogTopics:
             return
         self.journal.reserve(256)
         found.start = min(offset, found.visible)
-        self.journal.append(RecordType.META, 0, [], encode(("start", found.topic.id, queue, found.start)))
+        self.journal.append(RecordType.META, [], encode(("start", found.topic.id, queue, found.start)))

@@ -188,7 +188,7 @@ class LogTransactions:
         if not committed:
             self.state.pending.schedule(producer.group, due_us, ids)
         kind = RecordType.MESSAGE if committed else RecordType.HALF
-        self.journal.append(kind, 0, entries, b"".join(chunks))
+        self.journal.append(kind, entries, b"".join(chunks))
         opened.entries += entries
         opened.queues += queues
         live.assigned += len(entries)
@@ -203,7 +203,7 @@ class LogTransactions:
             if number > 0xFFFF:
                 return 0
             state.set_producer_group(number, producer_group)
-            self.journal.append(RecordType.META, 0, [], encode(("producer_group", number, producer_group)))
+            self.journal.append(RecordType.META, [], encode(("producer_group", number, producer_group)))
         return number
 
     def _enqueue(self, message: PendingMessage, now_us: int, number: int) -> tuple[bytes, Queue | None]:
@@ -292,7 +292,7 @@ class LogTransactions:
         self.state.bridges[batch.source] = bridge = BridgeState(
             batch.source, batch.epoch, batch.position, rows, now_us, known.position
         )
-        self.journal.append(RecordType.META, 0, [], encode(("bridge", bridge)))
+        self.journal.append(RecordType.META, [], encode(("bridge", bridge)))
         self.journal.open.points.add("bridge")
         await self.journal.sync()
         crash_point.reached("bridge.after_append")
@@ -382,7 +382,7 @@ class LogTransactions:
 
     def _append_outcomes(self, entries: list[bytes], queues: list[Queue | None]) -> None:
         opened = self.journal.open
-        self.journal.append(RecordType.OUTCOME, 0, entries, b"")
+        self.journal.append(RecordType.OUTCOME, entries, b"")
         opened.entries += entries
         opened.queues += queues
         opened.part.assigned += len(entries)
@@ -428,7 +428,7 @@ class LogTransactions:
         self.state.pending.reschedule(pending, answer.next_check_us)
         if changed:
             record = encode((answer.id, answer.attempts, answer.park, answer.next_check_us))
-            self.journal.append(RecordType.CHECK, 0, [], record)
+            self.journal.append(RecordType.CHECK, [], record)
             await self.journal.sync()
         return True
 
@@ -442,7 +442,7 @@ class LogTransactions:
             pending.attempts, pending.parked = 0, False
         self.state.pending.reschedule(pending, now_us)
         record = encode((transaction_id, pending.attempts, pending.parked, now_us))
-        self.journal.append(RecordType.CHECK, 0, [], record)
+        self.journal.append(RecordType.CHECK, [], record)
         await self.journal.sync()
         return True
 

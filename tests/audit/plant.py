@@ -266,7 +266,7 @@ class Planter:
             again = ENTRY.pack(*fields)
             store.journal.reserve(4096)
             opened = store.journal.open
-            store.journal.append(RecordType.OUTCOME, 0, [again], b"")
+            store.journal.append(RecordType.OUTCOME, [again], b"")
             opened.entries += [again]
             opened.queues += [queue]
             opened.part.assigned += 1
