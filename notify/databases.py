@@ -59,7 +59,7 @@ def commits_by_itself(connection: Connection) -> bool:
         connection.dialect, "_on_connect_isolation_level", None
     )
     pooled: Any = connection.connection
-    # Of an asyncio driver it is SQLAlchemy's adapter that may know.
+    # SQLAlchemy's adapter of an asyncio driver may know it, or the driver itself.
     return isolation == "AUTOCOMMIT" or any(map(_autocommits, (pooled.dbapi_connection, pooled.driver_connection)))
 
 

@@ -244,7 +244,7 @@ class DeliveryHead(Struct, gc=False):
 
 
 class ReplayedHead(DeliveryHead, gc=False):
-    """Of a delivery that is to have its effects again. An older SDK passes over the field."""
+    """The head of a delivery that is to have its effects again. An older SDK passes over the field `replay`."""
 
     replay: int
 

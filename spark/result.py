@@ -85,7 +85,7 @@ class Result:
     inputs: list[dict[str, Any]] = field(default_factory=list)
     buckets: list[dict[str, Any]] = field(default_factory=list)
     latencies: dict[str, list[tuple[int, str, int, int]]] = field(default_factory=dict)
-    """Of each kind (bucket, topic, bin, messages)."""
+    """By kind, rows of (bucket, topic, bin, messages)."""
     from_us: int = 0
     to_us: int = 0
     closed_us: int = 0

@@ -15,7 +15,7 @@ from notify.maven import fetched
 POM = Path(__file__).parent / "jars" / "pom.xml"
 MEMORY = "3g"
 PARTITIONS = 16
-"""Of a shuffle: a part of 5 million messages in memory at a time."""
+"""Partitions of a shuffle: one of them, a part of 5 million messages, is in memory at a time."""
 
 SMALL_BYTES = 64 << 20
 """An audit of logs up to this size is over before thorough compilation pays."""

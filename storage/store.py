@@ -508,7 +508,7 @@ class QueueStore(Protocol):
     def read_tagged(
         self, topic: str, queue: int, offset: int, limit: int, max_bytes: int, tags: frozenset[int]
     ) -> tuple[list[StoredMessage], int]:
-        """Of the next `limit` messages those whose tag has one of these hashes, and the offset behind all of them.
+        """Those of the next `limit` messages whose tag has one of these hashes, and the offset behind all `limit`.
 
         The tags are looked for in the index: bodies of other messages are not read.
         """

@@ -73,7 +73,7 @@ def missing_in_database(storage: str, acknowledged: set[str]) -> int:
 
 
 def committed_in_all(url: str, acknowledged: list[str], sent_besides: int) -> tuple[int, int]:
-    """Of acknowledged transactions of one message, how many are not COMMITTED, and how many messages are too many.
+    """How many acknowledged transactions of one message are not COMMITTED, and how many messages are too many.
 
     Asks for states and for the queues' ends: over 100,000 topics a pull would take longer than the bench.
     """

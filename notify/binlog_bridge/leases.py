@@ -26,7 +26,7 @@ _BUCKET_CLASS, _PRESENCE_CLASS = 74_001, 74_002
 
 
 class Leases(Protocol):
-    """Of one relay."""
+    """The leases of one relay."""
 
     def renew(self) -> bool:
         """Take this relay's share, give back what is more. False while it holds nothing."""

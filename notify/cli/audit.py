@@ -151,7 +151,7 @@ def told(quiet: bool) -> Any:
 
 
 PAGE_CHARACTERS = 500_000
-"""Of a report that is left at a server."""
+"""The most characters of a report that is left at a server."""
 
 
 @audits.command("run")

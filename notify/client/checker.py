@@ -40,7 +40,7 @@ class _Room:
         self._free = asyncio.Semaphore(THREADS)
         self._waiting = 0
         self.running: set[asyncio.Future[Any]] = set()
-        """Of the threads that have not ended."""
+        """The futures of the threads that have not ended."""
 
     async def _enter(self) -> None:
         if self._waiting >= WAITING:

@@ -20,7 +20,7 @@ DAY = 86_400.0
 PURGE_AFTER_SECONDS = 30 * DAY
 """Longer than a server's retention of 7 days; what is kept longer there comes again only with force."""
 REPLAY_DIGITS = 9
-"""Of a number that every database's INTEGER holds."""
+"""The most digits of a replay number: every database's INTEGER holds it."""
 _INSERT = notify_inbox.insert().values(created_at=database_now())
 
 

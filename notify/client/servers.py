@@ -34,7 +34,7 @@ DOWN_SECONDS = 1.0
 LONG_POLL_SECONDS = 15.0
 SHORTEST_ATTEMPT_SECONDS = 0.5
 CLOSE_ROUNDS = 1000
-"""Of a millisecond and more."""
+"""Looks whether the requests under way have ended, a millisecond or more apart."""
 
 
 class _Member(msgspec.Struct):
@@ -79,7 +79,7 @@ class Servers:
         self._tls, self._token = tls, token if isinstance(token, Token) else Token(token)
         self._clients = {seed: HttpClient(seed, tls=tls, token=self._token) for seed in self._seeds}
         self._left: list[HttpClient] = []
-        """Of members that left, with requests on their way."""
+        """Clients of members that left, with requests under way."""
         self._members: list[_Member] = []
         self._known: tuple[object, ...] = ()
         self._only_tls = all(urlsplit(seed).scheme == "https" for seed in self._seeds)

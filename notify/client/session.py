@@ -63,7 +63,7 @@ class Work:
     inbox_from: datetime | None = None
     """From when on the consumer's inbox is whole; None where it has none."""
     in_hand: set[asyncio.Task[None]] = field(default_factory=set)
-    """Of each message that was received and is not settled yet."""
+    """The task of each message that was received and is not settled yet."""
 
 
 @dataclass(slots=True)

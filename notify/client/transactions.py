@@ -129,7 +129,7 @@ class TransactionClient:
         self._half_seconds = half_seconds
         self._check_after = check_after
         self._deadlines: dict[str, float] = {}
-        """Of items that are to be sent again, by id."""
+        """By id, the deadline (the loop's time) of each item that is to be sent again."""
         self._halves: Batcher[PackedTransaction, Item] = Batcher(
             self._send_halves,
             size_of=_size,

@@ -15,7 +15,7 @@ from notify.demo.end import End, Lost, read_lost
 
 SHOP = (sys.executable, "-m", "notify.demo.shop")
 LINES = 10
-"""Of a process's stderr, shown at the end."""
+"""The demo shows so many lines of a process's stderr at the end."""
 REAP_SECONDS = 60.0
 """A killed process ends at once; what waits for a disk may take a while."""
 

@@ -24,7 +24,7 @@ from notify.demo.topology import Embedded, Topology
 from notify.errors import NotifyError
 
 PAUSE_SECONDS = 0.004
-"""Of a customer between two orders."""
+"""A customer waits so long between two orders."""
 
 
 class Demo:

@@ -27,7 +27,7 @@ STOP_SECONDS = 120.0
 ANSWER_SECONDS = 60.0
 """Until one of the servers answers an admin request."""
 LINES = 10
-"""Of a part's output, shown when the demo fails."""
+"""A demo that fails shows so many lines of a part's output."""
 
 
 class Topology(Protocol):

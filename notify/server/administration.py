@@ -27,7 +27,8 @@ LOOK_SECONDS = 1.0
 LOOK_BOUND_SECONDS = 5.0
 """A look that takes longer is given up, so that a database that hangs does not stop all later ones."""
 LOOK_THREADS = 4
-"""Of their own, since a thread is occupied until its driver gives up: heartbeats and checkpoints must not wait."""
+"""Looks have threads of their own: a thread is occupied until its driver gives up, and heartbeats and checkpoints must
+not wait for that."""
 NOTE_USED_EVERY = 60
 """Looks between two notes of when credentials were last used."""
 

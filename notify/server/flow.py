@@ -30,7 +30,7 @@ class RateLimits:
 
 
 class Gate:
-    """Of one topic with a bound: whether it takes another message."""
+    """Tells whether one topic with a bound takes another message."""
 
     __slots__ = ("_admitted", "_lag", "_looked_us", "bucket", "topic")
 

@@ -1,20 +1,20 @@
-"""What is held for clients, bounded for all connections together beside the bounds of each: answers that they do not
-read, and bodies of which it is not known yet who sends them."""
+"""Bounds for all connections together on what the server holds for them: answers that clients do not read, and bodies
+whose sender is not verified yet. Each connection has bounds of its own besides."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 UNREAD_BYTES = 48 << 20
-"""Of all answers that wait for their readers. Beyond it those connections are cut that have waited for longest, and for
-UNREAD_SECONDS at least: who reads at all has read by then."""
+"""All answers that wait for their readers may have so many bytes. Beyond it the server cuts the connections that have
+waited for longest, and for UNREAD_SECONDS at least: a client that reads at all has read by then."""
 UNREAD_SECONDS = 3.0
 SCARCE_REPLY_BYTES = 256 << 10
-"""Of a reply, while half of that is taken: who reads slowly gets less at once, and keeps others from little."""
+"""The largest reply while half of UNREAD_BYTES is taken: clients that read slowly get less at once."""
 
 
 class Connection(Protocol):
-    """What `Unread` needs of one."""
+    """A connection as `Unread` needs it."""
 
     def abort(self) -> None:
         """End it at once."""
@@ -28,7 +28,7 @@ class Unread:
         self.total = 0
 
     def add(self, connection: Connection, size: int, now: float) -> None:
-        """So many bytes wait for this one's client, from now (the loop's time) on. Others may be cut for it."""
+        """`size` bytes wait for this connection's client from `now` (the loop's time) on. Others may be cut for it."""
         self.discard(connection)
         self._bytes[connection] = (size, now)
         self.total += size
@@ -40,7 +40,7 @@ class Unread:
             oldest.abort()
 
     def discard(self, connection: Connection) -> None:
-        """Its client has read, or is gone."""
+        """The connection's client has read, or is gone."""
         self.total -= self._bytes.pop(connection, (0, 0.0))[0]
 
     def reply_bytes(self, most: int) -> int:
@@ -49,22 +49,22 @@ class Unread:
 
 
 UNVERIFIED_BYTES = 16 << 20
-"""Of all bodies that are held while it is being found out who sends them; beyond it they are to be sent again later."""
+"""All bodies whose sender is not verified yet may have so many bytes; beyond it a request is refused for now."""
 
 
 class Unverified:
-    """Bytes of such bodies."""
+    """Counts the bytes of bodies whose sender is not verified yet."""
 
     def __init__(self) -> None:
         self.total = 0
 
     def take(self, size: int) -> bool:
-        """Whether so many more may be held; then they count until they are given back."""
+        """Whether `size` more bytes may be held; if so, they count until they are given back."""
         if self.total + size > UNVERIFIED_BYTES:
             return False
         self.total += size
         return True
 
     def give_back(self, size: int) -> None:
-        """So many are held no more, or it is known now who sent them."""
+        """`size` bytes are not held any more, or their sender is verified."""
         self.total -= size

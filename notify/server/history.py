@@ -13,7 +13,7 @@ from notify.server.tasks import ended
 EVERY_SECONDS = 5.0
 KEPT = 720
 COUNTERS = ("halves", "committed", "published", "delivered", "acked", "dead_lettered")
-"""Of notify/server/metrics.py: shown as rates."""
+"""Counters of notify/server/metrics.py that the history shows as rates."""
 
 
 class History:
@@ -48,7 +48,7 @@ class History:
         return tuple(getattr(self._core.metrics, name) for name in COUNTERS)
 
     def rates(self) -> dict[str, float]:
-        """Of the newest row, by counter; 0 before there is one."""
+        """The newest row's rates by counter, a second each; 0 before there is a row."""
         newest = self._rows[-1][1:-1] if self._rows else (0.0,) * len(COUNTERS)
         return dict(zip(COUNTERS, newest, strict=True))
 

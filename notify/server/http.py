@@ -64,7 +64,7 @@ Route = Callable[..., Awaitable[bytes]]
 FAULTS_A_SECOND = 10
 """How many faults of the server itself are logged: each comes with its traceback."""
 TRACE_FRAMES, TRACE_CHARACTERS = 20, 8000
-"""Of a traceback in the log, its end."""
+"""The log shows so much of the end of a traceback."""
 _faults = LogRate(FAULTS_A_SECOND)
 
 

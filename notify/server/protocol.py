@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from notify.server.app import App
 
 HEADER_BYTES = 64 << 10
-"""Of a request's head; and of what may come behind it without a byte of its body: chunk extensions and trailers."""
+"""The most that a request's head may have, and as much again for chunk extensions and trailers."""
 HEADER_FIELDS = 100
 HEADER_SECONDS = 10.0
-"""For a head, from its first byte, or from when the answers of the requests before it are written."""
+"""A head must be complete so long after its first byte, or after the answers of the requests before it are written."""
 PIPELINED = 64
 """Requests of one connection that wait for the answers before theirs. Where more come, the connection ends behind
 these: their client sends the others again, as HTTP asks of it."""
 UNVERIFIED_BYTES = 64 << 10
-"""Of a body, while it is being found out who sends it: beyond it the connection is read no further. What the last read
-brought is held, too (uvloop reads up to 256 kB at once)."""
+"""The server holds so much of a body while it verifies who sends it, and then reads no further. It holds all that the
+last read brought (uvloop reads up to 256 kB at once)."""
 
 PACE_SECONDS = 0.02
-"""Between two pipelined requests to other than data routes: such a request costs the server many times what it costs
-its sender, and no browser or tool pipelines them."""
+"""The server waits so long between two pipelined requests of strangers, or to other than data routes: they cost the
+server many times what they cost their sender, and no browser or tool pipelines them."""
 PROBES = tuple(path.encode() for path in health.PROBES)
-"""Answered here, to anyone: orchestrators ask often, and strangers may."""
+"""Paths that are answered here, to anyone: orchestrators ask for them often."""
 LINGER_SECONDS = 2.0
 """How long a client may go on sending what was refused already, so that it reads the answer instead of a reset; and how
 long a connection that is closed may take to hand over what is written."""

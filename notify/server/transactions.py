@@ -234,7 +234,7 @@ class Transactions:
         items: list[Item | None] = []
         decisions: list[tuple[bytes, str | None, State]] = []
         answers: list[int | None] = []
-        """Of each decision the token of the check that it answers, None where it answers none."""
+        """For each decision the token of the check that it answers, None where it answers none."""
         shards: dict[bytes, str] = {}
         several = len(self.shards) > 1
         for o in outcomes:

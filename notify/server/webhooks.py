@@ -25,9 +25,10 @@ SECONDS = 10.0
 """For the whole of a call, from the look-up of the name to the last byte of the answer."""
 ANSWER_BYTES = 1 << 20
 HEAD_BYTES = 64 << 10
-"""Of the answer's head, and of whatever else of it is no body."""
+"""The most bytes of an answer besides its body."""
 LOOKUP_THREADS = 2
-"""Of their own: what looks up a name may hang for longer than a call, and nothing else may wait for it."""
+"""Names are looked up in threads of their own: a look-up may hang for longer than a call, and nothing else may wait
+for it."""
 
 _lookups = ThreadPoolExecutor(LOOKUP_THREADS, "notify-webhook")
 

@@ -173,7 +173,7 @@ class InMemoryServer:
 
     @property
     def admin_token(self) -> str:
-        """Of a server with `access=True`, once it is started: the first token, which may make others."""
+        """The first token, which may make others. Only a server with `access=True` that is started has one."""
         return (Path(self._directory.name) / first_token.FILE).read_text().strip()
 
     # --- time -------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from notify.spark.result import LATENCIES, Found, Result
 SHOWN = 50
 """Rows of evidence of a class on the page; all of them are in findings.parquet."""
 POINTS = 600
-"""Of a plot: more buckets are put together."""
+"""The most points of a plot; where there are more buckets, neighbours are put together."""
 
 
 def page(result: Result) -> str:

@@ -85,7 +85,7 @@ class LivePart:
         self._index_queues(np.flatnonzero(kinds == EntryKind.QUEUE))
         rolled_back = kinds == EntryKind.ROLLBACK
         decided = rolled_back | (kinds == EntryKind.QUEUE) | (kinds == EntryKind.DELAYED)
-        # Of several entries of a transaction some may name no group: its dead letters do not.
+        # Some entries of a transaction name no group: its dead letters do not.
         named = decided & (table["producer_group"] != 0)
         self.decided = dict.fromkeys(self._ids(np.flatnonzero(decided)), 0)
         self.decided |= zip(self._ids(np.flatnonzero(named)), table["producer_group"][named].tolist(), strict=True)

@@ -45,7 +45,7 @@ log = structlog.get_logger("notify.log")
 CARRY_BYTES = 4 << 20
 CARRY_ENTRIES = 10_000
 MOST_CARRIED_SHARE = 0.5
-"""Of a segment that is dropped for want of room: where more than that is written again, little room is won by it."""
+"""A segment with a larger share to be written again is not dropped for want of room: little room would be won."""
 LETTERS_AT_ONCE = 256
 MOST_HUSKS = 16
 

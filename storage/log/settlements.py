@@ -16,7 +16,7 @@ from notify.storage.log.state import progress_of, records
 from notify.storage.store import SettleKind, Settlement
 
 MOST_SECONDS = 0.08
-"""Of the thread's own CPU time: some 70 MiB of log are read in it, less where the frames are small."""
+"""A search may use so much CPU time of its thread: it reads some 70 MiB of log in it, less where frames are small."""
 
 
 def find(

@@ -23,7 +23,8 @@ from notify.storage.sql.rows import COLUMNS, FIXED, Row
 
 TABLE = "server_half_message"
 STATEMENT_BYTES = 2 << 20
-"""Of bodies in one statement: twice as many characters, well below MariaDB's max_allowed_packet of 16 MiB."""
+"""The most bytes of bodies in one statement: twice as many characters, well below MariaDB's max_allowed_packet of
+16 MiB."""
 STATEMENT_ROWS = 1000
 IDS_A_STATEMENT = 200
 CONNECT_SECONDS = 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,3 +112,20 @@ def test_an_import_from_elsewhere_is_none() -> None:
 )
 def test_a_pause_without_a_reason_is_seen(source: str, lines: list[int]) -> None:
     assert pauses_without_reason(source) == lines
+
+
+PRODUCT = ("notify", "storage", "spark")
+FRAGMENT = re.compile(r'^\s*(?:"""|# )(?:Of|That) ', re.MULTILINE)
+"""A text that begins so is no sentence, and does not name what it is about."""
+
+
+def test_no_text_of_the_product_begins_with_a_fragment() -> None:
+    paths = [path for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")]
+    assert len(paths) > 200
+    fragments = [
+        f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}"
+        for path in paths
+        for text in (path.read_text(),)
+        for match in FRAGMENT.finditer(text)
+    ]
+    assert fragments == []

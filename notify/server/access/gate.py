@@ -34,7 +34,7 @@ KNOWN_SECONDS = 300.0
 VERIFYING = 1000
 """Requests whose token is being verified, or looked up, at once; each may hold a part of its body."""
 AWAITING_KEYS = 100
-"""Of these, so many may wait for a provider's keys: its tokens whose key is known wait for none of them."""
+"""So many of these may wait for a provider's keys; a token whose key is known waits for nobody."""
 PROVIDER_THREADS = 2
 """They compute signatures; a thread of its own waits for the provider, and none of the server's others does."""
 PROVIDER_SECONDS = 10.0
@@ -90,7 +90,7 @@ class Access:
         self._fetch_thread = ThreadPoolExecutor(1, "notify-provider-keys")
         self._fetch_not_before = 0.0
         self._fetch_failure: Exception | None = None
-        """Of the last fetch."""
+        """Why the last fetch failed; None if it did not."""
         self._awaiting_keys = 0
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class Access:
         """The credentials that there are now; of those that did not change, principals keep their counts."""
         before = self._credentials
         self._credentials = {c.id: c for c in credentials}
-        # Of several for one name the newest counts: the others have expired.
+        # Where several credentials have one name, the newest counts: the others have expired.
         in_turn = sorted(credentials, key=lambda c: c.created_us)
         self._by_proof = {(c.kind, c.proof): c for c in in_turn if c.kind != "token" and not c.revoked_us}
         same = {n for n, c in self._credentials.items() if n in before and _grants(before[n]) == _grants(c)}
@@ -257,7 +257,7 @@ class Access:
         return principal
 
     def _quota(self, key: str, requests: float, polls: int) -> Quota:
-        """That of a provider's subject, whichever of its tokens it shows."""
+        """The quota of a provider's subject, whichever of its tokens it shows."""
         quota = self._quotas.pop(key, None)
         requests, polls = requests or self.settings.principal_requests, polls or self.settings.principal_polls
         if quota is None or (quota.requests, quota.polls) != (requests, polls):

@@ -37,7 +37,7 @@ class Lookup:
         self._ended = 0
         """The number of the look that ended last."""
         self._failure: Exception | None = None
-        """Of that one."""
+        """Why that look failed; None if it did not."""
         self._not_before = 0.0
         """When the next may begin, by the loop's clock."""
 

@@ -19,11 +19,11 @@ ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "ES512", "Ed
 """Signatures only: with a shared secret whoever can verify could forge, and `none` is none."""
 LEEWAY_SECONDS = 10
 TOKEN_BYTES = 16 << 10
-"""Of a token that is looked at."""
+"""A longer token is refused without decoding it."""
 KEYS_SECONDS = 300.0
 """After so long keys are fetched again: a key that the provider withdrew is taken for so long."""
 ANSWER_BYTES = 1 << 20
-"""Of the discovery document, and of the keys."""
+"""The most bytes of the discovery document, and of the keys."""
 MOST_KEYS = 100
 
 

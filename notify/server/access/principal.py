@@ -12,7 +12,7 @@ from notify.server.delivery.rate import TokenBucket
 REMEMBERED = 1_000
 """Answers to `may` that a principal keeps."""
 LONGEST = 127
-"""Of the name of a topic, group or source, as `check_name` has it: what is longer is nothing that there is."""
+"""The most characters of the name of a topic, group or source (see `check_name`); a longer one names nothing."""
 
 
 ENDED = "this token was revoked, or its rights were changed, while the request waited"

@@ -25,7 +25,7 @@ from notify.storage.store import Priorities, PriorityClass, Subscription
 from notify.wire import instant
 
 WEIGHTS = (6, 3, 1)
-"""Of a group's first, second and third class, where none are given."""
+"""Default weights of a group's first, second and third class."""
 
 
 MOST_FRESH = 10_000

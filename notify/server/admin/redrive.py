@@ -33,7 +33,7 @@ READ_BYTES = 8 << 20
 LOOKED_AT_ONCE = 500
 """Dead letters that are looked at in one go: a search through all must not hold up everyone else."""
 SEARCH_SHARE = 0.25
-"""Of the server's time, for all searches together."""
+"""All searches together may use so much of the server's time."""
 
 
 EFFECTS_KEPT = "handlers with an inbox do nothing for messages that took effect before; those without run again"

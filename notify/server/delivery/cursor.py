@@ -157,7 +157,7 @@ class Cursor:
         return []
 
     def _take_new(self, limit: int, scan: int, now_us: int) -> tuple[list[StoredMessage], int]:
-        """Of the next `scan` messages those to deliver, at most `limit`; and how many were passed by that.
+        """Those of the next `scan` messages that are to be delivered, at most `limit`; and how many the cursor passed.
 
         The position moves only when everything that is left out is settled in the storage.
         """

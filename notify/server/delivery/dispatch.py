@@ -30,7 +30,7 @@ INSTANCE_IDLE_US = 86_400_000_000
 """How long messages are kept for an instance of a broadcast that asks for none."""
 FORGET_EVERY_US = 60_000_000
 MOST_BROADCAST_INSTANCES = 1_000
-"""Of a group: messages are kept for each instance that asked within INSTANCE_IDLE_US."""
+"""The most instances of a broadcasting group: messages are kept for each that asked within INSTANCE_IDLE_US."""
 
 May = Callable[[str], bool]
 """Whether who asks may consume a topic, by its name, as of now."""
@@ -68,7 +68,7 @@ class Delivery:
         self._pace = Pace(metrics, clock())
         self._rates: dict[str, TokenBucket] = {}
         self._instances: dict[str, list[Group]] = {}
-        """Of a group that broadcasts: its instances, each a group of its own by the name `group@instance`."""
+        """The instances of each broadcasting group; an instance is a group of its own, named `group@instance`."""
         self._forgot_us = clock()
         self._lease_ids = _lease_ids()
         self._events: list[tuple[int, int, Group]] = []
@@ -137,7 +137,7 @@ class Delivery:
         await self._store.sync()
 
     def instances_of(self, group: str) -> list[Group]:
-        """Of a group that broadcasts: what is kept for each of its instances."""
+        """The instances of a broadcasting group; none for another group."""
         return self._instances.get(group, [])
 
     async def reset(self, subscription: Subscription, to: str | int | datetime) -> Subscription:

@@ -25,11 +25,11 @@ FUNCTIONS = MACROS | {
 MOST_ADDITIONS = 10
 """Each may copy what it adds to."""
 MOST_PATTERN_POINTS = 450
-"""Of all patterns of a filter: a point for each character, CLASS_POINTS for each class of Unicode, and as much again
-for each repetition of it."""
+"""All patterns of a filter may have so many points: one for each character, CLASS_POINTS for each class of Unicode, and
+as much again for each repetition of it."""
 CLASS_POINTS = 40
 MOST_MICROSECONDS = 5_000.0
-"""Of one evaluation."""
+"""The most that one evaluation may cost."""
 
 _MESSAGE_US = 100.0
 """A message with all the headers it may have is handed over in that time."""

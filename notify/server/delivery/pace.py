@@ -14,7 +14,7 @@ TRANSACTION_SECONDS = 15e-6
 """Time of the event loop for a half and its outcome, in full batches."""
 PUBLISH_SECONDS = 8e-6
 LEAST_SHARE = 0.1
-"""Of the server's time, whatever producers do: groups that catch up must get on, too."""
+"""Groups that catch up have so much of the server's time at least, whatever producers do."""
 WINDOW_US = 100_000
 BEHIND = 20_000
 """Messages that a group is behind, over all its queues: nearer ones are in memory and cost little."""
@@ -23,10 +23,10 @@ BUSY_LIMIT = 512
 WHOLE_COST = 4.0
 """What a reply costs in all, against the time to read it: encoding, sending and settling come on top."""
 EVALUATION_SHARE = 0.25
-"""Of the time that the server's loop has left, for the filters of all groups together: whoever may subscribe chooses
-what they cost."""
+"""The filters of all groups together may use so much of the time that the server's loop has left: whoever may subscribe
+chooses what they cost."""
 LEAST_EVALUATION_SHARE = 0.05
-"""Of all of its time, however busy it is."""
+"""Filters may use so much of all of the loop's time, however busy it is."""
 EVALUATION_SECONDS = 0.05
 """What may be spent at once of the share that nobody used."""
 BUSY_SECONDS = 0.1
