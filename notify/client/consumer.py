@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from notify import tracing
 from notify.backoff import Backoff
 from notify.client import inbox as inboxes
-from notify.client.handlers import Handler, check_callable
+from notify.client.handlers import Handler, call_to_the_end, check_callable, refuse_unfinished
 from notify.client.http import HttpClient
 from notify.client.inbox import Inbox
 from notify.client.login import Shown, Token
@@ -340,7 +340,7 @@ class AsyncConsumer(_Consumer):
                 if self._inbox is not None:
                     await self._inbox.run_async(self.group, message, handler.call)
                 else:
-                    await handler.call(message)
+                    refuse_unfinished(await handler.call(message))
 
 
 class Consumer(_Consumer):
@@ -379,5 +379,5 @@ class Consumer(_Consumer):
             run = tracing.traced(self._inbox.run, self.group, message)
             await loop.run_in_executor(self._pool, run, self.group, message, handler.call)
         else:
-            run = tracing.traced(handler.call, self.group, message)
-            await loop.run_in_executor(self._pool, run, message)
+            call = tracing.traced(call_to_the_end, self.group, message)
+            await loop.run_in_executor(self._pool, call, handler.call, message)

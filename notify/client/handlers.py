@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -53,6 +53,11 @@ def check_callable(function: Callable[..., Any], *, is_async: bool, has_inbox: b
             f"the handler {name} is a coroutine function, which Consumer would call and never await: use AsyncConsumer",
             "invalid_handler",
         )
+    if _is(function, inspect.isgeneratorfunction) or _is(function, inspect.isasyncgenfunction):
+        raise InvalidRequest(
+            f"the handler {name} has a `yield`: calling it runs nothing of it, and its messages would count as handled",
+            "invalid_handler",
+        )
     given = ("message", "session") if has_inbox else ("message",)
     try:
         inspect.signature(function).bind(*given)
@@ -68,9 +73,33 @@ def check_callable(function: Callable[..., Any], *, is_async: bool, has_inbox: b
 
 
 def _is_coroutine_function(function: Any) -> bool:
+    return _is(function, inspect.iscoroutinefunction)
+
+
+def _is(function: Any, kind: Callable[[Any], bool]) -> bool:
+    """Whether a function is of a kind, also behind a partial or as the `__call__` of an object."""
     while isinstance(function, functools.partial):
         function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+    return kind(function) or kind(getattr(function, "__call__", None))  # noqa: B004
+
+
+def refuse_unfinished(result: object) -> None:
+    """Raises InvalidRequest where a handler returned work instead of doing it: a lambda or a decorator that calls a
+    coroutine function, say. The message would count as handled, and nothing was done."""
+    if not (inspect.isawaitable(result) or isinstance(result, Generator | AsyncGenerator)):
+        return
+    if inspect.iscoroutine(result) or isinstance(result, Generator):
+        result.close()
+    raise InvalidRequest(
+        f"the handler returned a {type(result).__name__}, which nobody runs: the message is not handled; AsyncConsumer "
+        "awaits what an `async def` function does, and within it each call of another one needs its `await`",
+        "invalid_handler",
+    )
+
+
+def call_to_the_end(function: Callable[..., Any], *given: Any) -> None:
+    """Call a plain handler. Raises what it raises, and InvalidRequest where it returned its work undone."""
+    refuse_unfinished(function(*given))
 
 
 def reason_of(error: BaseException, *, named: bool = True) -> str:

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction
 
+from notify.client.handlers import call_to_the_end, refuse_unfinished
 from notify.client.table import CLOCK_SKEW, has_replay, instant_before, note_purged, notify_inbox, notify_source
 from notify.databases import begins_explicitly, commits_by_itself, database_now
 from notify.errors import InvalidRequest
@@ -78,13 +79,13 @@ class Inbox:
         """Call `handler(message, session)` and commit its effect; False if that happened before.
 
         What the handler raises rolls both back and is raised; InvalidRequest where it ends the session's transaction
-        itself.
+        itself, or returns a coroutine instead of doing its work.
         """
         with InboxSession(self.engine) as session, session.begin() as transaction:
             if not claim(session.connection(), group, message):
                 _allow_commit(session, transaction)
                 return False
-            handler(message, session)
+            call_to_the_end(handler, message, session)
             _allow_commit(session, transaction)
         return True
 
@@ -117,7 +118,7 @@ class Inbox:
             if not await connection.run_sync(claim, group, message):
                 _allow_commit(session.sync_session, transaction)
                 return False
-            await handler(message, session)
+            refuse_unfinished(await handler(message, session))
             _allow_commit(session.sync_session, transaction)
         return True
 

@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,6 +46,32 @@ from tests.support.transactions import half_request
 def producer(server: ServerProcess, unique: str) -> Iterator[TransactionProducer]:
     with TransactionProducer(server.url, group=unique) as producer:
         yield producer
+
+
+@pytest.mark.parametrize("with_inbox", [False, True])
+def test_a_handler_that_returns_its_work_undone_has_not_handled_the_message(
+    server: ServerProcess, producer: TransactionProducer, unique: str, with_inbox: bool, tmp_path: Path
+) -> None:
+    """A lambda, or a decorator's wrapper, around a coroutine function is a plain function: nothing of it was run."""
+    done: list[str] = []
+
+    async def work(message: ReceivedMessage, session: Any = None) -> None:
+        done.append(message.text)
+
+    inbox = None
+    if with_inbox:
+        engine = sa.create_engine(f"sqlite:///{tmp_path}/inbox.db")
+        use_explicit_begin(engine)
+        create_tables(engine)
+        inbox = Inbox(engine)
+    consumer = Consumer(server.url, group=unique, inbox=inbox)
+    consumer.subscribe(unique, start="earliest", max_attempts=2, retry_min=0.01)(lambda *given: work(*given))
+    producer.publish(Message(unique, "an order"))
+    with running(consumer, subscribed=True):
+        eventually(lambda: lag(server.url, unique) == 0, "the message to be settled")
+    letters = admin(server.url, "GET", f"groups/{unique}/dead-letters")["messages"]
+    assert len(letters) == 1 and "which nobody runs" in letters[0]["headers"]["notify-dead-letter-reason"]
+    assert not done
 
 
 def test_return_is_ack_raise_is_retry_dead_letter_is_dead(

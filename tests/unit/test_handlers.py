@@ -28,6 +28,14 @@ async def coroutine(message: Any) -> None: ...
 async def coroutine_with_session(message: Any, session: Any) -> None: ...
 
 
+def generator(message: Any) -> Any:
+    yield
+
+
+async def async_generator(message: Any) -> Any:
+    yield
+
+
 class Callable_:
     def __call__(self, message: Any) -> None: ...
 
@@ -67,6 +75,10 @@ def consumer_of(kind: str) -> Consumer | AsyncConsumer:
         ("async inbox", coroutine, r"\(message, session\)"),
         ("sync", lambda: None, "cannot be called"),
         ("sync", "plain", "no function"),
+        ("sync", generator, "`yield`"),
+        ("sync", functools.partial(generator), "`yield`"),
+        ("sync", async_generator, "`yield`"),
+        ("async", async_generator, "plain function"),
     ],
 )
 def test_a_handler_of_the_wrong_kind_is_refused(kind: str, function: Callable[..., Any], said: str) -> None:
