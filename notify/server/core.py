@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import traceback
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -27,6 +28,8 @@ log = structlog.get_logger("notify.server")
 LONGEST_SLEEP_SECONDS = 0.25
 POSTPONED_SECONDS = 0.05
 """After a step that the storage refused."""
+TRACE_CHARACTERS = 8000
+"""Of the traceback of a step that failed, in the log."""
 RETAIN_EVERY_US = 30_000_000
 NO_QUEUES = (
     "this server plays only the transactions role: a bridge or a relay moves its messages to a queue server; ask that "
@@ -88,6 +91,8 @@ class Core:
             self._retain_now_and_then,
         )
         """What is done when time passes. One that has to wait for room holds up none of the others."""
+        self.faults = 0
+        """How often a step has failed for no known reason since the start."""
         self._postponed = LogRate(1)
         self._asked_to_act: list[asyncio.Future[None]] = []
         self._sleeping: asyncio.Future[None] | None = None
@@ -131,6 +136,7 @@ class Core:
         """Act on leases, retries, delays and checks as they come due, until cancelled."""
         while True:
             asked, self._asked_to_act = self._asked_to_act, []
+            failed = False
             for step in self._steps:
                 try:
                     await step()
@@ -139,7 +145,16 @@ class Core:
                     if self._postponed.may():
                         log.warning("postponed", step=step.__name__, reason=str(error))
                     await asyncio.sleep(POSTPONED_SECONDS)
-            self.ticked_us = self.clock()
+                except Exception:
+                    # A fault of the server itself. Leases, delays and checks of everybody else go on; where it does not
+                    # pass, `/livez` says so.
+                    failed = True
+                    self.faults += 1
+                    if self._postponed.may():
+                        log.error("step_failed", step=step.__name__, trace=traceback.format_exc()[-TRACE_CHARACTERS:])
+                    await asyncio.sleep(POSTPONED_SECONDS)
+            if not failed:
+                self.ticked_us = self.clock()
             _wake(*asked)
             await self._sleep()
 

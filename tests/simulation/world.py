@@ -146,6 +146,7 @@ class World:
         """As SIGKILL: what was not written is gone, nobody gets an answer."""
         assert self.core is not None
         assert self._run is not None
+        self.look_for_faults()
         store: Any = self.core.store
         self.core = None
         self._run.cancel()
@@ -156,6 +157,11 @@ class World:
         store.segments.close()
         os.close(store._lock_fd)
         self.restarts += 1
+
+    def look_for_faults(self) -> None:
+        """A step of the server's clock that fails for no known reason is tried again, and is a fault all the same."""
+        if self.core is not None and self.core.faults:
+            self.disorder.append(f"FAULT: {self.core.faults} steps of the server's clock failed")
 
     async def call(self, request: Callable[[Core], Awaitable[Any]]) -> Any:
         """One request over a network that delays, and loses requests and answers."""
@@ -374,6 +380,7 @@ class World:
         for who, effects in self.effects.items():
             missing = committed - effects - (letters if who == GROUP else set())
             found += [f"LOST: {name} committed and had no effect in {who}" for name in missing]
+        self.look_for_faults()
         found += self.disorder
         for group in self.core.delivery.groups.values():
             behind = [(c.topic, c.queue, c.lag()) for c in group.cursors.values() if c.lag()]

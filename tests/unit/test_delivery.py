@@ -11,7 +11,7 @@ import pytest
 from notify import ids
 from notify.errors import Conflict, InvalidRequest, NotifyError, UnknownTopic
 from notify.server.delivery.cursor import RUNS_BOUND
-from notify.server.delivery.dispatch import MOST_BROADCAST_INSTANCES
+from notify.server.delivery.dispatch import INSTANCE_IDLE_US, MOST_BROADCAST_INSTANCES
 from notify.storage.store import MOST_GROWN, NewMessage, NewTransaction, Subscription, Topic
 from notify.wire import Payload, Receive, SettleItem, decode_payload, encode_msgpack
 from tests.support.delivery import SECOND, Scene
@@ -227,5 +227,62 @@ def test_a_group_has_a_bound_of_instances_that_a_topic_is_broadcast_to() -> None
         await s.receive(instance="i7")
         # Time passes for those that have something to do, and costs nothing for the others.
         assert s.delivery.next_event_us() is None
+
+    run(scenario())
+
+
+def test_time_goes_on_whoever_joins_while_old_instances_are_forgotten() -> None:
+    """Forgetting waits for the disk: instances of other groups join meanwhile, and an administrator ends others."""
+
+    async def scenario() -> None:
+        s = Groups()
+        for group in ("g", "h"):
+            await s.delivery.subscribe(Subscription(group, "t", "broadcast"), None)
+            for instance in ("a", "b"):
+                await s.delivery.receive(group, Receive(instance=instance))
+        await s.delivery.subscribe(Subscription("late", "t", "broadcast"), None)
+        unsubscribe, joined = s.store.unsubscribe, []
+
+        async def slowly(group: str, topic: str) -> None:
+            await unsubscribe(group, topic)
+            if not joined:
+                joined.append(await s.delivery.receive("late", Receive(instance="c")))
+                await s.delivery.unsubscribe("h", "t")
+
+        s.store.unsubscribe = slowly  # type: ignore[method-assign]
+        s.now_us += 2 * INSTANCE_IDLE_US
+        await s.delivery.tick()
+        assert joined == [[]]
+        assert s.store.subscription("late@c", "t") is not None
+        assert not [x for x in s.store.subscriptions() if x.group.startswith(("g@", "h"))]
+        assert not [name for name in s.delivery.groups if name.startswith(("g@", "h@"))]
+        assert s.delivery.instances_of("g") == s.delivery.instances_of("h") == []
+
+    run(scenario())
+
+
+def test_an_instance_that_comes_back_while_it_is_forgotten_asks_again() -> None:
+    """Its poll would wait at a group that is no more, and miss what comes meanwhile."""
+
+    async def scenario() -> None:
+        s = Groups()
+        await s.delivery.subscribe(Subscription("g", "t", "broadcast"), None)
+        await s.receive(instance="a")
+        unsubscribe, polls = s.store.unsubscribe, []
+
+        async def slowly(group: str, topic: str) -> None:
+            await unsubscribe(group, topic)
+            poll = s.delivery.receive("g", Receive(instance="a", wait=60))
+            polls.append(asyncio.ensure_future(poll))
+            await asyncio.sleep(0)  # it waits now
+
+        s.store.unsubscribe = slowly  # type: ignore[method-assign]
+        s.now_us += 2 * INSTANCE_IDLE_US
+        await s.delivery.tick()
+        async with asyncio.timeout(5):
+            assert await polls[0] == []
+        await s.receive(instance="a")
+        await s.send("t", "heard")
+        assert list((await s.receive(instance="a")).values()) == ["heard"]
 
     run(scenario())

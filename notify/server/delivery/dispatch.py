@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import heapq
 import itertools
@@ -261,10 +262,15 @@ class Delivery:
         """Drop a subscription, and those of the instances it is broadcast to. Raises NotFound."""
         await self._store.unsubscribe(group, topic)
         self.forget(group, topic)
-        for instance in self._instances.get(group, []):
+        for instance in list(self._instances.get(group, ())):
             if topic in instance.modes():
-                await self._store.unsubscribe(instance.name, topic)
-                self.forget(instance.name, topic)
+                await self._end_subscription(instance.name, topic)
+
+    async def _end_subscription(self, group: str, topic: str) -> None:
+        """Drop a subscription, if nobody else has dropped it meanwhile."""
+        with contextlib.suppress(NotFound):
+            await self._store.unsubscribe(group, topic)
+        self.forget(group, topic)
 
     def forget(self, group: str, topic: str) -> None:
         """Drop a subscription that the storage no longer has."""
@@ -355,15 +361,22 @@ class Delivery:
         for group in self.groups.values():
             if "@" not in group.name:
                 group.forget_instances(now_us - INSTANCE_IDLE_US)
-        for instances in self._instances.values():
-            for group in list(instances):
-                if now_us - max(i.asked_us for i in group.instances.values()) > INSTANCE_IDLE_US and not group.leases:
-                    for topic in group.modes():
-                        await self._store.unsubscribe(group.name, topic)
-                        self.forget(group.name, topic)
-                    instances.remove(group)
-                    del self.groups[group.name]
-                    self._waiters.pop(group.name, None)
+        # Meanwhile the disk is waited for, and others join, come back, or end their subscriptions.
+        for group in [group for instances in self._instances.values() for group in instances]:
+            if now_us - max(i.asked_us for i in group.instances.values()) > INSTANCE_IDLE_US and not group.leases:
+                for topic in group.modes():
+                    await self._end_subscription(group.name, topic)
+                self._drop_instance(group)
+
+    def _drop_instance(self, group: Group) -> None:
+        """Nothing is kept for an instance of a broadcast any more; where it has come back it asks, and begins, anew."""
+        instances = self._instances.get(group.name.partition("@")[0], [])
+        if group in instances:
+            instances.remove(group)
+        self.groups.pop(group.name, None)
+        for waiter in self._waiters.pop(group.name, ()):
+            if not waiter.answer.done():
+                waiter.answer.set_result([])
 
     async def _subscribe_missing(self, group: str, topics: Sequence[str]) -> None:
         known = {topic for topic, _ in self.groups[group].cursors} if group in self.groups else set()

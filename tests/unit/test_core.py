@@ -1,0 +1,44 @@
+"""The task that acts when time passes: a fault in one of its steps ends neither it nor the others."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from notify.server.core import Core
+from notify.settings import Settings
+from notify.storage.memory import MemoryStore
+from tests.support.clock import eventually_async
+
+NOW_US = 1_800_000_000_000_000
+
+
+def test_a_step_that_fails_holds_up_none_of_the_others(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        now_us = NOW_US
+        core = Core(MemoryStore(), Settings(data_dir=str(tmp_path)), lambda: now_us)
+        delivered: list[int] = []
+        healthy = False
+
+        async def forget() -> None:
+            if not healthy:
+                raise RuntimeError("dictionary changed size during iteration")
+
+        async def deliver() -> None:
+            delivered.append(now_us)
+
+        core._steps = (forget, deliver)
+        running = asyncio.ensure_future(core.run())
+        try:
+            await eventually_async(lambda: len(delivered) > 2, "the second step to be done again")
+            now_us += 1
+            await core.act()
+            # What probes are told: nothing is well while a step fails, and all is once it does not.
+            assert core.faults > 2 and core.ticked_us == NOW_US
+            healthy = True
+            await core.act()
+            assert core.ticked_us == now_us
+        finally:
+            running.cancel()
+
+    asyncio.run(scenario())
