@@ -1,4 +1,4 @@
-"""What differs between databases and is needed by client and server: the clock, and how SQLite begins."""
+"""Differences between databases that client and server need to know: the clock, and how SQLite begins."""
 
 from __future__ import annotations
 

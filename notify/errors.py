@@ -111,7 +111,7 @@ class Timeout(Unavailable):
 
 
 class Closed(Unavailable):
-    """What was used has been closed by this process itself: trying again cannot help."""
+    """The object was closed by this process itself: trying again cannot help."""
 
     code = "closed"
     retryable = False

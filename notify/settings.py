@@ -1,4 +1,4 @@
-"""What an operator can set. A flag goes before the environment, the environment before the file.
+"""Settings of an operator. A flag goes before the environment, the environment before the file.
 
 Each setting is one field below with its paragraph, unit, bound and default; its environment name is `NOTIFY_` and
 the field's name in capitals. docs/reference/settings.md is generated from here and tested to be complete.

@@ -115,7 +115,7 @@ def processing(group: str, message: Any) -> Any:
 def record(
     operation: str, topic: str, headers: Mapping[str, str] | None, start_us: int, end_us: int, **attributes: str | int
 ) -> None:
-    """What a server did for a message, from and to microseconds since 1970, as a span of the message's trace."""
+    """Records a server's work for a message, from and to microseconds since 1970, as a span of the message's trace."""
     context = parse(headers)
     if context is None:
         return

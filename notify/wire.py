@@ -156,7 +156,7 @@ class BridgeFields(Fields):
     lag: float | None = None
     """Seconds between a commit in the database and now, of the newest one in this batch."""
     note: str | None = None
-    """What the bridge has to say of itself, shown by the administrator's list."""
+    """The bridge's report of itself, shown by the administrator's list."""
 
 
 class JsonBridgeBatch(BridgeFields):
@@ -168,7 +168,7 @@ class PackedBridgeBatch(BridgeFields):
 
 
 class Bridged(Struct, omit_defaults=True):
-    """What became of a bridge's batch."""
+    """The result of a bridge's batch."""
 
     position: str
     epoch: int
@@ -205,7 +205,7 @@ class Settle(Fields):
 
 
 class Item(Struct, omit_defaults=True, gc=False):
-    """What became of one item of a batch; `status` is the HTTP status it alone would have had."""
+    """The result of one item of a batch; `status` is the HTTP status it alone would have had."""
 
     id: str
     status: int
@@ -271,7 +271,7 @@ class Received(Struct):
 
 
 class Pulled(Struct):
-    """What a pull answers (msgpack)."""
+    """The answer to a pull (msgpack)."""
 
     messages: list[Delivered]
     next_offset: int

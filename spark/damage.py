@@ -1,4 +1,4 @@
-"""What a damaged frame held. One wrong byte is found by the checksum's own arithmetic, and read as it was.
+"""The content of a damaged frame. One wrong byte is found by the checksum's own arithmetic, and read as it was.
 
 CRC32C is linear: the difference between the checksum that stands there and the one of what stands there depends only
 on which bits are wrong and how far they are from the end. Undoing the checksum byte by byte finds the one place where
@@ -57,7 +57,7 @@ class Broken:
 
 
 def examine(data: bytes, position: int) -> Iterator[Broken]:
-    """What damaged bytes of the log, up to the next sound frame, are."""
+    """The meaning of damaged bytes of the log, up to the next sound frame."""
     header = data[:FRAME_HEADER_SIZE]
     end = position + len(data)
     if len(header) < FRAME_HEADER_SIZE:
@@ -70,7 +70,7 @@ def examine(data: bytes, position: int) -> Iterator[Broken]:
         yield from examine(data[:following], position)
         yield from examine(data[following:], position + following)
         return
-    # What these say is known from elsewhere: where the frame is, and where the next one begins.
+    # These are known from elsewhere: where the frame is, and where the next one begins.
     known = (FRAME_MAGIC, len(body), crc, records, position, durable, time_us)
     if frame_is_sound(known, body):
         wrong = [

@@ -1,4 +1,4 @@
-"""What a finding says of its message, in words."""
+"""The evidence of a finding, in words."""
 
 from __future__ import annotations
 

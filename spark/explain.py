@@ -26,7 +26,7 @@ class Event:
 
 
 def explain(inputs: Inputs, text: str, scratch: Path) -> list[Event]:
-    """What every source has of a transaction, the oldest first; none where nobody knows it.
+    """The events of a transaction in every source, the oldest first; none where nobody knows it.
 
     `text`: a transaction or message id. Raises InvalidRequest for anything else.
     """

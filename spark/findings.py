@@ -1,4 +1,4 @@
-"""What an audit finds: thirteen classes, each defined once, as a condition on one message's row.
+"""The findings of an audit: thirteen classes, each defined once, as a condition on one message's row.
 
 A row is what `notify.spark.life` brings together; `facts` adds the few conditions that the classes share. Exclusive
 classes say what became of a transaction, and a message has at most one of them; the others are about its delivery.
@@ -22,7 +22,7 @@ SKEW_US = 600_000_000
 
 @dataclass(frozen=True)
 class Terms:
-    """What the conditions are measured by. All instants in microseconds since 1970."""
+    """The bounds by which the conditions measure. All instants in microseconds since 1970."""
 
     closed_before_us: int
     """Transactions before this are through, whatever happens now: the slowest input's watermark less the longest
@@ -37,7 +37,7 @@ class Terms:
     """Local rows before this may have been purged."""
     inbox_from_us: int = 0
     log_from_us: int = 0
-    """What the log held before this may have been dropped."""
+    """The log may have dropped what it held before this."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
         return F.coalesce(_c(name), F.lit(0).cast("bigint"))
 
     missing = groups_in(lambda b: or_zero(f"expected{b}").bitwiseAND(F.bitwise_not(or_zero(f"settled{b}"))))
-    # What was acknowledged before inbox rows are kept from on says nothing.
+    # An acknowledgement older than the inbox's first rows says nothing.
     acked_in_time = _c("acked_us") >= terms.inbox_from_us
     effectless = groups_in(
         lambda b: (
@@ -249,7 +249,7 @@ def event_us() -> Column:
 
 
 def classes() -> Column:
-    """What is found in a row: a number with a bit for each of FINDINGS, in their order."""
+    """The findings of a row: a number with a bit for each of FINDINGS, in their order."""
     bits = [F.when(f.when(), F.lit(bit_of(f.name))).otherwise(0) for f in FINDINGS if f.when is not None]
     return reduce(lambda a, b: a + b, bits).cast("int")
 

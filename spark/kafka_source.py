@@ -69,7 +69,7 @@ def consumer_of(brokers: str) -> Consumer:
 
 
 def parts_of(brokers: str, topics: Sequence[str]) -> list[Part]:
-    """What is there now. Raises Unavailable where the brokers do not answer."""
+    """The offsets that are there now. Raises Unavailable where the brokers do not answer."""
     consumer = consumer_of(brokers)
     try:
         parts = []

@@ -78,7 +78,7 @@ class Bridged:
 
 @dataclass
 class Catalog:
-    """What the log's records say besides messages."""
+    """The content of the log's records besides messages."""
 
     topics: dict[int, str] = field(default_factory=dict)
     queues: dict[int, int] = field(default_factory=dict)
@@ -309,7 +309,7 @@ class LogInput:
         return found
 
     def entries_of(self, transaction: bytes) -> dict[str, list[dict[str, Any]]]:
-        """What the log has of one transaction: rows of `messages`, `acks` (with `group`) and `checks`."""
+        """The log's rows of one transaction: rows of `messages`, `acks` (with `group`) and `checks`."""
         found: dict[str, list[dict[str, Any]]] = {"messages": [], "acks": [], "checks": []}
         for copy in self._copies:
             for name in ("messages", "checks"):

@@ -148,7 +148,7 @@ def _answer(database: Database, half: HalfMessage) -> Outcome:
 
 
 def _message_of(row: dict[str, Any] | None) -> dict[str, Any]:
-    """What a local row has of its message: nothing where the server has the body."""
+    """The message of a local row: nothing where the server has the body."""
     if row is None or row["body"] is None:
         return {}
     fields = {

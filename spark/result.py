@@ -1,4 +1,4 @@
-"""What an audit is asked, what it reads, and what it says."""
+"""The question, the inputs and the result of an audit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LATENCIES = ("commit_to_queue", "queue_to_ack", "queue_to_effect")
 
 @dataclass(frozen=True)
 class Plan:
-    """What to audit. Times in microseconds since 1970; 0: from what is retained, up to now."""
+    """The range to audit. Times in microseconds since 1970; 0: from what is retained, up to now."""
 
     from_us: int = 0
     to_us: int = 0
@@ -64,14 +64,14 @@ class Found:
 
     @property
     def key(self) -> str:
-        """What makes it the same finding in another audit."""
+        """The key that the same finding has in another audit."""
         where = self.message_id or f"{self.log}:{self.evidence.get('position', '')}:{self.detail}"
         return f"{self.finding}:{where}:{','.join(self.groups)}"
 
 
 @dataclass
 class Result:
-    """What an audit says."""
+    """The result of an audit."""
 
     verdict: str = "INCONCLUSIVE"
     """PASS, FINDINGS or INCONCLUSIVE."""

@@ -87,7 +87,7 @@ QUEUE = pa.schema(
     [MESSAGES.field(n) for n in ("id", "no", "producer_group", "topic", "queue", "offset", "queued_us")]
     + [MESSAGES.field(n) for n in ("key_hash", "size", "position")]
 )
-"""What is in queues, as the index has it: a row for each place."""
+"""The content of queues, as the index has it: a row for each place."""
 
 _SPARK_TYPES = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "bool": "boolean"}
 
@@ -99,7 +99,7 @@ def spark_schema(fields: Iterable[pa.Field]) -> str:
 
 @dataclass
 class Facts:
-    """What a segment says besides its messages: plain values, for JSON."""
+    """A segment's records besides its messages: plain values, for JSON."""
 
     base: int
     end: int

@@ -62,7 +62,7 @@ def open_session(
         "spark.sql.autoBroadcastJoinThreshold": str(16 << 20),
         "spark.sql.files.maxPartitionBytes": str(64 << 20),
         "spark.log.level": "ERROR",
-        # What a page that is off would show of past jobs: a watch runs a hundred a minute.
+        # Past jobs that a page would show, which is off: a watch runs a hundred a minute.
         "spark.ui.retainedJobs": "20",
         "spark.ui.retainedStages": "20",
         "spark.ui.retainedTasks": "200",

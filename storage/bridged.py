@@ -42,5 +42,5 @@ def refuse_foreign(batch: BridgeBatch, foreign: Sequence[bytes]) -> None:
 
 
 def stale_epoch(detail: str) -> Conflict:
-    """What a bridge hears that another has superseded."""
+    """The error for a bridge that another has superseded."""
     return Conflict(detail, "stale_epoch")

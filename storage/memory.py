@@ -97,7 +97,7 @@ class MemoryStore:
         """Nothing is there to be read back."""
 
     async def close(self) -> None:
-        """What is here is gone with the object; who was told of new messages is told no more."""
+        """Everything here is gone with the object; listeners hear of no more messages."""
         self._visible.clear()
 
     async def sync(self) -> None:

@@ -1,4 +1,4 @@
-"""What the server asks of a storage, and the plain records that pass between them.
+"""The protocols of a storage, and the plain records that pass between them.
 
 Every storage (the embedded log, memory) passes the one suite in tests/contract. Rules that hold for all of them:
 
@@ -46,7 +46,7 @@ class State(enum.IntEnum):
 
 
 class Put(enum.IntEnum):
-    """What became of a transaction that was sent."""
+    """The result of storing a transaction."""
 
     STORED = 0
     ALREADY = 1
@@ -191,7 +191,7 @@ class CheckAnswer(NamedTuple):
 
 
 class Backlog(enum.IntEnum):
-    """What becomes of a message to a topic whose slowest group is as far behind as the topic allows."""
+    """The policy for a message to a topic whose slowest group is as far behind as the topic allows."""
 
     REFUSE = 0  # 429, to be sent again later
     HOLD = 1  # the producer waits for a moment, then 429
@@ -237,7 +237,7 @@ def with_growth(
 
 @dataclass(slots=True)
 class Subscription:
-    """What a group wants of a topic. `start` has been resolved to an offset per queue when it was made."""
+    """A group's wishes of a topic. `start` has been resolved to an offset per queue when it was made."""
 
     group: str
     topic: str
@@ -304,7 +304,7 @@ class SettleKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What a group did with a message."""
+    """A group's settlement of a message."""
 
     group: str
     kind: SettleKind | None
@@ -327,7 +327,7 @@ class BridgeState(msgspec.Struct):
 
 
 class BridgeBatch(msgspec.Struct):
-    """What a bridge appends at once: transactions, and the position behind them."""
+    """A bridge's batch: transactions, and the position behind them."""
 
     source: str
     epoch: int
@@ -392,7 +392,7 @@ class TransactionStore(Protocol):
         ...
 
     def complaints(self) -> list[str]:
-        """What of this storage is damaged, in a sentence each: an administrator has to look at it."""
+        """The damage of this storage, in a sentence each: an administrator has to look at it."""
         ...
 
     async def retain(self, now_us: int) -> int:
@@ -597,14 +597,14 @@ class QueueStore(Protocol):
         ...
 
     async def settlements(self, topic: str, queue: int, offset: int) -> tuple[list[Settlement], bool]:
-        """What groups did with the message at an offset, in order; for administrators, as it may read much.
+        """The settlements of the message at an offset, in order; for administrators, as it may read much.
 
         False beside it: only a part of what was recorded since could be read.
         """
         ...
 
     def messages(self, transaction_id: bytes) -> list[StoredMessage]:
-        """What a transaction put into queues, retained entries only."""
+        """The places of a transaction's messages in queues, retained entries only."""
         ...
 
 

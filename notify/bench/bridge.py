@@ -81,7 +81,7 @@ def run(plan: Plan) -> dict[str, Any]:
 
 
 async def _stand_at_the_end(engine: sa.Engine, url: str, name: str) -> None:
-    """What is in the binlog already is not part of the bench."""
+    """Pass over the events that are in the binlog already: they are not part of the bench."""
     with engine.connect() as connection:
         position = source.current_position(connection).text
     http = HttpClient(url)

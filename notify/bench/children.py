@@ -43,7 +43,7 @@ def start_load(url: str, ids: Path, *, clients: int, seconds: float, **others: A
 
 
 def result(child: subprocess.Popen[str], seconds: float = LONGEST_SECONDS) -> dict[str, Any]:
-    """What a child found out. Raises NotifyError if it failed."""
+    """A child's result. Raises NotifyError if it failed."""
     try:
         output, _ = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""What one stopped group costs the others and the producers, all at the head of one topic."""
+"""Measures what one stopped group costs the others and the producers, all at the head of one topic."""
 
 from __future__ import annotations
 

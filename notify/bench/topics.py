@@ -73,7 +73,7 @@ def _fill(server: ServerProcess, messages: int, topics: int) -> None:
 
 
 def _bytes_per_topic(count: int) -> float:
-    """What so many topics of one message take beside as many messages in few topics; median of three pairs."""
+    """Measures what so many topics of one message take beside as many messages in few topics; median of three pairs."""
     found = []
     for _ in range(3):
         grown = []

@@ -18,7 +18,7 @@ from notify.testing.process import ServerProcess
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure: `clients` callers in `processes` processes, `rate` transactions/s in all (0: no limit)."""
+    """The load to measure: `clients` callers in `processes` processes, `rate` transactions/s in all (0: no limit)."""
 
     clients: int = 128
     processes: int = 1

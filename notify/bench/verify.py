@@ -1,4 +1,4 @@
-"""What is really there: every message of the bench's topics, pulled from the queues."""
+"""Counts what is really there: every message of the bench's topics, pulled from the queues."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Column:
 
 @dataclass(slots=True, frozen=True)
 class TableMap:
-    """What a table map event says."""
+    """The content of a table map event."""
 
     schema: str
     table: str

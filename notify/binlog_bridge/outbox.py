@@ -26,7 +26,7 @@ class Outbox:
     table: sa.Table
     waiting: Any
     committed: Any
-    """What was ever to be sent, relayed or not."""
+    """The rows that were ever to be sent, relayed or not."""
     at: Any
 
     def oldest(self, connection: Connection, limit: int, mine: Any = ALL) -> list[str]:

@@ -61,7 +61,7 @@ FIRST_SERVER_ID = 740_000_000
 
 @dataclass(slots=True)
 class Totals:
-    """What a bridge has done since it began."""
+    """Counts of a bridge since it began."""
 
     rows: int = 0
     stored: int = 0

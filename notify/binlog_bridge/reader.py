@@ -422,7 +422,7 @@ class BinlogReader:
 
 
 def refusal(packet: bytes) -> Exception:
-    """What the source says instead of an event."""
+    """The error that the source sends instead of an event."""
     if packet[0] == 0xFE:
         return Unavailable("the source ended the stream")
     code = int.from_bytes(packet[1:3], "little")

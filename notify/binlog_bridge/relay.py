@@ -60,7 +60,7 @@ ANNOUNCE_SECONDS = 2.0
 
 @dataclass(slots=True)
 class Relayed:
-    """What a relay did. `refused` ones stay in the table with relayed = 2, for a person to look at."""
+    """Counts of a relay. `refused` ones stay in the table with relayed = 2, for a person to look at."""
 
     sent: int = 0
     refused: int = 0

@@ -1,4 +1,4 @@
-"""What a bridge needs of its source: variables, grants, tables. Each fault is named, with the remedy."""
+"""Checks a bridge's source: variables, grants, tables. Each fault is named, with the remedy."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def current_position(connection: Connection) -> Position:
 
 
 def clock_offset_us(connection: Connection, now_us: Callable[[], int]) -> int:
-    """What to add to this machine's clock to get the source's."""
+    """Microseconds to add to this machine's clock to get the source's."""
     before = now_us()
     at: Any = connection.exec_driver_sql("SELECT UTC_TIMESTAMP(6)").scalar()
     source_us: int = round(at.replace(tzinfo=UTC).timestamp() * 1_000_000)

@@ -1,4 +1,4 @@
-"""What answers a check: the question, the answer, and the listener that a service may write itself."""
+"""The answers to checks: the question, the answer, and the listener that a service may write itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from notify.wire import CheckedMessage
 
 
 class Outcome(enum.Enum):
-    """What became of a transaction. Only COMMIT and ROLLBACK resolve; UNKNOWN is asked again."""
+    """The outcome of a transaction. Only COMMIT and ROLLBACK resolve; UNKNOWN is asked again."""
 
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"

@@ -38,7 +38,7 @@ _SQLITE = sa.text(_TOMBSTONE.format(now="strftime('%Y-%m-%d %H:%M:%f', 'now')", 
 
 @dataclass(slots=True, frozen=True)
 class Stands:
-    """What the local table says: the row's state, and the shards whose half belongs to it."""
+    """The local table's answer: the row's state, and the shards whose half belongs to it."""
 
     state: str
     shards: tuple[str, ...]
@@ -91,7 +91,7 @@ def ask(connection: Connection, transaction_id: str, producer_group: str) -> Sta
 
 
 def _read(connection: Connection, parameters: dict[str, str]) -> Stands:
-    """What stands after the insert.
+    """The row that stands after the insert.
 
     The purge's mark is read last, and not before the insert: a purge that deletes the row meanwhile has set it then,
     and this transaction, which would leave a tombstone in the row's place, is rolled back.

@@ -126,7 +126,7 @@ def is_small(inputs: Inputs) -> bool:
 
 @contextmanager
 def spark_errors() -> Iterator[None]:
-    """What Spark, a file or a database raises, as one line with its cause."""
+    """An error of Spark, a file or a database, as one line with its cause."""
     try:
         yield
     except NotifyError:
@@ -211,7 +211,7 @@ def run(
 
 
 def published(result: Any, page: Path) -> dict[str, Any]:
-    """What a server keeps of an audit: the page only where it is not too large."""
+    """The part of an audit that a server keeps: the page only where it is not too large."""
     text = page.read_text()
     return {
         "reason": "notify audit run",

@@ -218,7 +218,7 @@ _DURABILITY = {
 
 
 def _bridge_findings(engine: sa.Engine) -> list[str]:
-    """What keeps `notify bridge` from reading the binlog, or could let it miss something later."""
+    """Faults that keep `notify bridge` from reading the binlog, or could let it miss something later."""
     if engine.dialect.name not in ("mysql", "mariadb"):
         return [f"{engine.dialect.name} has no binlog: use `notify relay`"]
     from notify.binlog_bridge import source
@@ -232,7 +232,7 @@ def _bridge_findings(engine: sa.Engine) -> list[str]:
 
 
 def _database_findings(engine: sa.Engine, facts: dict[str, Any]) -> list[str]:
-    """What could let an acknowledged commit vanish after its message went out, and what the tables say."""
+    """Faults that could let an acknowledged commit vanish after its message went out, and what the tables say."""
     found = []
     try:
         with engine.connect() as connection:

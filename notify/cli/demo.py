@@ -46,7 +46,7 @@ def register(app: typer.Typer) -> None:
 
 
 def as_dict(proof: Proof) -> dict[str, Any]:
-    """What --json prints."""
+    """The document that --json prints."""
     computed = {"ok": proof.ok, "reasons": proof.reasons(), "resolved_by_check": proof.resolved_by_check}
     return dataclasses.asdict(proof) | computed
 

@@ -47,7 +47,7 @@ CLOSED = "this producer is closed: make another one"
 
 
 class Sender(Protocol):
-    """What the binding needs of its producer; both producers have it."""
+    """A producer as the binding needs it; both producers have these."""
 
     group: str
     mode: str
@@ -78,7 +78,7 @@ class BoundTransaction:
         self.rolled_back = False
         """Whether the session's owner asked for the rollback."""
         self.dropped: list[PackedMessage] = []
-        """What a rollback of the whole transaction took with it."""
+        """The messages that a rollback of the whole transaction took with it."""
         self.prepared = False
         self.id = ""
         self.shard: str | None = None

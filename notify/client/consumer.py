@@ -54,7 +54,7 @@ RETRY_LONGEST_SECONDS = 40 * 86_400.0
 
 
 class _Consumer:
-    """What both consumers share: their settings, and the loop that keeps a session with each queue server."""
+    """Base of both consumers: their settings, and the loop that keeps a session with each queue server."""
 
     _is_async: ClassVar[bool]
 
@@ -242,7 +242,7 @@ class _Consumer:
                     task.add_done_callback(_log_failure)
                 tasks = [task for _, task in sessions.values()]
                 await asyncio.wait([stopped, *tasks], timeout=MEMBERS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                # What cannot be mended by trying again ends the consumer.
+                # A failure that trying again cannot mend ends the consumer.
                 failed = [error for task in tasks if task.done() and (error := task.exception()) is not None]
             if keeping is not None:
                 keeping.cancel()

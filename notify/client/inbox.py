@@ -65,7 +65,7 @@ class Inbox:
         await self.call_async(check)
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """What a function of a connection returns, in a transaction of its own."""
+        """Call a function of a connection in a transaction of its own, and return its result."""
         with self.engine.begin() as connection:
             return function(connection, *arguments)
 

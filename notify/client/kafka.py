@@ -137,7 +137,7 @@ class KafkaLoop:
     # --- waiting for retries ----------------------------------------------------------------------------------
 
     def _due(self, consumer: Any, found: list[Any], paused: dict[tuple[str, int], float]) -> list[Any]:
-        """What may be handled now. The rest of a retry topic's partition waits: what is behind is due later."""
+        """The messages that may be handled now. The others of a retry topic's partition wait: they are due later."""
         now_us = time.time_ns() // 1000
         good = []
         for m in found:

@@ -1,4 +1,4 @@
-"""What a client shows to be let in: a token, a certificate, and whose server certificate it believes."""
+"""The proofs of a client that asks to be let in: a token, a certificate, and whose server certificate it believes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def token_from_environment() -> str:
 
 
 class Token:
-    """What a client shows, for as long as it lives: a token of a file or a function may be another one meanwhile."""
+    """The proof that a client shows while it lives: a file or a function may give another token meanwhile."""
 
     def __init__(self, given: Shown) -> None:
         """Raises InvalidRequest for what is no token, and where none can be read."""

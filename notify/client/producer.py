@@ -66,7 +66,7 @@ class Prepared:
 
 
 class TransactionHandle:
-    """What `with producer.transaction(…) as tx` gives: sends into that transaction."""
+    """The object of `with producer.transaction(…) as tx`: it sends into that transaction."""
 
     __slots__ = ("_send",)
 
@@ -79,7 +79,7 @@ class TransactionHandle:
 
 
 class _Producer:
-    """What both producers share: settings and the binding."""
+    """Base of both producers: settings and the binding."""
 
     def __init__(
         self,
@@ -562,7 +562,7 @@ class AsyncTransactionProducer(_Producer):
 
 
 class AsyncTransactionHandle:
-    """What `async with producer.transaction(…) as tx` gives."""
+    """The object of `async with producer.transaction(…) as tx`."""
 
     __slots__ = ("_send",)
 

@@ -173,7 +173,7 @@ class RowPurge:
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """What a function of a connection returns, in a transaction of its own.
+        """Call a function of a connection in a transaction of its own, and return its result.
 
         A cancelled purge does not cut it short: a driver's connection that is cut in a statement is lost to its pool.
         """

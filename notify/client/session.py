@@ -51,7 +51,7 @@ _decode_settled = msgspec.msgpack.Decoder(SettledItems).decode
 
 @dataclass(slots=True)
 class Work:
-    """What the sessions of one consumer share."""
+    """State that the sessions of one consumer share."""
 
     group: str
     instance: str
@@ -190,7 +190,7 @@ class Session:
         broadcast: list[str] | None = [h.topic for h in handlers.values() if h.mode == "broadcast"]
         rest: list[str] | None = [h.topic for h in handlers.values() if h.mode != "broadcast"]
         if any("*" in topic for topic in handlers):
-            # What the patterns stand for is known to the server: all that the group subscribes to.
+            # The server knows the topics that the patterns stand for: all that the group subscribes to.
             broadcast, rest = [], None
         loops = [
             asyncio.ensure_future(self._receive_until_ended(topics))

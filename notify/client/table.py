@@ -107,7 +107,7 @@ def _create(connection: Connection) -> str:
 
 
 def _add_columns(connection: Connection) -> None:
-    """What notify_source has that an older version did not make."""
+    """Columns of notify_source that an older version did not make."""
     there = {column["name"] for column in sa.inspect(connection).get_columns(notify_source.name)}
     for column in notify_source.columns:
         if column.name not in there:

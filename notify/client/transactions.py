@@ -163,7 +163,7 @@ class TransactionClient:
         return await self._items("/v1/transactions", body, [half.id for half in halves], self._half_seconds)
 
     async def _items(self, path: str, body: bytes, names: list[str], seconds: float) -> Sequence[Item | Later]:
-        """What became of each, by id `names`; Later for those that the server could not take for the moment."""
+        """The result for each id of `names`; Later for those that the server could not take for the moment."""
         deadline = asyncio.get_running_loop().time() + seconds
         try:
             items = _decode_items(await self._retried(path, body, seconds)).items

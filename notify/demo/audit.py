@@ -16,7 +16,7 @@ AUDIT_SECONDS = 1800.0
 
 
 def audited(topology: Topology, shop: str, effects: str, report: Path) -> dict[str, Any]:
-    """What the audit says; its report goes to a directory. Raises NotifyError where it could not run."""
+    """Run the audit and return its verdict; the report goes to a directory. Raises NotifyError where it cannot run."""
     databases = {"shop": shop} | ({"points": effects} if effects != shop else {})
     where = "points" if "points" in databases else "shop"
     command = [sys.executable, "-m", "notify.cli.main", "audit", "run", "--json", *topology.audit_flags()]

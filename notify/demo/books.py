@@ -28,7 +28,7 @@ class Counts:
         return sum(self.effects.values())
 
     def of(self, process: str) -> int:
-        """What a process has brought about since it started."""
+        """The counts of a process since it started."""
         return self.orders.get(process, 0) + self.effects.get(process, 0)
 
 

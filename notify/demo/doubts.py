@@ -20,7 +20,7 @@ _DECIDED_BY = {"COMMITTED": "COMMIT", "ROLLED_BACK": "ROLLBACK"}
 
 
 class Doubts:
-    """What is in doubt now; the proof takes what is resolved."""
+    """The transactions in doubt now; the proof takes those that are resolved."""
 
     def __init__(self, topology: Topology, proof: Proof) -> None:
         self._topology = topology

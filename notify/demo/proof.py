@@ -1,4 +1,4 @@
-"""What a demo has shown: counts and a verdict. Every count is taken from a database or a server, none is assumed."""
+"""The result of a demo: counts and a verdict. Every count is taken from a database or a server, none is assumed."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Proof:
     killed_at: dict[str, int] = field(default_factory=lambda: dict.fromkeys(POINTS.values(), 0))
     """How often a producer killed itself at a point, in words."""
     in_doubt: dict[str, int] = field(default_factory=dict)
-    """What became of the transactions that were resolved by asking back."""
+    """The outcomes of the transactions that were resolved by asking back."""
     lost: list[Lost] = field(default_factory=list)
     """Those among them whose producer killed itself before it sent the outcome."""
     redelivered: int = 0
     seconds: float = 0.0
     audit: dict[str, Any] | None = None
-    """What `notify audit` said of it, where it was asked."""
+    """The verdict of `notify audit`, where it was asked."""
     proved: bool = False
     """Whether the run came as far as the proof."""
     failure: str = ""

@@ -1,4 +1,4 @@
-"""What the demo's shop runs on: one embedded server, or stateless servers over a database with a queue or Kafka."""
+"""The servers of the demo's shop: one embedded server, or stateless servers over a database with a queue or Kafka."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Topology(Protocol):
     consumer_url: str
 
     def parts(self) -> list[str]:
-        """What may be killed."""
+        """The processes that may be killed."""
         ...
 
     def kill(self, part: str) -> None:
@@ -65,7 +65,7 @@ class Topology(Protocol):
     def redelivered(self) -> int: ...
 
     def audit_flags(self) -> list[str]:
-        """What `notify audit` is to read of it."""
+        """The inputs for `notify audit`."""
         ...
 
 
@@ -246,7 +246,7 @@ def metric(url: str, name: str) -> int:
 
 
 def _answer(urls: list[str], path: str) -> bytes:
-    """What the first server answers that does, asked again and again. Raises Unavailable with the last reason."""
+    """The answer of the first server that answers; all are asked in turn. Raises Unavailable with the last reason."""
     until = time.monotonic() + ANSWER_SECONDS
     while True:
         for url in urls:

@@ -1,4 +1,4 @@
-"""What servers share, kept up with: settings and credentials that were changed here or at another server."""
+"""Follows what servers share: settings and credentials that were changed here or at another server."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Administration:
         self._versions = versions
 
     async def _read(self, read: Callable[[], T]) -> T:
-        """What the records answer."""
+        """The result of a call of the records."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, read)
 
     def hold(self, revision: Revision) -> None:

@@ -47,7 +47,7 @@ MEANING = {
     "damage": "Bytes of the log that were durable are damaged; what was left of them is kept in the file that is "
     "named. Compare with a backup (notify backup verify), and run notify audit.",
 }
-"""What each alarm means and what to do; docs/operating.md has this table."""
+"""Each alarm's meaning and remedy; docs/operating.md has this table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Alarms:
         await ended(*self._tasks)
 
     def now(self) -> list[dict[str, Any]]:
-        """What is wrong, what has been so for longest first."""
+        """The raised alarms, the oldest first."""
         return [alarm.shown() for alarm in sorted(self.raised.values(), key=lambda a: a.since_us)]
 
     async def _run(self) -> None:

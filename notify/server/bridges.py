@@ -1,4 +1,4 @@
-"""What bridges append: committed transactions of a source in its order, with the position behind them."""
+"""Appends of bridges: committed transactions of a source in its order, with the position behind them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PREPARED_CHECK_US = 86_400_000_000
 
 @dataclass(slots=True)
 class _Told:
-    """What a bridge says of itself besides its batches."""
+    """A bridge's report of itself, besides its batches."""
 
     lag: float = 0.0
     note: str = ""
@@ -97,7 +97,7 @@ class Bridges:
         return Bridged(batch.position, batch.epoch, stored, known, refused)
 
     def _make_topic(self, name: str) -> None:
-        """What is committed cannot be refused: the topic is made, whatever `create_topics` says."""
+        """A committed message cannot be refused: its topic is made, whatever `create_topics` says."""
         check_name("topic", name)
         self._topics.put_soon(Topic(name))
 

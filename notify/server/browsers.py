@@ -1,4 +1,4 @@
-"""What a browser may be made to do by a page of someone else: nothing.
+"""Requests of browsers: a page of someone else may make them do nothing.
 
 A browser sends `Sec-Fetch-Site` or `Origin` with every request that could change something, and a page cannot forge
 them (https://www.w3.org/TR/fetch-metadata/); other clients send neither. A page whose name was pointed at 127.0.0.1

@@ -27,7 +27,7 @@ class Configuration:
         self.revision = Revision()
 
     def check(self, document: dict[str, Any]) -> tuple[Settings, RateLimits]:
-        """What a revision's document would make of this server. Raises InvalidRequest for what cannot be."""
+        """The configuration that a revision's document gives this server. Raises InvalidRequest where it cannot be."""
         values = {name: value for name, value in document.items() if name not in _BESIDE}
         return changed(self.started, values), RateLimits(**document.get(LIMITS, {}))
 

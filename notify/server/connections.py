@@ -25,7 +25,7 @@ FILES_KEPT = 128
 
 
 class Place(enum.Enum):
-    """What a new connection may do."""
+    """The rights of a new connection."""
 
     FREE = enum.auto()
     """Everything."""
@@ -35,7 +35,7 @@ class Place(enum.Enum):
 
 
 class Connection(Protocol):
-    """What `Connections` needs of one."""
+    """A connection as `Connections` needs it."""
 
     def idle_since(self) -> float | None:
         """From when on (the loop's time) it has waited for nothing and sent nothing; None where that is not so."""
@@ -153,7 +153,7 @@ class Connections:
 
 
 def too_many(most: int) -> Unavailable:
-    """What is said to who finds no place."""
+    """The refusal for a connection that finds no place."""
     return Unavailable(
         f"the server has {most} connections, as many as its setting connections allows; close those that nobody uses, "
         "or try again",

@@ -90,7 +90,7 @@ class Core:
             self._ask,
             self._retain_now_and_then,
         )
-        """What is done when time passes. One that has to wait for room holds up none of the others."""
+        """The steps of `act`. One that has to wait for room holds up none of the others."""
         self.faults = 0
         """How often a step has failed for no known reason since the start."""
         self._postponed = LogRate(1)

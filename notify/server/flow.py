@@ -1,4 +1,4 @@
-"""What producers may send now: topics' backlogs, and rates of topics and producer groups."""
+"""Admission of producers' messages: topics' backlogs, and rates of topics and producer groups."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def _add_queues(shown: Exposition, core: Core) -> None:
             lags[key] = lags.get(key, 0) + cursor.lag()
     most = sorted(lags.items(), key=lambda row: -row[1])[:BUSIEST_TOPICS]
     shown.gauges("notify_lag_messages", "Messages not settled yet", ["group", "topic"], most)
-    # What to raise an alarm on: a bridge that lags, and one that is silent (it writes every 10 s at least).
+    # Alarms are raised on these: a bridge that lags, and one that is silent (it writes every 10 s at least).
     bridges = core.bridges.shown()
     for name, field, text in (
         ("notify_bridge_lag_seconds", "lag_seconds", "Time from a commit in the source to its append, of the newest"),

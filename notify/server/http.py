@@ -59,7 +59,7 @@ from notify.wire import (
 log = structlog.get_logger("notify.server")
 
 Route = Callable[..., Awaitable[bytes]]
-"""What answers a request to a data route: called with the request, and with the names in its path."""
+"""A function that answers a request to a data route: called with the request, and with the names in its path."""
 
 FAULTS_A_SECOND = 10
 """How many faults of the server itself are logged: each comes with its traceback."""
@@ -187,7 +187,7 @@ _FORMATS = {
 
 
 class Answer:
-    """What goes back: one status, one body."""
+    """An answer: one status, one body."""
 
     __slots__ = ("body", "kind", "retry_after", "status")
 
@@ -287,7 +287,7 @@ class DataRoutes:
         return Answer(200, MSGPACK if request.packed else JSON, body, request.retry_after)
 
     def _find(self, method: str, path: str) -> Route:
-        """What answers a request. Raises NotFound, InvalidRequest for a route that takes other methods."""
+        """The function that answers a request. Raises NotFound, InvalidRequest for a route that takes other methods."""
         methods = self._plain.get(path)
         names: list[str] = []
         if methods is None:
@@ -399,7 +399,7 @@ class DataRoutes:
 
 
 _NAMED = {"check": "producer_group", "bridge": "source", "consume": "group", "read": "topic"}
-"""What the name of a right to this action names."""
+"""The kind of thing that a right to this action names."""
 
 
 def _check(request: Request, action: str, name: str, topic: str = "*") -> None:

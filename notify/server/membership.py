@@ -40,7 +40,7 @@ class Membership:
         self.version = 0
         """Rises with every change of who is there: clients compare it."""
         self.clock_offset_us = 0
-        """What to add to this machine's clock to get the database's."""
+        """Microseconds to add to this machine's clock to get the database's."""
         self._warned = False
         self.count: Callable[[], int] = lambda: 0
         """How many transactions this server has stored so far: its load is what they grow by."""
@@ -50,7 +50,7 @@ class Membership:
         self._beats = 0
         self._is_announced = False
         self.shards: SqlShards | None = None
-        """What follows the key map, and whose changes of it are carried on here."""
+        """The storage that follows the key map, and whose changes of it this server carries on."""
         self._task: asyncio.Task[None] | None = None
         self._changing: asyncio.Task[None] | None = None
 
@@ -140,7 +140,7 @@ class Membership:
             )
 
     def shown(self) -> dict[str, Any]:
-        """What `GET /v1/members` answers."""
+        """The answer of `GET /v1/members`."""
         return {
             "version": self.version,
             "members": [
@@ -173,5 +173,5 @@ class Membership:
 
 
 def _servers(members: Sequence[Member]) -> list[tuple[Any, ...]]:
-    """What clients have to follow."""
+    """The members as clients follow them."""
     return [(m.name, m.url, m.roles, m.shards, m.room) for m in members if m.kind == "server"]

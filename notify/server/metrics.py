@@ -62,7 +62,7 @@ Labelled = Iterable[tuple[tuple[str, ...], float]]
 
 
 class Exposition:
-    """What `/metrics` answers, gathered metric by metric. prometheus-client writes it: a name in a label may hold
+    """The text of `/metrics`, gathered metric by metric. prometheus-client writes it: a name in a label may hold
     anything, quotes and line ends too."""
 
     def __init__(self, metrics: Metrics) -> None:

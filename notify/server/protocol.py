@@ -99,7 +99,7 @@ class DataCycle:
 
     @property
     def message_event(self) -> DataCycle:
-        """What uvicorn sets when the connection is lost."""
+        """Stands for the event that uvicorn sets when the connection is lost."""
         return self
 
     def set(self) -> None:
@@ -171,7 +171,7 @@ class DataCycle:
             self._begin()
 
     def _give_back(self) -> None:
-        """What it holds is no stranger's, or dropped."""
+        """Its bytes belong to a verified sender now, or are dropped."""
         self._protocol.app.unverified.give_back(self._held)
         self._held = 0
 
@@ -341,7 +341,7 @@ class Protocol(HttpToolsProtocol):
             self._current = cycle
             cycle.start()
 
-    # What the parser tells, in its order.
+    # Callbacks of the parser, in the order in which it calls them.
 
     def on_message_begin(self) -> None:
         self._in_head = True

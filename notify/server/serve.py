@@ -171,8 +171,10 @@ def _keep_to_owner(directory: Path) -> None:
 
 
 def _settle_garbage() -> None:
-    """What is alive now stays alive: without this a full collection walks every imported module's objects, and stops
-    the loop for 80 ms and more."""
+    """Exempt what is alive now from collections.
+
+    A full collection would walk every imported module's objects, and stop the loop for 80 ms and more.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)

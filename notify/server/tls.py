@@ -46,7 +46,7 @@ class Certificates:
             raise InvalidRequest(f"TLS: the certificate, key or authorities cannot be read: {error}") from None
 
     def _versions(self) -> list[tuple[int, int, int]]:
-        """What changes when one of the files is written or replaced."""
+        """A value that differs once one of the files is written or replaced."""
         versions = []
         for path in (self._certificate, self._key, self._authorities):
             try:

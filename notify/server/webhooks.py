@@ -96,7 +96,7 @@ class _NoAnswer(Exception):
 
 
 class _Answer:
-    """What the parser of an answer tells."""
+    """Callbacks of the answer's parser."""
 
     def __init__(self) -> None:
         self.body = bytearray()

@@ -21,7 +21,7 @@ from notify.testing.ports import free_port
 
 
 class Child(Protocol):
-    """What is used of `subprocess.Popen[str]`."""
+    """The part of `subprocess.Popen[str]` that is used here."""
 
     @property
     def pid(self) -> int: ...

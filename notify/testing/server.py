@@ -238,7 +238,7 @@ class InMemoryServer:
     # --- looking ----------------------------------------------------------------------------------------------
 
     def messages(self, topic: str | None = None) -> list[Stored]:
-        """What can be delivered, in the order of the queues: of one topic, or of all."""
+        """The messages that can be delivered, of one topic or of all, in the order of the queues."""
         return [m for m in self._stored(topic) if m.state == State.COMMITTED.name]
 
     def halves(self, topic: str | None = None) -> list[Stored]:

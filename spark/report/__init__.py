@@ -1,1 +1,1 @@
-"""What an audit leaves behind: one page for people, JSON and Parquet for programs. The page loads nothing."""
+"""The report of an audit: one page for people, JSON and Parquet for programs. The page loads nothing."""

@@ -57,7 +57,7 @@ class EntryKind(enum.IntEnum):
 # An index entry is 80 bytes in two parts. What changes between a half and its place in a queue comes first:
 # kind, flags, queue, topic, time (of the record, microseconds), queue offset.
 ENTRY_HEAD = struct.Struct("<BBHIQQ")
-# What the half fixes: payload position, payload size, message number, producer group, deliver at
+# The part that the half fixes: payload position, payload size, message number, producer group, deliver at
 # (microseconds; with FLAG_DELAY a delay that counts from the commit), transaction id, tag hash, payload CRC32C,
 # key hash.
 ENTRY_TAIL = struct.Struct("<QIHHQ16sIIQ")
@@ -76,7 +76,7 @@ def is_forced(entry: bytes) -> bool:
     return bool(entry[1] & FLAG_FORCED or (entry[0] == EntryKind.ROLLBACK and entry[1] & FLAG_DELAY))
 
 
-# What a RELEASE record carries: due time and payload position of the last message released.
+# Content of a RELEASE record: due time and payload position of the last message released.
 RELEASED = struct.Struct("<QQ")
 
 ENTRY_FIELDS = [

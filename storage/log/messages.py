@@ -47,7 +47,7 @@ PLACES = 4096
 
 
 class _Ttl(msgspec.Struct):
-    """What of a payload says when it expires."""
+    """The part of a payload that says when it expires."""
 
     ttl: float = 0
 

@@ -24,7 +24,7 @@ class Producer:
 
 
 class PendingMessage(msgspec.Struct, gc=False):
-    """What a commit needs of a half's message: its queue, and the part of its index entry that is fixed."""
+    """The part of a half's message that its commit needs: its queue, and the part of its index entry that is fixed."""
 
     topic: LogTopic
     queue: int

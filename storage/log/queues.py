@@ -11,7 +11,7 @@ from notify.storage.store import Backlog, Flush, Topic, with_growth
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """What a topic keeps and takes. Topics of the same policy share one: there may be 100,000 of them."""
+    """Bounds on what a topic keeps and takes. Topics of the same policy share one: there may be 100,000 of them."""
 
     retention_us: int = 0
     flush: Flush = Flush.SYNC
@@ -33,7 +33,7 @@ class Policy(msgspec.Struct, frozen=True):
         return DEFAULT_POLICY if policy == DEFAULT_POLICY else policy
 
     def others(self) -> dict[str, Any]:
-        """What is not the default, but for the first two."""
+        """The values that differ from the defaults, and the first two always."""
         return {name: getattr(self, name) for name in _MORE if getattr(self, name)}
 
     @classmethod
@@ -92,7 +92,7 @@ class LogTopic(msgspec.Struct, gc=False, eq=False):
         return with_growth(self.name, self.grown, ends, [queue.start for queue in self.queues])
 
     def record(self) -> list[Any]:
-        """What META records and checkpoints carry behind the topic's name and number of queues."""
+        """The values that META records and checkpoints carry behind the topic's name and number of queues."""
         others = self.policy.others() | ({"grown": self.grown} if self.grown else {})
         return [self.policy.retention_us, int(self.policy.flush), *([others] if others else [])]
 

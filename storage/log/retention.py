@@ -274,12 +274,12 @@ def _move_starts(store: LogStore, part: SealedPart) -> None:
 
 
 async def _wanted(store: LogStore, part: SealedPart, live: NDArray[np.bool_]) -> dict[int, tuple[int, int, int]]:
-    """What has to be carried: position as it is referred to, to (where it is now, size, CRC32C)."""
+    """The payloads to carry: position as it is referred to, to (where it is now, size, CRC32C)."""
     low, high = part.base, part.end
     state = store.state
     scanned = [p for p in state.parts if isinstance(p, SealedPart) and p is not part]
     places: Places = await asyncio.to_thread(_places_below, scanned, high)
-    # What changed meanwhile is in the parts that were live then, in the pending and in the delayed.
+    # Changes since then are in the parts that were live then, in the pending and in the delayed.
     for other in state.parts:
         if isinstance(other, LivePart) or not (other in scanned or other is part):
             places |= _below(np.frombuffer(_entries_of(other), ENTRY_TYPE), high)

@@ -1,4 +1,4 @@
-"""What groups did with one message, and when: read back from the records behind it, which nothing indexes.
+"""The settlements of one message, and when they were made: read back from the records behind it, which nothing indexes.
 
 Nothing is kept for it, so it costs deliveries nothing; whoever asks waits for a bounded part of the log to be read.
 """
@@ -25,7 +25,7 @@ def find(
     place: tuple[int, int, int, int],
     awaited: dict[str, int],
 ) -> tuple[list[Settlement], bool]:
-    """What groups did with the message at `place`: (topic, queue, offset, position in the log where it may begin).
+    """The settlements of the message at `place`: (topic, queue, offset, position in the log where it may begin).
 
     `awaited`: of each group how many failed attempts there are, -1 for one that has settled it; reading ends when all
     of these were found. False beside the result: it ended sooner, after MOST_SECONDS or where a segment is gone.

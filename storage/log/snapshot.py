@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TRIES = 20
 CHUNK = 8 << 20
 LEFT_OUT = (".tmp", ".torn", ".damaged", ".unreadable")
-"""What recovery sets aside, and what is not complete yet."""
+"""Files that recovery sets aside, and files that are not complete yet."""
 
 
 async def snapshot(store: LogStore, directory: Path) -> int:

@@ -47,7 +47,7 @@ class LogState:
         self.pending = PendingTable()
         self.subscriptions: dict[tuple[str, str], Subscription] = {}
         self.patterns: dict[tuple[str, str], Subscription] = {}
-        """What a group subscribes to as soon as a topic of a matching name is made."""
+        """Subscriptions that begin as soon as a topic of a matching name is made."""
         self.priorities: dict[str, Priorities] = {}
         self.progress: dict[tuple[str, int, int], QueueProgress] = {}
         self.paused: set[str] = set()
@@ -413,7 +413,7 @@ def due_of(entry: bytes) -> int:
 
 
 def progress_of(kind: int, data: memoryview) -> list[Any]:
-    """What groups did by a record: (kind or "attempts", group, topic, queue, runs) each; empty for other records."""
+    """The settlements in a record: (kind or "attempts", group, topic, queue, runs) each; empty for other records."""
     if kind == RecordType.PROGRESS:
         return [decode(bytes(data))]
     if kind == RecordType.DEAD_LETTER:

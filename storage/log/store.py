@@ -187,7 +187,7 @@ class LogStore(LogTransactions, LogTopics, LogMessages, LogGroups):
         self._checkpointed = self._end
 
     def complaints(self) -> list[str]:
-        """What recovery found damaged, in a sentence each."""
+        """The damage that recovery met, in a sentence each."""
         return [
             f"bytes {d.start} to {d.end} of segment {d.segment} were durable and are damaged; what is left of them is "
             f"in {d.copy or 'no file'}. Compare with a backup (notify backup verify), and run notify audit"

@@ -21,7 +21,7 @@ _END: Moment = (FOR_EVER_US, 0)
 
 
 class TimeIndex:
-    """What is committed and not due yet."""
+    """Messages that are committed and not due yet."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts

@@ -213,7 +213,7 @@ class LogTransactions:
             entry = ENTRY_HEAD.pack(_DELAYED, message.flags, message.queue, topic.id, now_us, 0) + message.tail
             due_us = due_of(entry)
             times = self.state.times
-            # What is due later than the last release may wait; a clock that was set back must not hide it behind one.
+            # A message due later than the last release may wait; a clock that was set back must not hide it behind one.
             if due_us > max(now_us, times.released[0]):
                 position = int.from_bytes(message.tail[:8], "little")
                 times.add(due_us, position, entry)
@@ -226,7 +226,7 @@ class LogTransactions:
         return ENTRY_HEAD.pack(_QUEUE, flags, queue.number, topic.id, now_us, offset) + message.tail, queue
 
     def _compare(self, t: NewTransaction) -> PutResult:
-        """What to answer to an id that is known: ALREADY for the same content of the same group, else IN_USE."""
+        """The answer to an id that is known: ALREADY for the same content of the same group, else IN_USE."""
         state = self._state_of(t.id)
         assert state is not None
         pending = self.state.pending.by_id.get(t.id)

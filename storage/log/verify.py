@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def verify(store: LogStore) -> list[str]:
-    """What is damaged below the end of the log, in words; empty where every checksum fits."""
+    """The damage below the end of the log, in words; empty where every checksum fits."""
     damages: list[Damage] = []
     segments = store.segments.all()
     for segment in segments:

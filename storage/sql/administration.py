@@ -60,7 +60,7 @@ server_credential = sa.Table(
     sa.Column("used_us", sa.BigInteger, nullable=False),
     **_INNODB,
 )
-"""What principals show to be let in. Of a token only its hash is kept."""
+"""Credentials of principals. Only the hash of a token is kept."""
 
 server_audit = sa.Table(
     "server_audit",
@@ -72,7 +72,7 @@ server_audit = sa.Table(
     sa.Column("report", TEXT, nullable=False),  # a page, "" for none
     **_INNODB,
 )
-"""What audits found."""
+"""Results of audits."""
 
 server_change = sa.Table(
     "server_change",

@@ -1,4 +1,4 @@
-"""What a database's driver is told on the hot path: rows in, outcomes in. One class a database, same answers.
+"""Calls of a database's driver on the hot path: rows in, outcomes in. One class a database, same answers.
 
 SQLAlchemy's compiler costs more than the database does per row here, so these few statements are written out.
 Measured, 256 B, one connection, 256 rows a statement, rows/s: see docs/performance.md.
@@ -68,7 +68,7 @@ class Dialect(Protocol):
     def rollback(self, connection: Any) -> None: ...
 
     def error(self, error: Exception) -> Exception:
-        """What the driver's error stands for: Duplicate, Again, Gone, or itself."""
+        """The meaning of a driver's error: Duplicate, Again, Gone, or itself."""
         ...
 
 
@@ -101,7 +101,7 @@ _DECIDE = (
 
 
 class _Statements:
-    """What the three have in common: text through a cursor."""
+    """Base of the three dialects: text through a cursor."""
 
     for_update = " FOR UPDATE"
 

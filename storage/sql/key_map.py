@@ -52,7 +52,7 @@ class KeyMap:
 
     @property
     def waits_for(self) -> str:
-        """What the change waits for; "" where none is under way."""
+        """The reason why the change waits; "" where none is under way."""
         if not self.previous:
             return ""
         if not self.followed_us:

@@ -19,7 +19,7 @@ UNDECIDED = ("PREPARED", "PARKED")
 
 
 class Row(NamedTuple):
-    """What a half's row is made of, in the order of `COLUMNS`; the other columns have the same value in each."""
+    """The values of a half's row, in the order of `COLUMNS`; the other columns have the same value in each."""
 
     transaction_id: str
     message_no: int
@@ -63,7 +63,7 @@ def moment_of(time_us: int) -> datetime:
 
 
 def microseconds_of(value: Any) -> int:
-    """What a database gave for an instant (SQLite text, others a naive UTC datetime), 0 for NULL."""
+    """Microseconds since 1970 of a database's instant (SQLite gives text, others a naive UTC datetime), 0 for NULL."""
     if value is None:
         return 0
     moment = datetime.fromisoformat(value) if isinstance(value, str) else value

@@ -282,7 +282,7 @@ class SqlShards:
     async def claim_checks(self, producer_group: str, now_us: int, limit: int, answer_within_us: int) -> list[Due]:
         claimed: list[Due] = []
         for store in self.healthy():
-            # What one that is away holds is asked when it is back.
+            # A shard that is away is asked for its rows when it is back.
             with contextlib.suppress(Unavailable):
                 claimed += await store.claim_checks(producer_group, now_us, limit - len(claimed), answer_within_us)
         return claimed
@@ -371,7 +371,7 @@ def _by_shard(claimed: Sequence[Due]) -> dict[str, list[Due]]:
 
 
 def open_storage(text: str, shard: str, *, retention_us: int, writers: int) -> SqlStore | SqlShards:
-    """What `--storage` names: one URL, or `name=URL` for each shard, separated by blanks. Raises InvalidRequest."""
+    """The shards that `--storage` names: one URL, or `name=URL` for each, apart by blanks. Raises InvalidRequest."""
     stores = []
     parts = text.split()
     for part in parts:

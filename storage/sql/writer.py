@@ -83,7 +83,7 @@ class Writer:
     # --- on the loop ------------------------------------------------------------------------------------------
 
     async def put(self, halves: Sequence[NewTransaction], now_us: int) -> list[PutResult | NotifyError]:
-        """What became of each; an error is that transaction's alone."""
+        """The result for each; an error is that transaction's alone."""
         size = sum([len(m.payload) + 300 for t in halves for m in t.messages])
         job = _Job(self._loop.create_future(), now_us, size, len(halves), halves=halves)
         results: list[PutResult | NotifyError] = await self._submit(job)

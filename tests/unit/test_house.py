@@ -115,7 +115,7 @@ def test_a_pause_without_a_reason_is_seen(source: str, lines: list[int]) -> None
 
 
 PRODUCT = ("notify", "storage", "spark")
-FRAGMENT = re.compile(r'^\s*(?:"""|# )(?:Of|That) ', re.MULTILINE)
+FRAGMENT = re.compile(r'^\s*(?:"""|# )(?:Of|That|What) ', re.MULTILINE)
 """A text that begins so is no sentence, and does not name what it is about."""
 
 

@@ -21,7 +21,7 @@ COOKIE = "notify_token"
 
 ADMIN_BYTES = 1 << 20
 OPEN = ("/livez", "/readyz", "/login", "/static/")
-"""What is served to anyone: health, and what it takes to log in."""
+"""Paths that are served to anyone: health, and the page to log in."""
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 

@@ -55,7 +55,7 @@ class Lookup:
             raise Unavailable(_AWAY) from failure
 
     async def _after(self, begun: int) -> Exception | None:
-        """What came of the first look behind the one numbered `begun`."""
+        """Why the first look after number `begun` failed; None if it did not."""
         async with self._one_at_a_time:
             if self._ended <= begun:
                 clock = asyncio.get_running_loop().time
@@ -73,8 +73,10 @@ class Lookup:
 
 
 class Unknown:
-    """What was looked up or verified a moment ago, and is nobody's: ids, or digests of tokens. Belongs to one event
-    loop."""
+    """Ids, or digests of tokens, that were looked up or verified a moment ago and belong to nobody.
+
+    Belongs to one event loop.
+    """
 
     def __init__(self, seconds: float = UNKNOWN_SECONDS) -> None:
         self._seconds = seconds

@@ -29,7 +29,7 @@ MOST_KEYS = 100
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a verified token says. `expires_at`: seconds since 1970."""
+    """The claims of a verified token. `expires_at`: seconds since 1970."""
 
     subject: str
     rights: tuple[str, ...]
@@ -97,7 +97,7 @@ class Provider:
         self._fetched_at = time.monotonic()
 
     def verify(self, token: str) -> Claims:
-        """What the token says, by the keys that are known. Raises Unauthorized."""
+        """The token's claims, verified by the keys that are known. Raises Unauthorized."""
         key = self._keys.get(self.key_name(token))
         if key is None:
             raise Unauthorized("the bearer token is not valid: its key is none of the issuer's")

@@ -1,4 +1,4 @@
-"""What is administrative and of this server alone: its jobs, in a small SQLite database beside the log.
+"""Administrative records of this server alone: its jobs, in a small SQLite database beside the log.
 
 Where there is no registry, what servers share (notify/server/admin/records.py) is in the same database.
 """
@@ -102,7 +102,7 @@ class AdminDatabase:
         return ended.rowcount == 1
 
     def job_items(self, number: int, first: int, limit: int) -> list[dict[str, Any]]:
-        """What became of a job's items, by number."""
+        """The results of a job's items, by number."""
         with self.engine.connect() as connection:
             rows = connection.execute(
                 sa.select(job_item.c.result)

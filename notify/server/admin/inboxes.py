@@ -98,7 +98,7 @@ def _is(pattern: str, topic: str) -> bool:
 
 
 def _whole_from(core: Core, s: Subscription, from_us: int, is_fresh: bool) -> int:
-    """What was settled before a group was first told of has no rows. Raises Conflict for a start before the inbox's."""
+    """Messages settled before a group's inbox began have no rows in it. Raises Conflict for an earlier start."""
     if s.inbox_from_us != NEVER_TOLD:
         return max(s.inbox_from_us, from_us)
     topic = core.queues.topic(s.topic)

@@ -29,7 +29,7 @@ class PurgeTopic(Purge):
 
 
 def _preview(core: Core, topic: Topic, before: str | int) -> dict[str, Any]:
-    """What would be gone: of each queue from where to where, and how many messages each group would never get."""
+    """A purge's preview: from where to where in each queue, and how many messages each group would never get."""
     rows = []
     missed: dict[str, int] = {}
     subscriptions = [s for s, _ in core.delivery.subscriptions_of(topic.name) if s.mode != "broadcast"]

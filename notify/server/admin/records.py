@@ -1,4 +1,4 @@
-"""What all servers of a registry share: who did what, settings by revision, credentials. Called from threads."""
+"""Records that all servers of a registry share: actions, settings by revision, credentials. Called from threads."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Revision:
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What a principal shows. `proof`: of a token its SHA-256, else the certificate's or subject's name."""
+    """A credential as it is recorded. `proof`: the SHA-256 of a token, else the certificate's or subject's name."""
 
     id: str
     name: str

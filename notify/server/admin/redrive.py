@@ -154,7 +154,7 @@ class DeadLetters:
     async def send_again(
         self, letters: Sequence[StoredMessage], *, replay_effects: bool = False, force: bool = False
     ) -> list[dict[str, Any]]:
-        """What became of each, in order. The new id follows from the letter's place: a repetition changes nothing.
+        """The result for each letter, in order. The new id follows from the letter's place: repeating changes nothing.
 
         Each belongs to the replay in which it died, or with `replay_effects` to one of its own.
         """

@@ -81,7 +81,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/settings/revisions")
     async def revisions(max: int = 100) -> dict[str, Any]:
-        """What was changed, when, by whom and why; the newest first."""
+        """The changes: what, when, by whom and why; the newest first."""
         check_between("max", max, 1, 10_000)
         found = await asyncio.to_thread(desk.administration.records.revisions, max)
         return {"revisions": [_shown(r) for r in found]}

@@ -1,4 +1,4 @@
-"""What every admin write has in common: a reason, a dry run, and a record of who did what."""
+"""Shared by all admin writes: a reason, a dry run, and a record of who did what."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Desk:
         return self._app.history
 
     def alarms(self) -> list[dict[str, Any]]:
-        """What is wrong now."""
+        """The alarms that are raised now."""
         return [] if self._app.alarms is None else self._app.alarms.now()
 
     @property

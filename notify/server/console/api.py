@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Refused(NotifyError):
-    """What an admin route answered other than 200."""
+    """An admin route's answer other than 200."""
 
     def __init__(self, status: int, problem: dict[str, Any]) -> None:
         super().__init__(str(problem.get("detail", "the server refused this")))
@@ -36,14 +36,14 @@ class Api:
         self._request = request
 
     async def get(self, path: str, **query: Any) -> dict[str, Any]:
-        """What a read answers. Raises Refused."""
+        """The answer to a read. Raises Refused."""
         given = {name: value for name, value in query.items() if value not in (None, "")}
         return await self.call("GET", path if path.startswith("/") else "/v1/admin/" + path, query=given)
 
     async def call(
         self, method: str, path: str, body: dict[str, Any] | None = None, query: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """What any route answers. Raises Refused."""
+        """The answer of any route. Raises Refused."""
         data = b"" if body is None else json.dumps(body).encode()
         scope = {
             "type": "http",

@@ -228,7 +228,7 @@ def _writes(routes: APIRouter, app: App) -> None:
 async def _carried_out(
     api: Api, change: Change, targets: dict[str, str], given: dict[str, str], is_preview: bool
 ) -> dict[str, Any]:
-    """What the admin route answers. Raises InvalidRequest for a form that lacks something, Refused."""
+    """The admin route's answer. Raises InvalidRequest for a form that lacks something, Refused."""
     missing = [name for name, value in targets.items() if not value]
     if missing:
         raise InvalidRequest(f"{', '.join(missing)} is missing")

@@ -63,7 +63,7 @@ def body(message: dict[str, Any]) -> str:
 
 
 def plain(value: Any) -> str:
-    """What an answer contains, for reading."""
+    """An answer's content as text for people."""
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)[:BODY_CHARACTERS]
 
 

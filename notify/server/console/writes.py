@@ -1,4 +1,4 @@
-"""What can be changed from the console: each write as data, so that all have a reason, a preview and a record."""
+"""The console's writes: each is data, so that all have a reason, a preview and a record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Input:
     help: str = ""
 
     def value(self, text: str | None) -> Any:
-        """What the form's text means; None: left out. Raises InvalidRequest."""
+        """The value that the form's text stands for; None: left out. Raises InvalidRequest."""
         text = (text or "").strip()
         try:
             if self.kind == "check":

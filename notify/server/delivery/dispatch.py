@@ -413,7 +413,7 @@ class Delivery:
             try:
                 handed = self._hand_out(group, waiter)
             except NotifyError as refusal:
-                # What the storage refuses concerns this poll, and not who caused the others to be served.
+                # The storage's refusal concerns this poll alone, not the request that caused the others to be served.
                 waiting.remove(waiter)
                 waiter.answer.set_exception(refusal)
                 continue

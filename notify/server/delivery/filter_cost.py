@@ -1,4 +1,4 @@
-"""What a filter may cost at most, from its text alone: it runs in the server's loop, where nothing can stop it.
+"""Bounds a filter's cost by its text alone: it runs in the server's loop, where nothing can stop it.
 
 CEL always ends, but not always soon: macros within macros multiply, `map` can double what it is given at each step, and
 a regular expression is compiled anew for each message. What is allowed here costs a few milliseconds at the very worst,
@@ -149,7 +149,7 @@ def _check_range(tokens: Sequence[_Token], pairs: dict[int, int], at: int) -> No
 
 
 def _pattern_points(argument: Sequence[_Token]) -> int:
-    """What the pattern of a `matches` counts."""
+    """The points of a `matches` pattern."""
     if len(argument) != 1 or argument[0].kind not in ("text", "raw"):
         raise _refused("matches takes one pattern, written out as a text")
     pattern = argument[0].text

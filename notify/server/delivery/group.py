@@ -306,7 +306,7 @@ class Group:
         return True
 
     def _take_back(self, topic: str, now_us: int) -> None:
-        """What the topic's last owner has not settled is available again, in order, at its next attempt."""
+        """Make available again, in order, what the topic's last owner has not settled; each is at its next attempt."""
         leases = [lease for lease in self.leases.values() if lease.cursor.topic == topic]
         self._come_back([(lease, index) for lease in leases for index in sorted(lease.open)], now_us)
 

@@ -1,4 +1,4 @@
-"""What each consumer of a group asks for and finishes, and hence how much it may have in flight."""
+"""Counts what each consumer of a group asks for and finishes, and hence how much it may have in flight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is handed out and what is to become of it: leases, owners, and the plan of a request that settles."""
+"""Messages that are handed out, and how they are settled: leases, owners, and the plan of a request that settles."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Dead(NamedTuple):
 
 
 class Plan:
-    """What the items of a request ask for, by queue: nothing of it has been done yet."""
+    """The changes that a request's items ask for, by queue. Nothing is done yet."""
 
     __slots__ = ("acked", "again", "dead", "taken")
 

@@ -33,7 +33,7 @@ class OrderedCursor(Cursor):
         self._waiting = 0
         super().__init__(store, subscription, queue, metrics)
         for _, offset in sorted(self.retries, key=lambda retry: retry[1]):
-            # What was to be tried again before the last start keeps its key busy.
+            # A message that waited for its retry at the last stop keeps its key busy.
             for message in store.read(self.topic, queue, offset, 1, READ_BYTES):
                 if message.offset == offset and not self._may_go(message):
                     self._wait_again(offset)

@@ -21,14 +21,14 @@ BEHIND = 20_000
 BUSY_LIMIT = 512
 """Messages in a reply while producers are busy: others wait as long as it takes to make it."""
 WHOLE_COST = 4.0
-"""What a reply costs in all, against the time to read it: encoding, sending and settling come on top."""
+"""A reply costs so many times the time to read it: encoding, sending and settling come on top."""
 EVALUATION_SHARE = 0.25
 """The filters of all groups together may use so much of the time that the server's loop has left: whoever may subscribe
 chooses what they cost."""
 LEAST_EVALUATION_SHARE = 0.05
 """Filters may use so much of all of the loop's time, however busy it is."""
 EVALUATION_SECONDS = 0.05
-"""What may be spent at once of the share that nobody used."""
+"""Filters may spend so many seconds at once of the share that nobody used."""
 BUSY_SECONDS = 0.1
 """How busy the loop is, is looked at so often."""
 
