@@ -178,3 +178,28 @@ def test_a_full_disk_loses_no_lease(run: Callable[..., None]) -> None:
         assert len(b.store.read(DEAD_LETTER_PREFIX + "g", 0, 0, 10, 1 << 20)) == 3
 
     run(scenario)
+
+
+def test_a_pattern_meets_a_topic_that_the_server_made_as_its_last_act(run: Callable[..., None]) -> None:
+    """The records of a topic and of the groups that follow it are two: a crash, or a full disk, may come in between."""
+
+    async def scenario(b: Bench) -> None:
+        topics = Topics(b.store)
+        delivery = Delivery(b.store, lambda: T0, Metrics(), topics)
+        await delivery.subscribe_pattern(Subscription("g", "made.*"), None)
+        await b.store.create_topic(Topic("made.last"))
+        await b.store.create_topic(Topic("used.last"))
+        await b.restart()
+        delivery = Delivery(b.store, lambda: T0, Metrics(), Topics(b.store))
+        payload = encode_msgpack(Payload("made.last", b"x"))
+        message = NewMessage("made.last", payload)
+        await b.store.put([NewTransaction(ids.new_id(), "", [message], committed=True)], T0)
+        handed = await delivery.receive("g", Receive(instance="a", max=10, lease=30))
+        assert [m.topic for h in handed for _, m, _ in h.each()] == ["made.last"]
+        # What a topic holds already is not given to a group that has left it, or came later.
+        await delivery.unsubscribe("g", "made.last")
+        await b.restart()
+        assert Delivery(b.store, lambda: T0, Metrics(), Topics(b.store)).lag("made.last") == 0
+        assert b.store.subscription("g", "made.last") is None
+
+    run(scenario)

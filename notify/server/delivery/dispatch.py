@@ -80,6 +80,9 @@ class Delivery:
         """Topics that the storage would not let groups with a pattern follow yet."""
         for subscription in store.subscriptions():
             self._follow(subscription, moved=True)
+        # The server may have ended between the record of a new topic and those of the groups that its name is meant for.
+        self._not_followed.update(t.name for t in store.topics() if self._is_unused(t))
+        self._follow_patterns()
         self._topics.tell(self.topic_changed)
         store.on_visible(self.visible)
 
@@ -177,6 +180,10 @@ class Delivery:
                 self._not_followed.discard(name)
         except Unavailable:
             return
+
+    def _is_unused(self, topic: Topic) -> bool:
+        """Whether nothing has come into a topic's queues yet."""
+        return not any(self._store.bounds(topic.name, queue)[1] for queue in range(topic.queues))
 
     def _follow_new(self, topic: Topic) -> None:
         for pattern in self._store.patterns():
