@@ -199,6 +199,49 @@ def test_a_topic_that_grows_keeps_the_order_of_each_key() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("mode", ["shared", "exclusive", "failover", "broadcast"])
+def test_first_deliveries_of_a_key_keep_its_order_where_the_topic_grows(mode: str) -> None:
+    """Promise 7, in the modes that do not wait for acknowledgements: later messages wait until earlier ones are out."""
+
+    async def scenario() -> None:
+        s = Groups()
+        s.topics.put_soon(Topic("t", queues=1))
+        await s.delivery.subscribe(Subscription("g", "t", mode), "earliest")
+        await s.receive()  # an instance that is broadcast to begins now
+        keys = [f"k{n}" for n in range(8)]
+        await s.send("t", *[f"{key}-{n}" for n in range(3) for key in keys], keyed=True)
+        s.topics.put_soon(Topic("t", queues=4))
+        await s.send("t", *[f"{key}-{n}" for n in range(3, 6) for key in keys], keyed=True)
+        handed: list[str] = []
+        while got := await s.receive(limit=5):
+            handed += got.values()
+        assert len(handed) == 48
+        for key in keys:
+            assert [body for body in handed if body.startswith(f"{key}-")] == [f"{key}-{n}" for n in range(6)]
+
+    run(scenario())
+
+
+def test_a_poll_goes_on_behind_a_growth_whose_last_messages_nobody_wants() -> None:
+    """What was sent before the topic grew is left out by a tag: nothing else would wake the poll that waits."""
+
+    async def scenario(mode: str) -> None:
+        s = Groups()
+        s.topics.put_soon(Topic("t", queues=1))
+        await s.delivery.subscribe(Subscription("g", "t", mode, tags=("b",)), "earliest")
+        payload = encode_msgpack(Payload("t", b"old", "k", "a"))
+        old = NewMessage("t", payload, "k", "a")
+        await s.store.put([NewTransaction(ids.new_id(), "", [old], committed=True)], s.now_us)
+        s.topics.put_soon(Topic("t", queues=4))
+        for key in "klmnop":
+            new = NewMessage("t", encode_msgpack(Payload("t", key.encode(), key, "b")), key, "b")
+            await s.store.put([NewTransaction(ids.new_id(), "", [new], committed=True)], s.now_us)
+        assert sorted((await s.receive()).values()) == list("klmnop"), mode
+
+    for mode in ("ordered", "shared"):
+        run(scenario(mode))
+
+
 def test_a_topic_does_not_grow_without_end() -> None:
     """Each growth that still matters is remembered: forgetting one would break the order of keys."""
 

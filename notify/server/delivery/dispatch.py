@@ -80,7 +80,7 @@ class Delivery:
         """Topics that the storage would not let groups with a pattern follow yet."""
         for subscription in store.subscriptions():
             self._follow(subscription, moved=True)
-        # The server may have ended between the record of a new topic and those of the groups that its name is meant for.
+        # The server may have ended between the record of a new topic and those of the groups whose pattern it meets.
         self._not_followed.update(t.name for t in store.topics() if self._is_unused(t))
         self._follow_patterns()
         self._topics.tell(self.topic_changed)
