@@ -209,15 +209,15 @@ def test_first_deliveries_of_a_key_keep_its_order_where_the_topic_grows(mode: st
         await s.delivery.subscribe(Subscription("g", "t", mode), "earliest")
         await s.receive()  # an instance that is broadcast to begins now
         keys = [f"k{n}" for n in range(8)]
-        await s.send("t", *[f"{key}-{n}" for n in range(3) for key in keys], keyed=True)
+        await s.send("t", *[f"{key}-{n}" for n in range(100) for key in keys], keyed=True)
         s.topics.put_soon(Topic("t", queues=4))
-        await s.send("t", *[f"{key}-{n}" for n in range(3, 6) for key in keys], keyed=True)
+        await s.send("t", *[f"{key}-{n}" for n in range(100, 106) for key in keys], keyed=True)
         handed: list[str] = []
         while got := await s.receive(limit=5):
             handed += got.values()
-        assert len(handed) == 48
+        assert len(handed) == 848
         for key in keys:
-            assert [body for body in handed if body.startswith(f"{key}-")] == [f"{key}-{n}" for n in range(6)]
+            assert [body for body in handed if body.startswith(f"{key}-")] == [f"{key}-{n}" for n in range(106)]
 
     run(scenario())
 

@@ -64,7 +64,7 @@ class Cursor:
         self.is_awake = False
         self.turn_left = 0
         self.until: int | None = None
-        """The first offset that has to wait until other queues of the topic are settled up to where it grew."""
+        """The first offset that has to wait until all queues of the topic are through with a growth of it."""
         self.change(subscription)
 
     def change(self, subscription: Subscription) -> None:
@@ -96,10 +96,11 @@ class Cursor:
         """Whether it looks no further: it has too many gaps to keep account of more, or its filter is refused."""
         return bool(self.refused) or len(self.progress.settled) + len(self.retries) >= RUNS_BOUND
 
-    def is_settled_to(self, offset: int) -> bool:
-        """Whether everything below an offset is settled, or no longer retained."""
+    def is_through(self, offset: int) -> bool:
+        """Whether later messages of the same keys may go, in queues that they have been in since a growth at this
+        offset: everything below it was handed out once, is settled, or is no longer retained."""
         start = self._store.bounds(self.topic, self.queue)[0]
-        return self.progress.next_unsettled(start) >= offset
+        return max(self.next, self.progress.next_unsettled(start)) >= offset
 
     def take(self, limit: int, now_us: int) -> list[StoredMessage]:
         """Up to `limit` messages to deliver now, retries first.

@@ -68,7 +68,7 @@ class Group:
         """Heap of when a queue has a retry that comes due."""
         self._numbers = itertools.count()
         self._growth: dict[str, int] = {}
-        """By topic in an order that has grown: which of its growths its queues are not settled up to yet."""
+        """By topic that has grown: which of its growths its queues are not through with yet."""
 
     # --- subscriptions ----------------------------------------------------------------------------------------
 
@@ -94,13 +94,16 @@ class Group:
             self.owners.pop(subscription.topic, None)
         self.has_broadcast |= subscription.mode == "broadcast"
         self._growth.pop(subscription.topic, None)
-        if subscription.mode == "ordered":
+        if subscription.mode != "broadcast":
             self._growth[subscription.topic] = 0
             self._look_at_growth()
 
-    def _look_at_growth(self) -> None:
-        """Let queues of topics that grew go on where all are settled up to that growth: a key may have changed its
-        queue by it, and its later messages wait for its earlier ones."""
+    def _look_at_growth(self) -> bool:
+        """Let queues of topics that grew go on where all are through with that growth; whether any may go on.
+
+        A key may have changed its queue by it, and its later messages wait for its earlier ones.
+        """
+        any_goes_on = False
         for name, before in list(self._growth.items()):
             topic = self._store.topic(name)
             if topic is None:
@@ -109,7 +112,7 @@ class Group:
             cursors = [self.cursors[(name, queue)] for queue in range(topic.queues)]
             number = before
             while number < len(topic.grown) and all(
-                cursor.is_settled_to(end) for cursor, end in zip(cursors, topic.grown[number], strict=False)
+                cursor.is_through(end) for cursor, end in zip(cursors, topic.grown[number], strict=False)
             ):
                 number += 1
             ends: Iterable[int | None]
@@ -123,6 +126,8 @@ class Group:
                 cursor.until = end
                 if number != before or end is None:
                     self.turns.wake(cursor)
+                    any_goes_on = True
+        return any_goes_on
 
     def _forget(self, cursor: Cursor) -> None:
         """Another cursor takes its place, or none."""
@@ -205,7 +210,13 @@ class Group:
         self._look_at_growth()
         started = 0.0
         try:
-            while count < limit and size < READ_BYTES and (cursor := turns.next()) is not None:
+            while count < limit and size < READ_BYTES:
+                cursor = turns.next()
+                if cursor is None:
+                    # What it has just passed may have been the last from before a growth.
+                    if self._growth and self._look_at_growth():
+                        continue
+                    break
                 mode = cursor.subscription.mode
                 if (
                     (topics is not None and cursor.serves not in topics)

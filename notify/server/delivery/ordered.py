@@ -41,6 +41,11 @@ class OrderedCursor(Cursor):
     def has_more(self) -> bool:
         return self._waiting < WAITING_BOUND and super().has_more()
 
+    def is_through(self, offset: int) -> bool:
+        """In an order the later ones wait until the earlier ones are settled, or no longer retained."""
+        start = self._store.bounds(self.topic, self.queue)[0]
+        return self.progress.next_unsettled(start) >= offset
+
     def _wait_again(self, offset: int) -> None:
         """A retry whose key is busy with an earlier one waits behind that, not for its time."""
         self.retries = [retry for retry in self.retries if retry[1] != offset]
