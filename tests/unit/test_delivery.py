@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from notify import ids
 from notify.errors import Conflict, InvalidRequest, NotifyError, UnknownTopic
+from notify.limits import LIMITS
 from notify.server.delivery.cursor import RUNS_BOUND
 from notify.server.delivery.dispatch import INSTANCE_IDLE_US, MOST_BROADCAST_INSTANCES
 from notify.storage.store import MOST_GROWN, NewMessage, NewTransaction, Subscription, Topic
@@ -327,5 +329,25 @@ def test_an_instance_that_comes_back_while_it_is_forgotten_asks_again() -> None:
         await s.receive(instance="a")
         await s.send("t", "heard")
         assert list((await s.receive(instance="a")).values()) == ["heard"]
+
+    run(scenario())
+
+
+def test_settling_costs_no_more_where_many_instances_are_broadcast_to() -> None:
+    """Each receipt was looked for at each instance: one request with false ones held up the server for seconds."""
+
+    async def scenario() -> None:
+        s = Groups()
+        await s.delivery.subscribe(Subscription("g", "t", "broadcast"), None)
+        for number in range(200):
+            await s.receive(instance=f"i{number}")
+        await s.send("t", "to all")
+        (first,), (last,) = [await s.receive(instance=name) for name in ("i0", "i199")]
+        false = [f"{number:0>1800x}.0" for number in range(LIMITS.items - 3)]
+        before = time.thread_time()
+        answers = await s.settle([first, "abc.0", *false, last])
+        assert time.thread_time() - before < 1
+        assert answers == [200, 410, *[422] * len(false), 200]
+        assert await s.settle([first, last]) == [410, 410]
 
     run(scenario())

@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from notify.errors import Conflict, InvalidRequest, NotFound, NotifyError, Unavailable
 from notify.limits import LIMITS, check_between, check_name
 from notify.server.clock import Clock
-from notify.server.delivery.group import LOOK_AGAIN_US, Group
+from notify.server.delivery.group import LOOK_AGAIN_US, Group, lease_of
 from notify.server.delivery.instances import Instance
 from notify.server.delivery.leases import Handed
 from notify.server.delivery.pace import Pace
@@ -70,6 +70,8 @@ class Delivery:
         self._rates: dict[str, TokenBucket] = {}
         self._instances: dict[str, list[Group]] = {}
         """The instances of each broadcasting group; an instance is a group of its own, named `group@instance`."""
+        self._holders: dict[int, Group] = {}
+        """Of leases of such instances: whose each one is."""
         self._forgot_us = clock()
         self._lease_ids = _lease_ids()
         self._events: list[tuple[int, int, Group]] = []
@@ -89,8 +91,9 @@ class Delivery:
     def _follow(self, subscription: Subscription, moved: bool) -> None:
         group = self.groups.get(subscription.group)
         if group is None:
-            group = Group(subscription.group, self._store, self._metrics, self._lease_ids, self._pace)
             name, _, instance = subscription.group.partition("@")
+            holders = self._holders if instance else None
+            group = Group(subscription.group, self._store, self._metrics, self._lease_ids, self._pace, holders)
             group.paused = name in self._store.paused()
             group.rate = self._rates.get(name)
             self.groups[subscription.group] = group
@@ -456,9 +459,8 @@ class Delivery:
         group = self.groups.get(name)
         if group is None:
             raise NotFound(f"group {name!r} has no subscription")
-        instances = self._instances.get(name)
-        if instances:
-            return await self._settle_by_instance(group, instances, items, may)
+        if self._instances.get(name):
+            return await self._settle_by_instance(group, items, may)
         return await self._settle(group, items, may)
 
     async def _settle(self, group: Group, items: list[SettleItem], may: May | None) -> list[SettledItem]:
@@ -468,15 +470,14 @@ class Delivery:
             self._schedule(group)
             self._serve(group.name)  # the next of a key, or room of its own, may be what somebody waits for
 
-    async def _settle_by_instance(
-        self, group: Group, instances: Sequence[Group], items: list[SettleItem], may: May | None
-    ) -> list[SettledItem]:
+    async def _settle_by_instance(self, group: Group, items: list[SettleItem], may: May | None) -> list[SettledItem]:
         """Each item by the group whose lease its receipt is of; in request order."""
         by_group: dict[str, list[int]] = {}
-        holder = group
         for number, item in enumerate(items):
-            if not holder.holds(item.receipt):  # mostly all are one instance's
-                holder = next((g for g in instances if g.holds(item.receipt)), group)
+            lease_id = lease_of(item.receipt)
+            holder = None if lease_id is None else self._holders.get(lease_id)
+            if holder is None or holder.name.partition("@")[0] != group.name:
+                holder = group
             by_group.setdefault(holder.name, []).append(number)
         answered: dict[int, SettledItem] = {}
         for name, numbers in by_group.items():

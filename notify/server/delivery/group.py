@@ -31,15 +31,38 @@ MOST_INSTANCES = 10_000
 """Names of consumers that are remembered although they do not ask any more."""
 
 
+RECEIPT_CHARACTERS = 16
+"""Of a lease in hexadecimal digits, at most."""
 OWNED = ("exclusive", "failover")
 """Modes in which one instance has the topic to itself."""
+
+
+def lease_of(receipt: str) -> int | None:
+    """The lease that a receipt names; None where it is no receipt."""
+    token = receipt.partition(".")[0]
+    if len(token) > RECEIPT_CHARACTERS:
+        return None
+    try:
+        return int(token, 16)
+    except ValueError:
+        return None
 
 
 class Group:
     """A consumer group: by its subscriptions' modes, any instance and many messages in flight, or in an order."""
 
-    def __init__(self, name: str, store: Store, metrics: Metrics, lease_ids: Iterator[int], pace: Pace) -> None:
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        metrics: Metrics,
+        lease_ids: Iterator[int],
+        pace: Pace,
+        holders: dict[int, Group] | None = None,
+    ) -> None:
+        """`holders`: where to note, for as long as there is one, whose a lease is."""
         self.name = name
+        self._holders = holders
         self._pace = pace
         self._paced_until_us = 0
         self.paused = False
@@ -151,14 +174,6 @@ class Group:
     def _wake_at(self, cursor: Cursor, due_us: int) -> None:
         heapq.heappush(self._due, (due_us, next(self._numbers), cursor))
 
-    def holds(self, receipt: str) -> bool:
-        """Whether the receipt is of a lease of this group."""
-        token = receipt.partition(".")[0]
-        try:
-            return int(token, 16) in self.leases
-        except ValueError:
-            return False
-
     def unsubscribe(self, topic: str) -> None:
         for key in [key for key in self.cursors if key[0] == topic]:
             self.drop_leases(*key)
@@ -176,7 +191,7 @@ class Group:
             self._drop_lease(self.leases[lease_id])
 
     def _drop_lease(self, lease: Lease) -> None:
-        del self.leases[lease.id]
+        self._end_lease(lease)
         lease.instance.drop(len(lease.open))
 
     # --- handing out ------------------------------------------------------------------------------------------
@@ -364,6 +379,8 @@ class Group:
     ) -> Handed:
         lease = Lease(next(self._lease_ids), cursor, [m.offset for m in taken], now_us, lease_us, instance)
         self.leases[lease.id] = lease
+        if self._holders is not None:
+            self._holders[lease.id] = self
         instance.handed(len(taken), now_us)
         heapq.heappush(self._deadlines, (lease.deadline_us, lease.id))
         token = f"{lease.id:x}."
@@ -487,9 +504,11 @@ class Group:
 
         Raises StaleReceipt, or InvalidRequest for what is no receipt.
         """
-        token, _, index = receipt.partition(".")
+        index = receipt.partition(".")[2]
+        lease_id = lease_of(receipt)
         try:
-            lease_id = int(token, 16)
+            if lease_id is None:
+                raise ValueError
             low, dash, high = index.partition("-")
             first = int(low)
             last = int(high) if dash else first
@@ -554,7 +573,12 @@ class Group:
             for index in indexes:
                 lease.extended.pop(index, None)
         if not lease.open:
-            self.leases.pop(lease.id, None)
+            self._end_lease(lease)
+
+    def _end_lease(self, lease: Lease) -> None:
+        self.leases.pop(lease.id, None)
+        if self._holders is not None:
+            self._holders.pop(lease.id, None)
 
     def _dead_payload(self, cursor: Cursor, message: StoredMessage, attempts: int, reason: str) -> bytes:
         """The message with headers that say where it comes from and why it is here."""
