@@ -71,7 +71,7 @@ class Delivery:
         self._instances: dict[str, list[Group]] = {}
         """The instances of each broadcasting group; an instance is a group of its own, named `group@instance`."""
         self._holders: dict[int, Group] = {}
-        """Of leases of such instances: whose each one is."""
+        """Whose each lease of such an instance is."""
         self._forgot_us = clock()
         self._lease_ids = _lease_ids()
         self._events: list[tuple[int, int, Group]] = []

@@ -32,7 +32,7 @@ MOST_INSTANCES = 10_000
 
 
 RECEIPT_CHARACTERS = 16
-"""Of a lease in hexadecimal digits, at most."""
+"""A lease has so many hexadecimal digits at most."""
 OWNED = ("exclusive", "failover")
 """Modes in which one instance has the topic to itself."""
 
