@@ -228,7 +228,7 @@ class Group:
             while count < limit and size < READ_BYTES:
                 cursor = turns.next()
                 if cursor is None:
-                    # What it has just passed may have been the last from before a growth.
+                    # The message that it has just passed may be the last one from before a growth.
                     if self._growth and self._look_at_growth():
                         continue
                     break
