@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from notify.errors import Backpressure, NotifyError
 from notify.server.clock import Clock
 from notify.server.delivery import Delivery
-from notify.server.delivery.rate import TokenBucket
 from notify.server.metrics import Metrics
+from notify.server.rate import TokenBucket
 from notify.storage.store import Backlog, Topic, TransactionStore
 
 HOLD_SECONDS = 2.0

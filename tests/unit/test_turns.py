@@ -9,7 +9,7 @@ from typing import Any
 
 from notify import ids
 from notify.server.delivery.instances import Instance, states
-from notify.server.delivery.rate import TokenBucket
+from notify.server.rate import TokenBucket
 from notify.storage.store import NewMessage, NewTransaction, Priorities, PriorityClass, Subscription, Topic
 from notify.wire import Payload, Receive, SettleItem, encode_msgpack
 from tests.support.delivery import T0, Scene

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from notify.errors import Backpressure, Forbidden, Unauthorized
 from notify.server.access.rights import Right
-from notify.server.delivery.rate import TokenBucket
+from notify.server.rate import TokenBucket
 
 REMEMBERED = 1_000
 """Answers to `may` that a principal keeps."""

@@ -20,8 +20,8 @@ from notify.server.delivery.group import LOOK_AGAIN_US, Group, lease_of
 from notify.server.delivery.instances import Instance
 from notify.server.delivery.leases import Handed
 from notify.server.delivery.pace import Pace
-from notify.server.delivery.rate import TokenBucket
 from notify.server.metrics import Metrics
+from notify.server.rate import TokenBucket
 from notify.server.topics import Topics
 from notify.storage.store import DEAD_LETTER_PREFIX, Priorities, Store, Subscription, Topic
 from notify.wire import Receive, SettledItem, SettleItem, microseconds

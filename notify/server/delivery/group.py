@@ -17,9 +17,9 @@ from notify.server.delivery.instances import ACTIVE_US, Instance
 from notify.server.delivery.leases import Acked, Attempt, Dead, Handed, Lease, Owner, Plan
 from notify.server.delivery.ordered import OrderedCursor
 from notify.server.delivery.pace import BEHIND, BUSY_LIMIT, Pace
-from notify.server.delivery.rate import TokenBucket
 from notify.server.delivery.turns import Turns
 from notify.server.metrics import Metrics
+from notify.server.rate import TokenBucket
 from notify.storage.progress import to_runs
 from notify.storage.store import SettleKind, Store, StoredMessage, Subscription
 from notify.wire import Payload, SettledItem, SettleItem, decode_payload, encode_msgpack
