@@ -19,7 +19,6 @@ from notify import __version__
 from notify.errors import InvalidRequest, NotifyError, Unavailable
 from notify.server import admin, console, health
 from notify.server.access import Access, guard
-from notify.server.admin.database import AdminDatabase
 from notify.server.admin.jobs import Jobs
 from notify.server.administration import Administration
 from notify.server.alarms import Alarms
@@ -28,6 +27,7 @@ from notify.server.clock import Clock, wall_clock
 from notify.server.configuration import Configuration
 from notify.server.connections import Connections
 from notify.server.core import Core
+from notify.server.database import AdminDatabase
 from notify.server.delivery.instances import states
 from notify.server.flow import retry_after
 from notify.server.held import Unread, Unverified

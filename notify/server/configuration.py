@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
-from notify.server.admin.records import Revision
 from notify.server.flow import RateLimits
 from notify.settings import Settings, changed
 
 LIMITS, WEBHOOKS = "limits", "check_webhooks"
 """Where a revision keeps the rate limits and the producer groups' webhooks, beside the settings."""
 _BESIDE = (LIMITS, WEBHOOKS)
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """Settings that hold from `at_us` on; number 0: nothing was ever changed."""
+
+    number: int = 0
+    at_us: int = 0
+    who: str = ""
+    reason: str = ""
+    settings: dict[str, Any] | None = None
 
 
 class Configuration:

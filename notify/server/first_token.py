@@ -9,7 +9,8 @@ from pathlib import Path
 import structlog
 
 from notify.server.access import tokens
-from notify.server.admin.records import Credential, Records
+from notify.server.access.credential import Credential
+from notify.server.records import Records
 
 log = structlog.get_logger("notify.server")
 

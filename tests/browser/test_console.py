@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from notify.server.admin.database import AdminDatabase
 from notify.server.console.writes import CHANGES
+from notify.server.database import AdminDatabase
 from notify.testing.process import ServerProcess
 from tests.support.databases import empty_database
 from tests.support.http import ask, call

@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from notify.server.admin.database import AdminDatabase
+from notify.server.database import AdminDatabase
 from notify.testing.ports import free_port
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.http import ask

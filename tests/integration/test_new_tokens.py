@@ -20,9 +20,10 @@ import pytest
 import sqlalchemy as sa
 
 from notify.server.access import tokens
-from notify.server.admin.records import Credential, Records
+from notify.server.access.credential import Credential
 from notify.server.administration import Administration
 from notify.server.clock import wall_clock
+from notify.server.records import Records
 from notify.settings import Settings
 from notify.storage.sql.dialects import open_engine
 from notify.testing.process import ServerProcess

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from notify.server.access import tokens
-from notify.server.admin.database import AdminDatabase
-from notify.server.admin.records import Credential, Records
+from notify.server.access.credential import Credential
+from notify.server.database import AdminDatabase
 from notify.server.first_token import leave_first_token
+from notify.server.records import Records
 
 
 class Died(BaseException):

@@ -12,8 +12,8 @@ import pytest
 
 from notify.errors import Backpressure, Unauthorized, Unavailable
 from notify.server.access import Access, Principal, gate, lookup, tokens
+from notify.server.access.credential import Credential
 from notify.server.access.oidc import Claims
-from notify.server.admin.records import Credential
 from notify.server.clock import wall_clock
 from notify.settings import Settings
 from tests.support.virtual_loop import VirtualLoop, pass_seconds

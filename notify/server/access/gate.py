@@ -14,6 +14,7 @@ import structlog
 
 from notify.errors import NotifyError, Unauthorized, Unavailable
 from notify.server.access import tokens
+from notify.server.access.credential import Credential
 from notify.server.access.lookup import Lookup, Unknown
 from notify.server.access.principal import EVERYONE, Principal, Quota
 from notify.server.access.rights import Right, parse_rights
@@ -23,7 +24,6 @@ from notify.settings import Settings
 
 if TYPE_CHECKING:
     from notify.server.access.oidc import Provider
-    from notify.server.admin.records import Credential
 
 log = structlog.get_logger("notify.server")
 

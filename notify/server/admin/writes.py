@@ -15,9 +15,9 @@ from notify.server.core import Core
 from notify.storage.store import Topic
 
 if TYPE_CHECKING:
-    from notify.server.admin.database import AdminDatabase
     from notify.server.administration import Administration
     from notify.server.app import App
+    from notify.server.database import AdminDatabase
     from notify.server.history import History
 
 

@@ -1,6 +1,6 @@
 """Administrative records of this server alone: its jobs, in a small SQLite database beside the log.
 
-Where there is no registry, what servers share (notify/server/admin/records.py) is in the same database.
+Where there is no registry, what servers share (notify/server/records.py) is in the same database.
 """
 
 from __future__ import annotations

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify.errors import Conflict, NotFound
+from notify.server.access.credential import Credential
+from notify.server.configuration import Revision
 from notify.storage.sql.administration import (
     server_action,
     server_audit,
@@ -25,38 +26,6 @@ SETTINGS, CREDENTIALS = "settings", "credentials"
 
 REPORTS = 100
 """Pages of audits that are kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class Revision:
-    """Settings that hold from `at_us` on; number 0: nothing was ever changed."""
-
-    number: int = 0
-    at_us: int = 0
-    who: str = ""
-    reason: str = ""
-    settings: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Credential:
-    """A credential as it is recorded. `proof`: the SHA-256 of a token, else the certificate's or subject's name."""
-
-    id: str
-    name: str
-    kind: str
-    proof: str
-    rights: tuple[str, ...]
-    requests: float
-    polls: int
-    created_us: int
-    expires_us: int
-    revoked_us: int = 0
-    used_us: int = 0
-
-    def holds(self, now_us: int) -> bool:
-        """Whether it lets anyone in at this time; `expires_us` 0: it does not expire."""
-        return not self.revoked_us and (not self.expires_us or now_us < self.expires_us)
 
 
 class Records:
