@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from sqlalchemy.engine import Engine
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -19,7 +20,6 @@ from notify import __version__
 from notify.errors import InvalidRequest, NotifyError, Unavailable
 from notify.server import admin, console, health
 from notify.server.access import Access, guard
-from notify.server.admin.jobs import Jobs
 from notify.server.administration import Administration
 from notify.server.alarms import Alarms
 from notify.server.check_webhooks import CheckWebhooks
@@ -27,13 +27,15 @@ from notify.server.clock import Clock, wall_clock
 from notify.server.configuration import Configuration
 from notify.server.connections import Connections
 from notify.server.core import Core
-from notify.server.database import AdminDatabase
+from notify.server.database import open_database
 from notify.server.delivery.instances import states
 from notify.server.flow import retry_after
 from notify.server.held import Unread, Unverified
 from notify.server.history import History
 from notify.server.http import Answer, DataRoutes, fault_of, json_check, problem
 from notify.server.http import Request as DataRequest
+from notify.server.jobs.records import JobRecords
+from notify.server.jobs.runner import Jobs
 from notify.server.membership import Membership
 from notify.server.openapi import describe_data_routes
 from notify.server.tasks import ended
@@ -59,12 +61,12 @@ class App:
         self.membership: Membership | None = None
         self.url = settings.url
         """The address to announce."""
-        self.database: AdminDatabase | None = None
+        self._database: Engine | None = None
         self.administration: Administration | None = None
         self.history: History | None = None
         self.alarms: Alarms | None = None
         self._webhooks: CheckWebhooks | None = None
-        self.jobs: Jobs
+        self.jobs: Jobs | None = None
         self.unread = Unread()
         self.unverified = Unverified()
         self.connections = Connections(settings.connections)
@@ -80,7 +82,7 @@ class App:
         """Recover the storage and begin to serve. Raises StorageFailed or Corrupt."""
         store = self._open_store()
         await store.open(wall_clock())
-        self.database = AdminDatabase(self.settings.data_dir)
+        self._database = open_database(self.settings.data_dir)
         self.membership = self._membership(store)
         if self.membership is not None:
             await self.membership.start()
@@ -90,7 +92,7 @@ class App:
             metrics = self.core.metrics
             self.membership.count = lambda: metrics.halves + metrics.published
             self.membership.consumers = self._consumers
-        engine = self.database.engine if self.membership is None else self.membership.engine
+        engine = self._database if self.membership is None else self.membership.engine
         self.administration = Administration(self.settings, engine, clock)
         self.administration.on_change = self._configure
         await self.administration.start(self.settings.data_dir)
@@ -104,6 +106,7 @@ class App:
             await self.membership.announce()
         self._data = DataRoutes(self.core, self.members, self.unread.reply_bytes)
         self._run = asyncio.get_running_loop().create_task(self.core.run())
+        self.jobs = Jobs(JobRecords(self._database), self.core)
         await self.jobs.resume()
 
     def _configure(self, configuration: Configuration) -> None:
@@ -183,14 +186,15 @@ class App:
                 await part.stop()
         if self.administration is not None:
             await self.administration.stop()
-        await self.jobs.stop()
+        if self.jobs is not None:
+            await self.jobs.stop()
         await ended(self._run)
         core, self.core, self._data = self.core, None, None
         if core is not None:
             await core.stop()
             await core.store.close()
-        if self.database is not None:
-            self.database.close()
+        if self._database is not None:
+            self._database.dispose()
 
     async def answer(self, request: DataRequest) -> Answer:
         """A request to a data route, or a probe."""

@@ -1,116 +1,26 @@
-"""Administrative records of this server alone: its jobs, in a small SQLite database beside the log.
+"""A server's own small SQLite database, admin.db in its data directory.
 
-Where there is no registry, what servers share (notify/server/records.py) is in the same database.
+Its jobs are in it; and where there is no registry, what servers share (notify/server/records.py), too.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.engine import Engine
 
+from notify.server.jobs import records as jobs
 from notify.storage.sql import administration
 
-metadata = sa.MetaData()
 
-job = sa.Table(
-    "job",
-    metadata,
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
-    sa.Column("what", sa.String(64), nullable=False),
-    sa.Column("target", sa.String(255), nullable=False),
-    sa.Column("spec", sa.Text, nullable=False),
-    sa.Column("state", sa.String(16), nullable=False),  # running, done, failed
-    sa.Column("started_us", sa.BigInteger, nullable=False),
-    sa.Column("ended_us", sa.BigInteger, nullable=False, default=0),
-    sa.Column("total", sa.Integer, nullable=False, default=0),
-    sa.Column("done", sa.Integer, nullable=False, default=0),
-    sa.Column("failed", sa.Integer, nullable=False, default=0),
-    sa.Column("position", sa.BigInteger, nullable=False, default=0),
-    sa.Column("detail", sa.Text, nullable=False, default=""),
-)
-
-job_item = sa.Table(
-    "job_item",
-    metadata,
-    sa.Column("job_id", sa.ForeignKey("job.id"), primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("result", sa.Text, nullable=False),
-)
-
-
-class AdminDatabase:
-    """Reads and writes, each in a transaction of its own; durable when a write returns. Called from threads."""
-
-    def __init__(self, data_dir: str) -> None:
-        path = Path(data_dir) / "admin.db"
-        path.touch(mode=0o600, exist_ok=True)
-        self.engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": 10})
-        with self.engine.begin() as connection:
-            connection.exec_driver_sql("BEGIN")  # all tables at once, and one sync for them
-            metadata.create_all(connection)
-            administration.metadata.create_all(connection)
-
-    # --- jobs -------------------------------------------------------------------------------------------------
-
-    def add_job(self, what: str, target: str, spec: dict[str, Any], total: int, now_us: int) -> int:
-        """A new job's number."""
-        row = {"what": what, "target": target, "spec": json.dumps(spec), "state": "running", "total": total}
-        with self.engine.begin() as connection:
-            made = connection.execute(job.insert().values(started_us=now_us, position=spec.get("from", 0), **row))
-            key = made.inserted_primary_key
-        assert key is not None
-        return int(key[0])
-
-    def job(self, number: int) -> dict[str, Any] | None:
-        with self.engine.connect() as connection:
-            row = connection.execute(sa.select(job).where(job.c.id == number)).one_or_none()
-        return None if row is None else dict(row._mapping) | {"spec": json.loads(row.spec)}
-
-    def jobs(self, limit: int, state: str | None = None) -> list[dict[str, Any]]:
-        """The newest jobs."""
-        query = sa.select(job).order_by(job.c.id.desc()).limit(limit)
-        if state is not None:
-            query = query.where(job.c.state == state)
-        with self.engine.connect() as connection:
-            rows = connection.execute(query).all()
-        return [dict(row._mapping) | {"spec": json.loads(row.spec)} for row in rows]
-
-    def advance(self, number: int, items: Sequence[dict[str, Any]], position: int, first: int) -> None:
-        """Note what became of items, the one numbered `first` first, and up to where the job has come."""
-        failed = sum(1 for item in items if item["status"] >= 400)
-        with self.engine.begin() as connection:
-            if items:
-                rows = [
-                    {"job_id": number, "number": first + n, "result": json.dumps(item)} for n, item in enumerate(items)
-                ]
-                connection.execute(job_item.insert(), rows)
-            connection.execute(
-                job.update()
-                .where(job.c.id == number)
-                .values(done=job.c.done + len(items), failed=job.c.failed + failed, position=position)
-            )
-
-    def end_job(self, number: int, state: str, detail: str, now_us: int) -> bool:
-        """False: it has ended already."""
-        running = (job.c.id == number) & (job.c.state == "running")
-        with self.engine.begin() as connection:
-            ended = connection.execute(job.update().where(running).values(state=state, detail=detail, ended_us=now_us))
-        return ended.rowcount == 1
-
-    def job_items(self, number: int, first: int, limit: int) -> list[dict[str, Any]]:
-        """The results of a job's items, by number."""
-        with self.engine.connect() as connection:
-            rows = connection.execute(
-                sa.select(job_item.c.result)
-                .where(job_item.c.job_id == number, job_item.c.number >= first)
-                .order_by(job_item.c.number)
-                .limit(limit)
-            ).scalars()
-            return [json.loads(row) for row in rows]
-
-    def close(self) -> None:
-        self.engine.dispose()
+def open_database(data_dir: str) -> Engine:
+    """The database in this directory, with its tables; made, for its owner's eyes only, where there is none."""
+    path = Path(data_dir) / "admin.db"
+    path.touch(mode=0o600, exist_ok=True)
+    engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": 10})
+    with engine.begin() as connection:
+        connection.exec_driver_sql("BEGIN")  # all tables at once, and one sync for them
+        jobs.metadata.create_all(connection)
+        administration.metadata.create_all(connection)
+    return engine

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from notify.server.console.writes import CHANGES
-from notify.server.database import AdminDatabase
+from notify.server.database import open_database
+from notify.server.jobs.records import JobRecords
 from notify.testing.process import ServerProcess
 from tests.support.databases import empty_database
 from tests.support.http import ask, call
@@ -69,11 +70,11 @@ class Shop:
 
     def unended_job(self) -> int:
         """A job that runs, as far as the server knows, and does not end by itself."""
-        database = AdminDatabase(str(self.server.data_dir))
+        database = open_database(str(self.server.data_dir))
         try:
-            return database.add_job("redrive", "points", {"from": 0, "until": 0}, 0, 0)
+            return JobRecords(database).add_job("redrive", "points", {"from": 0, "until": 0}, 0, 0)
         finally:
-            database.close()
+            database.dispose()
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from notify.server.database import AdminDatabase
+from notify.server.database import open_database
 from notify.testing.ports import free_port
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.http import ask
@@ -30,7 +30,7 @@ def fail_syncs(times: int) -> str:
 
 def _one(fail_at: int) -> None:
     directory = Path(tempfile.mkdtemp(prefix="notify-eio-"))
-    AdminDatabase(str(directory)).close()  # its syncs are not meant
+    open_database(str(directory)).dispose()  # its syncs are not meant
     port = free_port()
     server = [sys.executable, "-m", "notify.cli.main", "serve", "--port", str(port), "--data-dir", str(directory)]
     inject = f"inject=fdatasync:error=EIO:when={fail_at}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlencode
 
-from notify.server.admin.redrive import EFFECTS_AGAIN, EFFECTS_KEPT
+from notify.server.jobs.redrive import EFFECTS_AGAIN, EFFECTS_KEPT
 from notify.testing import InMemoryServer
 from tests.support.http import admin, ask, post
 

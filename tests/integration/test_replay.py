@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from notify.client import Message, TransactionProducer
-from notify.server.admin import jobs
-from notify.server.admin.redrive import DeadLetters
+from notify.server.jobs import runner
+from notify.server.jobs.redrive import DeadLetters
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
@@ -152,7 +152,7 @@ def test_a_redriven_message_that_fails_again_is_dead_again(server: ServerProcess
 
 
 def test_all_dead_letters_as_a_job_that_survives_a_kill(unique: str, tmp_path: Path) -> None:
-    total = 3 * jobs.BATCH
+    total = 3 * runner.BATCH
     # It dies when much of a batch of the job is on the disk, before the job has noted that: the third sync of messages,
     # as all of them are published in one request.
     server = ServerProcess(tmp_path / "data", environment={"NOTIFY_CRASH_AT": "half.after_sync:3"}).start()
@@ -173,7 +173,7 @@ def test_all_dead_letters_as_a_job_that_survives_a_kill(unique: str, tmp_path: P
         assert len({i["id"] for i in items}) == total
         # Of what was on the disk the job says that it was there already.
         statuses = Counter(i["status"] for i in items)
-        assert set(statuses) == {200, 201} and statuses[200] <= jobs.BATCH
+        assert set(statuses) == {200, 201} and statuses[200] <= runner.BATCH
         assert sorted(map(int, bodies(drain(url, unique, unique, total)))) == list(range(total))
         code, answer = cli("dead-letter", "redrive", unique, "--all", "--reason", "again", "--url", url, "--json")
         assert code == 0 and (answer["state"], answer["done"]) == ("done", total)
@@ -193,7 +193,7 @@ def test_a_cancelled_job_stops_for_good(
     notify_server: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, is_cancelled = notify_server.url, asyncio.Event()
-    send_again, cancel = DeadLetters.send_again, jobs.Jobs.cancel
+    send_again, cancel = DeadLetters.send_again, runner.Jobs.cancel
     batches = itertools.count(1)
 
     async def held_in_the_second_batch(letters: DeadLetters, batch: Any, **options: Any) -> Any:
@@ -201,13 +201,13 @@ def test_a_cancelled_job_stops_for_good(
             await is_cancelled.wait()
         return await send_again(letters, batch, **options)
 
-    async def cancel_and_let_go(running_jobs: jobs.Jobs, number: int, why: str) -> None:
+    async def cancel_and_let_go(running_jobs: runner.Jobs, number: int, why: str) -> None:
         asyncio.get_running_loop().call_soon(is_cancelled.set)  # after the cancellation has been noted
         await cancel(running_jobs, number, why)
 
-    monkeypatch.setattr(jobs, "BATCH", 5)
+    monkeypatch.setattr(runner, "BATCH", 5)
     monkeypatch.setattr(DeadLetters, "send_again", held_in_the_second_batch)
-    monkeypatch.setattr(jobs.Jobs, "cancel", cancel_and_let_go)
+    monkeypatch.setattr(runner.Jobs, "cancel", cancel_and_let_go)
     subscribe(url, unique, unique)
     publish(url, unique, [str(n) for n in range(20)])
     die(Caller(url, unique, "i"), unique, 20, "boom")

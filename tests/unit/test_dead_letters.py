@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from notify.server.admin.jobs import Jobs
-from notify.server.admin.redrive import LOOKED_AT_ONCE, DeadLetters, Wanted
+from notify.server.jobs.redrive import LOOKED_AT_ONCE, DeadLetters, Wanted
+from notify.server.jobs.runner import Jobs
 from notify.storage.store import StoredMessage
 from notify.wire import Payload, encode_msgpack
 
@@ -58,7 +58,7 @@ def test_a_job_of_an_earlier_version_whose_filter_is_refused_now_fails_and_says_
     ended: list[tuple[str, str]] = []
     spec = {"group": "g", "wanted": {"filter": "headers.all(a, headers.all(b, true))"}, "from": 0, "until": 1}
     job = {"id": 1, "spec": spec, "position": 0, "done": 0}
-    database = SimpleNamespace(
+    records = SimpleNamespace(
         job=lambda number: job,
         jobs=lambda most, state: [job],
         end_job=lambda number, state, detail, now_us: ended.append((state, detail)),
@@ -66,7 +66,7 @@ def test_a_job_of_an_earlier_version_whose_filter_is_refused_now_fails_and_says_
     core = SimpleNamespace(clock=int)
 
     async def run() -> None:
-        jobs = Jobs(SimpleNamespace(database=database, core=core))  # type: ignore[arg-type]
+        jobs = Jobs(records, core)  # type: ignore[arg-type]
         await jobs.resume()
         await asyncio.gather(*jobs._running.values())
 

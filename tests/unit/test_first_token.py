@@ -9,7 +9,7 @@ import pytest
 
 from notify.server.access import tokens
 from notify.server.access.credential import Credential
-from notify.server.database import AdminDatabase
+from notify.server.database import open_database
 from notify.server.first_token import leave_first_token
 from notify.server.records import Records
 
@@ -27,9 +27,9 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def records(tmp_path: Path) -> Iterator[Records]:
-    database = AdminDatabase(str(tmp_path))
-    yield Records(database.engine)
-    database.close()
+    database = open_database(str(tmp_path))
+    yield Records(database)
+    database.dispose()
 
 
 def is_token_of(path: Path, credential: Credential) -> bool:

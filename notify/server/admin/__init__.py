@@ -26,7 +26,6 @@ from notify.server.admin import (
     topics,
     transactions,
 )
-from notify.server.admin.jobs import Jobs
 from notify.server.admin.writes import Desk
 
 if TYPE_CHECKING:
@@ -34,19 +33,18 @@ if TYPE_CHECKING:
 
 
 def router(app: App) -> APIRouter:
-    """All admin routes; `app.jobs` is set to what runs their long work."""
+    """All admin routes."""
     routes = APIRouter(tags=["admin"], dependencies=[Depends(guard.check_admin)])
     desk = Desk(app)
-    app.jobs = Jobs(desk)
     topics.add_routes(routes, desk)
-    dead_letters.add_routes(routes, desk, app.jobs)
+    dead_letters.add_routes(routes, desk)
     purge.add_routes(routes, desk)  # before those with an {action}
     repairs.add_routes(routes, desk)
     groups.add_routes(routes, desk)
     transactions.add_routes(routes, desk)
     messages.add_routes(routes, desk)
     limits.add_routes(routes, desk)
-    jobs.add_routes(routes, desk, app.jobs)
+    jobs.add_routes(routes, desk)
     bridges.add_routes(routes, desk)
     settings.add_routes(routes, desk)
     backups.add_routes(routes, desk)

@@ -11,10 +11,9 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from notify import ids
 from notify.errors import InvalidRequest
 from notify.limits import check_between
-from notify.server.admin.jobs import Jobs
-from notify.server.admin.redrive import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT, DeadLetters, Wanted
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.http import json_pulled
+from notify.server.jobs.redrive import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT, DeadLetters, Wanted
 from notify.storage.store import StoredMessage, dead_letter_topic, redriven_id
 from notify.wire import instant
 
@@ -48,7 +47,7 @@ class Redrive(Write):
     force: bool = Field(False, description="although the inbox's rows of some of these messages may be purged")
 
 
-def add_routes(routes: APIRouter, desk: Desk, jobs: Jobs) -> None:
+def add_routes(routes: APIRouter, desk: Desk) -> None:
     """The routes under `groups/{name}/dead-letters`."""
 
     async def shown(m: StoredMessage) -> dict[str, Any]:
@@ -88,7 +87,7 @@ def add_routes(routes: APIRouter, desk: Desk, jobs: Jobs) -> None:
             spec |= {"replay_effects": write.replay_effects, "force": write.force}
 
             async def begin() -> Any:
-                return {"job": await jobs.start("redrive", name, spec, end - start)}
+                return {"job": await desk.jobs.start("redrive", name, spec, end - start)}
 
             return await desk.carry_out(
                 write, who, "dead_letter.redrive", name, begin, {"at_most": end - start, "effects": effects}

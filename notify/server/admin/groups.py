@@ -11,16 +11,17 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from notify.errors import Conflict, InvalidRequest, NotFound
 from notify.limits import MODES, check_between, check_name
-from notify.server.admin import inboxes
-from notify.server.admin.redrive import EFFECTS_AGAIN, EFFECTS_KEPT, next_replay
+from notify.server.admin import inboxes as inbox_routes
 from notify.server.admin.topics import check_retry
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.core import Core
+from notify.server.delivery import inboxes
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.filter import Filter
 from notify.server.delivery.group import Group
 from notify.server.delivery.instances import ACTIVE_US, states
 from notify.server.delivery.turns import ONE_CLASS
+from notify.server.jobs.redrive import EFFECTS_AGAIN, EFFECTS_KEPT, next_replay
 from notify.storage.store import Priorities, PriorityClass, Subscription
 from notify.wire import instant
 
@@ -138,7 +139,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     _views(routes, desk)
     fresh: set[tuple[str, str]] = set()
     _subscriptions(routes, desk, fresh)
-    inboxes.add_routes(routes, desk, fresh)
+    inbox_routes.add_routes(routes, desk, fresh)
     _writes(routes, desk)
 
 
@@ -290,7 +291,7 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
                 {"queue": queue, "from": floor, "to": to, "again": max(0, floor - to), "left_out": max(0, to - floor)}
             )
             if to < floor:
-                times_us += inboxes.first_from(desk.core, write.topic, queue, to)
+                times_us += inboxes.first_from(desk.core.queues, write.topic, queue, to)
         if not (write.force or write.replay_effects):
             inboxes.refuse_before(s, times_us)
         moved = next_replay(s) if write.replay_effects else s

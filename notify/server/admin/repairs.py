@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from notify import ids
 from notify.errors import InvalidRequest, NotFound, NotifyError
-from notify.server.admin.redrive import send_to_group
 from notify.server.admin.writes import Desk, Who, Write
+from notify.server.jobs.redrive import send_to_group
 from notify.storage.store import Store, StoredMessage
 from notify.wire import PackedMessages, PackedPublished, decode_payload
 

@@ -17,8 +17,8 @@ from notify.storage.store import Topic
 if TYPE_CHECKING:
     from notify.server.administration import Administration
     from notify.server.app import App
-    from notify.server.database import AdminDatabase
     from notify.server.history import History
+    from notify.server.jobs.runner import Jobs
 
 
 async def _who(request: Request, user: Annotated[str, Header(alias="x-notify-user", max_length=255)] = "") -> str:
@@ -88,11 +88,11 @@ class Desk:
         return [] if self._app.alarms is None else self._app.alarms.now()
 
     @property
-    def database(self) -> AdminDatabase:
+    def jobs(self) -> Jobs:
         """Raises Unavailable while there is none."""
-        if self._app.database is None:
+        if self._app.jobs is None:
             raise Unavailable("the server is starting or stopping; try again")
-        return self._app.database
+        return self._app.jobs
 
     async def carry_out(
         self, write: Write, who: str, what: str, target: str, do: Callable[[], Awaitable[Any]], preview: Any

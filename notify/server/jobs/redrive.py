@@ -13,9 +13,9 @@ from typing import Any
 from notify import ids
 from notify.errors import InvalidRequest, NotFound, NotifyError
 from notify.message import FIRST_ID, REPLAY
-from notify.server.admin.inboxes import refuse_letter
 from notify.server.core import Core
 from notify.server.delivery.filter import Filter
+from notify.server.delivery.inboxes import refuse_letter
 from notify.storage.store import (
     NewMessage,
     NewTransaction,
@@ -189,7 +189,7 @@ async def send_to_group(
             topic = await _retry_topic(core, group, p)
             of = core.queues.subscription(group, p.topic)
             if of is not None and not (force or replay_effects):
-                refuse_letter(core, of, m, p)
+                refuse_letter(core.queues, of, m, p)
         except NotifyError as error:
             item |= {"status": error.status, "code": error.code, "detail": str(error)}
             continue

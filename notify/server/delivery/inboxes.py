@@ -1,0 +1,73 @@
+"""From when on a group's inbox is whole: messages from before that do not come again unasked.
+
+An inbox is a table of the consumer's own database; a purge takes its oldest rows, and then nothing tells whether such a
+message took effect. `inbox_from_us` of a subscription says from when on there is a row for each message that did.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from notify import ids
+from notify.errors import Conflict
+from notify.message import FIRST_ID
+from notify.storage.store import Store, StoredMessage, Subscription
+from notify.wire import Payload, instant
+
+NEVER_TOLD = -1
+"""`inbox_from_us` of a subscription whose consumers have not told of an inbox."""
+READ_BYTES = 1
+
+
+def refuse_before(s: Subscription, times_us: Iterable[int]) -> None:
+    """Raises Conflict if one of these messages, by when it was committed, is older than what the inbox has rows of."""
+    if any(time_us < s.inbox_from_us for time_us in times_us):
+        raise Conflict(
+            f"the inbox of group {s.group!r} has rows of topic {s.topic!r} only from {instant(s.inbox_from_us)} on: "
+            "older messages would take effect a second time; begin later, or send force (of a start: subscribe the "
+            "group first, with force)",
+            "before_inbox",
+        )
+
+
+def first_from(queues: Store, topic: str, queue: int, offset: int) -> list[int]:
+    """When the first message from an offset on was committed; empty where there is none."""
+    return [m.committed_us for m in queues.read(topic, queue, offset, 1, READ_BYTES)]
+
+
+def refuse_letter(queues: Store, s: Subscription, m: StoredMessage, p: Payload) -> None:
+    """As `refuse_before`, for a dead letter: by its commit where it is still in its queue, else by its first id."""
+    headers = p.headers or {}
+    try:
+        transaction, _ = ids.parse_message_id(headers.get(FIRST_ID, ""))
+    except ValueError:
+        transaction = m.transaction_id
+    began_us = ids.milliseconds(transaction) * 1000
+    queue, offset = headers.get("notify-dead-letter-queue", ""), headers.get("notify-dead-letter-offset", "")
+    if began_us < s.inbox_from_us and queue.isdecimal() and offset.isdecimal():
+        # The id has the time of its producer's clock.
+        for original in queues.read(p.topic, int(queue), int(offset), 1, READ_BYTES):
+            if original.transaction_id == transaction:
+                began_us = original.committed_us
+    refuse_before(s, [began_us])
+
+
+def although(s: Subscription, force: bool) -> Subscription:
+    """With `force` an inbox that has never been told of is taken for whole: somebody wants the effects again."""
+    return dataclasses.replace(s, inbox_from_us=max(s.inbox_from_us, 0)) if force else s
+
+
+def whole_from(queues: Store, s: Subscription, from_us: int, now_us: int, is_fresh: bool) -> int:
+    """What was settled before a group was first told of has no rows. Raises Conflict for a start before the inbox's."""
+    if s.inbox_from_us != NEVER_TOLD:
+        return max(s.inbox_from_us, from_us)
+    topic = queues.topic(s.topic)
+    times_us = []
+    for queue in range(topic.queues if topic is not None else 0):
+        progress = queues.progress(s.group, s.topic, queue)
+        if not is_fresh and (progress.settled or progress.floor > queues.bounds(s.topic, queue)[0]):
+            return max(now_us, from_us)
+        times_us += first_from(queues, s.topic, queue, progress.floor)
+    refuse_before(dataclasses.replace(s, inbox_from_us=from_us), times_us)
+    return from_us
