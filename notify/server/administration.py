@@ -38,13 +38,19 @@ T = TypeVar("T")
 class Administration:
     """Configuration and access as the records have them; looks for what others changed, every second and on demand."""
 
-    def __init__(self, settings: Settings, engine: Engine, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        clock: Clock,
+        on_change: Callable[[Configuration], None] = lambda configuration: None,
+    ) -> None:
+        """`on_change` is called when other settings or limits hold."""
         self.records = Records(engine)
         self.configuration = Configuration(settings)
         self.access = Access(settings, self.look, clock)
         self.clock = clock
-        self.on_change: Callable[[Configuration], None] = lambda configuration: None
-        """Called when other settings or limits hold."""
+        self._on_change = on_change
         self._versions: dict[str, int] = {}
         self._task: asyncio.Task[None] | None = None
         self._one_look = asyncio.Lock()
@@ -89,7 +95,7 @@ class Administration:
             log.error("revision_refused", revision=revision.number, reason=str(error)[:300])
             return
         self.access.configure(self.configuration.settings)
-        self.on_change(self.configuration)
+        self._on_change(self.configuration)
         log.info("settings_changed", revision=revision.number, who=revision.who)
 
     async def _run(self) -> None:

@@ -6,63 +6,65 @@ import asyncio
 import resource
 import shutil
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 
-from notify.server.alarms import MEANING
+from notify.server.alarms import MEANING, Alarms
+from notify.server.connections import Connections
+from notify.server.core import Core
 from notify.server.delivery.instances import states
 from notify.server.http import Answer
 from notify.server.metrics import Exposition
+from notify.server.running import Running
 from notify.wire import JSON, encode_json
-
-if TYPE_CHECKING:
-    from notify.server.app import App
-    from notify.server.core import Core
 
 PROBES = ("/livez", "/readyz")
 STALLED_US = 10_000_000
 BUSIEST_TOPICS = 100
 
 
-def answer(app: App, path: str) -> Answer:
-    """The answer to a path of PROBES: 200 or 503, and one word in JSON."""
-    core = app.core
+def answer(running: Running | None, path: str) -> Answer:
+    """The answer to a path of PROBES: 200 or 503, and one word in JSON. `running`: None before the start."""
     if path == "/livez":
         # 503 where the core stands still.
-        if core is not None and core.clock() - core.ticked_us > STALLED_US:
+        if running is not None and running.core.clock() - running.core.ticked_us > STALLED_US:
             return _status(503, "stalled")
         return _status(200, "live")
-    if core is None:
+    if running is None:
         return _status(503, "starting", retry_after=1)
-    return _status(200, "ready", shard=app.settings.shard)
+    return _status(200, "ready", shard=running.core.settings.shard)
 
 
 def _status(status: int, word: str, retry_after: int = 0, **more: str) -> Answer:
     return Answer(status, JSON, encode_json({"status": word} | more), retry_after)
 
 
-def router(app: App) -> APIRouter:
-    """The routes as FastAPI serves and documents them; `notify serve` answers probes before they come to it."""
+def router(what_runs: Callable[[], Running | None], connections: Connections) -> APIRouter:
+    """The routes as FastAPI serves and documents them; `notify serve` answers probes before they come to it.
+
+    `what_runs` gives None before the start.
+    """
     routes = APIRouter()
 
     @routes.get("/livez")
     async def livez() -> Response:
         """200 while time is acted upon; 503 where the core stands still."""
-        return _response(answer(app, "/livez"))
+        return _response(answer(what_runs(), "/livez"))
 
     @routes.get("/readyz")
     async def readyz() -> Response:
         """200 once the storage is recovered and while it takes writes."""
-        return _response(answer(app, "/readyz"))
+        return _response(answer(what_runs(), "/readyz"))
 
     @routes.get("/metrics")
     async def metrics(request: Request) -> PlainTextResponse:
         request.state.principal.check("view")
-        core = app.core
-        if core is None:
+        running = what_runs()
+        if running is None:
             return PlainTextResponse("", 503)
+        core = running.core
         now_us = core.clock()
         disk = await asyncio.to_thread(shutil.disk_usage, core.settings.data_dir)
         doubt = await core.store.in_doubt()
@@ -78,14 +80,14 @@ def router(app: App) -> APIRouter:
         shown.gauge("notify_disk_size_bytes", "Size of the disk of the log", disk.total)
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         shown.gauge("notify_resident_bytes", "Largest resident size of the process", resident)
-        shown.gauge("notify_connections", "Connections that are open", app.connections.count)
-        shown.gauge("notify_connections_most", "Connections that there may be", app.connections.most)
+        shown.gauge("notify_connections", "Connections that are open", connections.count)
+        shown.gauge("notify_connections_most", "Connections that there may be", connections.most)
         shown.gauge(
-            "notify_connections_turned_away", "Connections and requests without a place", app.connections.turned_away
+            "notify_connections_turned_away", "Connections and requests without a place", connections.turned_away
         )
         if core.has_queues:
             _add_queues(shown, core)
-        _add_alarms(shown, app)
+        _add_alarms(shown, running.alarms)
         return PlainTextResponse(shown.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return routes
@@ -96,8 +98,8 @@ def _response(answered: Answer) -> Response:
     return Response(answered.body, answered.status, headers, answered.kind)
 
 
-def _add_alarms(shown: Exposition, app: App) -> None:
-    raised = Counter(name for name, _ in app.alarms.raised) if app.alarms is not None else Counter()
+def _add_alarms(shown: Exposition, alarms: Alarms) -> None:
+    raised = Counter(name for name, _ in alarms.raised)
     shown.gauges(
         "notify_alarms",
         "What is wrong now, by alarm; see the operating guide",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import sqlalchemy as sa
 import structlog
@@ -30,10 +30,31 @@ CONSUMERS_EVERY, FORGET_EVERY = 2, 600
 """Heartbeats of its own, a second each, between two of its consumers, and between two looks for what is long gone."""
 
 
+class Work(Protocol):
+    """What a server tells the others of its work."""
+
+    def count(self) -> int:
+        """How many transactions it has stored so far: its load is what they grow by."""
+
+    def consumers(self) -> Sequence[Member]:
+        """The consumers that ask it for messages."""
+
+
+class Idle:
+    """The work of a server that has not started to serve."""
+
+    def count(self) -> int:
+        return 0
+
+    def consumers(self) -> Sequence[Member]:
+        return ()
+
+
 class Membership:
     """Heartbeats, the members as of the last one, and how far this machine's clock is from the database's."""
 
-    def __init__(self, engine: Engine, me: Member) -> None:
+    def __init__(self, engine: Engine, me: Member, shards: SqlShards | None = None) -> None:
+        """`shards`: what follows the key map, and whose changes of it are carried on here."""
         self.engine = engine
         self.me = me
         self.members: Sequence[Member] = ()
@@ -42,15 +63,11 @@ class Membership:
         self.clock_offset_us = 0
         """Microseconds to add to this machine's clock to get the database's."""
         self._warned = False
-        self.count: Callable[[], int] = lambda: 0
-        """How many transactions this server has stored so far: its load is what they grow by."""
+        self._work: Work = Idle()
         self._counted = (0.0, 0)
-        self.consumers: Callable[[], Sequence[Member]] = lambda: ()
-        """The consumers that ask this server for messages."""
         self._beats = 0
         self._is_announced = False
-        self.shards: SqlShards | None = None
-        """The storage that follows the key map, and whose changes of it this server carries on."""
+        self._shards = shards
         self._task: asyncio.Task[None] | None = None
         self._changing: asyncio.Task[None] | None = None
 
@@ -63,8 +80,9 @@ class Membership:
         refused while it starts, and keep to another one."""
         await asyncio.to_thread(self._beat)
 
-    async def announce(self) -> None:
-        """Be a member from now on, since requests are about to be answered."""
+    async def announce(self, work: Work) -> None:
+        """Be a member from now on, since requests are about to be answered, and tell the others of this work."""
+        self._work = work
         self._is_announced = True
         await asyncio.to_thread(self._beat)
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -74,18 +92,18 @@ class Membership:
             await asyncio.sleep(registry.HEARTBEAT_SECONDS)
             self._beats += 1
             # Gathered here: a thread must not walk what the loop changes.
-            consumers = self.consumers() if self._beats % CONSUMERS_EVERY == 0 else ()
+            consumers = self._work.consumers() if self._beats % CONSUMERS_EVERY == 0 else ()
             try:
                 await asyncio.to_thread(self._beat, consumers)
             except Exception as error:
                 log.warning("heartbeat_failed", reason=str(error)[:300])
             # Beside the heartbeats: a shard that does not answer must not make this server look gone.
-            shards = self.shards
+            shards = self._shards
             if shards is not None and shards.key_map.previous and (self._changing is None or self._changing.done()):
                 self._changing = asyncio.get_running_loop().create_task(asyncio.to_thread(self._change_key_map, shards))
 
     def _beat(self, consumers: Sequence[Member] = ()) -> None:
-        counted = (time.monotonic(), self.count())
+        counted = (time.monotonic(), self._work.count())
         self.me.load = (counted[1] - self._counted[1]) / max(0.001, counted[0] - self._counted[0])
         self._counted = counted
         with self.engine.begin() as connection:
@@ -97,14 +115,14 @@ class Membership:
             for consumer in consumers:
                 registry.heartbeat(connection, consumer)
             found = registry.members(connection)
-            newest = None if self.shards is None else key_map.newest(connection)
+            newest = None if self._shards is None else key_map.newest(connection)
         if self._is_announced and self._beats % FORGET_EVERY == 0:
             # In a transaction of its own: InnoDB locks what it reads here, and two servers that each hold a row of
             # theirs would wait for each other.
             with self.engine.begin() as connection:
                 registry.forget_the_long_gone(connection)
-        if self.shards is not None and newest is not None:
-            self._follow_key_map(newest, self.shards)
+        if self._shards is not None and newest is not None:
+            self._follow_key_map(newest, self._shards)
         if _servers(found) != _servers(self.members):
             self.version += 1
         self.members = found
@@ -143,20 +161,7 @@ class Membership:
         """The answer of `GET /v1/members`."""
         return {
             "version": self.version,
-            "members": [
-                {
-                    "name": m.name,
-                    "kind": m.kind,
-                    "url": m.url,
-                    "roles": list(m.roles),
-                    "shards": list(m.shards),
-                    "room": m.room,
-                    "load": m.load,
-                    "age": round(m.age, 3),
-                    "detail": m.detail,
-                }
-                for m in self.members
-            ],
+            "members": [shown(m) for m in self.members],
         }
 
     async def stop(self) -> None:
@@ -170,6 +175,21 @@ class Membership:
     def _leave(self) -> None:
         with self.engine.begin() as connection:
             registry.leave(connection, self.me.name)
+
+
+def shown(m: Member) -> dict[str, Any]:
+    """A member as `GET /v1/members` has it."""
+    return {
+        "name": m.name,
+        "kind": m.kind,
+        "url": m.url,
+        "roles": list(m.roles),
+        "shards": list(m.shards),
+        "room": m.room,
+        "load": m.load,
+        "age": round(m.age, 3),
+        "detail": m.detail,
+    }
 
 
 def _servers(members: Sequence[Member]) -> list[tuple[Any, ...]]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import urllib.parse
 from collections.abc import Coroutine, Sized
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from typing import Protocol as Structure
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -19,12 +20,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from notify.errors import InvalidRequest, NotifyError, TooLarge, Unavailable
 from notify.limits import LIMITS
 from notify.server import health
+from notify.server.access.guard import NOT_RUNNING, Door
 from notify.server.access.principal import NOBODY
-from notify.server.connections import Place, too_many
+from notify.server.connections import Connections, Place, too_many
+from notify.server.held import Unread, Unverified
 from notify.server.http import Answer, Request, fault_of
-
-if TYPE_CHECKING:
-    from notify.server.app import App
 
 HEADER_BYTES = 64 << 10
 """The most that a request's head may have, and as much again for chunk extensions and trailers."""
@@ -54,6 +54,17 @@ CLOSE = (b"connection", b"close")
 
 ANSWERED = Request("GET", "/", b"", [])
 """In place of a request that is answered."""
+
+
+class Application(Door, Structure):
+    """What a connection needs of the application whose requests it reads."""
+
+    connections: Connections
+    unread: Unread
+    unverified: Unverified
+
+    async def answer(self, request: Request) -> Answer:
+        """The answer to a request to a data route, or a probe."""
 
 
 class DataCycle:
@@ -224,7 +235,7 @@ class Protocol(HttpToolsProtocol):
     behind any number of requests that wait for their answers.
     """
 
-    app: App
+    app: Application
     cycle: DataCycle  # type: ignore[assignment]
 
     def connection_made(self, transport: Any) -> None:
@@ -423,9 +434,11 @@ class Protocol(HttpToolsProtocol):
 
     async def verify(self, request: Request) -> NotifyError | None:
         """Note who asks where `_admit` could not tell. Why they may not, if so."""
-        assert self.app.access is not None
+        access = self.app.access
+        if access is None:
+            return Unavailable(NOT_RUNNING)
         try:
-            request.principal = await self.app.access.verify(request.authorization, self._certificate)
+            request.principal = await access.verify(request.authorization, self._certificate)
         except NotifyError as error:
             return _without_frames(error)
         except Exception:

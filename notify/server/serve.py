@@ -117,7 +117,11 @@ def serve(settings: Settings) -> int:
         raise InvalidRequest(f"cannot make the data directory {settings.data_dir}: {error.strerror}") from None
     _keep_to_owner(Path(settings.data_dir))
     sys.setswitchinterval(SWITCH_SECONDS)
-    app = App(settings, open_store)
+
+    def stop_serving() -> None:
+        server.should_exit = True
+
+    app = App(settings, open_store, on_start=started, on_failure=stop_serving)
     app.connections.most = allowed_by_files(settings.connections)
     config = uvicorn.Config(
         app,
@@ -146,8 +150,6 @@ def serve(settings: Settings) -> int:
         app.url = app.url or address
         log.info("listening", url=address, data_dir=settings.data_dir, shard=settings.shard)
         server = uvicorn.Server(config)
-        app.on_started = started
-        app.stop_serving = lambda: setattr(server, "should_exit", True)
         server.run(sockets=[listening])
         if app.failed is not None:
             raise app.failed

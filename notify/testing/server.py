@@ -191,9 +191,9 @@ class InMemoryServer:
         if seconds < 0:
             raise ValueError("time goes on, not back")
         self._offset_us += round(seconds * 1_000_000)
-        core = None if self._server is None else self._app.core
-        if core is not None:
-            asyncio.run_coroutine_threadsafe(core.act(), self._loop).result(SETTLE_SECONDS)
+        running = None if self._server is None else self._app.running_or_none()
+        if running is not None:
+            asyncio.run_coroutine_threadsafe(running.core.act(), self._loop).result(SETTLE_SECONDS)
 
     def freeze(self) -> None:
         """Stop the server's clock: from now on only `advance` moves it, and nothing runs out on a slow machine."""
@@ -274,9 +274,10 @@ class InMemoryServer:
         return asyncio.run_coroutine_threadsafe(self._look(topic), self._loop).result(SETTLE_SECONDS)
 
     async def _look(self, topic: str | None) -> list[Stored]:
-        core = self._app.core
-        if core is None:
+        running = self._app.running_or_none()
+        if running is None:
             raise error_of(503, "unavailable", "the server in memory is not started")
+        core = running.core
         found: list[Stored] = []
         for t in core.queues.topics():
             if topic not in (None, t.name):

@@ -241,11 +241,13 @@ def test_what_others_could_reach_needs_access_and_tls() -> None:
 
 
 def test_where_the_servers_are_takes_a_right_and_who_else_is_there_takes_view(guarded: GuardedInMemory) -> None:
-    everyone = guarded.server._app.members()
+    everyone = guarded.server._app.running().members()
     consumer = everyone["members"][0] | {"name": "points/i1", "kind": "consumer", "detail": {"group": "points"}}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(
-            guarded.server._app._data, "_members", lambda: everyone | {"members": [*everyone["members"], consumer]}
+            guarded.server._app.running().data,
+            "_members",
+            lambda: everyone | {"members": [*everyone["members"], consumer]},
         )
 
         def kinds(*rights: str) -> list[str]:

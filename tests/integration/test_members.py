@@ -21,7 +21,7 @@ from notify.client.servers import Servers
 from notify.client.transactions import TransactionClient, accepted, pack
 from notify.errors import Unavailable
 from notify.message import Message
-from notify.server.membership import Membership
+from notify.server.membership import Idle, Membership
 from notify.storage.sql import registry
 from notify.storage.sql.dialects import open_engine
 from notify.testing.process import ServerProcess
@@ -178,7 +178,7 @@ def test_servers_that_start_at_once_do_not_stop_each_other(
     async def start(engine: sa.Engine, name: str) -> None:
         membership = Membership(engine, registry.Member(name, "server"))
         await membership.start()
-        await membership.announce()
+        await membership.announce(Idle())
         await membership.stop()
 
     with empty_database(kind, database_urls, tmp_path) as url, ThreadPoolExecutor() as threads:
@@ -201,7 +201,7 @@ def test_a_server_is_no_member_before_it_answers(tmp_path: Path) -> None:
         await membership.start()
         with engine.connect() as connection:
             assert registry.members(connection) == []
-        await membership.announce()
+        await membership.announce(Idle())
         assert [m.name for m in membership.members] == ["early"]
         await membership.stop()
 

@@ -406,11 +406,9 @@ def routes(room: Room) -> set[str]:
 
 async def _kept(room: Room) -> Any:
     """What a refused request must not change: all that the server keeps but when credentials were used."""
-    app = room.server.server._app
-    core, administration = app.core, app.administration
-    assert core is not None
-    assert administration is not None
-    queues, records = core.queues, administration.records
+    running = room.server.server._app.running()
+    core = running.core
+    queues, records = core.queues, running.administration.records
     topics = [(t, [queues.bounds(t.name, q) for q in range(t.queues)]) for t in queues.topics()]
     undecided = await core.store.undecided(None, None, None, 100_000)
     groups = {name: (g.paused, sorted(g.leases), sorted(g.instances)) for name, g in core.delivery.groups.items()}

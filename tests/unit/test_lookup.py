@@ -377,7 +377,7 @@ def test_a_subjects_credential_that_ended_counts_no_more() -> None:
     async def main() -> None:
         registry, _ = with_issuer()
         now_us = wall_clock()
-        registry.access._clock = lambda: now_us
+        registry.access.clock = lambda: now_us
         registry.make("subject", "person", "admin", expires_us=now_us + 1_000_000)
         assert (await registry.access.principal(b"Bearer k1/person", None)).may("admin")
         now_us += 2_000_000

@@ -185,7 +185,7 @@ def test_admin_routes_hold_no_more_either(is_let_in: bool) -> None:
 
     async def run() -> None:
         served = Served()
-        app = SimpleNamespace(settings=Settings(access=True), access=served.access, core=SimpleNamespace(clock=int))
+        app = SimpleNamespace(settings=Settings(access=True), access=served.access)
         taken_by_app = 0
 
         async def asgi(scope: Any, receive: Any, send: Any) -> None:

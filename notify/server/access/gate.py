@@ -65,7 +65,7 @@ class Access:
 
         `clock`: the one by which credentials were made; this machine's own may differ from it.
         """
-        self._clock = clock
+        self.clock = clock
         self.on = settings.access
         self.settings = settings
         self._provider: Provider | None = None
@@ -131,7 +131,7 @@ class Access:
         if remembered is None:
             return None
         principal, credential, until = remembered
-        now_us = self._clock()
+        now_us = self.clock()
         if credential is not None and not credential.holds(now_us):
             return None
         if now_us > until * 1e6:
@@ -199,9 +199,9 @@ class Access:
             if certificate is None:
                 raise Unauthorized(_NOTHING_SHOWN)
             credential = self._by_proof.get(("certificate", certificate))
-            if credential is None or not credential.holds(self._clock()):
+            if credential is None or not credential.holds(self.clock()):
                 return None
-            self.used_us[credential.id] = self._clock()
+            self.used_us[credential.id] = self.clock()
             return self._principal_of(credential)
         scheme, _, shown = authorization.partition(b" ")
         if scheme.lower() != b"bearer":
@@ -220,11 +220,11 @@ class Access:
             return None
         if credential is None or credential.kind != "token" or not tokens.is_proved(token, credential.proof):
             raise Unauthorized(_NOT_OURS)
-        if not credential.holds(self._clock()):
+        if not credential.holds(self.clock()):
             raise Unauthorized("this token has expired or was revoked: ask for a new one")
         principal = self._principal_of(credential)
         self._remember(authorization, principal, credential, 1 << 40)
-        self.used_us[credential.id] = self._clock()
+        self.used_us[credential.id] = self.clock()
         return principal
 
     async def _of_provider(self, authorization: bytes, token: bytes) -> Principal:
@@ -252,7 +252,7 @@ class Access:
             rights = (*rights, *parse_rights(credential.rights))
             quota = self._quota(credential.id, credential.requests, credential.polls)
             principal = Principal(credential.name, rights, quota)
-        until = min(claims.expires_at, self._clock() / 1e6 + KNOWN_SECONDS)
+        until = min(claims.expires_at, self.clock() / 1e6 + KNOWN_SECONDS)
         self._remember(authorization, principal, credential, until)
         return principal
 
@@ -261,7 +261,7 @@ class Access:
         quota = self._quotas.pop(key, None)
         requests, polls = requests or self.settings.principal_requests, polls or self.settings.principal_polls
         if quota is None or (quota.requests, quota.polls) != (requests, polls):
-            quota = Quota(requests, polls, self._clock())
+            quota = Quota(requests, polls, self.clock())
         while len(self._quotas) >= SUBJECTS:
             self._quotas.popitem(last=False)
         self._quotas[key] = quota
@@ -303,14 +303,14 @@ class Access:
         Raises Unavailable where that cannot be known; but unless it `is_needed`, what the token itself says is enough.
         """
         credential = self._by_proof.get(("subject", subject))
-        if credential is None or not credential.holds(self._clock()):
+        if credential is None or not credential.holds(self.clock()):
             try:
                 await self._lookup.look()
             except Unavailable:
                 if is_needed:
                     raise
             credential = self._by_proof.get(("subject", subject))
-        return credential if credential is not None and credential.holds(self._clock()) else None
+        return credential if credential is not None and credential.holds(self.clock()) else None
 
     def _principal_of(self, credential: Credential) -> Principal:
         found = self._principals.get(credential.id)
@@ -322,7 +322,7 @@ class Access:
 
     def _made(self, name: str, rights: Sequence[Right], requests: float, polls: int) -> Principal:
         requests, polls = requests or self.settings.principal_requests, polls or self.settings.principal_polls
-        return Principal(name, rights, Quota(requests, polls, self._clock()))
+        return Principal(name, rights, Quota(requests, polls, self.clock()))
 
     def _remember(self, shown: bytes, principal: Principal, credential: Credential | None, until: float) -> None:
         while len(self._known) >= KNOWN:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from fastapi import HTTPException, Request
 
 from notify.errors import Unauthorized, Unavailable
+from notify.server.access.gate import Access
 from notify.server.access.principal import EVERYONE, NOBODY, Principal
 from notify.server.browsers import refuse_foreign_pages
-
-if TYPE_CHECKING:
-    from notify.server.app import App
+from notify.settings import Settings
 
 COOKIE = "notify_token"
 """Where a browser keeps its token: the console's, out of reach of scripts, and not sent by other sites' pages."""
@@ -23,19 +22,33 @@ ADMIN_BYTES = 1 << 20
 OPEN = ("/livez", "/readyz", "/login", "/static/")
 """Paths that are served to anyone: health, and the page to log in."""
 
+NOT_RUNNING = "the server is starting or stopping; try again"
+
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 
-async def admit(scope: dict[str, Any], app: App) -> None:
+class Door(Protocol):
+    """Where a server says who may come in."""
+
+    @property
+    def settings(self) -> Settings:
+        """Those that hold now."""
+
+    @property
+    def access(self) -> Access | None:
+        """None while the server is starting or stopping."""
+
+
+async def admit(scope: dict[str, Any], door: Door) -> None:
     """Note who asks in the scope's state. Raises Unauthorized, Forbidden, Backpressure or Unavailable."""
     state = scope.setdefault("state", {})
-    state["principal"] = EVERYONE if not app.settings.access else NOBODY
-    refuse_foreign_pages(scope["method"], scope["headers"], app.settings)
-    access = app.access
+    state["principal"] = EVERYONE if not door.settings.access else NOBODY
+    refuse_foreign_pages(scope["method"], scope["headers"], door.settings)
+    access = door.access
     if access is None:
         # Started or stopped: what is not open is not answered.
-        if app.settings.access and not scope["path"].startswith(OPEN):
-            raise Unavailable("the server is starting or stopping; try again")
+        if door.settings.access and not scope["path"].startswith(OPEN):
+            raise Unavailable(NOT_RUNNING)
         return
     if not access.on:
         return
@@ -48,8 +61,7 @@ async def admit(scope: dict[str, Any], app: App) -> None:
             state["principal"] = access.admit(shown, certificate) or NOBODY
         return
     principal = await access.principal(shown, certificate)
-    assert app.core is not None
-    principal.take_request(app.core.clock())
+    principal.take_request(access.clock())
     state["principal"] = principal
 
 

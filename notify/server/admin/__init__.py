@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from fastapi import APIRouter, Depends
 
@@ -27,15 +27,13 @@ from notify.server.admin import (
     transactions,
 )
 from notify.server.admin.writes import Desk
-
-if TYPE_CHECKING:
-    from notify.server.app import App
+from notify.server.running import Running
 
 
-def router(app: App) -> APIRouter:
-    """All admin routes."""
+def router(running: Callable[[], Running]) -> APIRouter:
+    """All admin routes. `running` gives what runs, or raises Unavailable."""
     routes = APIRouter(tags=["admin"], dependencies=[Depends(guard.check_admin)])
-    desk = Desk(app)
+    desk = Desk(running)
     topics.add_routes(routes, desk)
     dead_letters.add_routes(routes, desk)
     purge.add_routes(routes, desk)  # before those with an {action}

@@ -41,7 +41,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             },
             "parked": {"count": doubt.parked, "is_more": doubt.parked == doubt.counted_to != 0},
             "disk": {"total": disk.total, "free": disk.free, "used_share": round(1 - disk.free / disk.total, 4)},
-            "alarms": desk.alarms(),
+            "alarms": desk.alarms.now(),
             "queues": _queues(core, now_us) if core.has_queues else None,
         }
 

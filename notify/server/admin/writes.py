@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from notify.errors import NotFound, Unavailable
+from notify.errors import NotFound
 from notify.server.access import EVERYONE, Principal
+from notify.server.administration import Administration
+from notify.server.alarms import Alarms
 from notify.server.core import Core
+from notify.server.history import History
+from notify.server.jobs.runner import Jobs
+from notify.server.running import Running
 from notify.storage.store import Topic
-
-if TYPE_CHECKING:
-    from notify.server.administration import Administration
-    from notify.server.app import App
-    from notify.server.history import History
-    from notify.server.jobs.runner import Jobs
 
 
 async def _who(request: Request, user: Annotated[str, Header(alias="x-notify-user", max_length=255)] = "") -> str:
@@ -47,52 +46,42 @@ class Write(BaseModel):
 
 
 class Desk:
-    """Where the admin routes find the server, and carry out writes."""
+    """Where the admin routes find what runs, and carry out writes. All of it raises Unavailable while nothing runs."""
 
-    def __init__(self, app: App) -> None:
-        self._app = app
+    def __init__(self, running: Callable[[], Running]) -> None:
+        """`running` gives what runs, or raises Unavailable."""
+        self._running = running
 
     @property
     def core(self) -> Core:
-        """Raises Unavailable while there is none."""
-        if self._app.core is None:
-            raise Unavailable("the server is starting or stopping; try again")
-        return self._app.core
-
-    def topic(self, name: str) -> Topic:
-        """Raises NotFound."""
-        found = self.core.queues.topic(name)
-        if found is None:
-            raise NotFound(f"there is no topic {name[:100]!r}")
-        return found
-
-    def members(self) -> dict[str, Any]:
-        return self._app.members()
+        return self._running().core
 
     @property
     def administration(self) -> Administration:
-        """Raises Unavailable while there is none."""
-        if self._app.administration is None:
-            raise Unavailable("the server is starting or stopping; try again")
-        return self._app.administration
-
-    @property
-    def history(self) -> History:
-        """Raises Unavailable while there is none."""
-        if self._app.history is None:
-            raise Unavailable("the server is starting or stopping; try again")
-        return self._app.history
-
-    def alarms(self) -> list[dict[str, Any]]:
-        """The alarms that are raised now."""
-        return [] if self._app.alarms is None else self._app.alarms.now()
+        return self._running().administration
 
     @property
     def jobs(self) -> Jobs:
-        """Raises Unavailable while there is none."""
-        if self._app.jobs is None:
-            raise Unavailable("the server is starting or stopping; try again")
-        return self._app.jobs
+        return self._running().jobs
+
+    @property
+    def history(self) -> History:
+        return self._running().history
+
+    @property
+    def alarms(self) -> Alarms:
+        return self._running().alarms
+
+    def members(self) -> dict[str, Any]:
+        """What `GET /v1/members` answers."""
+        return self._running().members()
+
+    def topic(self, name: str) -> Topic:
+        """Raises NotFound."""
+        topic = self.core.queues.topic(name)
+        if topic is None:
+            raise NotFound(f"there is no topic {name[:100]!r}")
+        return topic
 
     async def carry_out(
         self, write: Write, who: str, what: str, target: str, do: Callable[[], Awaitable[Any]], preview: Any

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, unquote, urlencode
 
 from fastapi import Request
+from starlette.types import ASGIApp, Message
 
 from notify.errors import NotifyError
-
-if TYPE_CHECKING:
-    from notify.server.app import App
 
 
 class Refused(NotifyError):
@@ -31,8 +29,9 @@ def path_of(template: str, **names: str) -> str:
 class Api:
     """Calls of one page."""
 
-    def __init__(self, app: App, request: Request) -> None:
-        self._app = app
+    def __init__(self, routes: ASGIApp, request: Request) -> None:
+        """`routes` serves the admin routes; `request` is the browser's."""
+        self._routes = routes
         self._request = request
 
     async def get(self, path: str, **query: Any) -> dict[str, Any]:
@@ -60,15 +59,15 @@ class Api:
             "root_path": "",
             "state": {"principal": self._request.state.principal},
         }
-        sent: list[dict[str, Any]] = []
+        sent: list[Message] = []
 
-        async def receive() -> dict[str, Any]:
+        async def receive() -> Message:
             return {"type": "http.request", "body": data, "more_body": False}
 
-        async def send(message: dict[str, Any]) -> None:
+        async def send(message: Message) -> None:
             sent.append(message)
 
-        await self._app.fastapi(scope, receive, send)  # type: ignore[arg-type]
+        await self._routes(scope, receive, send)
         status = int(sent[0]["status"])
         text = b"".join(message.get("body", b"") for message in sent[1:])
         found = json.loads(text) if text else {}

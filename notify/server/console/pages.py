@@ -6,26 +6,24 @@ import dataclasses
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, quote, urlencode
 
 import jinja2
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
+from starlette.types import ASGIApp
 
 from notify import __version__
 from notify.errors import InvalidRequest, NotFound, NotifyError, TooLarge, Unauthorized
 from notify.server.access import EVERYONE
-from notify.server.access.guard import COOKIE
+from notify.server.access.guard import COOKIE, Door
 from notify.server.console import shown
 from notify.server.console.api import Api, path_of
 from notify.server.console.writes import CHANGES, Change, Input
 from notify.settings import Settings
 from notify.storage.store import dead_letter_topic
-
-if TYPE_CHECKING:
-    from notify.server.app import App
 
 HERE = Path(__file__).parent
 ROWS = 100
@@ -98,14 +96,14 @@ def static_files() -> StaticFiles:
     return StaticFiles(directory=HERE / "static")
 
 
-def router(app: App) -> APIRouter:
-    """All pages."""
+def router(api: ASGIApp, door: Door) -> APIRouter:
+    """All pages. `api` serves the admin routes that they ask, `door` says who may sign in."""
     routes = APIRouter(include_in_schema=False)
 
     def page(path: str, template: str, title: str, ask: Page) -> None:
         async def serve(request: Request) -> Response:
             try:
-                values = await ask(Api(app, request), request)
+                values = await ask(Api(api, request), request)
             except NotifyError as error:
                 return failed(request, error)
             return _page(template, request, 200, **({"title": title} | values))
@@ -114,13 +112,13 @@ def router(app: App) -> APIRouter:
 
     for path, template, title, ask in PAGES:
         page(path, template, title, ask)
-    _signing_in(routes, app)
-    _writes(routes, app)
+    _signing_in(routes, door)
+    _writes(routes, api)
 
     @routes.get("/overview/history", response_model=None)
     async def history(request: Request) -> Response:
         try:
-            return JSONResponse(await Api(app, request).get("history"), headers=SECURITY)
+            return JSONResponse(await Api(api, request).get("history"), headers=SECURITY)
         except NotifyError as error:
             return JSONResponse({"detail": str(error)}, error.status)
 
@@ -134,7 +132,7 @@ def router(app: App) -> APIRouter:
 # --- signing in -----------------------------------------------------------------------------------------------
 
 
-def _signing_in(routes: APIRouter, app: App) -> None:
+def _signing_in(routes: APIRouter, door: Door) -> None:
     @routes.get("/login", response_model=None)
     async def login(request: Request) -> Response:
         return _page(
@@ -144,7 +142,7 @@ def _signing_in(routes: APIRouter, app: App) -> None:
     @routes.post("/login", response_model=None)
     async def signed_in(request: Request) -> Response:
         token, then = "", "/"
-        access = app.access
+        access = door.access
         try:
             form = _form(await request.body())
             token, then = form.get("token", "").strip(), _own_path(form.get("next"))
@@ -154,7 +152,7 @@ def _signing_in(routes: APIRouter, app: App) -> None:
         except NotifyError as error:
             return _page("login.html", request, error.status, title="Sign in", refused=str(error), next=then)
         answer = RedirectResponse(then, 303, SECURITY)
-        is_tls = request.scope["scheme"] == "https" or _comes_through_tls(request, app.settings)
+        is_tls = request.scope["scheme"] == "https" or _comes_through_tls(request, door.settings)
         answer.set_cookie(
             COOKIE, token, max_age=SIGNED_IN_SECONDS, httponly=True, samesite="strict", secure=is_tls, path="/"
         )
@@ -190,12 +188,12 @@ def _form(body: bytes) -> dict[str, str]:
 # --- writes ---------------------------------------------------------------------------------------------------
 
 
-def _writes(routes: APIRouter, app: App) -> None:
+def _writes(routes: APIRouter, api: ASGIApp) -> None:
     @routes.get("/do/{name}", response_model=None)
     async def form(request: Request, name: str) -> Response:
         try:
             given = _form(request.scope["query_string"])
-            change = await _change(Api(app, request), name, given)
+            change = await _change(Api(api, request), name, given)
         except NotifyError as error:
             return failed(request, error)
         return _form_page(request, name, change, given)
@@ -206,15 +204,15 @@ def _writes(routes: APIRouter, app: App) -> None:
             given = _form(await request.body())
         except NotifyError as error:
             return failed(request, error)
-        api = Api(app, request)
+        asked = Api(api, request)
         is_preview = given.pop("step", "preview") != "do"
         try:
-            change = await _change(api, name, given)
+            change = await _change(asked, name, given)
         except NotifyError as error:
             return failed(request, error)
         targets = {target: given.get(target, "") for target in _targets(change)}
         try:
-            answer = await _carried_out(api, change, targets, given, is_preview)
+            answer = await _carried_out(asked, change, targets, given, is_preview)
         except NotifyError as error:
             return _form_page(request, name, change, given, refused=error)
         if is_preview:

@@ -1,0 +1,73 @@
+"""Errors as FastAPI's answers: a problem of RFC 9457, or a page where a browser asks for one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from notify.errors import InvalidRequest, NotifyError
+from notify.server import console
+from notify.server.flow import retry_after
+from notify.server.http import fault_of, problem
+from notify.wire import PROBLEM
+
+
+def refused(scope: Any, error: NotifyError) -> Response:
+    """The answer to a request that is not let in."""
+    return console.failed(Request(scope), error) if _wants_page(scope) else _problem(error)
+
+
+def _wants_page(scope: Any) -> bool:
+    """Whether a browser asks for a page of the console."""
+    accept = dict(scope["headers"]).get(b"accept", b"")
+    return b"text/html" in accept and not scope["path"].startswith(("/v1/", "/metrics", "/openapi.json"))
+
+
+def _problem(error: NotifyError) -> Response:
+    seconds = retry_after(error)
+    headers = {} if seconds is None else {"retry-after": str(math.ceil(seconds))}
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return Response(problem(error), error.status, headers, PROBLEM)
+
+
+def answer_errors(api: FastAPI) -> None:
+    """Have `api` answer every error that a route raises."""
+
+    @api.exception_handler(NotifyError)
+    async def known(_: Request, error: NotifyError) -> Response:
+        return _problem(error)
+
+    @api.exception_handler(ClientDisconnect)
+    async def gone(_: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=400)  # nobody reads it
+
+    @api.exception_handler(Exception)
+    async def fault(request: Request, error: Exception) -> Response:
+        return _problem(fault_of("request_failed", request.method, request.scope["path"]))
+
+    @api.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        # FastAPI's frame refers to the error, whose traceback refers to the frame: they keep the body until a full
+        # collection.
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+        where = ".".join(str(part) for part in first["loc"])
+        return Response(problem(InvalidRequest(f"{where}: {first['msg']}", "invalid_schema")), 422, media_type=PROBLEM)
+
+    @api.exception_handler(HTTPException)
+    async def no_route(request: Request, error: HTTPException) -> Response:
+        codes = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "request_too_large"}
+        detail = str(error.detail)
+        if error.status_code in (404, 405):
+            detail = f"there is no {request.method} {request.scope['path'][:100]}"
+        invalid = InvalidRequest(detail, codes.get(error.status_code, "invalid"), error.status_code)
+        if _wants_page(request.scope):
+            return console.failed(request, invalid)
+        return Response(problem(invalid), error.status_code, media_type=PROBLEM)

@@ -1,0 +1,33 @@
+"""The record of what runs: made when a server has started (notify/server/start.py), taken away when it stops.
+
+Routers take a callable that gives it, or raises Unavailable while there is none: none of them knows the application,
+and none has to ask which part of it is there already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from notify.server.administration import Administration
+from notify.server.alarms import Alarms
+from notify.server.core import Core
+from notify.server.history import History
+from notify.server.http import DataRoutes
+from notify.server.jobs.runner import Jobs
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The parts of a server that has started. Methods of all of them belong to the event loop."""
+
+    core: Core
+    administration: Administration
+    """The settings that hold, who may come in, and the records of both."""
+    members: Callable[[], dict[str, Any]]
+    """What `GET /v1/members` answers."""
+    history: History
+    alarms: Alarms
+    jobs: Jobs
+    data: DataRoutes

@@ -1,0 +1,131 @@
+"""Starting a server's parts, each when what it needs is there, and stopping them in the opposite order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from notify.errors import InvalidRequest
+from notify.server.administration import Administration
+from notify.server.alarms import Alarms
+from notify.server.check_webhooks import CheckWebhooks
+from notify.server.clock import Clock, wall_clock
+from notify.server.configuration import Configuration
+from notify.server.core import Core
+from notify.server.database import open_database
+from notify.server.history import History
+from notify.server.http import DataRoutes, json_check
+from notify.server.jobs.records import JobRecords
+from notify.server.jobs.runner import Jobs
+from notify.server.membership import Membership, shown
+from notify.server.running import Running
+from notify.server.tasks import ended
+from notify.server.work import CoreWork
+from notify.settings import Settings
+from notify.storage.sql.registry import Member
+from notify.storage.store import TransactionStore
+
+
+@contextlib.asynccontextmanager
+async def started(
+    settings: Settings,
+    url: str,
+    open_store: Callable[[], TransactionStore],
+    clock: Clock,
+    reply_bytes: Callable[[int], int],
+) -> AsyncIterator[Running]:
+    """Recover the storage and begin to serve; leaving the context makes everything durable and lets go of it.
+
+    `url` is the address to announce, `clock` holds where there is no registry (else its database's does), and
+    `reply_bytes` gives how large a reply may be at this moment. Raises StorageFailed, Corrupt, or InvalidRequest for a
+    registry that is none. What had started by then is stopped.
+    """
+    async with contextlib.AsyncExitStack() as parts:
+        store = open_store()
+        await store.open(wall_clock())
+        parts.push_async_callback(store.close)
+        database = open_database(settings.data_dir)
+        parts.callback(database.dispose)
+        membership = _membership(settings, url, store)
+        if membership is not None:
+            await membership.start()
+            clock = membership.clock
+        core = Core(store, settings, clock)
+        parts.push_async_callback(core.stop)
+        webhooks = CheckWebhooks(core, json_check)
+        parts.push_async_callback(webhooks.stop)
+
+        def follow(configuration: Configuration) -> None:
+            core.configure(configuration.settings, configuration.limits)
+            webhooks.follow(configuration.check_webhooks)
+
+        engine = database if membership is None else membership.engine
+        administration = Administration(settings, engine, clock, follow)
+        parts.push_async_callback(administration.stop)
+        await administration.start(settings.data_dir)
+
+        async def newest_audit() -> dict[str, Any] | None:
+            audits = await asyncio.to_thread(administration.records.audits, 1)
+            return audits[0] if audits else None
+
+        history = History(core)
+        history.start()
+        parts.push_async_callback(history.stop)
+        alarms = Alarms(core, newest_audit)
+        alarms.start()
+        parts.push_async_callback(alarms.stop)
+        run = asyncio.get_running_loop().create_task(core.run())
+        parts.push_async_callback(ended, run)
+        jobs = Jobs(JobRecords(database), core)
+        parts.push_async_callback(jobs.stop)
+        await jobs.resume()
+        members = (lambda: _alone(core.settings, url)) if membership is None else membership.shown
+        if membership is not None:
+            # The last to start is the first to stop: others stop sending here before anything else ends.
+            parts.push_async_callback(membership.stop)
+            await membership.announce(CoreWork(core))
+        data = DataRoutes(core, members, reply_bytes)
+        yield Running(core, administration, members, history, alarms, jobs, data)
+
+
+def _membership(settings: Settings, url: str, store: TransactionStore) -> Membership | None:
+    """This server's place in the registry, if there is one. Raises InvalidRequest or StorageFailed for a bad one."""
+    if not settings.registry and store.queues() is not None:
+        return None  # what follows needs more than the extra `server`
+    from notify.storage.sql import schema
+    from notify.storage.sql.dialects import open_engine
+    from notify.storage.sql.shards import SqlShards
+    from notify.storage.sql.store import SqlStore
+
+    if settings.registry:
+        engine = open_engine(settings.registry)
+        schema.check_version(engine)
+    elif isinstance(store, SqlShards):
+        engine = store.first.engine
+    elif isinstance(store, SqlStore):
+        engine = store.engine
+    else:
+        return None
+    roles = ("transactions",) if store.queues() is None else roles_of(settings)
+    name = f"server-{uuid.uuid4().hex[:12]}"
+    shards = tuple(store.shards()) or (settings.shard,)
+    me = Member(name, "server", url, roles, shards, settings.room)
+    return Membership(engine, me, store if isinstance(store, SqlShards) else None)
+
+
+def roles_of(settings: Settings) -> tuple[str, ...]:
+    """The roles that a server with queues announces. Raises InvalidRequest for one that does not exist."""
+    roles = tuple(role.strip() for role in settings.roles.split(",") if role.strip())
+    for role in roles:
+        if role not in ("transactions", "queue"):
+            raise InvalidRequest(f"setting roles: {role!r} is neither transactions nor queue")
+    return roles
+
+
+def _alone(settings: Settings, url: str) -> dict[str, Any]:
+    """The members where there is no registry: this server."""
+    server = Member("server", "server", url, roles_of(settings), (settings.shard,), settings.room)
+    return {"version": 0, "members": [shown(server)]}
