@@ -29,12 +29,13 @@ class _Told:
 class Bridges:
     """The queue's side of bridges."""
 
-    def __init__(self, store: Store, clock: Clock, topics: Topics) -> None:
+    def __init__(self, store: Store, clock: Clock, topics: Topics, with_spans: bool = False) -> None:
+        """`with_spans`: add spans to the traces that messages carry."""
         self._store = store
         self._clock = clock
         self._topics = topics
         self._told: dict[str, _Told] = {}
-        self.tracing = False
+        self._with_spans = with_spans
 
     def position(self, source: str) -> dict[str, Any]:
         """Where a source stands; epoch 0 and an empty position where nothing came yet."""
@@ -80,7 +81,7 @@ class Bridges:
             ),
             now_us,
         )
-        if self.tracing:
+        if self._with_spans:
             for t in batch.transactions:
                 for m in t.messages:
                     tracing.record("append", m.topic, m.headers, began_us, self._clock(), **{"notify.source": source})

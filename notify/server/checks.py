@@ -45,8 +45,16 @@ class Checks:
     """Long polls for checks, by producer group."""
 
     def __init__(
-        self, store: TransactionStore, clock: Clock, schedule: CheckSchedule, shard: str, metrics: Metrics
+        self,
+        store: TransactionStore,
+        clock: Clock,
+        schedule: CheckSchedule,
+        shard: str,
+        metrics: Metrics,
+        log: CheckLog,
+        with_spans: bool = False,
     ) -> None:
+        """`log` keeps who was asked; `with_spans`: add spans to the traces that messages carry."""
         self._store = store
         self._clock = clock
         self.schedule = schedule
@@ -54,8 +62,8 @@ class Checks:
         self._metrics = metrics
         self._pollers: dict[str, list[_Poller]] = {}
         self.last_poll_us: dict[str, int] = {}
-        self.log = CheckLog()
-        self.tracing = False
+        self.log = log
+        self._with_spans = with_spans
 
     async def poll(self, poll: Poll) -> list[dict[str, Any]]:
         """Due checks for a producer, waiting up to `wait` seconds for the first."""
@@ -84,7 +92,7 @@ class Checks:
             # A half without messages was decided since its check was claimed, or they cannot be read any more.
             if half or await self._store.checking(due.id, due.shard or None) is not None:
                 questions.append(self._question(due, half))
-        if self.tracing:
+        if self._with_spans:
             now_us = self._clock()
             for question in questions:
                 for p in question["messages"]:

@@ -12,6 +12,7 @@ import structlog
 from notify.check.schedule import CheckSchedule
 from notify.errors import Unavailable, WrongRole
 from notify.server.bridges import Bridges
+from notify.server.check_log import CheckLog
 from notify.server.checks import Checks
 from notify.server.clock import Clock, wall_clock
 from notify.server.delivery import Delivery
@@ -55,9 +56,10 @@ class Core:
         queues = store.queues()
         self.topics = Topics(store, on_first_use=settings.create_topics)
         self._delivery = None if queues is None else Delivery(queues, clock, self.metrics, self.topics)
-        self._bridges = None if queues is None else Bridges(queues, clock, self.topics)
+        self._bridges = None if queues is None else Bridges(queues, clock, self.topics, settings.tracing)
         self.flow = Flow(store, self._delivery, clock, self.metrics)
         self.topics.tell(self.flow.changed)
+        check_log = CheckLog()
         self.transactions = Transactions(
             store,
             clock,
@@ -67,15 +69,10 @@ class Core:
             jitter=jitter,
             metrics=self.metrics,
             flow=self.flow,
+            check_log=check_log,
+            with_spans=settings.tracing,
         )
-        self.transactions.tracing = settings.tracing
-        self.checks = Checks(store, clock, schedule, settings.shard, self.metrics)
-        self.transactions.on_answer = lambda name, at_us, what, reason: self.checks.log.add(
-            name, at_us, what, reason=reason
-        )
-        self.checks.tracing = settings.tracing
-        if self._bridges is not None:
-            self._bridges.tracing = settings.tracing
+        self.checks = Checks(store, clock, schedule, settings.shard, self.metrics, check_log, settings.tracing)
         self.one_search = asyncio.Lock()
         """Held by the administrator's search that goes on: they share what searches may take of the server's time."""
         self._retaining: asyncio.Task[int] | None = None

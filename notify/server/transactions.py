@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from notify import ids, tracing
 from notify.check.schedule import CheckSchedule
 from notify.errors import InvalidRequest, NotifyError
 from notify.limits import LIMITS, check_between, check_message, check_name
 from notify.server.access import Principal
+from notify.server.check_log import CheckLog
 from notify.server.clock import Clock
 from notify.server.flow import HOLD_SECONDS, Flow, retry_after
 from notify.server.metrics import Metrics
@@ -57,26 +58,27 @@ class Transactions:
         clock: Clock,
         topics: Topics,
         *,
-        shard: str = "main",
-        schedule: CheckSchedule | None = None,
+        shard: str,
+        schedule: CheckSchedule,
+        metrics: Metrics,
+        flow: Flow,
+        check_log: CheckLog,
         jitter: random.Random | None = None,
-        metrics: Metrics | None = None,
-        flow: Flow | None = None,
+        with_spans: bool = False,
     ) -> None:
+        """`check_log` keeps what was answered; `with_spans`: add spans to the traces that messages carry."""
         self.store = store
         self.clock = clock
         self.shard = shard
         self.shards = tuple(store.shards()) or (shard,)
         self._topics = topics
-        self.schedule = schedule or CheckSchedule()
+        self.schedule = schedule
         self._jitter = jitter or random.Random()
-        self.metrics = metrics or Metrics()
+        self.metrics = metrics
         self._flow = flow
-        self._gates = {} if flow is None else flow.gates
-        self.tracing = False
-        """Whether to add spans to the traces that messages carry."""
-        self.on_answer: Callable[[bytes, int, str, str], None] = lambda *_: None
-        """Called with the id, time, words and reason when a check is answered."""
+        self._gates = flow.gates
+        self._check_log = check_log
+        self._with_spans = with_spans
 
     # --- halves -----------------------------------------------------------------------------------------------
 
@@ -115,15 +117,14 @@ class Transactions:
                     )
                     check_after_us = round(t.check_after * 1_000_000)
                 new = []
-                if flow is not None:
-                    flow.check_group(group)
+                flow.check_group(group)
                 for m in messages:
                     if bound is not None:
                         bound.check("publish", m.topic)
                     if not has_topic(m.topic):
                         self._topics.use(m.topic)
                     payload, delay_us, deliver_at_us, ttl_us = check_message(m, now_us)
-                    if gates and flow is not None and (gate := gates.get(m.topic)) is not None:
+                    if gates and (gate := gates.get(m.topic)) is not None:
                         await flow.check(gate, hold_until_us)
                     new.append(NewMessage(m.topic, payload, m.key, m.tag, delay_us, deliver_at_us, ttl_us))
             except NotifyError as error:
@@ -154,7 +155,7 @@ class Transactions:
                     item = Item(name, 409, code="id_in_use", detail=detail)
             answered.append(item)
         self.metrics.halves += stored
-        if self.tracing:
+        if self._with_spans:
             for t in request.transactions:
                 for m in t.messages:
                     if m.headers is None or tracing.HEADER not in m.headers:
@@ -200,7 +201,7 @@ class Transactions:
                 if not has_topic(m.topic):
                     self._topics.use(m.topic)
                 payload, delay_us, deliver_at_us, ttl_us = check_message(m, now_us)
-                if gates and flow is not None and (gate := gates.get(m.topic)) is not None:
+                if gates and (gate := gates.get(m.topic)) is not None:
                     await flow.check(gate, hold_until_us)
             except NotifyError as error:
                 items.append(failed(name, error))
@@ -274,7 +275,7 @@ class Transactions:
             if item is None:
                 result = next(results)
                 if o.check is not None and result.found and not (result.foreign or result.stale):
-                    self.on_answer(ids.from_text(o.id), self.clock(), o.outcome, o.reason or "")
+                    self._check_log.add(ids.from_text(o.id), self.clock(), o.outcome, reason=o.reason or "")
                 if not result.found:
                     item = Item(o.id, 404, code="unknown_transaction", detail=UNKNOWN)
                 elif result.foreign:
@@ -326,7 +327,8 @@ class Transactions:
             return Item(o.id, 200, state.name)
         if not token or token != _token(o.check):
             return _stale_check(o, state)
-        self.on_answer(transaction_id, self.clock(), "unavailable" if o.unavailable else "UNKNOWN", o.reason or "")
+        what = "unavailable" if o.unavailable else "UNKNOWN"
+        self._check_log.add(transaction_id, self.clock(), what, reason=o.reason or "")
         if not o.unavailable:
             attempts += 1
             self.metrics.checks_answered += 1

@@ -15,6 +15,7 @@ from notify.check.schedule import CheckSchedule
 from notify.client import TransactionProducer
 from notify.client.checker import Checker
 from notify.errors import InvalidRequest
+from notify.server.check_log import CheckLog
 from notify.server.checks import Checks as ServerChecks
 from notify.server.metrics import Metrics
 from notify.storage.memory import MemoryStore
@@ -163,7 +164,7 @@ def test_a_half_that_is_decided_meanwhile_is_not_asked_about() -> None:
         decided, open_still = sent(), sent()
         await store.put([decided], 0)
         await store.put([open_still], 1)
-        checks = ServerChecks(store, lambda: 60_000_000, CheckSchedule(), "main", Metrics())
+        checks = ServerChecks(store, lambda: 60_000_000, CheckSchedule(), "main", Metrics(), CheckLog())
         found = await checks.poll(Poll(producer_group="g", instance="i"))
         assert [len(check["messages"]) for check in found] == [1]
         assert [check["id"] for check in found] == [ids.to_text(open_still.id)]

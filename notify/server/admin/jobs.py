@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from notify.errors import Conflict, NotFound
+from notify.errors import Conflict
 from notify.limits import check_between
 from notify.server.admin.writes import Asker, Desk, Who, Write
 from notify.wire import instant
@@ -36,10 +36,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     async def found(number: int) -> dict[str, Any]:
         check_between("id", number, 0, 1 << 62)
-        job = await asyncio.to_thread(desk.jobs.records.job, number)
-        if job is None:
-            raise NotFound(f"there is no job {number}")
-        return job
+        return await asyncio.to_thread(desk.jobs.records.job, number)
 
     @routes.get("/jobs")
     async def newest(max: int = 100) -> dict[str, Any]:

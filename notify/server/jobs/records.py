@@ -9,6 +9,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
+from notify.errors import NotFound
+
 metadata = sa.MetaData()
 
 job = sa.Table(
@@ -52,10 +54,13 @@ class JobRecords:
         assert key is not None
         return int(key[0])
 
-    def job(self, number: int) -> dict[str, Any] | None:
+    def job(self, number: int) -> dict[str, Any]:
+        """Raises NotFound."""
         with self._engine.connect() as connection:
             row = connection.execute(sa.select(job).where(job.c.id == number)).one_or_none()
-        return None if row is None else dict(row._mapping) | {"spec": json.loads(row.spec)}
+        if row is None:
+            raise NotFound(f"there is no job {number}")
+        return dict(row._mapping) | {"spec": json.loads(row.spec)}
 
     def jobs(self, limit: int, state: str | None = None) -> list[dict[str, Any]]:
         """The newest jobs."""

@@ -62,7 +62,6 @@ class Jobs:
         """Send a group's dead letters of [from, until) that match again. Repeating a batch sends none twice."""
         records, core = self.records, self._core
         job = await asyncio.to_thread(records.job, number)
-        assert job is not None
         spec = job["spec"]
         position, done = job["position"], job["done"]
         try:
