@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from sqlalchemy.engine import Engine
@@ -97,6 +97,16 @@ class Administration:
         self.access.configure(self.configuration.settings)
         self._on_change(self.configuration)
         log.info("settings_changed", revision=revision.number, who=revision.who)
+
+    async def revise(self, who: str, reason: str, document: dict[str, Any]) -> Revision:
+        """The next revision with this document; it holds here at once, and at the other servers within a second or so.
+
+        Raises Conflict where another was made meanwhile.
+        """
+        after = self.configuration.revision.number
+        made = await asyncio.to_thread(self.records.add_revision, self.clock(), who, reason, document, after)
+        self.hold(made)
+        return made
 
     async def _run(self) -> None:
         looks = 0

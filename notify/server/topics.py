@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from notify.errors import UnknownTopic
+from notify.errors import InvalidRequest, UnknownTopic
 from notify.limits import check_name
 from notify.storage.store import Topic, TransactionStore
 
@@ -47,3 +47,13 @@ class Topics:
         for listener in self._told:
             listener(made)
         return made
+
+
+def check_retry(ttl_us: int, group: str, topic: str, retry_min_us: int) -> None:
+    """Raises InvalidRequest where a topic's time to live is over before a group's first retry."""
+    if 0 < ttl_us < retry_min_us:
+        raise InvalidRequest(
+            f"messages of topic {topic!r} expire after {ttl_us / 1e6:g} s, before group {group!r} tries one again "
+            f"({retry_min_us / 1e6:g} s): choose a longer ttl or a shorter retry_min",
+            "ttl_below_retry",
+        )

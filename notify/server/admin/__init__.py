@@ -16,6 +16,7 @@ from notify.server.admin import (
     credentials,
     dead_letters,
     groups,
+    inboxes,
     jobs,
     limits,
     messages,
@@ -38,7 +39,9 @@ def router(running: Callable[[], Running]) -> APIRouter:
     dead_letters.add_routes(routes, desk)
     purge.add_routes(routes, desk)  # before those with an {action}
     repairs.add_routes(routes, desk)
-    groups.add_routes(routes, desk)
+    fresh: set[tuple[str, str]] = set()
+    groups.add_routes(routes, desk, fresh)
+    inboxes.add_routes(routes, desk, fresh)
     transactions.add_routes(routes, desk)
     messages.add_routes(routes, desk)
     limits.add_routes(routes, desk)

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from notify.limits import check_name
 from notify.server import webhooks
-from notify.server.admin.settings import make_revision
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.configuration import WEBHOOKS
 
@@ -36,7 +35,8 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         result = {"webhooks": write.webhooks}
 
         async def do() -> Any:
-            await make_revision(desk, who, write.reason, configuration.document() | {WEBHOOKS: write.webhooks})
+            document = configuration.document() | {WEBHOOKS: write.webhooks}
+            await desk.administration.revise(who, write.reason, document)
             return result
 
         return await desk.carry_out(write, who, "check_webhooks.put", "check-webhooks", do, result)

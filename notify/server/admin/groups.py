@@ -11,8 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from notify.errors import Conflict, InvalidRequest, NotFound
 from notify.limits import MODES, check_between, check_name
-from notify.server.admin import inboxes as inbox_routes
-from notify.server.admin.topics import check_retry
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.core import Core
 from notify.server.delivery import inboxes
@@ -22,6 +20,7 @@ from notify.server.delivery.group import Group
 from notify.server.delivery.instances import ACTIVE_US, states
 from notify.server.delivery.turns import ONE_CLASS
 from notify.server.jobs.redrive import EFFECTS_AGAIN, EFFECTS_KEPT, next_replay
+from notify.server.topics import check_retry
 from notify.storage.store import Priorities, PriorityClass, Subscription
 from notify.wire import instant
 
@@ -134,12 +133,10 @@ def _refuse_change_of_mode(core: Core, known: Subscription, mode: str) -> None:
         )
 
 
-def add_routes(routes: APIRouter, desk: Desk) -> None:
-    """The routes under `groups`."""
+def add_routes(routes: APIRouter, desk: Desk, fresh: set[tuple[str, str]]) -> None:
+    """The routes under `groups`. `fresh` gets the group and topic of each subscription that is made."""
     _views(routes, desk)
-    fresh: set[tuple[str, str]] = set()
     _subscriptions(routes, desk, fresh)
-    inbox_routes.add_routes(routes, desk, fresh)
     _writes(routes, desk)
 
 

@@ -9,7 +9,6 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from notify.limits import check_name
-from notify.server.admin.settings import make_revision
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.flow import RateLimits
 
@@ -38,7 +37,8 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         wanted = RateLimits(write.topics, write.producer_groups, write.consumer_groups)
 
         async def do() -> Any:
-            await make_revision(desk, who, write.reason, desk.administration.configuration.with_limits(wanted))
+            document = desk.administration.configuration.with_limits(wanted)
+            await desk.administration.revise(who, write.reason, document)
             return dataclasses.asdict(wanted)
 
         return await desk.carry_out(write, who, "limits.put", "limits", do, dataclasses.asdict(wanted))

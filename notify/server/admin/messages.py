@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query
 from notify import ids
 from notify.errors import InvalidRequest, NotFound
 from notify.limits import LIMITS, check_between
-from notify.server.admin.transactions import transaction_row
+from notify.server.admin.shown import transaction_row
 from notify.server.admin.writes import Desk
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.group import Group

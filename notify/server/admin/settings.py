@@ -42,15 +42,6 @@ def _shown(revision: Revision) -> dict[str, Any]:
     return {"number": revision.number, "at": at, "who": revision.who, "reason": revision.reason, "values": values}
 
 
-async def make_revision(desk: Desk, who: str, reason: str, document: dict[str, Any]) -> Revision:
-    """The next revision with this document; it holds here at once, and at the other servers within a second or so."""
-    administration = desk.administration
-    after = administration.configuration.revision.number
-    made = await asyncio.to_thread(administration.records.add_revision, desk.core.clock(), who, reason, document, after)
-    administration.hold(made)
-    return made
-
-
 def add_routes(routes: APIRouter, desk: Desk) -> None:
     """The routes under `settings`."""
     types = typing.get_type_hints(Settings)
@@ -106,7 +97,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         }
 
         async def do() -> Any:
-            made = await make_revision(desk, who, write.reason, document)
+            made = await desk.administration.revise(who, write.reason, document)
             return {"revision": made.number, "changes": changes}
 
         preview = {"revision": configuration.revision.number + 1, "changes": changes}
@@ -122,7 +113,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         preview = {"from": _shown(configuration.revision), "to": _shown(wanted)}
 
         async def do() -> Any:
-            made = await make_revision(desk, who, write.reason, document)
+            made = await desk.administration.revise(who, write.reason, document)
             return {"revision": made.number, "values": _shown(made)["values"]}
 
         return await desk.carry_out(write, who, "settings.rollback", str(write.to), do, preview)

@@ -13,6 +13,7 @@ from notify.errors import InvalidRequest
 from notify.limits import LIMITS, check_between, check_name
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.core import Core
+from notify.server.topics import check_retry
 from notify.storage.store import Backlog, Flush, Topic
 
 
@@ -63,16 +64,6 @@ def _check_ttl(core: Core, topic: Topic) -> None:
     for s in core.queues.subscriptions():
         if s.topic == topic.name:
             check_retry(topic.ttl_us, s.group, topic.name, s.retry_min_us)
-
-
-def check_retry(ttl_us: int, group: str, topic: str, retry_min_us: int) -> None:
-    """Raises InvalidRequest where a topic's time to live is over before a group's first retry."""
-    if 0 < ttl_us < retry_min_us:
-        raise InvalidRequest(
-            f"messages of topic {topic!r} expire after {ttl_us / 1e6:g} s, before group {group!r} tries one again "
-            f"({retry_min_us / 1e6:g} s): choose a longer ttl or a shorter retry_min",
-            "ttl_below_retry",
-        )
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:

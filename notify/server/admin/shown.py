@@ -1,0 +1,28 @@
+"""How the admin routes show what several of them show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from notify import ids
+from notify.server.http import json_pulled
+from notify.storage.store import Transaction
+from notify.wire import instant
+
+
+def transaction_row(t: Transaction, now_us: int, shard: str = "") -> dict[str, Any]:
+    """A transaction as it is shown; `shard`: the server's only one, where its storage does not consist of several."""
+    return {
+        "id": ids.to_text(t.id),
+        "producer_group": t.producer_group,
+        "state": t.state.name,
+        "source": t.source,
+        "instance": t.instance,
+        "shard": t.shard or shard,
+        "stored_at": instant(t.stored_us),
+        "age": round((now_us - t.stored_us) / 1e6, 3),
+        "decided_at": instant(t.decided_us) if t.decided_us else None,
+        "checks_answered": t.attempts,
+        "next_check_at": instant(t.next_check_us) if t.next_check_us else None,
+        "messages": [json_pulled(m) | {"topic": m.topic} for m in t.messages if not m.corrupt],
+    }
