@@ -85,13 +85,13 @@ class App:
         await self.stop()
 
     def running(self) -> Running:
-        """What runs. Raises Unavailable while the server is starting or stopping."""
+        """The parts that run. Raises Unavailable while the server is starting or stopping."""
         if self._running is None:
             raise Unavailable(NOT_RUNNING)
         return self._running
 
     def running_or_none(self) -> Running | None:
-        """What runs; None while the server is starting or stopping."""
+        """The parts that run; None while the server is starting or stopping."""
         return self._running
 
     @property

@@ -30,7 +30,7 @@ LONGEST_SLEEP_SECONDS = 0.25
 POSTPONED_SECONDS = 0.05
 """After a step that the storage refused."""
 TRACE_CHARACTERS = 8000
-"""So much of the traceback of a step that failed is logged."""
+"""The log shows so much of the traceback of a step that failed."""
 RETAIN_EVERY_US = 30_000_000
 NO_QUEUES = (
     "this server plays only the transactions role: a bridge or a relay moves its messages to a queue server; ask that "

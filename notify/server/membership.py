@@ -31,7 +31,7 @@ CONSUMERS_EVERY, FORGET_EVERY = 2, 600
 
 
 class Work(Protocol):
-    """What a server tells the others of its work."""
+    """The work of a server as it tells the others of it."""
 
     def count(self) -> int:
         """How many transactions it has stored so far: its load is what they grow by."""
@@ -54,7 +54,7 @@ class Membership:
     """Heartbeats, the members as of the last one, and how far this machine's clock is from the database's."""
 
     def __init__(self, engine: Engine, me: Member, shards: SqlShards | None = None) -> None:
-        """`shards`: what follows the key map, and whose changes of it are carried on here."""
+        """`shards`: the storage that follows the key map, and whose changes of it this server carries on."""
         self.engine = engine
         self.me = me
         self.members: Sequence[Member] = ()

@@ -57,7 +57,7 @@ ANSWERED = Request("GET", "/", b"", [])
 
 
 class Application(Door, Structure):
-    """What a connection needs of the application whose requests it reads."""
+    """The application whose requests a connection reads, as far as a connection needs it."""
 
     connections: Connections
     unread: Unread

@@ -26,7 +26,7 @@ class Running:
     administration: Administration
     """The settings that hold, who may come in, and the records of both."""
     members: Callable[[], dict[str, Any]]
-    """What `GET /v1/members` answers."""
+    """Gives the answer of `GET /v1/members`."""
     history: History
     alarms: Alarms
     jobs: Jobs

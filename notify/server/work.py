@@ -1,4 +1,4 @@
-"""What a server tells the others of its work: how many transactions it has stored, and who receives from it."""
+"""The work of a server as it tells the others of it: how many transactions it has stored, and who receives from it."""
 
 from __future__ import annotations
 

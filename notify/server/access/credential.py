@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What a principal shows. `proof`: of a token its SHA-256, else the certificate's or subject's name."""
+    """A credential as it is recorded. `proof`: the SHA-256 of a token, else the certificate's or subject's name."""
 
     id: str
     name: str

@@ -73,7 +73,7 @@ class Desk:
         return self._running().alarms
 
     def members(self) -> dict[str, Any]:
-        """What `GET /v1/members` answers."""
+        """The answer of `GET /v1/members`."""
         return self._running().members()
 
     def topic(self, name: str) -> Topic:

@@ -59,7 +59,7 @@ def although(s: Subscription, force: bool) -> Subscription:
 
 
 def whole_from(queues: Store, s: Subscription, from_us: int, now_us: int, is_fresh: bool) -> int:
-    """What was settled before a group was first told of has no rows. Raises Conflict for a start before the inbox's."""
+    """Messages settled before a group's inbox began have no rows in it. Raises Conflict for an earlier start."""
     if s.inbox_from_us != NEVER_TOLD:
         return max(s.inbox_from_us, from_us)
     topic = queues.topic(s.topic)

@@ -94,7 +94,7 @@ class JobRecords:
         return ended.rowcount == 1
 
     def job_items(self, number: int, first: int, limit: int) -> list[dict[str, Any]]:
-        """What became of a job's items, by number."""
+        """The results of a job's items, by number."""
         with self._engine.connect() as connection:
             rows = connection.execute(
                 sa.select(job_item.c.result)

@@ -1,4 +1,4 @@
-"""What runs the jobs: beside everything else, batch by batch, and on after a restart from where they were."""
+"""Running jobs: beside everything else, batch by batch, and on after a restart from where they were."""
 
 from __future__ import annotations
 
