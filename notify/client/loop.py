@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from notify.errors import Closed
+
 T = TypeVar("T")
+END_SECONDS = 2.0
+"""How long what is cancelled at the end may take to end."""
+CLOSED = "this was closed while another thread waited for it, or before: make another one"
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -26,6 +32,9 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self.loop = new_event_loop()
+        self._entering = threading.Lock()
+        """Between those who begin to wait and `close`: nobody waits for a loop that has stopped."""
+        self._is_closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -34,10 +43,19 @@ class LoopThread:
         self.loop.run_forever()
 
     def run(self, coroutine: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
-        """The coroutine's result; what it raises is raised here. Raises TimeoutError after `seconds`."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        """The coroutine's result; what it raises is raised here.
+
+        Raises TimeoutError after `seconds`, and Closed where `close` comes first.
+        """
+        with self._entering:
+            if self._is_closing:
+                coroutine.close()
+                raise Closed(CLOSED)
+            future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             return future.result(seconds)
+        except concurrent.futures.CancelledError:
+            raise Closed(CLOSED) from None
         except concurrent.futures.TimeoutError:
             future.cancel()
             raise TimeoutError from None
@@ -60,19 +78,41 @@ class LoopThread:
             futures.append(future)
             future.add_done_callback(lambda _: done.release())
 
-        self.loop.call_soon_threadsafe(begin)
+        with self._entering:
+            if self._is_closing:
+                raise Closed(CLOSED)
+            self.loop.call_soon_threadsafe(begin)
         if not done.acquire(timeout=seconds):
-            self.loop.call_soon_threadsafe(lambda: futures[0].cancel())
+            self.call(lambda: [future.cancel() for future in futures])
             raise TimeoutError
         return futures[0].result()
 
     def call(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Call a function on the loop without waiting."""
-        self.loop.call_soon_threadsafe(function, *arguments)
+        """Call a function on the loop without waiting; not at all after `close`."""
+        with self._entering:
+            if not self._is_closing:
+                self.loop.call_soon_threadsafe(function, *arguments)
 
     def close(self) -> None:
-        """Stop the loop and its thread. To be called once, from another thread."""
+        """Cancel what is under way, which whoever waits for it is told, and stop the loop and its thread.
+
+        To be called once, from another thread.
+        """
+        with self._entering:
+            self._is_closing = True
+            ending = asyncio.run_coroutine_threadsafe(self._end(), self.loop)
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            ending.result(END_SECONDS + 1)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(5)
         if not self._thread.is_alive():
             self.loop.close()
+
+    async def _end(self) -> None:
+        """Cancel all tasks: what was begun before is among them, since the loop begins things in their order."""
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=END_SECONDS)
+            await asyncio.sleep(0)  # what is done is told on the loop
