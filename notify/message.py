@@ -107,7 +107,7 @@ def number_of_seconds(what: str, value: object) -> float:
 
 
 def resolve_key(message: Message) -> str | None:
-    """The key as text; asks a callable. Raises InvalidRequest if that gives nothing, or no Unicode text."""
+    """The key as text; asks a callable. Raises InvalidRequest if that gives nothing, bytes, or no Unicode text."""
     key = message.key
     if callable(key):
         key = key()
@@ -116,6 +116,8 @@ def resolve_key(message: Message) -> str | None:
                 f"the key of a message to {message.topic!r} is None even after the flush; is its row in this session?",
                 "invalid_key",
             )
+    if isinstance(key, bytes | bytearray | memoryview):  # their `str` is how Python shows them
+        raise InvalidRequest(f"a key is text or a number, not {type(key).__name__}: decode it", "invalid_type")
     return None if key is None else as_text("a key", key if isinstance(key, str) else str(key))
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from notify.client.transactions import TransactionClient, pack
 from notify.errors import InvalidRequest, NotifyError, TooLarge
-from notify.message import Message
+from notify.message import Message, resolve_key
 from notify.testing import InMemoryServer
 from notify.wire import Item, PackedMessage, encode_msgpack
 
@@ -132,3 +132,10 @@ def test_a_transaction_that_no_request_can_carry_is_refused_alone(memory: InMemo
 
     first, refused, last = asyncio.run(scenario())
     assert isinstance(refused, TooLarge) and (first.status, last.status) == (201, 201)
+
+
+@pytest.mark.parametrize("key", [b"order-1", bytearray(b"order-1"), lambda: b"order-1"])
+def test_bytes_are_no_key(key: Any) -> None:
+    """Their text would be b'order-1', with the quotes: another key than the one that was meant."""
+    with pytest.raises(InvalidRequest, match="decode it"):
+        resolve_key(Message("t", "body", key=key))
