@@ -182,7 +182,9 @@ class Access:
         token = authorization.partition(b" ")[2].strip()
         number = tokens.id_of(token)
         if authorization and number is None:
-            return await self._of_provider(authorization, token)
+            if self._provider is None:
+                raise Unauthorized(_NOT_OURS)
+            return await self._of_provider(self._provider, authorization, token)
         await self._lookup.look()
         principal = self._let_in(authorization, certificate)
         if principal is not None:
@@ -227,17 +229,16 @@ class Access:
         self.used_us[credential.id] = self.clock()
         return principal
 
-    async def _of_provider(self, authorization: bytes, token: bytes) -> Principal:
-        assert self._provider is not None
+    async def _of_provider(self, provider: Provider, authorization: bytes, token: bytes) -> Principal:
         loop = asyncio.get_running_loop()
         text = token.decode("latin-1")
         has_key = True
         try:
             async with asyncio.timeout(PROVIDER_SECONDS):
-                has_key = self._provider.has_key(self._provider.key_name(text))
+                has_key = provider.has_key(provider.key_name(text))
                 if not has_key:
-                    await self._fetch_keys()
-                claims = await loop.run_in_executor(self._threads, self._provider.verify, text)
+                    await self._fetch_keys(provider)
+                claims = await loop.run_in_executor(self._threads, provider.verify, text)
         except TimeoutError:
             raise Unavailable("the identity provider does not answer in time; try again") from None
         except Unauthorized:
@@ -267,7 +268,7 @@ class Access:
         self._quotas[key] = quota
         return quota
 
-    async def _fetch_keys(self) -> None:
+    async def _fetch_keys(self, provider: Provider) -> None:
         """Return when keys were fetched, or need not be again so soon. Whoever waits, waits for the same fetch.
 
         Raises Unavailable where too many wait, or the keys cannot be had.
@@ -275,7 +276,7 @@ class Access:
         if self._awaiting_keys >= AWAITING_KEYS:
             raise Unavailable("too many tokens wait for the identity provider's keys; try again")
         if self._fetching is None and asyncio.get_running_loop().time() >= self._fetch_not_before:
-            self._fetching = asyncio.get_running_loop().create_task(self._fetch())
+            self._fetching = asyncio.get_running_loop().create_task(self._fetch(provider))
         if self._fetching is not None:
             self._awaiting_keys += 1
             try:
@@ -285,11 +286,10 @@ class Access:
         if self._fetch_failure is not None:
             raise Unavailable(f"the keys of the identity provider cannot be had: {self._fetch_failure}")
 
-    async def _fetch(self) -> None:
-        assert self._provider is not None
+    async def _fetch(self, provider: Provider) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._fetch_thread, self._provider.fetch)
+            await loop.run_in_executor(self._fetch_thread, provider.fetch)
         except Exception as error:
             self._fetch_failure = error
         else:

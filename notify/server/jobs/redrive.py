@@ -187,16 +187,16 @@ async def send_to_group(
         items.append(item)
         try:
             topic = await _retry_topic(core, group, p)
-            of = core.queues.subscription(group, p.topic)
-            if of is not None and not (force or replay_effects):
-                refuse_letter(core.queues, of, m, p)
+            followed = _followed(core, group, p.topic)
+            if not (force or replay_effects):
+                refuse_letter(core.queues, followed, m, p)
+            if replay_effects and p.topic not in replays:
+                replays[p.topic] = await _new_replay(core, followed)
         except NotifyError as error:
             item |= {"status": error.status, "code": error.code, "detail": str(error)}
             continue
         headers = {FIRST_ID: ids.message_id(m.transaction_id, m.message_no)} | (p.headers or {})
         if replay_effects:
-            if p.topic not in replays:
-                replays[p.topic] = await _new_replay(core, group, p.topic)
             headers[REPLAY] = replays[p.topic]
         p.headers = headers
         new.append(NewTransaction(again, "", [NewMessage(topic, encode_msgpack(p), p.key, p.tag)], committed=True))
@@ -207,28 +207,31 @@ async def send_to_group(
     return items
 
 
-async def _new_replay(core: Core, group: str, topic: str) -> str:
+def _followed(core: Core, group: str, topic: str) -> Subscription:
+    """The group's subscription to a topic. Raises NotFound where it has none any more."""
+    subscription = core.queues.subscription(group, topic)
+    if subscription is None:
+        raise NotFound(f"group {group!r} does not subscribe to {topic!r} any more")
+    return subscription
+
+
+async def _new_replay(core: Core, s: Subscription) -> str:
     """A replay number for letters of a topic alone: the topic's other messages keep theirs."""
-    of = core.queues.subscription(group, topic)
-    assert of is not None
-    number = next_replay(of).last_replay
-    await core.delivery.subscribe(dataclasses.replace(of, last_replay=number), None)
+    number = next_replay(s).last_replay
+    await core.delivery.subscribe(dataclasses.replace(s, last_replay=number), None)
     return str(number)
 
 
 async def _retry_topic(core: Core, group: str, p: Payload) -> str:
     """The topic through which the group gets messages of a topic again; made and subscribed when first needed."""
-    store = core.queues
-    of = store.subscription(group, p.topic)
-    if of is None:
-        raise NotFound(f"group {group!r} does not subscribe to {p.topic!r} any more")
-    if of.mode == "broadcast":
+    followed = _followed(core, group, p.topic)
+    if followed.mode == "broadcast":
         raise InvalidRequest(f"topic {p.topic!r} is broadcast: send the message again with publish", "broadcast")
     name = retry_topic(group, p.topic)
-    if store.subscription(group, name) is None:
+    if core.queues.subscription(group, name) is None:
         core.topics.put_soon(Topic(name))
         wanted: Subscription = dataclasses.replace(
-            of, topic=name, of_topic=p.topic, tags=(), filter="", epoch=0, replay=0, last_replay=0
+            followed, topic=name, of_topic=p.topic, tags=(), filter="", epoch=0, replay=0, last_replay=0
         )
         await core.delivery.follow_retries(wanted)
     return name
