@@ -52,7 +52,7 @@ class Caller:
     """One caller's intents, one after the other, each by the next way there is to send."""
 
     def __init__(self, spec: dict[str, Any], number: int, notes: Notes) -> None:
-        self._stop = Path(spec["stop"])
+        self._stop, self._hold = Path(spec["stop"]), Path(spec["hold"])
         self._notes = notes
         self._name = f"{spec['source']}{number}"
         self.chance = random.Random()
@@ -86,11 +86,19 @@ class Caller:
     def go_on(self, send: Callable[[str, str], None]) -> None:
         """One intent after the other until the history ends."""
         while not self.is_over:
-            self.attempt(send)
+            if self.is_held:
+                time.sleep(0.2)  # the pause between two looks
+            else:
+                self.attempt(send)
 
     @property
     def is_over(self) -> bool:
         return self._stop.exists()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether consumers have to catch up first."""
+        return self._hold.exists()
 
 
 def _topic(number: str, place: int) -> str:
@@ -190,6 +198,9 @@ async def _produce_async(spec: dict[str, Any], notes: Notes) -> None:
         spec["url"], group=spec["source"], engine=engine, half_timeout=HALF_SECONDS
     ) as producer:
         while not caller.is_over:
+            if caller.is_held:
+                await asyncio.sleep(0.2)  # the pause between two looks
+                continue
             number, key = caller.begin()
             try:
                 async with AsyncSession(engine) as session, session.begin():

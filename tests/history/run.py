@@ -26,6 +26,7 @@ from tests.support.databases import MariaDbServer, NotAvailable, PostgreSqlServe
 
 DISK_MEGABYTES = 1024
 SETTLE_SECONDS = 180.0
+LOOK_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,10 @@ def play(
         faults = Faults(stage, seed)
         faults.start()
         try:
-            time.sleep(seconds)  # how long the history lasts
+            end = time.monotonic() + seconds
+            while (left := end - time.monotonic()) > 0:
+                stage.hold_or_not()
+                time.sleep(min(LOOK_SECONDS, left))  # the pause between two looks
         finally:
             faults.stop()
         unsettled = stage.settle(SETTLE_SECONDS)
