@@ -140,8 +140,8 @@ def answers_noted(seen: Seen) -> Iterator[None]:
     """Note every answer of a server that is 5xx, also where the SDK sends the request again."""
     ask = HttpClient._ask
 
-    async def noted(self: HttpClient, method: str, path: str, body: bytes, kind: str) -> tuple[int, bytes]:
-        status, answer = await ask(self, method, path, body, kind)
+    async def noted(self: HttpClient, method: str, path: str, *rest: Any) -> tuple[int, bytes]:
+        status, answer = await ask(self, method, path, *rest)
         seen.note(self.url, status, answer)
         if status == 200 and path in ("/v1/transactions", "/v1/transactions/outcomes", "/v1/messages"):
             for item in msgspec.msgpack.decode(answer, type=Items).items:
