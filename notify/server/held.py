@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-UNREAD_BYTES = 48 << 20
+UNREAD_BYTES = 24 << 20
 """All answers that wait for their readers may have so many bytes. Beyond it the server cuts the connections that have
 waited for longest, and for UNREAD_SECONDS at least: a client that reads at all has read by then."""
 UNREAD_SECONDS = 3.0
@@ -48,7 +48,7 @@ class Unread:
         return most if self.total < UNREAD_BYTES // 2 else min(most, SCARCE_REPLY_BYTES)
 
 
-UNVERIFIED_BYTES = 16 << 20
+UNVERIFIED_BYTES = 8 << 20
 """All bodies whose sender is not verified yet may have so many bytes; beyond it a request is refused for now."""
 
 

@@ -98,7 +98,7 @@ def test_the_dearest_filter_is_evaluated_for_few_messages_in_one_go() -> None:
 
 
 @pytest.mark.parametrize(
-    ("others", "share"), [(0.0, pace.EVALUATION_SHARE), (0.6, 0.1), (0.95, pace.LEAST_EVALUATION_SHARE)]
+    ("others", "share"), [(0.0, pace.EVALUATION_SHARE), (0.4, 0.09), (0.95, pace.LEAST_EVALUATION_SHARE)]
 )
 def test_filters_have_a_share_of_the_time_that_is_left(
     others: float, share: float, monkeypatch: pytest.MonkeyPatch

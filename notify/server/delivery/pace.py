@@ -22,7 +22,7 @@ BUSY_LIMIT = 512
 """Messages in a reply while producers are busy: others wait as long as it takes to make it."""
 WHOLE_COST = 4.0
 """A reply costs so many times the time to read it: encoding, sending and settling come on top."""
-EVALUATION_SHARE = 0.25
+EVALUATION_SHARE = 0.15
 """The filters of all groups together may use so much of the time that the server's loop has left: whoever may subscribe
 chooses what they cost."""
 LEAST_EVALUATION_SHARE = 0.05

@@ -32,7 +32,7 @@ AT_ONCE = 4096
 READ_BYTES = 8 << 20
 LOOKED_AT_ONCE = 500
 """Dead letters that are looked at in one go: a search through all must not hold up everyone else."""
-SEARCH_SHARE = 0.25
+SEARCH_SHARE = 0.15
 """All searches together may use so much of the server's time."""
 
 
@@ -114,7 +114,7 @@ class DeadLetters:
             async with self._core.one_search:
                 began = time.perf_counter()
                 offset, more = await self._look(wanted, offset, limit - len(found), not_redriven, found)
-                # Others have their turn, and three quarters of the time.
+                # Others have their turn, and most of the time.
                 await asyncio.sleep((time.perf_counter() - began) * (1 / SEARCH_SHARE - 1))
             if not more:
                 break
