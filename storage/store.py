@@ -31,9 +31,12 @@ def dead_letter_topic(group: str) -> str:
     return DEAD_LETTER_PREFIX + group.partition("@")[0]
 
 
-def redriven_id(transaction_id: bytes, offset: int) -> bytes:
-    """The transaction id under which a dead letter is sent again: a UUID of version 7, fixed by its place."""
-    return ids.derived(transaction_id, offset.to_bytes(8))
+def redriven_id(topic: str, transaction_id: bytes, offset: int) -> bytes:
+    """The transaction id under which a dead letter is sent again: a UUID of version 7, fixed by its place.
+
+    `topic` is the group's dead-letter topic: letters of one transaction may have the same offset in two groups.
+    """
+    return ids.derived(transaction_id, offset.to_bytes(8) + topic.encode())
 
 
 class State(enum.IntEnum):

@@ -160,7 +160,8 @@ def _letter_runs(store: LogStore, part: SealedPart) -> Iterator[tuple[int, int]]
 def _is_sent_again(store: LogStore, part: SealedPart, number: int) -> bool:
     entry = part.entries[number]
     transaction_id = int(entry["id_high"]).to_bytes(8) + int(entry["id_low"]).to_bytes(8)
-    return store.state.outcome(redriven_id(transaction_id, int(entry["offset"]))) is not None
+    topic = store.state.topics_by_id[int(entry["topic"])].name
+    return store.state.outcome(redriven_id(topic, transaction_id, int(entry["offset"]))) is not None
 
 
 async def _letters(store: LogStore, part: SealedPart) -> NDArray[np.bool_]:

@@ -317,7 +317,9 @@ def test_dead_letters_stay_until_they_are_sent_again_or_purged(tmp_path: Path) -
         await store.settle("c", "t", 0, [(30, 40)], SettleKind.ACK, T0)
         letters = store.read("dead-letter.c", 0, 0, 100, 1 << 20)
         assert len(letters) == 30
-        again = NewTransaction(redriven_id(letters[0].transaction_id, 0), "", sent(b"again").messages, committed=True)
+        again = NewTransaction(
+            redriven_id("dead-letter.c", letters[0].transaction_id, 0), "", sent(b"again").messages, committed=True
+        )
         await store.put([again], T0 + 2 * HOUR)
         store.trim("dead-letter.c", 0, 5)  # the first five are purged
         for hours in (3, 6, 9):
@@ -352,7 +354,9 @@ def test_a_letter_that_was_sent_again_is_not_kept(tmp_path: Path) -> None:
             store.dead_letter_soon("c", [(m, m.payload)], T0)
         await store.sync()
         middle = store.read("dead-letter.c", 0, 1, 1, 1 << 20)[0]
-        again = NewTransaction(redriven_id(middle.transaction_id, 1), "", sent(b"again").messages, committed=True)
+        again = NewTransaction(
+            redriven_id("dead-letter.c", middle.transaction_id, 1), "", sent(b"again").messages, committed=True
+        )
         await store.put([again], T0)
         await fill(store, 40, T0)
         await fill(store, 40, T0 + 2 * HOUR)

@@ -51,7 +51,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     """The routes under `groups/{name}/dead-letters`."""
 
     async def shown(m: StoredMessage) -> dict[str, Any]:
-        again = redriven_id(m.transaction_id, m.offset)
+        again = redriven_id(m.topic, m.transaction_id, m.offset)
         is_redriven = (await desk.core.queues.states([again]))[0] is not None
         return json_pulled(m) | {"dead_at": instant(m.committed_us), "redriven": is_redriven}
 

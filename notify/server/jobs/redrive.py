@@ -134,7 +134,7 @@ class DeadLetters:
         return offset, bool(batch)
 
     async def _is_redriven(self, m: StoredMessage) -> bool:
-        return (await self._core.queues.states([redriven_id(m.transaction_id, m.offset)]))[0] is not None
+        return (await self._core.queues.states([redriven_id(m.topic, m.transaction_id, m.offset)]))[0] is not None
 
     def by_ids(self, names: set[str]) -> list[StoredMessage]:
         """Those of these message ids: by the id's index, not by reading all."""
@@ -158,7 +158,7 @@ class DeadLetters:
 
         Each belongs to the replay in which it died, or with `replay_effects` to one of its own.
         """
-        again = [(m, redriven_id(m.transaction_id, m.offset)) for m in letters]
+        again = [(m, redriven_id(m.topic, m.transaction_id, m.offset)) for m in letters]
         items = await send_to_group(self._core, self.group, again, replay_effects=replay_effects, force=force)
         names = [
             {"id": ids.message_id(m.transaction_id, m.message_no), "as": ids.message_id(new, 0)} for m, new in again
