@@ -10,7 +10,10 @@ import pytest
 from notify.server.jobs.redrive import LOOKED_AT_ONCE, DeadLetters, Wanted
 from notify.server.jobs.runner import Jobs
 from notify.storage.store import StoredMessage
+from notify.testing import InMemoryServer
 from notify.wire import Payload, encode_msgpack
+from tests.support.groups import publish, subscribe
+from tests.support.http import post
 
 LETTERS = 20_000
 
@@ -73,3 +76,20 @@ def test_a_job_of_an_earlier_version_whose_filter_is_refused_now_fails_and_says_
     asyncio.run(run())
     ((state, detail),) = ended
     assert state == "failed" and "macro" in detail
+
+
+def test_letters_of_one_message_in_two_groups_are_both_sent_again() -> None:
+    """The second was taken for sent again: its place within its group's letters was the same as the first one's."""
+    with InMemoryServer() as server:
+        for group in ("a", "b"):
+            subscribe(server.url, group, "t")
+        publish(server.url, "t", ["body"])
+        asked = {"instance": "i", "max": 1, "wait": 60, "lease": 60}
+        for group in ("a", "b"):
+            first = post(server.url, f"/v1/groups/{group}/receive", asked)["messages"][0]
+            items = [{"receipt": first["receipt"], "action": "dead_letter", "reason": "r"}]
+            post(server.url, f"/v1/groups/{group}/settle", {"items": items})
+        for group in ("a", "b"):
+            post(server.url, f"/v1/admin/groups/{group}/dead-letters/redrive", {"reason": "r"})
+            again = post(server.url, f"/v1/groups/{group}/receive", asked)["messages"]
+            assert [message["body"] for message in again] == ["body"], group
