@@ -1,16 +1,18 @@
-"""Differences between databases that client and server need to know: the clock, and how SQLite begins."""
+"""Differences between databases that client and server need to know: the clock, how SQLite begins, and asyncio."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import mysql
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
+T = TypeVar("T")
 _ASCII = {"charset": "ascii", "collation": "ascii_bin"}
 _MYSQL = ("mysql", "mariadb")
 
@@ -95,3 +97,16 @@ def _now_mysql(element: Any, compiler: Any, **kw: Any) -> str:
 @compiles(database_now, "sqlite")
 def _now_sqlite(element: Any, compiler: Any, **kw: Any) -> str:
     return "strftime('%Y-%m-%d %H:%M:%f000', 'now')"
+
+
+def in_transaction(engine: Engine, function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function of a connection in a transaction of its own, and return its result."""
+    with engine.begin() as connection:
+        return function(connection, *arguments)
+
+
+async def in_transaction_async(engine: Any, function: Callable[..., T], *arguments: Any) -> T:
+    """The same for an AsyncEngine."""
+    async with engine.begin() as connection:
+        result: T = await connection.run_sync(function, *arguments)
+        return result

@@ -12,7 +12,13 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from notify.client.handlers import call_to_the_end, refuse_unfinished
 from notify.client.table import CLOCK_SKEW, has_replay, instant_before, note_purged, notify_inbox, notify_source
-from notify.databases import begins_explicitly, commits_by_itself, database_now
+from notify.databases import (
+    begins_explicitly,
+    commits_by_itself,
+    database_now,
+    in_transaction,
+    in_transaction_async,
+)
 from notify.errors import InvalidRequest
 from notify.message import REPLAY, ReceivedMessage
 
@@ -66,14 +72,11 @@ class Inbox:
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function of a connection in a transaction of its own, and return its result."""
-        with self.engine.begin() as connection:
-            return function(connection, *arguments)
+        return in_transaction(self.engine, function, *arguments)
 
     async def call_async(self, function: Callable[..., T], *arguments: Any) -> T:
         """The same for an AsyncEngine."""
-        async with self.engine.begin() as connection:
-            found: T = await connection.run_sync(function, *arguments)
-            return found
+        return await in_transaction_async(self.engine, function, *arguments)
 
     def run(self, group: str, message: ReceivedMessage, handler: Callable[..., Any]) -> bool:
         """Call `handler(message, session)` and commit its effect; False if that happened before.

@@ -25,9 +25,10 @@ from notify.check.local import is_async
 from notify.client.binding import CLOSED, Binding, unscoped
 from notify.client.checker import Checker
 from notify.client.http import error_of
+from notify.client.inbox import PURGE_AFTER_SECONDS
 from notify.client.login import Shown
 from notify.client.loop import LoopThread
-from notify.client.purge import PURGE_AFTER_SECONDS, RowPurge, check_purge_after
+from notify.client.purge import RowPurge, check_purge_after
 from notify.client.transactions import HALF_SECONDS, TransactionClient, accepted, pack
 from notify.errors import BindingRefused, Closed, InvalidRequest, Timeout, Unavailable
 from notify.limits import LIMITS, check_between, check_name

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify import ids
+from notify.client.inbox import DAY
 from notify.client.servers import Servers
 from notify.client.table import (
     CLOCK_SKEW,
@@ -26,15 +27,13 @@ from notify.client.table import (
     notify_source,
     oldest_transactions,
 )
+from notify.databases import in_transaction, in_transaction_async
 from notify.errors import InvalidRequest, NotifyError
 from notify.wire import Item, Items, OutcomeItem, Outcomes, States, encode_msgpack
 
 log = logging.getLogger("notify.client")
 T = TypeVar("T")
 
-DAY = 86_400.0
-PURGE_AFTER_SECONDS = 30 * DAY
-"""As inbox rows: longer than any server keeps its log by default, so that no audit of that log misses them."""
 IDS_RETENTION_SECONDS = 7 * DAY
 """For so long a server knows what became of a transaction, by default; one that is undecided, for ever."""
 BATCH = 1000
@@ -178,21 +177,14 @@ class RowPurge:
         A cancelled purge does not cut it short: a driver's connection that is cut in a statement is lost to its pool.
         """
         if hasattr(self._engine, "sync_engine"):
-            self._under_way = asyncio.ensure_future(self._call_async(function, *arguments))
+            self._under_way = asyncio.ensure_future(in_transaction_async(self._engine, function, *arguments))
         else:
-            self._under_way = asyncio.ensure_future(asyncio.to_thread(self._call_sync, function, *arguments))
+            self._under_way = asyncio.ensure_future(
+                asyncio.to_thread(in_transaction, self._engine, function, *arguments)
+            )
         self._under_way.add_done_callback(_noted)
         told: T = await asyncio.shield(self._under_way)
         return told
-
-    async def _call_async(self, function: Callable[..., T], *arguments: Any) -> T:
-        async with self._engine.begin() as connection:
-            told: T = await connection.run_sync(function, *arguments)
-            return told
-
-    def _call_sync(self, function: Callable[..., T], *arguments: Any) -> T:
-        with self._engine.begin() as connection:
-            return function(connection, *arguments)
 
     async def close(self) -> None:
         """Wait for what is under way in the database, for a while; `run` is cancelled already."""

@@ -18,7 +18,8 @@ from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck, O
 from notify.check.question import read_source
 from notify.client import AsyncTransactionProducer, TransactionProducer, create_tables
 from notify.client import purge as purging
-from notify.client.purge import DAY, RowPurge, purge, purge_by_force
+from notify.client.inbox import DAY
+from notify.client.purge import RowPurge, purge, purge_by_force
 from notify.client.servers import Servers
 from notify.client.table import half_message, notify_source
 from notify.errors import InvalidRequest, Unavailable
