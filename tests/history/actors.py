@@ -40,7 +40,7 @@ SHARES = ((FEW, 2), (ORDERED, 5), (TOPIC, 10))
 """Of ten messages, the first two go to the first topic, those up to the fifth to the second, the others to the last."""
 KEYS = 12
 """Of each caller."""
-MESSAGES_AT_ONCE = 10
+MESSAGES_AT_ONCE = 16
 HALF_SECONDS = 3.0
 
 
