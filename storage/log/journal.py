@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 from notify.errors import DiskFull, StorageFailed, Unavailable
 from notify.storage import crash_point
@@ -29,12 +28,10 @@ from notify.storage.log.format import (
     RecordType,
     frame,
 )
+from notify.storage.log.frame import Frame
+from notify.storage.log.live import LivePart
 from notify.storage.log.segments import Segment, Segments
 from notify.storage.store import Flush
-
-if TYPE_CHECKING:
-    from notify.storage.log.live import LivePart
-    from notify.storage.log.queues import Queue
 
 RESERVE_BYTES = 16 << 20
 OPEN_FRAME_BYTES = 64 << 20
@@ -47,44 +44,6 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 # meanwhile, take the thread.
 INLINE_SYNC_SECONDS = 0.002
 INLINE_WAITERS = 12
-
-
-class Frame:
-    """Records on their way to the disk, and who waits for them."""
-
-    __slots__ = (
-        "base",
-        "chunks",
-        "delayed",
-        "entries",
-        "handed_over",
-        "is_handed_over",
-        "part",
-        "points",
-        "queues",
-        "records",
-        "segment",
-        "waiters",
-        "written",
-    )
-
-    def __init__(self, base: int, segment: Segment, part: LivePart) -> None:
-        self.base = base
-        self.segment = segment
-        self.part = part
-        self.chunks: list[bytes] = []
-        self.records = 0
-        self.entries: list[bytes] = []
-        self.queues: list[Queue | None] = []
-        self.delayed: list[tuple[int, int, int]] = []
-        """(due, payload position, number of the entry in this frame) of messages that are delayed."""
-        self.waiters: list[asyncio.Future[None]] = []
-        self.handed_over: list[asyncio.Future[None]] = []
-        """Who waits until the operating system has it, and no longer."""
-        self.is_handed_over = False
-        self.points: set[str] = set()
-        self.written = b""
-        """Its bytes, once they are on their way to the disk."""
 
 
 class Journal:

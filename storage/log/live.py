@@ -11,7 +11,7 @@ from array import array
 import numpy as np
 
 from notify.storage.log.format import ENTRY_SIZE, EntryKind
-from notify.storage.log.journal import Frame
+from notify.storage.log.queues import Queue
 from notify.storage.log.sealed import ENTRY_TYPE, due_times
 
 MISSING = 0xFFFFFFFF
@@ -52,14 +52,17 @@ class LivePart:
         self._due_position = array("Q")
         self._due_number = array("I")
 
-    def publish(self, frame: Frame) -> None:
-        """Take over the entries of a frame that has become durable."""
-        self.entries += b"".join(frame.entries)
+    def publish(self, entries: list[bytes], queues: list[Queue | None], delayed: list[tuple[int, int, int]]) -> None:
+        """Take over the entries of a frame that has become durable, with the queue of each that is in one.
+
+        `delayed`: (due, payload position, number within `entries`) of messages that are delayed.
+        """
+        self.entries += b"".join(entries)
         number = self.count
-        for due_us, position, in_frame in frame.delayed:
+        for due_us, position, in_frame in delayed:
             self._delay(due_us, position, number + in_frame)
         runs = self.runs
-        for queue in frame.queues:
+        for queue in queues:
             if queue is not None:
                 run = runs.get(queue.key)
                 if run is None:

@@ -18,8 +18,9 @@ from notify.storage.log import checkpoint, retention, sealed
 from notify.storage.log.ballast import Ballast
 from notify.storage.log.disk import Disk
 from notify.storage.log.format import ENTRY_SIZE, SEGMENT_HEADER_SIZE, RecordType
+from notify.storage.log.frame import Frame
 from notify.storage.log.groups import LogGroups
-from notify.storage.log.journal import NO_ROOM, Frame, Journal
+from notify.storage.log.journal import NO_ROOM, Journal
 from notify.storage.log.live import LivePart
 from notify.storage.log.messages import LogMessages
 from notify.storage.log.parts import Part
@@ -298,7 +299,7 @@ class LogStore(LogTransactions, LogTopics, LogMessages, LogGroups):
     def _durable(self, frame: Frame) -> None:
         """A frame is on the disk: its entries become visible."""
         if frame.entries:
-            frame.part.publish(frame)
+            frame.part.publish(frame.entries, frame.queues, frame.delayed)
             for _, position, _ in frame.delayed:
                 self.state.times.unpublished.pop(position, None)
             topics = {queue.topic.name for queue in set(frame.queues) if queue is not None}

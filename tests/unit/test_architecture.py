@@ -10,7 +10,6 @@ import grimp
 import pytest
 
 KNOWN: tuple[set[str], ...] = (
-    {"notify.storage.log.journal", "notify.storage.log.live"},
     {"notify.storage.log.retention", "notify.storage.log.store"},
 )
 """Circles that are still there. A line may go from this list, and none may come to it."""
