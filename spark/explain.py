@@ -12,8 +12,8 @@ from notify.errors import InvalidRequest
 from notify.spark.log_input import LogInput
 from notify.spark.result import Inputs
 from notify.spark.scan import ATTEMPTED
+from notify.storage.groups import SettleKind
 from notify.storage.sql.rows import microseconds_of
-from notify.storage.store import SettleKind
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,10 @@ from pyspark.sql import functions as F
 from notify.errors import Corrupt, InvalidRequest
 from notify.spark.life import Groups
 from notify.spark.scan import ACKS, MASK_GROUPS, MESSAGES, Facts, ReadOnlyDisk, SegmentScan, spark_schema
+from notify.storage.groups import Subscription
 from notify.storage.log import checkpoint
 from notify.storage.log.format import read_segment_header
-from notify.storage.store import DEAD_LETTER_PREFIX, Subscription
+from notify.storage.names import DEAD_LETTER_PREFIX
 
 RETRY_PREFIX = "retry/"
 """Topics of dead letters that were sent again to one group: `retry/{group}/{topic}`."""

@@ -16,7 +16,7 @@ from notify.spark.databases import Database, Span
 from notify.spark.log_input import LogInput
 from notify.spark.result import Found
 from notify.spark.small_table import small_table
-from notify.storage.store import SettleKind
+from notify.storage.groups import SettleKind
 
 MOST_FINDINGS = 100_000
 """Rows of evidence that are kept of a class; its count is exact."""

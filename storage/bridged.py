@@ -1,12 +1,37 @@
-"""When a bridge may append: the rule that every storage with queues keeps."""
+"""A bridge's position and batch, and when it may append: the rule that every storage with queues keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from notify import ids
 from notify.errors import Conflict
-from notify.storage.store import BridgeBatch, BridgeState
+from notify.storage.records import NewTransaction
+
+
+class BridgeState(msgspec.Struct):
+    """How far a bridge has come with a source: durable together with the messages up to there."""
+
+    source: str
+    epoch: int = 0  # of the bridge that writes now; an older one is refused
+    position: str = ""  # the bridge's own words, compared as they are; empty: nothing yet
+    rows: int = 0  # transactions taken over so far
+    updated_us: int = 0
+    since: str = ""  # where the source stood before this batch: an audit sees from it that none is missing
+
+
+class BridgeBatch(msgspec.Struct):
+    """A bridge's batch: transactions, and the position behind them."""
+
+    source: str
+    epoch: int
+    expected_position: str
+    position: str
+    transactions: Sequence[NewTransaction] = ()
+    commit: Sequence[bytes] = ()  # halves of earlier parts, which become visible with this batch
+    claim: bool = False  # a bridge begins: its epoch must be above every earlier one
 
 
 def check_bridge(known: BridgeState, batch: BridgeBatch) -> None:

@@ -12,36 +12,25 @@ from dataclasses import dataclass, field
 import msgspec
 
 from notify.errors import InvalidRequest, NotFound
-from notify.storage.bridged import check_bridge, is_prepared_by, refuse_foreign
+from notify.storage.bridged import BridgeBatch, BridgeState, check_bridge, is_prepared_by, refuse_foreign
+from notify.storage.checks import CheckAnswer, Checking, Due, new_token
+from notify.storage.groups import Priorities, SettleKind, Settlement, Subscription
 from notify.storage.hashing import key_hash, tag_hash
+from notify.storage.names import dead_letter_topic
 from notify.storage.progress import QueueProgress
-from notify.storage.store import (
-    NO_SHARDS,
-    NO_TOKENS,
-    BridgeBatch,
-    BridgeState,
-    CheckAnswer,
-    Checking,
+from notify.storage.records import (
     Decided,
-    Due,
     InDoubt,
     NewMessage,
     NewTransaction,
-    Priorities,
     Put,
     PutResult,
-    SettleKind,
-    Settlement,
     State,
     StoredMessage,
-    Subscription,
-    Topic,
     Transaction,
-    counted,
-    dead_letter_topic,
-    new_token,
-    with_growth,
 )
+from notify.storage.store import NO_SHARDS, NO_TOKENS, counted
+from notify.storage.topics import Topic, with_growth
 
 SETTLEMENTS = 100_000
 """How many are remembered, to tell a message's timeline."""

@@ -10,7 +10,10 @@ from notify.errors import InvalidRequest, NotFound, NotifyError
 from notify.limits import LIMITS, check_message, check_name
 from notify.server.clock import Clock
 from notify.server.topics import Topics
-from notify.storage.store import BridgeBatch, BridgeState, NewMessage, NewTransaction, Put, Store, Topic
+from notify.storage.bridged import BridgeBatch, BridgeState
+from notify.storage.records import NewMessage, NewTransaction, Put
+from notify.storage.store import Store
+from notify.storage.topics import Topic
 from notify.wire import Bridged, Item, JsonBridgeBatch, PackedBridgeBatch, instant
 
 PREPARED_CHECK_US = 86_400_000_000

@@ -12,7 +12,8 @@ from notify.limits import LIMITS, check_between, check_name
 from notify.server.check_log import CheckLog
 from notify.server.clock import Clock
 from notify.server.metrics import Metrics
-from notify.storage.store import Due, TransactionStore
+from notify.storage.checks import Due
+from notify.storage.store import TransactionStore
 from notify.wire import Payload, Poll, decode_payload
 
 ONLINE_US = 5_000_000

@@ -11,7 +11,8 @@ from notify.server.clock import Clock
 from notify.server.delivery import Delivery
 from notify.server.metrics import Metrics
 from notify.server.rate import TokenBucket
-from notify.storage.store import Backlog, Topic, TransactionStore
+from notify.storage.store import TransactionStore
+from notify.storage.topics import Backlog, Topic
 
 HOLD_SECONDS = 2.0
 """How long a producer waits for room where the policy is `hold`: less than the SDK waits for its half."""

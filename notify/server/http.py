@@ -26,7 +26,7 @@ from notify.server.flow import retry_after
 from notify.server.log_rate import LogRate
 from notify.settings import Settings
 from notify.storage import crash_point
-from notify.storage.store import StoredMessage
+from notify.storage.records import StoredMessage
 from notify.wire import (
     JSON,
     MSGPACK,

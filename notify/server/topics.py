@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from notify.errors import InvalidRequest, UnknownTopic
 from notify.limits import check_name
-from notify.storage.store import Topic, TransactionStore
+from notify.storage.store import TransactionStore
+from notify.storage.topics import Topic
 
 
 class Topics:

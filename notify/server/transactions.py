@@ -15,18 +15,10 @@ from notify.server.clock import Clock
 from notify.server.flow import HOLD_SECONDS, Flow, retry_after
 from notify.server.metrics import Metrics
 from notify.server.topics import Topics
-from notify.storage.store import (
-    CheckAnswer,
-    Decided,
-    Flush,
-    NewMessage,
-    NewTransaction,
-    PartlyStored,
-    Put,
-    PutResult,
-    State,
-    TransactionStore,
-)
+from notify.storage.checks import CheckAnswer
+from notify.storage.records import Decided, NewMessage, NewTransaction, PartlyStored, Put, PutResult, State
+from notify.storage.store import TransactionStore
+from notify.storage.topics import Flush
 from notify.wire import (
     Item,
     JsonMessage,

@@ -29,7 +29,8 @@ from notify.server.http import Answer, Request
 from notify.server.protocol import Protocol
 from notify.settings import Settings
 from notify.storage.memory import MemoryStore
-from notify.storage.store import State, TransactionStore
+from notify.storage.records import State
+from notify.storage.store import TransactionStore
 from notify.wire import Outcomes, decode_payload
 
 START_SECONDS = 60.0

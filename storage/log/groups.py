@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from notify.errors import NotFound
+from notify.storage.groups import Priorities, SettleKind, Subscription
 from notify.storage.log.format import (
     ENTRY_HEAD,
     ENTRY_SIZE,
@@ -19,8 +20,10 @@ from notify.storage.log.format import (
 )
 from notify.storage.log.journal import Journal
 from notify.storage.log.state import LogState, encode
+from notify.storage.names import dead_letter_topic
 from notify.storage.progress import QueueProgress
-from notify.storage.store import Priorities, SettleKind, StoredMessage, Subscription, Topic, dead_letter_topic
+from notify.storage.records import StoredMessage
+from notify.storage.topics import Topic
 
 
 class LogGroups:

@@ -31,7 +31,7 @@ from notify.storage.log.format import (
 from notify.storage.log.frame import Frame
 from notify.storage.log.live import LivePart
 from notify.storage.log.segments import Segment, Segments
-from notify.storage.store import Flush
+from notify.storage.topics import Flush
 
 RESERVE_BYTES = 16 << 20
 OPEN_FRAME_BYTES = 64 << 20

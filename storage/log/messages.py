@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from notify.storage.groups import Settlement
 from notify.storage.hashing import key_hash
 from notify.storage.log import settlements
 from notify.storage.log.disk import Disk
@@ -31,13 +32,7 @@ from notify.storage.log.queues import Queue
 from notify.storage.log.sealed import ENTRY_TYPE, SealedPart
 from notify.storage.log.segments import Segments
 from notify.storage.log.state import LogState
-from notify.storage.store import (
-    InDoubt,
-    Settlement,
-    State,
-    StoredMessage,
-    Transaction,
-)
+from notify.storage.records import InDoubt, State, StoredMessage, Transaction
 
 READ_AHEAD_BYTES = 1 << 20
 READ_GAP_BYTES = 16 << 10

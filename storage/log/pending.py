@@ -8,8 +8,8 @@ from collections.abc import Container, Sequence
 
 import msgspec
 
+from notify.storage.checks import Due, new_token
 from notify.storage.log.queues import LogTopic
-from notify.storage.store import Due, new_token
 
 
 class Producer:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from notify.storage.hashing import key_hash
-from notify.storage.store import Backlog, Flush, Topic, with_growth
+from notify.storage.topics import Backlog, Flush, Topic, with_growth
 
 
 class Policy(msgspec.Struct, frozen=True):

@@ -35,7 +35,7 @@ from notify.storage.log.format import (
 from notify.storage.log.live import LivePart
 from notify.storage.log.sealed import ENTRY_TYPE, SealedPart
 from notify.storage.log.times import FOR_EVER_US
-from notify.storage.store import DEAD_LETTER_PREFIX, redriven_id
+from notify.storage.names import DEAD_LETTER_PREFIX, redriven_id
 
 if TYPE_CHECKING:
     from notify.storage.log.store import LogStore

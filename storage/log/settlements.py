@@ -9,11 +9,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from notify.storage.groups import SettleKind, Settlement
 from notify.storage.log.disk import Disk
 from notify.storage.log.recovery import walk
 from notify.storage.log.segments import Segment
 from notify.storage.log.state import progress_of, records
-from notify.storage.store import SettleKind, Settlement
 
 MOST_SECONDS = 0.08
 """A search may use so much CPU time of its thread: it reads some 70 MiB of log in it, less where frames are small."""

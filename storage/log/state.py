@@ -14,6 +14,8 @@ import msgspec
 import numpy as np
 
 from notify.errors import NotFound
+from notify.storage.bridged import BridgeState
+from notify.storage.groups import Priorities, Subscription
 from notify.storage.log.format import (
     ENTRY,
     ENTRY_HEAD_SIZE,
@@ -32,7 +34,6 @@ from notify.storage.log.queues import LogTopic, Queue, TopicsById
 from notify.storage.log.sealed import ENTRY_TYPE
 from notify.storage.log.times import TimeIndex
 from notify.storage.progress import QueueProgress
-from notify.storage.store import BridgeState, Priorities, Subscription
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder().decode

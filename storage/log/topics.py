@@ -7,7 +7,7 @@ from notify.storage.log.format import RecordType
 from notify.storage.log.journal import Journal
 from notify.storage.log.queues import Policy
 from notify.storage.log.state import LogState, encode
-from notify.storage.store import Topic
+from notify.storage.topics import Topic
 
 
 class LogTopics:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from notify.storage import crash_point
-from notify.storage.bridged import check_bridge, is_prepared_by, refuse_foreign
+from notify.storage.bridged import BridgeBatch, BridgeState, check_bridge, is_prepared_by, refuse_foreign
+from notify.storage.checks import CheckAnswer, Checking, Due
 from notify.storage.hashing import key_hash, tag_hash
 from notify.storage.log.format import (
     ENTRY_HEAD,
@@ -26,21 +27,9 @@ from notify.storage.log.journal import Journal
 from notify.storage.log.pending import Pending, PendingMessage, Producer
 from notify.storage.log.queues import Queue
 from notify.storage.log.state import LogState, due_of, encode
-from notify.storage.store import (
-    NO_SHARDS,
-    NO_TOKENS,
-    BridgeBatch,
-    BridgeState,
-    CheckAnswer,
-    Checking,
-    Decided,
-    Due,
-    Flush,
-    NewTransaction,
-    Put,
-    PutResult,
-    State,
-)
+from notify.storage.records import Decided, NewTransaction, Put, PutResult, State
+from notify.storage.store import NO_SHARDS, NO_TOKENS
+from notify.storage.topics import Flush
 
 ENTRIES_PER_RECORD = 60_000
 """Below what a record's count can say, with room for one more transaction."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from notify import ids
-from notify.storage.store import NewTransaction
+from notify.storage.records import NewTransaction
 from notify.wire import Payload, decode_payload, encode_msgpack
 
 _encode_headers = msgspec.json.Encoder().encode

@@ -14,26 +14,13 @@ import structlog
 from sqlalchemy.engine import Engine
 
 from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailable
+from notify.storage.checks import CheckAnswer, Checking, Due
 from notify.storage.hashing import key_hash
+from notify.storage.records import Decided, InDoubt, NewTransaction, PartlyStored, PutResult, State, Transaction
 from notify.storage.sql.key_map import LEASE_SECONDS, KeyMap
 from notify.storage.sql.store import DatabaseAway, SqlStore
-from notify.storage.store import (
-    NO_SHARDS,
-    NO_TOKENS,
-    CheckAnswer,
-    Checking,
-    Decided,
-    Due,
-    InDoubt,
-    NewTransaction,
-    PartlyStored,
-    PutResult,
-    State,
-    Store,
-    Topic,
-    Transaction,
-    counted,
-)
+from notify.storage.store import NO_SHARDS, NO_TOKENS, Store, counted
+from notify.storage.topics import Topic
 
 log = structlog.get_logger("notify.sql")
 

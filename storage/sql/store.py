@@ -14,32 +14,26 @@ from sqlalchemy.engine import Connection
 from notify import ids
 from notify.errors import StorageFailed, Unavailable
 from notify.limits import check_name
+from notify.storage.checks import CheckAnswer, Checking, Due, new_token
 from notify.storage.hashing import tag_hash
+from notify.storage.records import (
+    Decided,
+    InDoubt,
+    NewTransaction,
+    PartlyStored,
+    PutResult,
+    State,
+    StoredMessage,
+    Transaction,
+)
 from notify.storage.sql import schema
 from notify.storage.sql.dialects import Again, Duplicate, Gone, dialect_of, open_engine
 from notify.storage.sql.registry import read_through_us
 from notify.storage.sql.rows import UNDECIDED, microseconds_of, moment_of, payload_of
 from notify.storage.sql.tables import server_half_message
 from notify.storage.sql.writer import WRITERS, Writer
-from notify.storage.store import (
-    NO_SHARDS,
-    NO_TOKENS,
-    CheckAnswer,
-    Checking,
-    Decided,
-    Due,
-    InDoubt,
-    NewTransaction,
-    PartlyStored,
-    PutResult,
-    State,
-    Store,
-    StoredMessage,
-    Topic,
-    Transaction,
-    counted,
-    new_token,
-)
+from notify.storage.store import NO_SHARDS, NO_TOKENS, Store, counted
+from notify.storage.topics import Topic
 
 log = structlog.get_logger("notify.sql")
 

@@ -21,9 +21,10 @@ import structlog
 from notify import ids
 from notify.backoff import Backoff
 from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailable
+from notify.storage.records import Decided, NewTransaction, Put, PutResult, State
 from notify.storage.sql.dialects import Again, Dialect, Duplicate, Gone
 from notify.storage.sql.rows import UNDECIDED, is_same, rows_of, text_of
-from notify.storage.store import NO_TOKENS, Decided, NewTransaction, Put, PutResult, State
+from notify.storage.store import NO_TOKENS
 
 log = structlog.get_logger("notify.sql")
 

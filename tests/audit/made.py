@@ -17,9 +17,11 @@ import sqlalchemy as sa
 
 from notify import ids
 from notify.client.table import create_tables
+from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log.store import LogStore
+from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.sql.rows import text_of
-from notify.storage.store import NewMessage, NewTransaction, SettleKind, State, Subscription, Topic
+from notify.storage.topics import Topic
 from notify.wire import Payload, encode_msgpack
 
 PRODUCERS, CONSUMERS, TOPICS = "orders", "points", 4

@@ -13,6 +13,8 @@ import sqlalchemy as sa
 
 from notify import ids
 from notify.client.table import half_message, notify_inbox
+from notify.storage.bridged import BridgeBatch
+from notify.storage.groups import SettleKind
 from notify.storage.log.format import (
     ENTRY,
     ENTRY_SIZE,
@@ -27,8 +29,8 @@ from notify.storage.log.format import (
 )
 from notify.storage.log.state import encode
 from notify.storage.log.store import LogStore
+from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.sql.rows import moment_of
-from notify.storage.store import BridgeBatch, NewMessage, NewTransaction, SettleKind, State
 from tests.audit.made import CONSUMERS, KEYS, PRODUCERS, TOPICS, Made, payload_of, topic_of, transaction_id
 
 FILLER = RECORD_HEADER.pack(ENTRY_SIZE, RecordType.META, 0, 0) + encode(["nothing", "-" * 61])

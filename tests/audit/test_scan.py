@@ -14,8 +14,10 @@ from notify.spark import log_input
 from notify.spark.log_input import LogInput
 from notify.spark.log_source import NotifyLogSource
 from notify.spark.scan import ATTEMPTED
+from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log.store import LogStore
-from notify.storage.store import NewMessage, NewTransaction, SettleKind, State, StoredMessage, Subscription, Topic
+from notify.storage.records import NewMessage, NewTransaction, State, StoredMessage
+from notify.storage.topics import Topic
 from notify.wire import Payload, encode_msgpack
 
 T0 = 1_800_000_000_000_000

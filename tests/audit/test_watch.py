@@ -26,9 +26,10 @@ from notify.spark.databases import Database
 from notify.spark.log_input import LogInput
 from notify.spark.result import Found, Inputs, Plan, Result
 from notify.spark.watch import RECHECKS, Auditing, Watch
+from notify.storage.groups import SettleKind
 from notify.storage.log.store import LogStore
+from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.sql.rows import moment_of
-from notify.storage.store import NewMessage, NewTransaction, SettleKind
 from tests.audit.made import CONSUMERS, PRODUCERS, Made, made_run, payload_of, transaction_id
 from tests.support.shop import make_engine
 

@@ -12,7 +12,7 @@ import pytest
 from notify.storage.log import journal
 from notify.storage.sql.dialects import open_engine
 from notify.storage.sql.tables import metadata, server_shard
-from notify.storage.store import Topic
+from notify.storage.topics import Topic
 from tests.contract.stores import T0, Bench, Scenario, SqlBench
 from tests.support.databases import DATABASES, empty_database
 from tests.support.servers import make_storage

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from notify.errors import Conflict
-from notify.storage.store import BridgeBatch, BridgeState, NewTransaction, Put, State
+from notify.storage.bridged import BridgeBatch, BridgeState
+from notify.storage.records import NewTransaction, Put, State
 from tests.contract.stores import T0, Bench, bodies
 from tests.support.transactions import sent
 

@@ -15,18 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from notify import ids
+from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log import LogStore, journal
 from notify.storage.memory import MemoryStore
-from notify.storage.store import (
-    Flush,
-    NewMessage,
-    NewTransaction,
-    Put,
-    SettleKind,
-    State,
-    Subscription,
-    Topic,
-)
+from notify.storage.records import NewMessage, NewTransaction, Put, State
+from notify.storage.topics import Flush, Topic
 from tests.contract.stores import SECOND, T0, Bench, commit
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.disks import UnsyncedDisk

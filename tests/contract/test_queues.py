@@ -9,20 +9,11 @@ import pytest
 
 from notify import ids
 from notify.errors import InvalidRequest, NotFound
+from notify.storage.groups import Priorities, PriorityClass, SettleKind, Subscription
 from notify.storage.hashing import tag_hash
-from notify.storage.store import (
-    DEAD_LETTER_PREFIX,
-    Backlog,
-    Flush,
-    NewMessage,
-    NewTransaction,
-    Priorities,
-    PriorityClass,
-    SettleKind,
-    State,
-    Subscription,
-    Topic,
-)
+from notify.storage.names import DEAD_LETTER_PREFIX
+from notify.storage.records import NewMessage, NewTransaction, State
+from notify.storage.topics import Backlog, Flush, Topic
 from notify.wire import Payload, encode_msgpack
 from tests.contract.stores import SECOND, T0, Bench, bodies, commit
 from tests.support.transactions import bodies_in, message, sent

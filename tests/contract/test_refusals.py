@@ -14,7 +14,10 @@ from notify.errors import DiskFull, NotifyError, StorageFailed, Unavailable
 from notify.server.delivery import Delivery
 from notify.server.metrics import Metrics
 from notify.server.topics import Topics
-from notify.storage.store import DEAD_LETTER_PREFIX, NewMessage, NewTransaction, SettleKind, Subscription, Topic
+from notify.storage.groups import SettleKind, Subscription
+from notify.storage.names import DEAD_LETTER_PREFIX
+from notify.storage.records import NewMessage, NewTransaction
+from notify.storage.topics import Topic
 from notify.wire import Payload, Receive, SettleItem, encode_msgpack
 from tests.contract.stores import SECOND, T0, Bench
 

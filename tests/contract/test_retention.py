@@ -11,9 +11,13 @@ from pathlib import Path
 import pytest
 
 from notify.errors import Unavailable
+from notify.storage.checks import Due
+from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log import LogStore, journal
 from notify.storage.log.retention import MOST_HUSKS
-from notify.storage.store import Due, NewTransaction, Put, SettleKind, State, Subscription, Topic, redriven_id
+from notify.storage.names import redriven_id
+from notify.storage.records import NewTransaction, Put, State
+from notify.storage.topics import Topic
 from tests.contract.stores import T0
 from tests.support.disks import UnsyncedDisk
 from tests.support.transactions import bodies_in, message, sent

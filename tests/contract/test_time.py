@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from notify.storage.log import LogStore, times
-from notify.storage.store import NewTransaction, Topic
+from notify.storage.records import NewTransaction
+from notify.storage.topics import Topic
 from tests.contract.stores import SECOND, T0, Bench, bodies, commit
 from tests.support.disks import UnsyncedDisk
 from tests.support.transactions import sent

@@ -6,13 +6,8 @@ from typing import Any
 
 from notify import ids
 from notify.errors import InvalidRequest
-from notify.storage.store import (
-    CheckAnswer,
-    NewTransaction,
-    PartlyStored,
-    Put,
-    State,
-)
+from notify.storage.checks import CheckAnswer
+from notify.storage.records import NewTransaction, PartlyStored, Put, State
 from tests.contract.stores import SECOND, T0, Bench, commit
 from tests.support.transactions import message, sent
 

@@ -12,9 +12,12 @@ from pathlib import Path
 
 from notify import ids
 from notify.storage import crash_point
+from notify.storage.checks import Due
 from notify.storage.crash_point import POINTS
+from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log import LogStore
-from notify.storage.store import Due, SettleKind, State, Subscription, Topic
+from notify.storage.records import State
+from notify.storage.topics import Topic
 from notify.testing import forked
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.disks import UnsyncedDisk

@@ -12,7 +12,8 @@ import pytest
 
 from notify.errors import Corrupt, DiskFull, StorageFailed
 from notify.storage.log import LogStore, journal
-from notify.storage.store import State, Topic
+from notify.storage.records import State
+from notify.storage.topics import Topic
 from tests.crash.disks import FailingSyncDisk, FullDisk, PowerLossDisk
 from tests.crash.log_faults import last_frames, let_go, lose_power_repeatedly, reopened, write_log
 from tests.crash.workload import T0, History, run_until_failure, violations, work

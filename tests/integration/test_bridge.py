@@ -24,10 +24,10 @@ from notify.binlog_bridge.reader import BinlogReader, Purged
 from notify.client import Message, TransactionProducer, create_tables
 from notify.client.http import HttpClient
 from notify.errors import Conflict, InvalidRequest, NotifyError
+from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.sql import registry, schema
 from notify.storage.sql.dialects import open_engine
 from notify.storage.sql.store import SqlStore
-from notify.storage.store import NewMessage, NewTransaction, State
 from notify.testing.process import ServerProcess
 from notify.wire import (
     BridgedTransaction,

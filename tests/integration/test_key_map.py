@@ -20,12 +20,12 @@ from notify.client.transactions import TransactionClient, accepted
 from notify.errors import InvalidRequest, NotifyError, Unavailable
 from notify.server.clock import wall_clock
 from notify.storage.hashing import key_hash
+from notify.storage.records import State
 from notify.storage.sql import key_map, shards
 from notify.storage.sql.dialects import opened
 from notify.storage.sql.key_map import KeyMap
 from notify.storage.sql.shards import SqlShards, open_storage
 from notify.storage.sql.tables import server_half_message, server_key_map, server_key_map_change, server_member
-from notify.storage.store import State
 from notify.testing.process import ServerProcess
 from notify.wire import (
     Item,

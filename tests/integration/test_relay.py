@@ -17,8 +17,8 @@ from notify.binlog_bridge.leases import BUCKETS, PostgreSqlLeases
 from notify.binlog_bridge.relay import Relay
 from notify.client import Message, TransactionProducer, create_tables
 from notify.server.clock import wall_clock
+from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.sql.store import SqlStore
-from notify.storage.store import NewMessage, NewTransaction, State
 from notify.testing.process import ServerProcess
 from notify.wire import Payload, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async

@@ -14,13 +14,14 @@ from notify import ids
 from notify.client.transactions import HALF_SECONDS
 from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailable
 from notify.server.clock import wall_clock
+from notify.storage.checks import CheckAnswer
+from notify.storage.records import NewMessage, NewTransaction, PartlyStored, Put, State
 from notify.storage.sql import registry, schema, writer
 from notify.storage.sql.dialects import open_engine, opened
 from notify.storage.sql.key_map import KeyMap
 from notify.storage.sql.shards import SqlShards, open_storage
 from notify.storage.sql.store import SqlStore
 from notify.storage.sql.tables import server_half_message, server_key_map_change, server_member
-from notify.storage.store import CheckAnswer, NewMessage, NewTransaction, PartlyStored, Put, State
 from notify.testing.process import ServerProcess
 from notify.wire import Payload, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS, eventually_async

@@ -27,9 +27,11 @@ from notify import ids
 from notify.errors import NotifyError, Unavailable
 from notify.server.core import Core
 from notify.settings import Settings
+from notify.storage.groups import Subscription
 from notify.storage.log import LogStore
 from notify.storage.log.disk import Disk
-from notify.storage.store import StoredMessage, Subscription, dead_letter_topic
+from notify.storage.names import dead_letter_topic
+from notify.storage.records import StoredMessage
 from notify.wire import OutcomeItem, PackedMessage, PackedTransaction, PackedTransactions, Poll, Receive, SettleItem
 from tests.support.virtual_loop import pass_seconds
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from notify import ids
-from notify.storage.store import NewMessage, NewTransaction, StoredMessage
+from notify.storage.records import NewMessage, NewTransaction, StoredMessage
 from notify.wire import Payload, decode_payload, encode_msgpack
 
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 import grimp
 import pytest
 
-KNOWN: tuple[set[str], ...] = (
-    {"notify.storage.log.retention", "notify.storage.log.store"},
-)
+KNOWN: tuple[set[str], ...] = ({"notify.storage.log.retention", "notify.storage.log.store"},)
 """Circles that are still there. A line may go from this list, and none may come to it."""
 
 

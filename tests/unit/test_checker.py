@@ -18,8 +18,10 @@ from notify.errors import InvalidRequest
 from notify.server.check_log import CheckLog
 from notify.server.checks import Checks as ServerChecks
 from notify.server.metrics import Metrics
+from notify.storage.checks import Due
 from notify.storage.memory import MemoryStore
-from notify.storage.store import Due, State, Topic
+from notify.storage.records import State
+from notify.storage.topics import Topic
 from notify.testing import InMemoryServer
 from notify.wire import Check, CheckedMessage, Checks, OutcomeItem, Poll, encode_msgpack
 from tests.support.clock import eventually_async

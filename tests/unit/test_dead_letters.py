@@ -9,7 +9,7 @@ import pytest
 
 from notify.server.jobs.redrive import LOOKED_AT_ONCE, DeadLetters, Wanted
 from notify.server.jobs.runner import Jobs
-from notify.storage.store import StoredMessage
+from notify.storage.records import StoredMessage
 from notify.testing import InMemoryServer
 from notify.wire import Payload, encode_msgpack
 from tests.support.groups import publish, subscribe

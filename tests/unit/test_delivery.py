@@ -14,7 +14,9 @@ from notify.errors import Conflict, InvalidRequest, NotifyError, UnknownTopic
 from notify.limits import LIMITS
 from notify.server.delivery.cursor import RUNS_BOUND
 from notify.server.delivery.dispatch import INSTANCE_IDLE_US, MOST_BROADCAST_INSTANCES
-from notify.storage.store import MOST_GROWN, NewMessage, NewTransaction, Subscription, Topic
+from notify.storage.groups import Subscription
+from notify.storage.records import NewMessage, NewTransaction
+from notify.storage.topics import MOST_GROWN, Topic
 from notify.wire import Payload, Receive, SettleItem, decode_payload, encode_msgpack
 from tests.support.delivery import SECOND, Scene
 

@@ -22,7 +22,8 @@ from notify.storage.log.format import (
 )
 from notify.storage.log.recovery import walk
 from notify.storage.log.segments import Segments
-from notify.storage.store import NewMessage, NewTransaction, State, Topic
+from notify.storage.records import NewMessage, NewTransaction, State
+from notify.storage.topics import Topic
 from notify.wire import Payload, encode_msgpack
 
 ID = bytes.fromhex("018f0e4c3a5b7c6d8e9fa0b1c2d3e4f5")

@@ -10,7 +10,9 @@ from typing import Any
 from notify import ids
 from notify.server.delivery.instances import Instance, states
 from notify.server.rate import TokenBucket
-from notify.storage.store import NewMessage, NewTransaction, Priorities, PriorityClass, Subscription, Topic
+from notify.storage.groups import Priorities, PriorityClass, Subscription
+from notify.storage.records import NewMessage, NewTransaction
+from notify.storage.topics import Topic
 from notify.wire import Payload, Receive, SettleItem, encode_msgpack
 from tests.support.delivery import T0, Scene
 

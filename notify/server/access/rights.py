@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from notify.errors import InvalidRequest
-from notify.storage.store import DEAD_LETTER_PREFIX
+from notify.storage.names import DEAD_LETTER_PREFIX
 
 ACTIONS = {
     "publish": "send messages to topics of this name; to dead letters only where it begins with dead-letter.",

@@ -14,7 +14,8 @@ from notify.limits import check_between
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.http import json_pulled
 from notify.server.jobs.redrive import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT, DeadLetters, Wanted
-from notify.storage.store import StoredMessage, dead_letter_topic, redriven_id
+from notify.storage.names import dead_letter_topic, redriven_id
+from notify.storage.records import StoredMessage
 from notify.wire import instant
 
 

@@ -21,7 +21,7 @@ from notify.server.delivery.instances import ACTIVE_US, states
 from notify.server.delivery.turns import ONE_CLASS
 from notify.server.jobs.redrive import EFFECTS_AGAIN, EFFECTS_KEPT, next_replay
 from notify.server.topics import check_retry
-from notify.storage.store import Priorities, PriorityClass, Subscription
+from notify.storage.groups import Priorities, PriorityClass, Subscription
 from notify.wire import instant
 
 WEIGHTS = (6, 3, 1)

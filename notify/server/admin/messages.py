@@ -15,7 +15,7 @@ from notify.server.admin.writes import Desk
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.group import Group
 from notify.server.http import json_pulled
-from notify.storage.store import SettleKind, Settlement
+from notify.storage.groups import SettleKind, Settlement
 from notify.wire import instant, microseconds
 
 From = Annotated[datetime | None, Query(alias="from")]

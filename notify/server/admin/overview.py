@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from notify import __version__
 from notify.server.admin.writes import Desk
 from notify.server.core import Core
-from notify.storage.store import dead_letter_topic
+from notify.storage.names import dead_letter_topic
 from notify.wire import instant
 
 WORST = 10

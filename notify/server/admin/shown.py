@@ -6,7 +6,7 @@ from typing import Any
 
 from notify import ids
 from notify.server.http import json_pulled
-from notify.storage.store import Transaction
+from notify.storage.records import Transaction
 from notify.wire import instant
 
 

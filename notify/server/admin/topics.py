@@ -14,7 +14,7 @@ from notify.limits import LIMITS, check_between, check_name
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.core import Core
 from notify.server.topics import check_retry
-from notify.storage.store import Backlog, Flush, Topic
+from notify.storage.topics import Backlog, Flush, Topic
 
 
 class TopicWrite(Write):

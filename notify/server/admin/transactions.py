@@ -11,7 +11,7 @@ from notify.errors import InvalidRequest, NotFound
 from notify.limits import check_between
 from notify.server.admin.shown import transaction_row
 from notify.server.admin.writes import Asker, Desk, Who, Write
-from notify.storage.store import State, Transaction
+from notify.storage.records import State, Transaction
 from notify.wire import instant
 
 

@@ -17,7 +17,7 @@ from notify.server.core import Core
 from notify.server.history import History
 from notify.server.jobs.runner import Jobs
 from notify.server.running import Running
-from notify.storage.store import Topic
+from notify.storage.topics import Topic
 
 
 async def _who(request: Request, user: Annotated[str, Header(alias="x-notify-user", max_length=255)] = "") -> str:

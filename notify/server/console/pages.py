@@ -23,7 +23,7 @@ from notify.server.console import shown
 from notify.server.console.api import Api, path_of
 from notify.server.console.writes import CHANGES, Change, Input
 from notify.settings import Settings
-from notify.storage.store import dead_letter_topic
+from notify.storage.names import dead_letter_topic
 
 HERE = Path(__file__).parent
 ROWS = 100

@@ -23,7 +23,10 @@ from notify.server.delivery.pace import Pace
 from notify.server.metrics import Metrics
 from notify.server.rate import TokenBucket
 from notify.server.topics import Topics
-from notify.storage.store import DEAD_LETTER_PREFIX, Priorities, Store, Subscription, Topic
+from notify.storage.groups import Priorities, Subscription
+from notify.storage.names import DEAD_LETTER_PREFIX
+from notify.storage.store import Store
+from notify.storage.topics import Topic
 from notify.wire import Receive, SettledItem, SettleItem, microseconds
 
 RELEASE_BATCH = 5_000

@@ -20,8 +20,10 @@ from notify.server.delivery.pace import BEHIND, BUSY_LIMIT, Pace
 from notify.server.delivery.turns import Turns
 from notify.server.metrics import Metrics
 from notify.server.rate import TokenBucket
+from notify.storage.groups import SettleKind, Subscription
 from notify.storage.progress import to_runs
-from notify.storage.store import SettleKind, Store, StoredMessage, Subscription
+from notify.storage.records import StoredMessage
+from notify.storage.store import Store
 from notify.wire import Payload, SettledItem, SettleItem, decode_payload, encode_msgpack
 
 READ_BYTES = 8 << 20

@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from notify import ids
 from notify.errors import Conflict
 from notify.message import FIRST_ID
-from notify.storage.store import Store, StoredMessage, Subscription
+from notify.storage.groups import Subscription
+from notify.storage.records import StoredMessage
+from notify.storage.store import Store
 from notify.wire import Payload, instant
 
 NEVER_TOLD = -1

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.instances import Instance
-from notify.storage.store import StoredMessage
+from notify.storage.records import StoredMessage
 
 
 class Lease:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from notify.server.delivery.cursor import Cursor
-from notify.storage.store import Priorities, PriorityClass
+from notify.storage.groups import Priorities, PriorityClass
 
 MESSAGES_A_ROUND = 4096
 SHORTEST_TURN, LONGEST_TURN = 8, 256

@@ -16,16 +16,10 @@ from notify.message import FIRST_ID, REPLAY
 from notify.server.core import Core
 from notify.server.delivery.filter import Filter
 from notify.server.delivery.inboxes import refuse_letter
-from notify.storage.store import (
-    NewMessage,
-    NewTransaction,
-    Put,
-    StoredMessage,
-    Subscription,
-    Topic,
-    dead_letter_topic,
-    redriven_id,
-)
+from notify.storage.groups import Subscription
+from notify.storage.names import dead_letter_topic, redriven_id
+from notify.storage.records import NewMessage, NewTransaction, Put, StoredMessage
+from notify.storage.topics import Topic
 from notify.wire import Payload, decode_payload, encode_msgpack, microseconds
 
 AT_ONCE = 4096

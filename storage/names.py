@@ -1,0 +1,21 @@
+"""Names that a storage gives: topics of dead letters, and the ids under which letters are sent again."""
+
+from __future__ import annotations
+
+from notify import ids
+
+DEAD_LETTER_PREFIX = "dead-letter."
+"""The topic of this name and a group's holds the group's dead letters."""
+
+
+def dead_letter_topic(group: str) -> str:
+    """The topic of a group's dead letters; the instances of a broadcast (`group@instance`) share their group's."""
+    return DEAD_LETTER_PREFIX + group.partition("@")[0]
+
+
+def redriven_id(topic: str, transaction_id: bytes, offset: int) -> bytes:
+    """The transaction id under which a dead letter is sent again: a UUID of version 7, fixed by its place.
+
+    `topic` is the group's dead-letter topic: letters of one transaction may have the same offset in two groups.
+    """
+    return ids.derived(transaction_id, offset.to_bytes(8) + topic.encode())
