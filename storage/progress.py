@@ -51,7 +51,7 @@ class QueueProgress:
     def next_unsettled(self, offset: int) -> int:
         """The first offset from `offset` on that is not settled."""
         offset = max(offset, self.floor)
-        return self.settled.first_missing(offset) if self.settled else offset
+        return self.settled.first_missing(offset) if self.settled.offsets else offset
 
 
 def to_runs(offsets: Iterable[int]) -> list[tuple[int, int]]:

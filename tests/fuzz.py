@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import requests
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 
@@ -24,6 +25,7 @@ def fuzz(server: ServerProcess, cases: int, token: str) -> tuple[Counter[int], l
     operations = [result.ok() for result in schema.get_all_operations()]
     statuses: Counter[int] = Counter()
     failed: list[str] = []
+    session = requests.Session()
     each = -(-cases * 4 // (3 * len(operations)))  # operations with few possible requests make fewer
     for operation in operations:
 
@@ -32,7 +34,7 @@ def fuzz(server: ServerProcess, cases: int, token: str) -> tuple[Counter[int], l
         def check(case: Any) -> None:
             if isinstance(case.body, dict) and "wait" in case.body:
                 case.body["wait"] = 0
-            answer = case.call(timeout=60, headers=headers)
+            answer = case.call(session=session, timeout=60, headers=headers)
             statuses[answer.status_code] += 1
             if answer.status_code >= 500 and answer.status_code != FULL:
                 failed.append(f"{case.method} {case.formatted_path}: {answer.status_code} {answer.text[:200]}")

@@ -36,6 +36,7 @@ class Cursor:
         "_hashes",
         "_metrics",
         "_store",
+        "evaluates",
         "is_awake",
         "next",
         "progress",
@@ -81,11 +82,8 @@ class Cursor:
                 self._filter = Filter(subscription.filter)
             except InvalidRequest as error:
                 self.refused = str(error)
-
-    @property
-    def evaluates(self) -> bool:
+        self.evaluates = self._filter is not None
         """Whether each message costs an evaluation of its filter."""
-        return self._filter is not None
 
     def lag(self) -> int:
         """Messages not settled yet. Where a topic is broadcast, each instance has a cursor that counts its own."""
@@ -96,7 +94,11 @@ class Cursor:
 
     def is_paused(self) -> bool:
         """Whether it looks no further: it has too many gaps to keep account of more, or its filter is refused."""
-        return bool(self.refused) or len(self.progress.settled) + len(self.retries) >= RUNS_BOUND
+        if self.refused:
+            return True
+        settled = self.progress.settled
+        # Few offsets are few runs: those need not be counted.
+        return settled.offsets + len(self.retries) >= RUNS_BOUND and len(settled) + len(self.retries) >= RUNS_BOUND
 
     def is_through(self, offset: int) -> bool:
         """Whether later messages of the same keys may go, in queues that they have been in since a growth at this
@@ -112,7 +114,8 @@ class Cursor:
         """
         taken: list[StoredMessage] = []
         try:
-            self._take_retries(taken, limit, now_us)
+            if self.retries:
+                self._take_retries(taken, limit, now_us)
             self._take_ahead(taken, limit, now_us)
         except NotifyError:
             if not taken:
@@ -139,7 +142,7 @@ class Cursor:
         """Whether messages lie ahead that it could look at now."""
         end = self._store.bounds(self.topic, self.queue)[1]
         end = end if self.until is None else min(end, self.until)
-        return not self.is_paused() and self.progress.next_unsettled(self.next) < end
+        return self.next < end and not self.is_paused() and self.progress.next_unsettled(self.next) < end
 
     def _take_retries(self, taken: list[StoredMessage], limit: int, now_us: int) -> None:
         """Add the retries that are due, until there are `limit`."""
@@ -168,7 +171,7 @@ class Cursor:
         if self.until is not None and begin >= self.until:
             return [], 0
         found, end = self._read_tagged(begin, limit, scan) if self._hashes else self._read(begin, limit)
-        if self.progress.settled or self._ahead:
+        if self.progress.settled.offsets or self._ahead:
             found = [m for m in found if m.offset not in self.progress.settled and m.offset not in self._ahead]
         found = self._unexpired(self._sound(found), now_us)
         if self._filter is not None or self._hashes:
@@ -184,7 +187,8 @@ class Cursor:
     def _read(self, begin: int, limit: int) -> tuple[list[StoredMessage], int]:
         """The next messages, and the offset behind them; gaps between them are settled."""
         found = self._store.read(self.topic, self.queue, begin, limit, READ_BYTES)
-        found = self._before_until(found)
+        if self.until is not None:
+            found = self._before_until(found, self.until)
         if not found:
             return found, begin
         end = found[-1].offset + 1
@@ -201,7 +205,7 @@ class Cursor:
             begin = start
         found, end = self._store.read_tagged(self.topic, self.queue, begin, scan, READ_BYTES, self._hashes)
         if self.until is not None:
-            found, end = self._before_until(found), min(end, self.until)
+            found, end = self._before_until(found, self.until), min(end, self.until)
         if len(found) > limit:
             end = found[limit].offset
             del found[limit:]
@@ -214,8 +218,9 @@ class Cursor:
         self._leave_out([offset for offset in between if not self.progress.is_settled(offset)])
         return found, end
 
-    def _before_until(self, found: list[StoredMessage]) -> list[StoredMessage]:
-        return found if self.until is None else [m for m in found if m.offset < self.until]
+    @staticmethod
+    def _before_until(messages: list[StoredMessage], until: int) -> list[StoredMessage]:
+        return [m for m in messages if m.offset < until]
 
     def _leave_out(self, offsets: list[int]) -> None:
         """These are not what the group wants."""
