@@ -46,6 +46,13 @@ class Limits:
     lease_max_seconds: float = 3600
     check_after_min_seconds: float = 0.5
     check_after_max_seconds: float = 86_400
+    tags: int = 64
+    """Of one subscription."""
+    attempts: int = 1000
+    retry_min_seconds: float = 0.01
+    retry_first_seconds: float = 86_400
+    """The longest wait before the second attempt."""
+    retry_max_seconds: float = 40 * 86_400
 
 
 LIMITS = Limits()

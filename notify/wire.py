@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 
 class Fields(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -179,6 +179,25 @@ class Bridged(Struct, omit_defaults=True):
 
 
 # --- consumers ------------------------------------------------------------------------------------------------
+
+
+class Subscribe(Fields):
+    """How a group wants a topic; times in seconds. `start` counts for a new subscription alone."""
+
+    mode: str = "shared"
+    start: str | int | None = None
+    tags: list[str] = []
+    filter: str = ""
+    max_attempts: int = 16
+    retry_min: float = 1.0
+    retry_max: float = 300.0
+    force: bool = False
+
+
+class WholeInbox(Fields):
+    """From when on a group's inbox has a row for each message that took effect."""
+
+    whole_from: Annotated[datetime, Meta(tz=True)]
 
 
 class Receive(Fields):

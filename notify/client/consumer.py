@@ -48,9 +48,6 @@ INBOX_PAUSE_SECONDS = 0.2
 INBOX_WAIT_SECONDS = 0.5
 INBOX_WAIT_MAX_SECONDS = 10.0
 MOST_CONCURRENT = 10_000
-MOST_ATTEMPTS = 1000
-RETRY_MIN_SECONDS = 0.01
-RETRY_LONGEST_SECONDS = 40 * 86_400.0
 
 
 class _Consumer:
@@ -142,9 +139,9 @@ class _Consumer:
             raise InvalidRequest("a pattern cannot be broadcast: subscribe to its topics by name")
         for tag in tags:
             check_name("tag", tag)
-        check_between("max_attempts", max_attempts, 1, MOST_ATTEMPTS)
-        check_between("retry_min", retry_min, RETRY_MIN_SECONDS, 86_400)
-        check_between("retry_max", retry_max, retry_min, RETRY_LONGEST_SECONDS)
+        check_between("max_attempts", max_attempts, 1, LIMITS.attempts)
+        check_between("retry_min", retry_min, LIMITS.retry_min_seconds, LIMITS.retry_first_seconds)
+        check_between("retry_max", retry_max, retry_min, LIMITS.retry_max_seconds)
         if topic in self._handlers:
             raise InvalidRequest(f"topic {topic!r} has a handler already")
 

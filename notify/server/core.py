@@ -19,6 +19,7 @@ from notify.server.delivery import Delivery
 from notify.server.flow import Flow, RateLimits
 from notify.server.log_rate import LogRate
 from notify.server.metrics import Metrics
+from notify.server.subscriptions import Subscriptions
 from notify.server.topics import Topics
 from notify.server.transactions import Transactions
 from notify.settings import Settings
@@ -57,6 +58,9 @@ class Core:
         self.topics = Topics(store, on_first_use=settings.create_topics)
         self._delivery = None if queues is None else Delivery(queues, clock, self.metrics, self.topics)
         self._bridges = None if queues is None else Bridges(queues, clock, self.topics, settings.tracing)
+        self._subscriptions = (
+            None if queues is None or self._delivery is None else Subscriptions(queues, self._delivery, clock)
+        )
         self.flow = Flow(store, self._delivery, clock, self.metrics)
         self.topics.tell(self.flow.changed)
         check_log = CheckLog()
@@ -117,6 +121,13 @@ class Core:
         if self._delivery is None:
             raise WrongRole(NO_QUEUES)
         return self._delivery
+
+    @property
+    def subscriptions(self) -> Subscriptions:
+        """Raises WrongRole where this server has no queues."""
+        if self._subscriptions is None:
+            raise WrongRole(NO_QUEUES)
+        return self._subscriptions
 
     @property
     def bridges(self) -> Bridges:

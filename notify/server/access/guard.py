@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from fastapi import HTTPException, Request
@@ -106,23 +106,32 @@ def check_admin(request: Request) -> None:
     """Reading takes `view`, a write `admin` of what it names. Raises Forbidden."""
     principal: Principal = request.state.principal
     path = request.scope["path"]
-    asked = request.path_params
     if request.method in ("GET", "HEAD"):
-        # Whoever may pull from a topic may know how many queues it has; not who else follows it.
-        is_topic = path.startswith("/v1/admin/topics/") and path.count("/") == 4
-        if not (is_topic and principal.may("read", asked["name"])):
-            principal.check("view")
-    elif (
-        request.method == "PUT"
-        and "/subscriptions/" in path
-        and principal.may("consume", asked["name"], asked["topic"])
-    ):
-        return  # a consumer says itself how it wants its topics
+        principal.check("view")
     elif path.startswith(("/v1/admin/topics/", "/v1/admin/groups/")):
-        # Whoever follows a topic has it kept: that takes a right to both.
-        for name in {asked["name"], asked.get("topic", asked["name"])}:
-            principal.check("admin", name)
+        _check_admin_of_named(principal, request.path_params)
     elif path.startswith(("/v1/admin/transactions/", "/v1/admin/jobs/")):
         principal.check_some("admin")  # the route knows the producer group once it has the transaction, or the job
     else:
         principal.check("admin")
+
+
+def check_subscriber(request: Request) -> None:
+    """A consumer says itself how it wants its topics; others need `admin` of both. Raises Forbidden."""
+    principal: Principal = request.state.principal
+    named = request.path_params
+    if not principal.may("consume", named["name"], named["topic"]):
+        _check_admin_of_named(principal, named)
+
+
+def check_topic_reader(request: Request) -> None:
+    """Whoever may pull from a topic may know its queues; others need `view`. Raises Forbidden."""
+    principal: Principal = request.state.principal
+    if not principal.may("read", request.path_params["name"]):
+        principal.check("view")
+
+
+def _check_admin_of_named(principal: Principal, named: Mapping[str, str]) -> None:
+    """Whoever follows a topic has it kept: that takes a right to both, group and topic. Raises Forbidden."""
+    for name in {named["name"], named.get("topic", named["name"])}:
+        principal.check("admin", name)

@@ -2,45 +2,47 @@
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 from typing import Annotated, Any
 
-from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field, StrictInt
+from fastapi import APIRouter, Depends
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictInt
 
-from notify.errors import Conflict, InvalidRequest, NotFound
-from notify.limits import MODES, check_between, check_name
+from notify.errors import InvalidRequest, NotFound
+from notify.limits import LIMITS, MODES, check_between, check_name
+from notify.server.access import guard
 from notify.server.admin.writes import Desk, Who, Write
-from notify.server.core import Core
 from notify.server.delivery import inboxes
 from notify.server.delivery.cursor import Cursor
-from notify.server.delivery.filter import Filter
 from notify.server.delivery.group import Group
-from notify.server.delivery.instances import ACTIVE_US, states
+from notify.server.delivery.instances import states
 from notify.server.delivery.turns import ONE_CLASS
 from notify.server.jobs.redrive import EFFECTS_AGAIN, EFFECTS_KEPT, next_replay
-from notify.server.topics import check_retry
 from notify.storage.groups import Priorities, PriorityClass, Subscription
-from notify.wire import instant
+from notify.wire import Subscribe, instant, microseconds
 
 WEIGHTS = (6, 3, 1)
 """Default weights of a group's first, second and third class."""
 
 
-MOST_FRESH = 10_000
-"""Subscriptions made since the start of whose inbox nobody has told yet."""
-
-
 class SubscriptionWrite(Write):
     mode: str = Field("shared", pattern=f"^({'|'.join(MODES)})$")
     start: str | StrictInt | None = None
-    tags: list[str] = Field(default_factory=list, max_length=64)
+    tags: list[str] = Field(default_factory=list, max_length=LIMITS.tags)
     filter: str = Field("", description="CEL over headers, key, tag and topic; empty: every message")
-    max_attempts: int = Field(16, ge=1, le=1000)
-    retry_min: float = Field(1.0, ge=0.01, le=86_400)
-    retry_max: float = Field(300.0, ge=0.01, le=40 * 86_400)
+    max_attempts: int = Field(16, ge=1, le=LIMITS.attempts)
+    retry_min: float = Field(1.0, ge=LIMITS.retry_min_seconds, le=LIMITS.retry_first_seconds)
+    retry_max: float = Field(300.0, ge=LIMITS.retry_min_seconds, le=LIMITS.retry_max_seconds)
     force: bool = Field(False, description="change the mode although consumers are there: they may get messages again")
+
+    def asked(self) -> Subscribe:
+        """The same without what every write has."""
+        return Subscribe(**{name: getattr(self, name) for name in Subscribe.__struct_fields__})
+
+
+class Whole(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    whole_from: AwareDatetime = Field(description="rows of messages committed earlier may be gone")
 
 
 class Reset(Write):
@@ -116,27 +118,10 @@ def _instances(group: Group, now_us: int) -> list[dict[str, Any]]:
     ]
 
 
-def _refuse_change_of_mode(core: Core, known: Subscription, mode: str) -> None:
-    """Raises Conflict while consumers of the group are there: one mode holds for all of them, and another would give
-    them messages again, or out of their order."""
-    group = core.delivery.groups.get(known.group)
-    groups = [*([] if group is None else [group]), *core.delivery.instances_of(known.group)]
-    now_us = core.clock()
-    there = {i.name for g in groups for i in g.instances.values() if now_us - i.asked_us < ACTIVE_US}
-    there |= {lease.instance.name for g in groups for lease in g.leases.values() if lease.cursor.topic == known.topic}
-    if there:
-        raise Conflict(
-            f"group {known.group!r} receives topic {known.topic!r} in mode {known.mode}, and "
-            f"{', '.join(sorted(there)[:5])} asked for messages within {ACTIVE_US // 1_000_000} s: stop its consumers "
-            f"and wait for so long before it is {mode}, or send force",
-            "mode_in_use",
-        )
-
-
-def add_routes(routes: APIRouter, desk: Desk, fresh: set[tuple[str, str]]) -> None:
-    """The routes under `groups`. `fresh` gets the group and topic of each subscription that is made."""
+def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
+    """The routes under `groups`; `services` gets those that services ask with rights of their own."""
     _views(routes, desk)
-    _subscriptions(routes, desk, fresh)
+    _subscriptions(routes, services, desk)
     _writes(routes, desk)
 
 
@@ -203,57 +188,23 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         }
 
 
-def _subscriptions(routes: APIRouter, desk: Desk, fresh: set[tuple[str, str]]) -> None:
-    @routes.put("/groups/{name}/subscriptions/{topic}")
+def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
+    @services.put("/groups/{name}/subscriptions/{topic}", dependencies=[Depends(guard.check_subscriber)])
     async def subscribe(name: str, topic: str, write: SubscriptionWrite, who: Who) -> dict[str, Any]:
         """Make or change a subscription. A topic with `*` is a pattern: topics to come are followed from the start."""
-        check_name("group", name)
-        is_pattern = "*" in topic
-        check_name("topic", topic.replace("*", "x") if is_pattern else topic)
-        for tag in write.tags:
-            check_name("tag", tag)
-        if write.filter:
-            Filter(write.filter)
-        if write.retry_min > write.retry_max:
-            raise InvalidRequest(
-                f"retry_min {write.retry_min:g} is above retry_max {write.retry_max:g}", "out_of_bounds"
-            )
-        s = Subscription(
-            name,
-            topic,
-            write.mode,
-            tuple(write.tags),
-            write.max_attempts,
-            round(write.retry_min * 1e6),
-            round(write.retry_max * 1e6),
-            write.filter,
-        )
-        known = desk.core.queues.subscription(name, topic)
-        if known is not None:
-            s = dataclasses.replace(
-                s, replay=known.replay, last_replay=known.last_replay, inbox_from_us=known.inbox_from_us
-            )
-        s = inboxes.although(s, write.force)
-        if is_pattern:
-            known = next((p for p in desk.core.queues.patterns() if (p.group, p.topic) == (name, topic)), None)
-        else:
-            described = desk.core.queues.topic(topic)
-            check_retry(described.ttl_us if described is not None else 0, name, topic, s.retry_min_us)
-        if known is not None and known.mode != s.mode and not write.force:
-            _refuse_change_of_mode(desk.core, known, s.mode)
+        subscriptions = desk.core.subscriptions
+        wanted = subscriptions.checked(name, topic, write.asked())
 
         async def do() -> Any:
-            delivery = desk.core.delivery
-            if is_pattern:
-                found = await delivery.subscribe_pattern(s, write.start)
-                return {"group": name, "pattern": topic, "mode": s.mode, "topics": found[:1000]}
-            # A start counts for a new subscription: sending the same again must not move it (that is a reset).
-            await delivery.subscribe(s, None if known is not None else write.start)
-            if known is None and len(fresh) < MOST_FRESH:
-                fresh.add((name, topic))
-            return {"group": name, "topic": topic, "mode": s.mode}
+            return await subscriptions.put(wanted, write.start)
 
-        return await desk.carry_out(write, who, "subscription.put", f"{name}/{topic}", do, {"mode": s.mode})
+        return await desk.carry_out(write, who, "subscription.put", f"{name}/{topic}", do, {"mode": wanted.mode})
+
+    @services.put("/groups/{name}/subscriptions/{topic}/inbox", dependencies=[Depends(guard.check_subscriber)])
+    async def tell_inbox(name: str, topic: str, told: Whole) -> dict[str, Any]:
+        """A consumer says from when on its inbox has a row for each message that took effect."""
+        await desk.core.subscriptions.tell_inbox(name, topic, max(0, microseconds(told.whole_from)))
+        return {"group": name, "topic": topic}
 
     @routes.delete("/groups/{name}/subscriptions/{topic}")
     async def unsubscribe(name: str, topic: str, write: Write, who: Who) -> dict[str, Any]:

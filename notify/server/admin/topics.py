@@ -6,11 +6,12 @@ import dataclasses
 import heapq
 from typing import Any, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from pydantic import Field
 
 from notify.errors import InvalidRequest
 from notify.limits import LIMITS, check_between, check_name
+from notify.server.access import guard
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.core import Core
 from notify.server.topics import check_retry
@@ -66,8 +67,8 @@ def _check_ttl(core: Core, topic: Topic) -> None:
             check_retry(topic.ttl_us, s.group, topic.name, s.retry_min_us)
 
 
-def add_routes(routes: APIRouter, desk: Desk) -> None:
-    """The routes under `topics`."""
+def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
+    """The routes under `topics`; `services` gets the one that services ask with rights of their own."""
 
     def shown(topic: Topic) -> dict[str, Any]:
         bounds = [desk.core.queues.bounds(topic.name, q) for q in range(topic.queues)]
@@ -84,7 +85,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         names = heapq.nsmallest(max, (n for n in known if n > after and n.startswith(prefix)))
         return {"topics": [shown(known[name]) for name in names], "of": len(known)}
 
-    @routes.get("/topics/{name}")
+    @services.get("/topics/{name}", dependencies=[Depends(guard.check_topic_reader)])
     async def topic(name: str) -> dict[str, Any]:
         """One topic: its queues with the offsets they hold, and its policy."""
         return shown(desk.topic(name))
