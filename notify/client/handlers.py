@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
+from notify.client.callables import is_coroutine_function, is_generator_function, name_of
 from notify.errors import InvalidRequest
 
 REASON_CHARACTERS = 500
@@ -39,21 +39,21 @@ def handler_of(handlers: Mapping[str, Handler], topic: str) -> Handler | None:
 
 def check_callable(function: Callable[..., Any], *, is_async: bool, has_inbox: bool) -> None:
     """Raises InvalidRequest unless a consumer of this kind can call the function: each message would fail otherwise."""
-    name = getattr(function, "__qualname__", None) or repr(function)[:100]
+    name = name_of(function)
     if not callable(function):
         raise InvalidRequest(f"the handler {name} is no function", "invalid_handler")
-    if is_async and not (_is_coroutine_function(function) or _is_coroutine_function(inspect.unwrap(function))):
+    if is_async and not (is_coroutine_function(function) or is_coroutine_function(inspect.unwrap(function))):
         raise InvalidRequest(
             f"the handler {name} is a plain function, which would hold up the event loop: AsyncConsumer runs `async "
             "def` functions, Consumer runs plain ones in threads",
             "invalid_handler",
         )
-    if not is_async and _is_coroutine_function(function):
+    if not is_async and is_coroutine_function(function):
         raise InvalidRequest(
             f"the handler {name} is a coroutine function, which Consumer would call and never await: use AsyncConsumer",
             "invalid_handler",
         )
-    if _is(function, inspect.isgeneratorfunction) or _is(function, inspect.isasyncgenfunction):
+    if is_generator_function(function):
         raise InvalidRequest(
             f"the handler {name} has a `yield`: calling it runs nothing of it, and its messages would count as handled",
             "invalid_handler",
@@ -70,17 +70,6 @@ def check_callable(function: Callable[..., Any], *, is_async: bool, has_inbox: b
             else "a consumer without an inbox calls it with (message), and a session needs inbox=Inbox(engine)"
         )
         raise InvalidRequest(f"the handler {name} cannot be called: {error}; {reason}", "invalid_handler") from None
-
-
-def _is_coroutine_function(function: Any) -> bool:
-    return _is(function, inspect.iscoroutinefunction)
-
-
-def _is(function: Any, kind: Callable[[Any], bool]) -> bool:
-    """Whether a function is of a kind, also behind a partial or as the `__call__` of an object."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return kind(function) or kind(getattr(function, "__call__", None))  # noqa: B004
 
 
 def refuse_unfinished(result: object) -> None:

@@ -23,6 +23,7 @@ from notify import tracing
 from notify.check.listener import CheckMessageListener, Outcome
 from notify.check.local import is_async
 from notify.client.binding import CLOSED, Binding, unscoped
+from notify.client.callables import check_transactional, refuse_coroutine
 from notify.client.checker import Checker
 from notify.client.http import error_of
 from notify.client.inbox import PURGE_AFTER_SECONDS
@@ -307,13 +308,20 @@ class TransactionProducer(_Producer):
     def transactional(
         self, session_factory: Callable[[], Session]
     ) -> Callable[[Callable[Concatenate[Session, P], R]], Callable[P, R]]:
-        """Decorator: opens a session, passes it first, commits it; an exception rolls back."""
+        """Decorator: opens a session, passes it first, commits it; an exception rolls back.
+
+        Raises InvalidRequest for a coroutine function or one with a `yield`: it would run after the commit, or not.
+        """
 
         def decorate(function: Callable[Concatenate[Session, P], R]) -> Callable[P, R]:
+            check_transactional(function, is_async=False)
+
             @functools.wraps(function)
             def call(*args: P.args, **kwargs: P.kwargs) -> R:
                 with session_factory() as session, session.begin():
-                    return function(session, *args, **kwargs)
+                    result = function(session, *args, **kwargs)
+                    refuse_coroutine(result)
+                    return result
 
             return call
 
@@ -504,9 +512,14 @@ class AsyncTransactionProducer(_Producer):
     def transactional(
         self, session_factory: Callable[[], Any]
     ) -> Callable[[Callable[Concatenate[Any, P], Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
-        """Decorator for coroutine functions: opens an AsyncSession, passes it first, commits it."""
+        """Decorator for coroutine functions: opens an AsyncSession, passes it first, commits it.
+
+        Raises InvalidRequest for a plain function, and for one with a `yield`.
+        """
 
         def decorate(function: Callable[Concatenate[Any, P], Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+            check_transactional(function, is_async=True)
+
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> R:
                 async with session_factory() as session, session.begin():

@@ -1,0 +1,70 @@
+"""Functions that users give: their kind, as far as it can be known before they are called."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from notify.errors import InvalidRequest
+
+
+def is_coroutine_function(function: Any) -> bool:
+    """Whether it is an `async def` without `yield`."""
+    return _is(function, inspect.iscoroutinefunction)
+
+
+def is_generator_function(function: Any) -> bool:
+    """Whether it has a `yield`: calling it runs nothing of it."""
+    return _is(function, inspect.isgeneratorfunction) or _is(function, inspect.isasyncgenfunction)
+
+
+def name_of(function: Any) -> str:
+    """The function's name in an error."""
+    return getattr(function, "__qualname__", None) or repr(function)[:100]
+
+
+def check_transactional(function: Any, *, is_async: bool) -> None:
+    """Raises InvalidRequest for what `transactional` cannot run within a transaction: the transaction would commit
+    before anything of it had run, or nothing would."""
+    name = name_of(function)
+    if not callable(function):
+        raise InvalidRequest(f"{name} is no function", "invalid_function")
+    if is_generator_function(function):
+        raise InvalidRequest(
+            f"{name} has a `yield`: calling it runs nothing of it, and its transaction would commit nothing",
+            "invalid_function",
+        )
+    is_coroutine = is_coroutine_function(function)
+    if is_coroutine and not is_async:
+        raise InvalidRequest(
+            f"{name} is a coroutine function: TransactionProducer would commit before anything of it had run; use "
+            "AsyncTransactionProducer",
+            "invalid_function",
+        )
+    if is_async and not (is_coroutine or is_coroutine_function(inspect.unwrap(function))):
+        raise InvalidRequest(
+            f"{name} is a plain function, which would hold up the event loop: AsyncTransactionProducer runs `async "
+            "def` functions, TransactionProducer plain ones",
+            "invalid_function",
+        )
+
+
+def refuse_coroutine(result: object) -> None:
+    """Raises InvalidRequest where a plain function returned a coroutine, which nobody would await: a lambda or a
+    decorator around an `async def`, say."""
+    if inspect.iscoroutine(result):
+        result.close()
+        raise InvalidRequest(
+            "the function returned a coroutine, nothing of which has run: its transaction is rolled back; use "
+            "AsyncTransactionProducer",
+            "invalid_function",
+        )
+
+
+def _is(function: Any, kind: Callable[[Any], bool]) -> bool:
+    """Whether a function is of a kind, also behind a partial or as the `__call__` of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return kind(function) or kind(getattr(function, "__call__", None))  # noqa: B004
