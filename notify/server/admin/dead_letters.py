@@ -14,7 +14,7 @@ from notify.limits import check_between
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.http import json_pulled
 from notify.server.jobs.redrive import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT, DeadLetters, Wanted
-from notify.storage.names import dead_letter_topic, redriven_id
+from notify.storage.names import dead_letter_topic
 from notify.storage.records import StoredMessage
 from notify.wire import instant
 
@@ -51,10 +51,11 @@ class Redrive(Write):
 def add_routes(routes: APIRouter, desk: Desk) -> None:
     """The routes under `groups/{name}/dead-letters`."""
 
-    async def shown(m: StoredMessage) -> dict[str, Any]:
-        again = redriven_id(m.topic, m.transaction_id, m.offset)
-        is_redriven = (await desk.core.queues.states([again]))[0] is not None
-        return json_pulled(m) | {"dead_at": instant(m.committed_us), "redriven": is_redriven}
+    async def shown(letters: DeadLetters, found: list[StoredMessage]) -> list[dict[str, Any]]:
+        return [
+            json_pulled(m) | {"dead_at": instant(m.committed_us), "redriven": is_redriven}
+            for m, is_redriven in zip(found, await letters.are_redriven(found), strict=True)
+        ]
 
     @routes.get("/groups/{name}/dead-letters")
     async def dead_letters(
@@ -71,8 +72,9 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         check_between("max", max, 1, 10_000)
         check_between("offset", offset, 0, 1 << 62)
         wanted = WantedFields(topic=topic, tag=tag, key=key, contains=contains, filter=filter).wanted()
-        found, next_offset = await DeadLetters(desk.core, name).find(wanted, offset, max)
-        return {"messages": [await shown(m) for m in found], "next_offset": next_offset}
+        letters = DeadLetters(desk.core, name)
+        found, next_offset = await letters.find(wanted, offset, max)
+        return {"messages": await shown(letters, found), "next_offset": next_offset}
 
     @routes.post("/groups/{name}/dead-letters/redrive")
     async def redrive(name: str, write: Redrive, who: Who) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from notify.server.core import Core
 from notify.server.delivery.filter import Filter
 from notify.server.delivery.inboxes import refuse_letter
 from notify.storage.groups import Subscription
-from notify.storage.names import dead_letter_topic, redriven_id
+from notify.storage.names import dead_letter_topic, redriven_id, redriven_id_without_topic
 from notify.storage.records import NewMessage, NewTransaction, Put, StoredMessage
 from notify.storage.topics import Topic
 from notify.wire import Payload, decode_payload, encode_msgpack, microseconds
@@ -121,14 +121,34 @@ class DeadLetters:
         batch, most = self.read(offset, wanted.at_once), len(found) + limit
         for m in batch:
             offset = m.offset + 1
-            if wanted.matches(m) and not (not_redriven and await self._is_redriven(m)):
+            if wanted.matches(m) and not (not_redriven and (await self.are_redriven([m]))[0]):
                 found.append(m)
                 if len(found) == most:
                     break
         return offset, bool(batch)
 
-    async def _is_redriven(self, m: StoredMessage) -> bool:
-        return (await self._core.queues.states([redriven_id(m.topic, m.transaction_id, m.offset)]))[0] is not None
+    async def are_redriven(self, letters: Sequence[StoredMessage]) -> list[bool]:
+        """Whether each was sent again."""
+        states = await self._core.queues.states(await self._ids_again(letters))
+        return [state is not None for state in states]
+
+    async def _ids_again(self, letters: Sequence[StoredMessage]) -> list[bytes]:
+        """The transaction id under which each is, or was, sent again."""
+        new = [redriven_id(m.topic, m.transaction_id, m.offset) for m in letters]
+        states = await self._core.queues.states(new)
+        return [
+            again if state is not None else self._older_id_again(m) or again
+            for m, again, state in zip(letters, new, states, strict=True)
+        ]
+
+    def _older_id_again(self, m: StoredMessage) -> bytes | None:
+        """The id under which an earlier version sent a letter again, if its message is still there.
+
+        That id was the same for letters of two groups, so that the message's topic says whose it was.
+        """
+        again = redriven_id_without_topic(m.transaction_id, m.offset)
+        topic = retry_topic(self.group, decode_payload(m.payload).topic)
+        return again if any(sent.topic == topic for sent in self._core.queues.messages(again)) else None
 
     def by_ids(self, names: set[str]) -> list[StoredMessage]:
         """Those of these message ids: by the id's index, not by reading all."""
@@ -152,7 +172,7 @@ class DeadLetters:
 
         Each belongs to the replay in which it died, or with `replay_effects` to one of its own.
         """
-        again = [(m, redriven_id(m.topic, m.transaction_id, m.offset)) for m in letters]
+        again = list(zip(letters, await self._ids_again(letters), strict=True))
         items = await send_to_group(self._core, self.group, again, replay_effects=replay_effects, force=force)
         names = [
             {"id": ids.message_id(m.transaction_id, m.message_no), "as": ids.message_id(new, 0)} for m, new in again

@@ -1,0 +1,48 @@
+"""Dead letters that are sent again: once, whichever version of the server did it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from notify import ids
+from notify.server.core import Core
+from notify.server.jobs.redrive import DeadLetters, retry_topic
+from notify.settings import Settings
+from notify.storage.groups import Subscription
+from notify.storage.names import redriven_id_without_topic
+from notify.storage.records import NewMessage, NewTransaction
+from notify.storage.topics import Topic
+from notify.wire import Payload, encode_msgpack
+from tests.contract.stores import T0, Bench
+
+
+def test_a_letter_that_an_earlier_version_sent_again_is_known_as_such(run: Callable[..., None]) -> None:
+    """Its id was the same for two groups: that of the message in the group's own retry topic counts."""
+
+    async def scenario(b: Bench) -> None:
+        core = Core(b.store, Settings(), lambda: T0)
+        payload = encode_msgpack(Payload("t", b"x"))
+        sent = NewTransaction(ids.new_id(), "", [NewMessage("t", payload)], committed=True)
+        for group in ("g", "h"):
+            await core.delivery.subscribe(Subscription(group, "t"), "earliest")
+        await b.store.put([sent], T0)
+        (message,) = b.store.read("t", 0, 0, 10, 1 << 20)
+        for group in ("g", "h"):
+            b.store.dead_letter_soon(group, [(message, payload)], T0)
+        again = redriven_id_without_topic(sent.id, 0)
+        name = retry_topic("g", "t")
+        b.store.create_topic_soon(Topic(name))
+        await b.store.put([NewTransaction(again, "", [NewMessage(name, payload)], committed=True)], T0)
+        await b.restart()
+        core = Core(b.store, Settings(), lambda: T0)
+        for group, redriven, status, count in (("g", True, 200, 1), ("h", False, 201, 1)):
+            letters = DeadLetters(core, group)
+            found = letters.read(0, 10)
+            assert await letters.are_redriven(found) == [redriven]
+            for expected in (status, 200):
+                (item,) = await letters.send_again(found)
+                assert item["status"] == expected
+                assert (item["as"] == ids.message_id(again, 0)) == redriven
+            assert b.store.bounds(retry_topic(group, "t"), 0) == (0, count)
+
+    run(scenario)
