@@ -344,7 +344,7 @@ class MemoryStore:
         self.create_topic_soon(topic)
         return topic
 
-    def create_topic_soon(self, topic: Topic) -> None:
+    def create_topic_soon(self, topic: Topic, followed_by: Sequence[Subscription] = ()) -> None:
         known = self._topics.get(topic.name)
         if known is not None and topic.queues < known.queues:
             raise InvalidRequest(f"topic {topic.name!r} has {known.queues} queues; the number can grow, not shrink")
@@ -356,6 +356,8 @@ class MemoryStore:
         self._topics[topic.name] = dataclasses.replace(topic, grown=grown)
         for number in range(topic.queues):
             self._queues.setdefault((topic.name, number), _Queue())
+        for subscription in followed_by:
+            self.subscribe_soon(subscription, [0] * topic.queues)
 
     async def delete_topic(self, name: str) -> None:
         if self._topics.pop(name, None) is None:

@@ -81,8 +81,12 @@ class TransactionStore(Protocol):
 
     def has_topic(self, name: str) -> bool: ...
 
-    def create_topic_soon(self, topic: Topic) -> None:
-        """Make or change a topic without waiting; whatever is durable later comes after it."""
+    def create_topic_soon(self, topic: Topic, followed_by: Sequence[Subscription] = ()) -> None:
+        """Make or change a topic without waiting; whatever is durable later comes after it.
+
+        `followed_by`: subscriptions to a topic that is new, from its first message on. They are made with the topic or
+        not at all, also where the server ends meanwhile; a storage without queues has none.
+        """
         ...
 
     async def put(self, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:

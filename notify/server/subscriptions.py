@@ -9,6 +9,8 @@ import dataclasses
 from fnmatch import fnmatchcase
 from typing import Any
 
+import structlog
+
 from notify.errors import Conflict, InvalidRequest, NotFound
 from notify.limits import LIMITS, MODES, check_between, check_name
 from notify.server.clock import Clock
@@ -20,6 +22,9 @@ from notify.storage.groups import Subscription
 from notify.storage.store import Store
 from notify.wire import Subscribe
 
+log = structlog.get_logger("notify.server")
+
+ACTIVE_SECONDS = ACTIVE_US // 1_000_000
 MOST_FRESH = 10_000
 """Subscriptions made since the start of whose inbox nobody has told yet."""
 
@@ -72,11 +77,14 @@ class Subscriptions:
 
     async def put(self, wanted: Subscription, start: str | int | None) -> dict[str, Any]:
         """Make or change a checked subscription; what the routes answer. `start` counts for a new one alone."""
+        known = self._known(wanted.group, wanted.topic)
+        if known is None or dataclasses.replace(known, epoch=0) != wanted:
+            log.info("subscribed", group=wanted.group, topic=wanted.topic, mode=wanted.mode, is_new=known is None)
         shown = {"group": wanted.group, "mode": wanted.mode}
         if "*" in wanted.topic:
             names = await self._delivery.subscribe_pattern(wanted, start)
             return shown | {"pattern": wanted.topic, "topics": names[:1000]}
-        is_new = self._known(wanted.group, wanted.topic) is None
+        is_new = known is None
         # Sending the same again must not move the group: that is a reset.
         await self._delivery.subscribe(wanted, start if is_new else None)
         if is_new and len(self._fresh) < MOST_FRESH:
@@ -123,12 +131,20 @@ class Subscriptions:
             lease.instance.name for g in groups for lease in g.leases.values() if lease.cursor.topic == known.topic
         }
         if there:
-            raise Conflict(
-                f"group {known.group!r} receives topic {known.topic!r} in mode {known.mode}, and "
-                f"{', '.join(sorted(there)[:5])} asked for messages within {ACTIVE_US // 1_000_000} s: stop its "
-                f"consumers and wait for so long before it is {mode}, or send force",
-                "mode_in_use",
+            names = ", ".join(sorted(there)[:5])
+            why = f"{names} asked for messages within {ACTIVE_SECONDS} s: stop its consumers and wait for so long"
+        elif self._delivery.may_come_back(known.group):
+            why = (
+                f"this server started less than {ACTIVE_SECONDS} s ago: its consumers may be coming back. Wait for so "
+                "long without them"
             )
+        else:
+            return
+        raise Conflict(
+            f"group {known.group!r} receives topic {known.topic!r} in mode {known.mode}, and {why} before it is "
+            f"{mode}, or send force",
+            "mode_in_use",
+        )
 
 
 def _check_bounds(asked: Subscribe) -> None:

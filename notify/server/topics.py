@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
 
 from notify.errors import InvalidRequest, UnknownTopic
 from notify.limits import check_name
-from notify.storage.store import TransactionStore
+from notify.storage.groups import Subscription
+from notify.storage.names import DEAD_LETTER_PREFIX
+from notify.storage.store import Store, TransactionStore
 from notify.storage.topics import Topic
 
 
@@ -42,12 +47,27 @@ class Topics:
     def put_soon(self, topic: Topic) -> Topic:
         """Make or change a topic without waiting; whatever is durable later comes after it. Raises what the storage
         refuses with; nothing has changed then."""
-        self._store.create_topic_soon(topic)
+        self._store.create_topic_soon(topic, () if self._store.has_topic(topic.name) else self._followers(topic))
         made = self._store.topic(topic.name)
         assert made is not None
         for listener in self._told:
             listener(made)
         return made
+
+    def _followers(self, topic: Topic) -> Sequence[Subscription]:
+        """The subscriptions that patterns make to a new topic, one a group."""
+        queues = self._store.queues()
+        patterns = () if queues is None else queues.patterns()
+        groups: dict[str, Subscription] = {}
+        for pattern in patterns:
+            if is_meant(pattern.topic, topic.name):
+                groups.setdefault(pattern.group, dataclasses.replace(pattern, topic=topic.name))
+        return list(groups.values())
+
+
+def is_meant(pattern: str, topic: str) -> bool:
+    """Whether a pattern means a topic: it means no topics of the server's own."""
+    return fnmatchcase(topic, pattern) and not topic.startswith(DEAD_LETTER_PREFIX) and "/" not in topic
 
 
 def check_retry(ttl_us: int, group: str, topic: str, retry_min_us: int) -> None:
@@ -58,3 +78,22 @@ def check_retry(ttl_us: int, group: str, topic: str, retry_min_us: int) -> None:
             f"({retry_min_us / 1e6:g} s): choose a longer ttl or a shorter retry_min",
             "ttl_below_retry",
         )
+
+
+def policy(topic: Topic) -> dict[str, Any]:
+    """A topic's policy as the routes show it; times in seconds."""
+    return {
+        "retention": topic.retention_us / 1e6,
+        "retention_bytes": topic.retention_bytes,
+        "flush": topic.flush.name.lower(),
+        "ttl": topic.ttl_us / 1e6,
+        "backlog": topic.backlog,
+        "backlog_policy": topic.backlog_policy.name.lower(),
+    }
+
+
+def described(queues: Store, topic: Topic) -> dict[str, Any]:
+    """A topic as the routes show it: its queues with the offsets they hold, and its policy."""
+    bounds = [queues.bounds(topic.name, number) for number in range(topic.queues)]
+    rows = [{"queue": number, "start": start, "end": end} for number, (start, end) in enumerate(bounds)]
+    return {"name": topic.name, "queues": rows} | policy(topic)

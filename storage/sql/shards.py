@@ -15,6 +15,7 @@ from sqlalchemy.engine import Engine
 
 from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailable
 from notify.storage.checks import CheckAnswer, Checking, Due
+from notify.storage.groups import Subscription
 from notify.storage.hashing import key_hash
 from notify.storage.records import Decided, InDoubt, NewTransaction, PartlyStored, PutResult, State, Transaction
 from notify.storage.sql.key_map import LEASE_SECONDS, KeyMap
@@ -93,7 +94,7 @@ class SqlShards:
     def has_topic(self, name: str) -> bool:
         return self.first.has_topic(name)
 
-    def create_topic_soon(self, topic: Topic) -> None:
+    def create_topic_soon(self, topic: Topic, followed_by: Sequence[Subscription] = ()) -> None:
         self.first.create_topic_soon(topic)
 
     # --- which of them ----------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from notify import ids
 from notify.errors import StorageFailed, Unavailable
 from notify.limits import check_name
 from notify.storage.checks import CheckAnswer, Checking, Due, new_token
+from notify.storage.groups import Subscription
 from notify.storage.hashing import tag_hash
 from notify.storage.records import (
     Decided,
@@ -138,7 +139,7 @@ class SqlStore:
         """Whether the name has been used here: topics and their policies are the queue servers'."""
         return name in self._topics
 
-    def create_topic_soon(self, topic: Topic) -> None:
+    def create_topic_soon(self, topic: Topic, followed_by: Sequence[Subscription] = ()) -> None:
         check_name("topic", topic.name)
         if len(self._topics) >= TOPICS_KEPT:
             self._topics.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -183,26 +184,65 @@ def test_a_full_disk_loses_no_lease(run: Callable[..., None]) -> None:
     run(scenario)
 
 
-def test_a_pattern_meets_a_topic_that_the_server_made_as_its_last_act(run: Callable[..., None]) -> None:
-    """The records of a topic and of the groups that follow it are two: a crash, or a full disk, may come in between."""
+def test_a_topic_and_the_groups_whose_pattern_it_meets_are_stored_together(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the disk refuses, and the server ends then: both are there, or neither."""
 
     async def scenario(b: Bench) -> None:
         topics = Topics(b.store)
         delivery = Delivery(b.store, lambda: T0, Metrics(), topics)
         await delivery.subscribe_pattern(Subscription("g", "made.*"), None)
-        await b.store.create_topic(Topic("made.last"))
-        await b.store.create_topic(Topic("used.last"))
-        await b.restart()
-        delivery = Delivery(b.store, lambda: T0, Metrics(), Topics(b.store))
-        payload = encode_msgpack(Payload("made.last", b"x"))
-        message = NewMessage("made.last", payload)
-        await b.store.put([NewTransaction(ids.new_id(), "", [message], committed=True)], T0)
+        for refused_call in (1, 2):
+            with monkeypatch.context() as patched, contextlib.suppress(DiskFull):
+                if b.kind != "memory":
+                    patched.setattr(b.store.journal, "reserve", _refusing(b.store.journal.reserve, refused_call))
+                topics.put_soon(Topic("made.last"))
+            await b.restart()
+            assert b.store.has_topic("made.last") == (b.store.subscription("g", "made.last") is not None)
+            topics = Topics(b.store)
+            delivery = Delivery(b.store, lambda: T0, Metrics(), topics)
+        assert b.store.has_topic("made.last")
+        await b.store.put([_to("made.last")], T0)
         handed = await delivery.receive("g", Receive(instance="a", max=10, lease=30))
         assert [m.topic for h in handed for _, m, _ in h.each()] == ["made.last"]
-        # What a topic holds already is not given to a group that has left it, or came later.
-        await delivery.unsubscribe("g", "made.last")
-        await b.restart()
-        assert Delivery(b.store, lambda: T0, Metrics(), Topics(b.store)).lag("made.last") == 0
-        assert b.store.subscription("g", "made.last") is None
 
     run(scenario)
+
+
+def test_a_pattern_does_not_follow_again_what_its_group_has_left(run: Callable[..., None]) -> None:
+    """Not after a start, and not where the topic changes; the pattern itself sent again means all its topics."""
+
+    async def scenario(b: Bench) -> None:
+        topics = Topics(b.store)
+        delivery = Delivery(b.store, lambda: T0, Metrics(), topics)
+        await delivery.subscribe_pattern(Subscription("g", "made.*"), None)
+        topics.put_soon(Topic("made.empty"))
+        await delivery.unsubscribe("g", "made.empty")
+        topics.put_soon(Topic("made.empty", queues=2))
+        assert b.store.subscription("g", "made.empty") is None
+        await b.restart()
+        delivery = Delivery(b.store, lambda: T0, Metrics(), Topics(b.store))
+        await delivery.tick()
+        assert b.store.subscription("g", "made.empty") is None
+        await delivery.subscribe_pattern(Subscription("g", "made.*"), None)
+        assert b.store.subscription("g", "made.empty") is not None
+
+    run(scenario)
+
+
+def _refusing(reserve: Callable[[int], None], refused_call: int) -> Callable[[int], None]:
+    """The same function, one of whose calls finds the disk full."""
+    calls = itertools.count(1)
+
+    def call(size: int) -> None:
+        if next(calls) == refused_call:
+            raise DiskFull("the server's disk is full")
+        reserve(size)
+
+    return call
+
+
+def _to(topic: str) -> NewTransaction:
+    message = NewMessage(topic, encode_msgpack(Payload(topic, b"x")))
+    return NewTransaction(ids.new_id(), "", [message], committed=True)

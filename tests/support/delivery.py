@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from notify.server.delivery import Delivery
 from notify.server.metrics import Metrics
+from notify.server.subscriptions import Subscriptions
 from notify.server.topics import Topics
 from notify.storage.memory import MemoryStore
 
@@ -17,5 +18,11 @@ class Scene:
     def __init__(self, *, on_first_use: bool = True) -> None:
         self.now_us = T0
         self.store = MemoryStore()
-        self.topics = Topics(self.store, on_first_use=on_first_use)
+        self._on_first_use = on_first_use
+        self.restart()
+
+    def restart(self) -> None:
+        """As if the server had started now, over what is stored."""
+        self.topics = Topics(self.store, on_first_use=self._on_first_use)
         self.delivery = Delivery(self.store, lambda: self.now_us, Metrics(), self.topics)
+        self.subscriptions = Subscriptions(self.store, self.delivery, lambda: self.now_us)

@@ -14,7 +14,7 @@ from notify.limits import LIMITS, check_between, check_name
 from notify.server.access import guard
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.core import Core
-from notify.server.topics import check_retry
+from notify.server.topics import check_retry, described, policy
 from notify.storage.topics import Backlog, Flush, Topic
 
 
@@ -47,17 +47,6 @@ def _changed(topic: Topic, write: TopicWrite) -> Topic:
     return dataclasses.replace(topic, **changes)
 
 
-def _described(topic: Topic) -> dict[str, Any]:
-    return {
-        "retention": topic.retention_us / 1e6,
-        "retention_bytes": topic.retention_bytes,
-        "flush": topic.flush.name.lower(),
-        "ttl": topic.ttl_us / 1e6,
-        "backlog": topic.backlog,
-        "backlog_policy": topic.backlog_policy.name.lower(),
-    }
-
-
 def _check_ttl(core: Core, topic: Topic) -> None:
     """Raises InvalidRequest where a message would be gone before a group tries it a second time."""
     if not topic.ttl_us:
@@ -71,11 +60,7 @@ def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     """The routes under `topics`; `services` gets the one that services ask with rights of their own."""
 
     def shown(topic: Topic) -> dict[str, Any]:
-        bounds = [desk.core.queues.bounds(topic.name, q) for q in range(topic.queues)]
-        return {
-            "name": topic.name,
-            "queues": [{"queue": q, "start": a, "end": b} for q, (a, b) in enumerate(bounds)],
-        } | _described(topic)
+        return described(desk.core.queues, topic)
 
     @routes.get("/topics")
     async def topics(prefix: str = "", after: str = "", max: int = 1_000_000) -> dict[str, Any]:
@@ -119,7 +104,7 @@ def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
             await desk.core.queues.sync()
             return shown(topic)
 
-        return await desk.carry_out(write, who, "topic.put", name, do, _described(topic))
+        return await desk.carry_out(write, who, "topic.put", name, do, policy(topic))
 
     @routes.delete("/topics/{name}")
     async def delete_topic(name: str, write: Write, who: Who) -> dict[str, Any]:

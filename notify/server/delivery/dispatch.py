@@ -11,20 +11,19 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from fnmatch import fnmatchcase
+from typing import Any
 
 from notify.errors import Conflict, InvalidRequest, NotFound, NotifyError, Unavailable
 from notify.limits import LIMITS, check_between, check_name
 from notify.server.clock import Clock
 from notify.server.delivery.group import LOOK_AGAIN_US, Group, lease_of
-from notify.server.delivery.instances import Instance
+from notify.server.delivery.instances import ACTIVE_US, Instance
 from notify.server.delivery.leases import Handed
 from notify.server.delivery.pace import Pace
 from notify.server.metrics import Metrics
 from notify.server.rate import TokenBucket
-from notify.server.topics import Topics
+from notify.server.topics import Topics, is_meant
 from notify.storage.groups import Priorities, Subscription
-from notify.storage.names import DEAD_LETTER_PREFIX
 from notify.storage.store import Store
 from notify.storage.topics import Topic
 from notify.wire import Receive, SettledItem, SettleItem, microseconds
@@ -81,13 +80,11 @@ class Delivery:
         """Heap of when a group has to look at its leases, retries and owners again."""
         self._numbers = itertools.count()
         self._release_again_us = 0
-        self._not_followed: set[str] = set()
-        """Topics that the storage would not let groups with a pattern follow yet."""
         for subscription in store.subscriptions():
             self._follow(subscription, moved=True)
-        # The server may have ended between the record of a new topic and those of the groups whose pattern it meets.
-        self._not_followed.update(t.name for t in store.topics() if self._is_unused(t))
-        self._follow_patterns()
+        self._recovered = frozenset(self.groups) | {pattern.group for pattern in store.patterns()}
+        """Groups that were there before the start. Their consumers may come back, and are not known until then."""
+        self._started_us = clock()
         self._topics.tell(self.topic_changed)
         store.on_visible(self.visible)
 
@@ -146,6 +143,10 @@ class Delivery:
         self._follow(subscription, moved=True)
         await self._store.sync()
 
+    def may_come_back(self, group: str) -> bool:
+        """Whether consumers of a group may have asked shortly before this server started."""
+        return group in self._recovered and self._clock() - self._started_us < ACTIVE_US
+
     def instances_of(self, group: str) -> list[Group]:
         """The instances of a broadcasting group; none for another group."""
         return self._instances.get(group, [])
@@ -157,12 +158,30 @@ class Delivery:
 
     async def subscribe_pattern(self, subscription: Subscription, start: str | int | datetime | None) -> list[str]:
         """Subscribe to topics of a pattern, those to come from their first message on; the names of those there are."""
+        names = [t.name for t in self._store.topics() if is_meant(subscription.topic, t.name)]
+        self._change_followed(subscription, names)
         await self._store.set_pattern(subscription)
-        found = [t.name for t in self._store.topics() if _is_meant(subscription.topic, t.name)]
-        for name in found:
+        for name in names:
             if self._store.subscription(subscription.group, name) is None:
                 await self._subscribe(dataclasses.replace(subscription, topic=name), start)
-        return found
+        return names
+
+    def _change_followed(self, pattern: Subscription, names: Sequence[str]) -> None:
+        """Give a pattern's new settings to the topics that follow its settings as they were.
+
+        A topic whose settings are others was subscribed by its name, and keeps them. Nothing is awaited: where the
+        storage refuses, the pattern is as it was, and the same request can be sent again.
+        """
+        before = next((p for p in self._store.patterns() if (p.group, p.topic) == (pattern.group, pattern.topic)), None)
+        if before is None or _settings(before) == _settings(pattern):
+            return
+        for name in names:
+            known = self._store.subscription(pattern.group, name)
+            if known is not None and _settings(known) == _settings(before):
+                changed = dataclasses.replace(known, **_settings(pattern))
+                self._store.subscribe_soon(changed, None)
+                self._follow(changed, moved=False)
+        self._serve(pattern.group)
 
     def topic_changed(self, topic: Topic) -> None:
         """A topic was made, or has other queues: its groups follow them, and so do groups with a pattern for it."""
@@ -170,33 +189,11 @@ class Delivery:
             subscription = self._store.subscription(name, topic.name)
             if subscription is not None:
                 self._follow(subscription, moved=False)
-        self._not_followed.add(topic.name)
-        self._follow_patterns()
-
-    def _follow_patterns(self) -> None:
-        """Groups with a pattern follow topics that are new to them, from the first message on.
-
-        Where the storage refuses that for a while, `tick` tries again: no message is missed by it.
-        """
-        try:
-            for name in sorted(self._not_followed):
-                topic = self._store.topic(name)
-                if topic is not None:
-                    self._follow_new(topic)
-                self._not_followed.discard(name)
-        except Unavailable:
-            return
-
-    def _is_unused(self, topic: Topic) -> bool:
-        """Whether nothing has come into a topic's queues yet."""
-        return not any(self._store.bounds(topic.name, queue)[1] for queue in range(topic.queues))
-
-    def _follow_new(self, topic: Topic) -> None:
         for pattern in self._store.patterns():
-            if _is_meant(pattern.topic, topic.name) and self._store.subscription(pattern.group, topic.name) is None:
-                subscription = dataclasses.replace(pattern, topic=topic.name)
-                self._store.subscribe_soon(subscription, [0] * topic.queues)
-                self._follow(subscription, moved=True)
+            if is_meant(pattern.topic, topic.name) and pattern.group not in self._by_topic.get(topic.name, ()):
+                subscription = self._store.subscription(pattern.group, topic.name)
+                if subscription is not None:  # made with the topic; a group may also have left one that is older
+                    self._follow(subscription, moved=True)
 
     async def set_priorities(self, group: str, priorities: Priorities) -> None:
         """Other classes, weights or shares from now on."""
@@ -521,7 +518,6 @@ class Delivery:
                     await self._store.sync()
             except Unavailable:
                 self._release_again_us = now_us + LOOK_AGAIN_US
-        self._follow_patterns()
         while self._events and self._events[0][0] <= now_us:
             due_us, _, group = heapq.heappop(self._events)
             if group.scheduled_us != due_us:
@@ -546,6 +542,9 @@ def _lease_ids() -> Iterator[int]:
         yield secrets.randbits(63)
 
 
-def _is_meant(pattern: str, topic: str) -> bool:
-    """Whether a pattern is meant for a topic: those of the server's own are not."""
-    return fnmatchcase(topic, pattern) and not topic.startswith(DEAD_LETTER_PREFIX) and "/" not in topic
+SETTINGS = ("mode", "tags", "filter", "max_attempts", "retry_min_us", "retry_max_us")
+"""The fields of a subscription that say what a group wants; the others say where it stands."""
+
+
+def _settings(subscription: Subscription) -> dict[str, Any]:
+    return {name: getattr(subscription, name) for name in SETTINGS}
