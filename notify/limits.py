@@ -7,7 +7,7 @@ import binascii
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
 from notify.errors import InvalidRequest, TooLarge
@@ -47,7 +47,7 @@ class Limits:
     check_after_min_seconds: float = 0.5
     check_after_max_seconds: float = 86_400
     tags: int = 64
-    """Of one subscription."""
+    """A subscription has so many at most."""
     attempts: int = 1000
     retry_min_seconds: float = 0.01
     retry_first_seconds: float = 86_400
@@ -56,6 +56,12 @@ class Limits:
 
 
 LIMITS = Limits()
+_OF_SERVERS = ("connections", "operator_connections")
+
+
+def bounds_of_clients() -> dict[str, float]:
+    """The bounds of what clients send, by name."""
+    return {name: bound for name, bound in asdict(LIMITS).items() if name not in _OF_SERVERS}
 
 
 def check_name(what: str, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import AsyncGenerator, Iterator
 
@@ -11,10 +12,10 @@ import msgspec
 from notify.client.login import Shown
 from notify.client.loop import LoopThread
 from notify.client.servers import Servers
-from notify.errors import InvalidRequest
+from notify.errors import InvalidRequest, NotFound
 from notify.limits import check_between, check_name
 from notify.message import ReceivedMessage
-from notify.wire import Pulled
+from notify.wire import JSON, Pulled
 
 BATCH = 500
 CALL_SECONDS = 30.0
@@ -43,6 +44,8 @@ class AsyncReader:
         check_between("batch", batch, 1, 10_000)
         self._http = Servers(url, "queue", tls=tls, token=token)
         self._batch = batch
+        self._has_admin_routes_alone = False
+        """The server is an older one, which has no route of readers to a topic's bounds."""
 
     async def read(
         self, topic: str, queue: int = 0, *, offset: int | str = "earliest", follow: bool = False
@@ -81,11 +84,19 @@ class AsyncReader:
         """The first retained offset of a queue (`earliest`), or the one after its last message (`latest`)."""
         if where not in ("earliest", "latest"):
             raise InvalidRequest(f"offset {where[:40]!r} is not earliest, latest or a number", "invalid_start")
-        answer = await self._http.call("GET", f"/v1/admin/topics/{topic}", b"", CALL_SECONDS)
-        for bounds in _decode_topic(answer).queues:
+        for bounds in _decode_topic(await self._described(topic)).queues:
             if bounds.queue == queue:
                 return bounds.start if where == "earliest" else bounds.end
         return 0  # the read says what is wrong with it
+
+    async def _described(self, topic: str) -> bytes:
+        """A topic in JSON. A server up to 9c372b4 has it among the admin routes alone. Raises NotFound."""
+        if not self._has_admin_routes_alone:
+            with contextlib.suppress(NotFound):
+                return await self._http.call("GET", f"/v1/topics/{topic}", b"", CALL_SECONDS, JSON)
+        answer = await self._http.call("GET", f"/v1/admin/topics/{topic}", b"", CALL_SECONDS, JSON)
+        self._has_admin_routes_alone = True
+        return answer
 
     async def close(self) -> None:
         await self._http.aclose()

@@ -87,6 +87,8 @@ class Session:
         self._ending = asyncio.Event()
         self.is_subscribed = False
         """Whether the server knows the subscriptions, and from when on the inbox is whole."""
+        self._has_admin_routes_alone = False
+        """The server is an older one, which has no route of consumers to subscribe."""
         self._backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         """Before what the server did not take is sent again; it doubles."""
 
@@ -138,22 +140,19 @@ class Session:
     # --- receiving --------------------------------------------------------------------------------------------
 
     async def _subscribe_all(self) -> None:
-        for handler in self._work.handlers.values():
+        # Patterns first: a topic that has a handler of its own keeps that one's settings.
+        for handler in sorted(self._work.handlers.values(), key=lambda handler: "*" not in handler.topic):
             start = handler.start.isoformat() if isinstance(handler.start, datetime) else handler.start
-            body = msgspec.json.encode(
-                {
-                    "mode": handler.mode,
-                    "tags": list(handler.tags),
-                    "start": start,
-                    "max_attempts": handler.max_attempts,
-                    "filter": handler.filter,
-                    "retry_min": handler.retry_min,
-                    "retry_max": handler.retry_max,
-                    "reason": "subscribed by a consumer",
-                }
-            )
-            path = f"/v1/admin/groups/{self._work.group}/subscriptions/{quote(handler.topic)}"
-            await self._until_served(functools.partial(self._http.call, "PUT", path, body, CALL_SECONDS, JSON))
+            wanted = {
+                "mode": handler.mode,
+                "tags": list(handler.tags),
+                "start": start,
+                "max_attempts": handler.max_attempts,
+                "filter": handler.filter,
+                "retry_min": handler.retry_min,
+                "retry_max": handler.retry_max,
+            }
+            await self._put(quote(handler.topic), wanted, wanted | {"reason": "subscribed by a consumer"})
         await self.tell_inbox()
         self.is_subscribed = True
 
@@ -164,11 +163,26 @@ class Session:
         """
         if self._work.inbox_from is None:
             return
-        body = msgspec.json.encode({"whole_from": self._work.inbox_from.isoformat()})
+        told = {"whole_from": self._work.inbox_from.isoformat()}
         for topic in self._work.handlers:
-            path = f"/v1/admin/groups/{self._work.group}/subscriptions/{quote(topic)}/inbox"
             with contextlib.suppress(NotFound):
-                await self._until_served(functools.partial(self._http.call, "PUT", path, body, CALL_SECONDS, JSON))
+                await self._put(f"{quote(topic)}/inbox", told, told)
+
+    async def _put(self, path: str, body: dict[str, Any], admin_body: dict[str, Any]) -> None:
+        """PUT to a route under the group's subscriptions. A server up to 9c372b4 has it among the admin routes alone.
+
+        Raises NotFound where neither is there.
+        """
+        under = f"groups/{self._work.group}/subscriptions/{path}"
+        if not self._has_admin_routes_alone:
+            with contextlib.suppress(NotFound):
+                await self._until_served(self._request("PUT", f"/v1/{under}", body))
+                return
+        await self._until_served(self._request("PUT", f"/v1/admin/{under}", admin_body))
+        self._has_admin_routes_alone = True
+
+    def _request(self, method: str, path: str, body: dict[str, Any]) -> Callable[[], Awaitable[bytes]]:
+        return functools.partial(self._http.call, method, path, msgspec.json.encode(body), CALL_SECONDS, JSON)
 
     async def _until_served(self, request: Callable[[], Awaitable[Any]]) -> Any:
         """Repeat a request while the server is away. Raises what cannot succeed, or the last failure at the end."""

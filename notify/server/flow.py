@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from notify.errors import Backpressure, NotifyError
+from notify.server.access import Principal
 from notify.server.clock import Clock
 from notify.server.delivery import Delivery
 from notify.server.metrics import Metrics
@@ -28,6 +29,16 @@ class RateLimits:
     topics: dict[str, float] = field(default_factory=dict)
     producer_groups: dict[str, float] = field(default_factory=dict)
     consumer_groups: dict[str, float] = field(default_factory=dict)
+
+    def concerning(self, principal: Principal) -> RateLimits:
+        """The rates of what a principal itself may do; all of them where it may `view`."""
+        if principal.may("view"):
+            return self
+        return RateLimits(
+            {name: rate for name, rate in self.topics.items() if principal.may("publish", name)},
+            {name: rate for name, rate in self.producer_groups.items() if principal.may("check", name)},
+            {name: rate for name, rate in self.consumer_groups.items() if principal.may_some("consume", name)},
+        )
 
 
 class Gate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import math
 import struct
 import traceback
@@ -16,7 +17,7 @@ import structlog
 
 from notify import ids, tracing
 from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError, StorageFailed, Unauthorized
-from notify.limits import LIMITS, check_between, check_name
+from notify.limits import LIMITS, bounds_of_clients, check_between, check_name
 from notify.server.access import EVERYONE, Principal
 from notify.server.access.principal import ENDED
 from notify.server.browsers import refuse_foreign_host, refuse_foreign_pages
@@ -24,6 +25,7 @@ from notify.server.core import Core
 from notify.server.delivery.leases import Handed
 from notify.server.flow import retry_after
 from notify.server.log_rate import LogRate
+from notify.server.topics import described
 from notify.settings import Settings
 from notify.storage import crash_point
 from notify.storage.records import StoredMessage
@@ -49,11 +51,14 @@ from notify.wire import (
     Settle,
     SettledItems,
     States,
+    Subscribe,
+    WholeInbox,
     body_fields,
     decode_payload,
     encode_json,
     encode_msgpack,
     instant,
+    microseconds,
 )
 
 log = structlog.get_logger("notify.server")
@@ -90,6 +95,8 @@ _POLL = _decoders(Poll, Poll)
 _RECEIVE = _decoders(Receive, Receive)
 _SETTLE = _decoders(Settle, Settle)
 _BRIDGE = _decoders(JsonBridgeBatch, PackedBridgeBatch)
+_SUBSCRIBE = _decoders(Subscribe, Subscribe)
+_WHOLE_INBOX = _decoders(WholeInbox, WholeInbox)
 
 
 class Request:
@@ -148,7 +155,7 @@ class Request:
             refuse_foreign_pages(self.method, self.headers, settings)
         elif not settings.access:
             refuse_foreign_host(host, settings)
-        if self.method != "POST":
+        if self.method not in _WITH_BODY:
             self.packed = b"msgpack" in accepted
             return
         packed = _FORMATS.get(kind)
@@ -175,6 +182,7 @@ class Request:
         return encode_msgpack(value) if self.packed else encode_json(value)
 
 
+_WITH_BODY = ("POST", "PUT")
 _OF_BROWSERS = (b"origin", b"sec-fetch-site")
 
 _FORMATS = {
@@ -239,7 +247,11 @@ class DataRoutes:
         ("POST", "/v1/bridge/{source}/batches", "bridge_batch"),
         ("POST", "/v1/groups/{group}/receive", "receive"),
         ("POST", "/v1/groups/{group}/settle", "settle"),
+        ("PUT", "/v1/groups/{group}/subscriptions/{topic}", "subscribe"),
+        ("PUT", "/v1/groups/{group}/subscriptions/{topic}/inbox", "tell_inbox"),
+        ("GET", "/v1/topics/{topic}", "topic"),
         ("GET", "/v1/topics/{topic}/queues/{queue}/messages", "pull"),
+        ("GET", "/v1/limits", "limits"),
     )
     """Method, path and the name of what answers: every data route there is."""
 
@@ -347,6 +359,13 @@ class DataRoutes:
             shown = shown | {"members": [m | {"detail": {}} for m in shown["members"] if m["kind"] == "server"]}
         return request.encode(shown)
 
+    async def limits(self, request: Request) -> bytes:
+        """The bounds of the contract, and those rates that concern who asks."""
+        principal = request.principal
+        assert principal is not None
+        rates = dataclasses.asdict(self.core.flow.limits.concerning(principal))
+        return request.encode(bounds_of_clients() | {"rates": rates})
+
     # --- bridges ----------------------------------------------------------------------------------------------
 
     async def bridge_position(self, request: Request, source: str) -> bytes:
@@ -381,6 +400,30 @@ class DataRoutes:
         may = _may_consume(request, group)
         return request.encode(SettledItems(await self.core.delivery.settle(group, asked.items, may)))
 
+    async def subscribe(self, request: Request, group: str, topic: str) -> bytes:
+        asked: Subscribe = request.decode(_SUBSCRIBE)
+        _check_subscriber(request, group, topic)
+        subscriptions = self.core.subscriptions
+        return request.encode(await subscriptions.put(subscriptions.checked(group, topic, asked), asked.start))
+
+    async def tell_inbox(self, request: Request, group: str, topic: str) -> bytes:
+        asked: WholeInbox = request.decode(_WHOLE_INBOX)
+        _check_subscriber(request, group, topic)
+        await self.core.subscriptions.tell_inbox(group, topic, max(0, microseconds(asked.whole_from)))
+        return request.encode({"group": group, "topic": topic})
+
+    async def topic(self, request: Request, topic: str) -> bytes:
+        """Whoever may publish to a topic, consume it or pull from it may know its queues and its policy."""
+        check_name("topic", topic)
+        principal = request.principal
+        assert principal is not None
+        if not (principal.may("publish", topic) or principal.may_some("consume", topic=topic)):
+            principal.check("read", topic)
+        known = self.core.queues.topic(topic)
+        if known is None:
+            raise NotFound(f"there is no topic {topic[:100]!r}")
+        return request.encode(described(self.core.queues, known))
+
     async def pull(self, request: Request, topic: str, queue: str) -> bytes:
         _check(request, "read", topic)
         offset, limit = _pull_query(request.query)
@@ -411,6 +454,16 @@ def _check(request: Request, action: str, name: str, topic: str = "*") -> None:
     assert principal is not None
     if principal is not EVERYONE:
         principal.check(action, name, topic)
+
+
+def _check_subscriber(request: Request, group: str, topic: str) -> None:
+    """As `_check` for `consume`, of a topic or a pattern of topics."""
+    check_name("group", group)
+    check_name("topic", topic.replace("*", "x"))
+    principal = request.principal
+    assert principal is not None
+    if principal is not EVERYONE:
+        principal.check("consume", group, topic)
 
 
 def _may_consume(request: Request, group: str) -> Callable[[str], bool] | None:

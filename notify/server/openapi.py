@@ -10,6 +10,7 @@ from fastapi.openapi.utils import get_openapi
 
 from notify import wire
 
+SUBSCRIPTION = "/v1/groups/{group}/subscriptions/{topic}"
 ROUTES: list[tuple[str, str, type, type | None]] = [
     ("/v1/transactions", "Store halves", wire.JsonTransactions, wire.Items),
     ("/v1/transactions/outcomes", "Record outcomes, answer checks", wire.Outcomes, wire.Items),
@@ -19,7 +20,11 @@ ROUTES: list[tuple[str, str, type, type | None]] = [
     ("/v1/groups/{group}/receive", "Receive messages under leases", wire.Receive, None),
     ("/v1/bridge/{source}/batches", "Append a bridge's transactions and position", wire.JsonBridgeBatch, wire.Bridged),
     ("/v1/groups/{group}/settle", "Settle receipts", wire.Settle, wire.SettledItems),
+    (SUBSCRIPTION, "Make or change a subscription, or with * a pattern of topics", wire.Subscribe, None),
+    (SUBSCRIPTION + "/inbox", "Tell from when on the group's inbox is whole", wire.WholeInbox, None),
 ]
+METHODS = dict.fromkeys((SUBSCRIPTION, SUBSCRIPTION + "/inbox"), "put")
+"""The methods of routes that are not called by POST."""
 
 
 _ID = "01912d68-783e-7a03-8467-5661c1243ad4"
@@ -45,6 +50,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
             {"receipt": "12-1", "action": "retry", "delay": 5, "reason": "the mailer is away"},
         ]
     },
+    SUBSCRIPTION: {"mode": "ordered", "start": "earliest", "tags": ["vip"], "max_attempts": 5, "retry_min": 2},
+    SUBSCRIPTION + "/inbox": {"whole_from": "2026-11-01T00:00:00Z"},
     "/v1/bridge/{source}/batches": {
         "epoch": 1,
         "expected_position": "0-1-41",
@@ -86,20 +93,25 @@ def _add(document: dict[str, Any]) -> None:
             "tags": ["data"],
             "requestBody": {"required": True, "content": {wire.JSON: body}},
             "responses": {
-                "200": {"description": "Answered item by item", "content": {wire.JSON: {"schema": schema}}},
+                "200": {
+                    "description": "Carried out" if path in METHODS else "Answered item by item",
+                    "content": {wire.JSON: {"schema": schema}},
+                },
                 "4XX": refused,
                 "503": refused,
                 "507": refused,
             },
         }
-        names = [name for name in ("group", "source") if f"{{{name}}}" in path]
+        names = [name for name in ("group", "source", "topic") if f"{{{name}}}" in path]
         if names:
             operation["parameters"] = [_named(name) for name in names]
-        document["paths"][path] = {"post": operation}
+        document["paths"][path] = {METHODS.get(path, "post"): operation}
     plain = {"200": {"description": "As shown", "content": {wire.JSON: {"schema": {"type": "object"}}}}}
     for path, summary, parameters in (
         ("/v1/bridge/{source}", "Where a bridge's source stands", [_named("source")]),
         ("/v1/members", "Who is there: servers, bridges, relays, consumers", []),
+        ("/v1/topics/{topic}", "A topic: its queues with the offsets they hold, and its policy", [_named("topic")]),
+        ("/v1/limits", "The bounds of what clients send, and the rates that concern who asks", []),
     ):
         document["paths"][path] = {
             "get": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import itertools
 import json
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from notify.client import Consumer, Message, TransactionProducer
+from notify.client import AsyncReader, Consumer, Message, TransactionProducer
 from notify.errors import Forbidden, InvalidRequest, Unauthorized
 from notify.server.access import lookup
 from notify.server.access.rights import Right, parse_right
@@ -23,6 +24,7 @@ from notify.server.serve import check_host
 from notify.settings import Settings
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.groups import running
 from tests.support.http import ask, call
 from tests.support.servers import Guarded, GuardedInMemory
 from tests.support.transactions import half_request, new_id
@@ -326,3 +328,59 @@ def test_a_data_directory_that_was_open_is_closed(tmp_path: Path) -> None:
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     finally:
         made.server.stop()
+
+
+def test_the_limits_say_what_concerns_who_asks(guarded: GuardedInMemory) -> None:
+    rates = {"topics": {"a.x": 1.0, "b.x": 2.0}, "producer_groups": {"a": 3.0}, "consumer_groups": {"a": 4.0, "b": 5.0}}
+    call(guarded.url, "PUT", "/v1/admin/limits", rates | {"reason": "a test"}, guarded.admin)
+
+    def limits(*rights: str) -> dict[str, Any]:
+        answer: dict[str, Any] = call(guarded.url, "GET", "/v1/limits", token=guarded.make(*rights))
+        assert (answer["message_bytes"], answer["items"]) == (1 << 20, 4096)
+        assert "connections" not in answer
+        return answer["rates"]  # type: ignore[no-any-return]
+
+    none: dict[str, Any] = {"topics": {}, "producer_groups": {}, "consumer_groups": {}}
+    assert limits() == none
+    assert limits("view") == rates
+    assert limits("publish:a.*", "consume:b@x") == none | {"topics": {"a.x": 1.0}, "consumer_groups": {"b": 5.0}}
+    assert limits("check:a") == none | {"producer_groups": {"a": 3.0}}
+
+
+def test_a_service_subscribes_and_reads_without_an_admin_route(guarded: GuardedInMemory, unique: str) -> None:
+    url, token = guarded.url, guarded.make(f"consume:{unique}", f"read:{unique}", f"publish:{unique}")
+    wanted = {"mode": "ordered", "start": "earliest", "tags": ["vip"]}
+    path = f"/v1/groups/{unique}/subscriptions/{unique}"
+    assert call(url, "PUT", path, wanted, token) == {"group": unique, "topic": unique, "mode": "ordered"}
+    call(url, "PUT", path + "/inbox", {"whole_from": "2026-01-01T00:00:00Z"}, token)
+    (shown,) = call(url, "GET", f"/v1/admin/groups/{unique}", token=guarded.admin)["subscriptions"]
+    assert (shown["mode"], shown["tags"], shown["inbox_from"]) == ("ordered", ["vip"], "2026-01-01T00:00:00.000000Z")
+    topic = call(url, "GET", f"/v1/topics/{unique}", token=token)
+    assert topic["queues"] == [{"queue": 0, "start": 0, "end": 0}]
+    assert topic == call(url, "GET", f"/v1/admin/topics/{unique}", token=guarded.admin)
+    for body, status, code in (
+        ({"mode": "random"}, 422, "invalid_schema"),
+        ({"start": "soon"}, 422, "invalid_start"),
+        ({"max_attempts": 0}, 422, "out_of_bounds"),
+        ({"reason": "unknown here"}, 422, "invalid_schema"),
+        ({"filter": "1 +"}, 422, "invalid_filter"),
+    ):
+        answered, problem = ask(url, "PUT", f"{path}-new", body, guarded.make("consume"))
+        assert (answered, problem["code"]) == (status, code), body
+    consumer = Consumer(url, group=unique, token=token)
+    consumer.subscribe(unique, mode="ordered")(print)
+    with running(consumer):
+        group = f"/v1/admin/groups/{unique}"
+        eventually(
+            lambda: call(url, "GET", group, token=guarded.admin)["instances"], "the consumer to ask for messages"
+        )
+
+    async def read() -> list[Any]:
+        async with AsyncReader(url, token=token) as reader:
+            return [message async for message in reader.read(unique)]
+
+    assert asyncio.run(read()) == []
+    actions = call(url, "GET", "/v1/admin/actions", token=guarded.admin)["actions"]
+    assert [action for action in actions if action["target"].startswith(unique)] == []
+    assert ask(url, "GET", f"/v1/topics/{unique}-none", token=guarded.make("read"))[0] == 404
+    assert ask(url, "POST", f"/v1/topics/{unique}", {}, token)[0] == 405

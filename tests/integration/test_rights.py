@@ -22,6 +22,7 @@ from notify.server.http import DataRoutes
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.http import REASON
 from tests.support.rights import (
+    ANY_GROUP,
     ANY_TOPIC,
     ANYONE,
     KNOWN,
@@ -44,6 +45,7 @@ SECRET = ((KNOWN, "{secret}"),)
 """What an answer shows to whoever is let in."""
 CHECK, CONSUME = needs("check:{producer}"), needs("consume:{group}@{topic}")
 ADMIN_TOPIC, ADMIN_GROUP, ADMIN_PRODUCER = needs("admin:{topic}"), needs("admin:{group}"), needs("admin:{producer}")
+SUBSCRIPTION = "PUT /v1/groups/{group}/subscriptions/{topic}"
 SUBSCRIBE = needs("consume:{group}@{topic}", "admin:{group} admin:{topic}")
 
 SINGLE = ("publish:{topic}", "check:{producer}", "consume:{group}", "consume:{group}@{topic}", "read:{topic}",
@@ -198,6 +200,9 @@ def consuming(room: Room) -> list[Case]:
         items = [{"receipt": receipt, "action": "ack"} for receipt in receipts]
         return Asked("POST", f"/v1/groups/{t.group}/settle", {"items": items})
 
+    def put(path: str, body: dict[str, Any]) -> Any:
+        return lambda t, o: Asked("PUT", f"/v1/groups/{t.group}/subscriptions/{t.fill(path, o)}", body)
+
     pull = "/v1/topics/{topic}/queues/0/messages"
     return [
         Case("POST /v1/groups/{group}/receive", CONSUME, receive("{topic}"), shows=SECRET),
@@ -210,6 +215,14 @@ def consuming(room: Room) -> list[Case]:
              parts=[Part(CONSUME, 200), Part(others, 200), Part(KNOWN, 410)]),
         Case("GET /v1/topics/{topic}/queues/{queue}/messages", needs("read:{topic}"),
              lambda t, o: Asked("GET", t.fill(pull, o)), shows=SECRET),
+        Case("GET /v1/topics/{topic}",
+             needs("read:{topic}", "publish:{topic}", f"consume:{ANY_GROUP}@{{topic}}"),
+             lambda t, o: Asked("GET", f"/v1/topics/{t.topic}")),
+        Case("GET /v1/limits", KNOWN, lambda t, o: Asked("GET", "/v1/limits"), is_of_things=False),
+        Case(SUBSCRIPTION, CONSUME, put("{topic}", {})),
+        Case(SUBSCRIPTION, others, put("{other_topic}", {}), what="to the other's topic"),
+        Case(SUBSCRIPTION, needs("consume:{group}@*"), put("*", {"mode": "none"}), what="to every topic", status=422),
+        Case(SUBSCRIPTION + "/inbox", CONSUME, put("{topic}/inbox", {"whole_from": "2020-01-01T00:00:00Z"})),
     ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from notify.binlog_bridge.relay import Relay
 from notify.check.question import ask as ask_database
-from notify.client import Inbox, ReceivedMessage, TransactionProducer, create_tables
+from notify.client import Inbox, Reader, ReceivedMessage, TransactionProducer, create_tables
 from notify.errors import Unavailable
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
@@ -225,6 +225,8 @@ def test_this_sdk_gets_on_with_the_first_server(first_version: Path, unique: str
     try:
         lived = json.loads(run_sdk(ROOT, FIXTURES / "sdk_life.py", old.url, f"{tmp_path}/shop.db", unique))
         assert lived == EFFECTS | {"code": str(ROOT / "notify" / "__init__.py")}
+        with Reader(old.url) as reader:
+            assert len(list(reader.read(unique))) == len(list(reader.read(unique))) == len(EFFECTS["effects"]) > 0
     finally:
         old.stop()
 

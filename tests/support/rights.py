@@ -22,8 +22,8 @@ from tests.support.servers import GuardedInMemory
 ANYONE, KNOWN, SOME = "anyone", "known", "some"
 """Who is let in without a right of its own: everyone; who shows a token that is good; who has any right at all."""
 
-ANY_TOPIC = "?"
-"""The topic of a need that a right to any one topic meets."""
+ANY_TOPIC = ANY_GROUP = "?"
+"""The topic, or group, of a need that a right to any one of them meets."""
 
 DEAD_LETTERS = "dead-letter."
 
@@ -99,7 +99,8 @@ def covers(right: str, need: str) -> bool:
     if action == "publish" and wanted.startswith(DEAD_LETTERS) and not name.startswith(DEAD_LETTERS):
         return False
     has_topic = wanted_topic == ANY_TOPIC or fnmatchcase(wanted_topic, topic)
-    return action == wanted_action and fnmatchcase(wanted, name) and has_topic
+    has_name = wanted == ANY_GROUP or fnmatchcase(wanted, name)
+    return action == wanted_action and has_name and has_topic
 
 
 def _parts(text: str) -> tuple[str, str, str]:

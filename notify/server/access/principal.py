@@ -107,11 +107,21 @@ class Principal:
             right = f"{action} for {called}" if called else str(Right(action, name, topic))[:300]
             raise Forbidden(f"{self.name} lacks the right {right}: an administrator can grant it")
 
+    def may_some(self, action: str, name: str | None = None, topic: str | None = None) -> bool:
+        """Whether it may do this to anything: with `name` on any topic, with `topic` as anyone."""
+        if self.rights is None:
+            return True
+        if len(name or "") > LONGEST or len(topic or "") > LONGEST:
+            return False
+        return any(
+            r.action == action
+            and r.covers(action, r.name if name is None else name, r.topic if topic is None else topic)
+            for r in self.rights
+        )
+
     def check_some(self, action: str, name: str | None = None) -> None:
         """Raises as `check` where it may do this to nothing at all, or with `name` on no topic."""
-        if self.rights is None:
-            return
-        if not any(r.action == action and (name is None or r.covers(action, name, r.topic)) for r in self.rights):
+        if not self.may_some(action, name):
             self.refuse_if_over()
             what = action if name is None else f"{action}:{name[:LONGEST]}"
             raise Forbidden(f"{self.name} lacks every right to {what}: an administrator can grant one")
