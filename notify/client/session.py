@@ -195,8 +195,9 @@ class Session:
                     raise
                 wait = backoff.next()
                 log.warning("the server is away, again in %.1f s: %s", wait, error)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), wait)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._ending.wait(), wait)
+                    raise  # it has ended: nothing more is asked
 
     async def _receive_all(self) -> None:
         """Until the end. What is broadcast is received in requests of its own."""

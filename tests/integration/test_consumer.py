@@ -151,14 +151,15 @@ def test_stopping_while_the_server_is_away_asks_for_nothing_more(
     notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("notify.client.session.RETRY_SECONDS", PATIENCE_SECONDS)
-    receive = "/v1/groups/g/receive"
+    first = "/v1/groups/g/subscriptions/t"
     consumer = Consumer(notify_server.url, group="g")
     consumer.subscribe("t")(print)
     with contextlib.ExitStack() as consuming:
         with notify_server.down():
             consuming.enter_context(running(consumer))
-            eventually(lambda: notify_server.answered(receive) == 1, "the consumer's first request to fail")
-    assert notify_server.answered(receive) == 1
+            eventually(lambda: notify_server.answered(first) == 1, "the consumer's first request to fail")
+    assert notify_server.answered(first) == 1
+    assert notify_server.answered("/v1/groups/g/receive") == 0
 
 
 def test_a_failure_that_comes_with_the_stop_is_no_failure(
