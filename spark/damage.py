@@ -15,17 +15,9 @@ from typing import Any
 import numpy as np
 
 from notify import ids
-from notify.storage.log.format import (
-    ENTRY_SIZE,
-    FRAME_HEADER,
-    FRAME_HEADER_SIZE,
-    FRAME_MAGIC,
-    RECORD_HEADER,
-    RECORD_HEADER_SIZE,
-    crc32c,
-    frame_is_sound,
-)
-from notify.storage.log.sealed import ENTRY_TYPE
+from notify.storage.log.entry import ENTRY_SIZE, ENTRY_TYPE
+from notify.storage.log.format import FRAME_HEADER, FRAME_HEADER_SIZE, FRAME_MAGIC, crc32c, frame_is_sound
+from notify.storage.log.records import RECORD_HEADER, RECORD_HEADER_SIZE
 
 _CHECKED_FROM = 12
 """The checksum covers the length (bytes 4 to 8) and everything from here on."""

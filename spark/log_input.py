@@ -23,8 +23,7 @@ from pyspark.sql import functions as F
 from notify.errors import Corrupt, InvalidRequest
 from notify.spark.life import Groups
 from notify.spark.scan import ACKS, MASK_GROUPS, MESSAGES, Facts, ReadOnlyDisk, SegmentScan, spark_schema
-from notify.storage.groups import Subscription
-from notify.storage.log import checkpoint
+from notify.storage.log import checkpoint, meta
 from notify.storage.log.format import read_segment_header
 from notify.storage.names import DEAD_LETTER_PREFIX
 
@@ -184,19 +183,16 @@ class LogInput:
             self.problems.append(str(error))
             saved = None
         if saved is not None:
-            state = saved[1]
-            catalog.topics |= {row[0]: row[1] for row in state["topics"]}
-            catalog.queues |= {row[0]: row[2] for row in state["topics"]}
-            catalog.producer_groups |= dict(enumerate(state["producer_groups"]))
-            for row in state["subscriptions"]:
-                found = msgspec.convert(row, Subscription)
-                catalog.subscriptions[(found.group, found.topic)] = Subscribed(
-                    found.group, found.topic, found.mode, [], 0
-                )
+            state = saved.state
+            catalog.topics |= {topic.number: topic.name for topic in state.topics}
+            catalog.queues |= {topic.number: topic.queues for topic in state.topics}
+            catalog.producer_groups |= dict(enumerate(state.producer_groups))
+            for s in state.subscriptions:
+                catalog.subscriptions[(s.group, s.topic)] = Subscribed(s.group, s.topic, s.mode, [], 0)
         seen: set[tuple[str, str]] = set()
         for facts in self.facts:
             for position, time_us, record in facts.meta:
-                _learn(catalog, position, time_us, record, seen)
+                _learn(catalog, position, time_us, meta.of_plain(record), seen)
 
     # --- what is there ----------------------------------------------------------------------------------------
 
@@ -342,39 +338,42 @@ def _renumbered(mask: str, names: Sequence[str], groups: Groups, block: int) -> 
     return reduce(lambda a, b: a + b, parts, F.lit(0)).cast("bigint")
 
 
-def _learn(catalog: Catalog, position: int, time_us: int, record: list[Any], seen: set[tuple[str, str]]) -> None:
-    what = record[0]
-    if what == "topic":
-        catalog.topics[record[1]] = record[2]
-        catalog.queues[record[1]] = max(record[3], catalog.queues.get(record[1], 0))
-    elif what == "producer_group":
-        catalog.producer_groups[record[1]] = record[2]
-    elif what == "subscribe":
-        found = msgspec.convert(record[1], Subscription)
-        key = (found.group, found.topic)
-        before = catalog.subscriptions.get(key)
-        moved = list(before.moved) if before else []
-        if record[2] is None:  # its terms changed, not its place
-            starts = before.starts if before else []
-        else:
-            starts = list(record[2])
-            if before is not None and key in seen:
-                moved.append(position)
-        since = before.since_us if before and key in seen else time_us
-        catalog.subscriptions[key] = Subscribed(found.group, found.topic, found.mode, starts, since, moved)
-        seen.add(key)
-    elif what == "start":
-        catalog.trimmed[(record[1], record[2])] = record[3]
-    elif what == "unsubscribe":
-        catalog.subscriptions.pop((record[1], record[2]), None)
-    elif what == "delete_topic":
-        for key in [k for k in catalog.subscriptions if k[1] == record[1]]:
-            del catalog.subscriptions[key]
-    elif what == "bridge":
-        b = record[1]
-        catalog.bridges.append(
-            Bridged(position, time_us, b["source"], b["epoch"], b["position"], b.get("since"), b["rows"])
-        )
+def _learn(catalog: Catalog, position: int, time_us: int, record: meta.Meta | None, seen: set[tuple[str, str]]) -> None:
+    match record:
+        case meta.TopicSet():
+            catalog.topics[record.number] = record.name
+            catalog.queues[record.number] = max(record.queues, catalog.queues.get(record.number, 0))
+        case meta.ProducerGroupNumbered():
+            catalog.producer_groups[record.number] = record.name
+        case meta.Subscribed():
+            _learn_subscription(catalog, position, time_us, record, seen)
+        case meta.StartSet():
+            catalog.trimmed[(record.topic, record.queue)] = record.offset
+        case meta.Unsubscribed():
+            catalog.subscriptions.pop((record.group, record.topic), None)
+        case meta.TopicDeleted():
+            for key in [key for key in catalog.subscriptions if key[1] == record.name]:
+                del catalog.subscriptions[key]
+        case meta.BridgeMoved(b):
+            catalog.bridges.append(Bridged(position, time_us, b.source, b.epoch, b.position, b.since, b.rows))
+
+
+def _learn_subscription(
+    catalog: Catalog, position: int, time_us: int, record: meta.Subscribed, seen: set[tuple[str, str]]
+) -> None:
+    s = record.subscription
+    key = (s.group, s.topic)
+    before = catalog.subscriptions.get(key)
+    moved = list(before.moved) if before else []
+    if record.offsets is None:  # its terms changed, not its place
+        starts = before.starts if before else []
+    else:
+        starts = list(record.offsets)
+        if before is not None and key in seen:
+            moved.append(position)
+    since = before.since_us if before and key in seen else time_us
+    catalog.subscriptions[key] = Subscribed(s.group, s.topic, s.mode, starts, since, moved)
+    seen.add(key)
 
 
 def _copy(directory: str, segment: SegmentFile, place: str) -> str:

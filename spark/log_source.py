@@ -37,7 +37,8 @@ from pyspark.sql.datasource import (
 from notify.errors import InvalidRequest
 from notify.spark.scan import ACKS, MESSAGES, QUEUE, ReadOnlyDisk, SegmentScan, messages_of, queue_of, spark_schema
 from notify.storage.log.format import read_segment_header
-from notify.storage.log.sealed import SealedPart, index_name
+from notify.storage.log.index import index_name
+from notify.storage.log.sealed import SealedPart
 
 TABLES = {"messages": MESSAGES, "halves": MESSAGES, "queue": QUEUE, "acks": ACKS}
 ROWS_A_BATCH = 1 << 16

@@ -19,20 +19,22 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from notify.spark.damage import examine
+from notify.storage.log import meta
 from notify.storage.log.disk import Disk
-from notify.storage.log.format import (
-    ENTRY_SIZE,
-    FRAME_HEADER_SIZE,
+from notify.storage.log.entry import ENTRY_SIZE, ENTRY_TYPE, EntryKind, due_times
+from notify.storage.log.format import FRAME_HEADER_SIZE, read_segment_header
+from notify.storage.log.records import (
     RECORD_HEADER,
     RECORD_HEADER_SIZE,
-    EntryKind,
+    Progressed,
     RecordType,
-    read_segment_header,
+    check_answered,
+    progressed,
+    sender_bytes,
+    sender_of,
 )
 from notify.storage.log.recovery import Damage, SegmentReader, walk
-from notify.storage.log.sealed import ENTRY_TYPE, due_times
 from notify.storage.log.segments import Segment
-from notify.storage.log.state import decode, progress_of
 
 ATTEMPTED = 100
 """In the column `kind` of acks: not settled, but to be delivered again. Other values are SettleKind's."""
@@ -202,39 +204,37 @@ class SegmentScan:
                 self._counts.append(count)
                 self._sources.append(self._source_of(body, data_at) if kind in _WITH_PRODUCER else -1)
             if kind in (RecordType.PROGRESS, RecordType.DEAD_LETTER):
-                for record in progress_of(kind, body[data_at:stop]):
-                    self._progress(record, time_us, position + at)
+                for progress in progressed(kind, body[data_at:stop]):
+                    self._progress(progress, time_us, position + at)
             elif kind == RecordType.CHECK:
-                name, answered, parked, _ = decode(bytes(body[data_at:stop]))
-                self._checks.append((name, answered, parked, time_us))
+                answer = check_answered(body[data_at:stop])
+                self._checks.append((answer.id, answer.attempts, answer.parked, time_us))
             elif kind == RecordType.META:
-                self.facts.meta.append([position + at, time_us, decode(bytes(body[data_at:stop]))])
+                self.facts.meta.append([position + at, time_us, meta.plain(body[data_at:stop])])
             at = stop
 
     def _source_of(self, body: memoryview, at: int) -> int:
         """The number of the producer (group, source, instance) that a record begins with."""
-        size = int.from_bytes(body[at : at + 2], "little")
-        key = bytes(body[at + 2 : at + 2 + size])
-        return self._source_numbers.setdefault(key, len(self._source_numbers))
+        return self._source_numbers.setdefault(sender_bytes(body, at), len(self._source_numbers))
 
     def _source_names(self) -> list[str]:
         names = []
         for key in self._source_numbers:
             try:
-                names.append(str(decode(key)[1]))
+                names.append(sender_of(key).source)
             except Exception:  # of a frame that was read in spite of damage
                 names.append("")
         return names
 
-    def _progress(self, record: list[Any], time_us: int, position: int) -> None:
-        what, group, topic, queue, runs = record
-        number = self._group_numbers.setdefault(group, len(self._group_numbers))
-        if what == "attempts":
-            for offset, attempts, *_ in runs:
+    def _progress(self, record: Progressed, time_us: int, position: int) -> None:
+        topic, queue = record.topic, record.queue
+        number = self._group_numbers.setdefault(record.group, len(self._group_numbers))
+        if isinstance(record.what, str):  # ATTEMPTS
+            for offset, attempts, *_ in record.runs:
                 self._settled.append((ATTEMPTED, number, topic, queue, offset, 1, attempts, time_us, position))
         else:
-            for first, count in runs:
-                self._settled.append((what, number, topic, queue, first, count, 0, time_us, position))
+            for first, count in record.runs:
+                self._settled.append((record.what, number, topic, queue, first, count, 0, time_us, position))
 
     def _gather(self, table: NDArray[np.void], sources: NDArray[np.int32]) -> None:
         """Make both tables of the segment's entries, in log order."""

@@ -19,7 +19,8 @@ class BridgeState(msgspec.Struct):
     position: str = ""  # the bridge's own words, compared as they are; empty: nothing yet
     rows: int = 0  # transactions taken over so far
     updated_us: int = 0
-    since: str = ""  # where the source stood before this batch: an audit sees from it that none is missing
+    since: str | None = None
+    """Where the source stood before this batch: an audit sees from it that none is missing. None: not recorded."""
 
 
 class BridgeBatch(msgspec.Struct):

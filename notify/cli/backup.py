@@ -127,12 +127,11 @@ async def _verified(log: Path) -> dict[str, Any]:
     """Opens the log as a server would; what is in it, and what of it is damaged."""
     from notify.server.clock import wall_clock
     from notify.storage.log import LogStore
-    from notify.storage.log.verify import verify
 
     store = LogStore(log)
     await store.open(wall_clock())
     try:
-        damages = [str(d) for d in store.damages] + await asyncio.to_thread(verify, store)
+        damages = [str(d) for d in store.damages] + await asyncio.to_thread(store.verify)
         bounds = [store.bounds(t.name, q) for t in store.topics() for q in range(t.queues)]
         doubt = await store.in_doubt()
         return {

@@ -1,25 +1,121 @@
-"""Checkpoints: the state at a frame boundary, so that a start replays only what came after. Two are kept."""
+"""Checkpoints: the state at a frame boundary, so that a start replays only what came after. Two are kept.
+
+The structs below are the file's content. `capture` makes it of a state, `restore` a state of it.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from array import array
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
 
 from notify.errors import Corrupt
 from notify.storage import crash_point
+from notify.storage.bridged import BridgeState
+from notify.storage.groups import Priorities, Subscription
 from notify.storage.log.disk import Disk
 from notify.storage.log.format import crc32c
-from notify.storage.log.state import decode, encode
+from notify.storage.log.meta import NO_MORE_POLICIES, MorePolicies
+from notify.storage.log.pending import Pending, PendingMessage, Producer
+from notify.storage.log.queues import LogTopic
+from notify.storage.log.records import encode
+from notify.storage.log.state import LogState
+from notify.storage.topics import Flush
 
 _MAGIC = b"NTFYCKP1"
+_HEADER_BYTES = 20
+"""Magic (8), CRC32C of the body (4), length of the body (8)."""
 _SUFFIX = ".ckpt"
+
+
+class SavedTopic(msgspec.Struct, array_like=True, gc=False):
+    number: int
+    name: str
+    queues: int
+    deleted: bool
+    retention_us: int
+    flush: Flush
+    more: MorePolicies = NO_MORE_POLICIES
+
+
+class SavedProgress(msgspec.Struct, array_like=True, gc=False):
+    group: str
+    topic: int
+    queue: int
+    floor: int
+    settled: list[tuple[int, int]]
+    """Runs (first offset, count)."""
+    attempts: list[tuple[int, int]]
+    retry_at: list[tuple[int, int]]
+
+
+class SavedProducer(msgspec.Struct, array_like=True, gc=False):
+    group: str
+    source: str
+    instance: str
+
+
+class SavedMessage(msgspec.Struct, array_like=True, gc=False):
+    topic: int
+    queue: int
+    flags: int
+    deliver_us: int
+    tail: bytes
+
+
+class SavedPending(msgspec.Struct, array_like=True, gc=False):
+    id: bytes
+    producer: int
+    """Its number in `producers`."""
+    stored_us: int
+    next_check_us: int
+    attempts: int
+    parked: bool
+    messages: list[SavedMessage]
+
+
+class SavedState(msgspec.Struct, kw_only=True):
+    topics: list[SavedTopic]
+    ends: bytes
+    """The next offset of each queue, topic by topic: packed u64. `starts`: the first that is retained."""
+    starts: bytes
+    progress: list[SavedProgress]
+    producers: list[SavedProducer]
+    pending: list[SavedPending]
+    moved: list[tuple[int, int]]
+    paused: list[str]
+    bridges: list[BridgeState] = []
+    producer_groups: list[str]
+    subscriptions: list[Subscription]
+    patterns: list[Subscription]
+    priorities: dict[str, Priorities]
+    released: tuple[int, int]
+
+
+class Checkpoint(msgspec.Struct):
+    """The state after everything in the log before `position`."""
+
+    position: int
+    time_us: int
+    state: SavedState
+
+
+_decode = msgspec.msgpack.Decoder(Checkpoint).decode
+
+
+# --- files --------------------------------------------------------------------------------------------------------
 
 
 def checkpoint_name(position: int) -> str:
     return f"{position:020d}{_SUFFIX}"
 
 
-def encoded(state: dict[str, Any], position: int, time_us: int) -> bytes:
-    body = encode({"position": position, "time_us": time_us, "state": state})
+def encoded(state: SavedState, position: int, time_us: int) -> bytes:
+    """The bytes of a checkpoint's file."""
+    body = encode(Checkpoint(position, time_us, state))
     return _MAGIC + crc32c(body).to_bytes(4, "little") + len(body).to_bytes(8, "little") + body
 
 
@@ -38,8 +134,8 @@ def names_behind(disk: Disk, position: int) -> list[str]:
     return [name for name in disk.names() if name.endswith(_SUFFIX) and name > own]
 
 
-def load(disk: Disk) -> tuple[int, dict[str, Any]] | None:
-    """The newest sound checkpoint as (position, state); None for a log that never had one.
+def load(disk: Disk) -> Checkpoint | None:
+    """The newest sound checkpoint; None for a log that never had one.
 
     Raises Corrupt if there are some and none is sound.
     """
@@ -51,14 +147,127 @@ def load(disk: Disk) -> tuple[int, dict[str, Any]] | None:
             data = disk.read(fd, disk.size(fd), 0)
         finally:
             disk.close(fd)
-        body = data[20:]
-        if data[:8] != _MAGIC or len(body) != int.from_bytes(data[12:20], "little"):
+        body = memoryview(data)[_HEADER_BYTES:]
+        if data[:8] != _MAGIC or len(body) != int.from_bytes(data[12:_HEADER_BYTES], "little"):
             complaints.append(f"{name}: cut short or not a checkpoint")
-        elif crc32c(body) != int.from_bytes(data[8:12], "little"):
+        elif crc32c(bytes(body)) != int.from_bytes(data[8:12], "little"):
             complaints.append(f"{name}: damaged (checksum)")
         else:
-            saved = decode(body)
-            return saved["position"], saved["state"]
+            return _decode(body)
     if complaints:
         raise Corrupt("no checkpoint can be read: " + "; ".join(complaints))
     return None
+
+
+# --- state --------------------------------------------------------------------------------------------------------
+
+
+def capture(state: LogState) -> Callable[[], SavedState]:
+    """The state as it is now; the function that is returned makes a checkpoint's content of it, in any thread.
+
+    Whatever is taken over here is a copy, or never changes, or is set again to the same by replaying what follows.
+    """
+    topics = [(t, len(t.queues), t.deleted, t.policy, t.grown) for t in state.topics_by_id.values()]
+    ends = array("Q", [q.next_offset for t, *_ in topics for q in t.queues])
+    starts = array("Q", [q.start for t, *_ in topics for q in t.queues])
+    progress = [
+        (key, p.floor, p.settled.copy(), p.attempts.copy(), p.retry_at.copy()) for key, p in state.progress.items()
+    ]
+    pending = list(state.pending.by_id.values())
+    moved = state.moved.copy()
+    paused = sorted(state.paused)
+    bridges = list(state.bridges.values())
+    producer_groups = list(state.producer_groups)
+    subscriptions = [copy.copy(s) for s in state.subscriptions.values()]
+    patterns = [copy.copy(s) for s in state.patterns.values()]
+    priorities = copy.deepcopy(state.priorities)
+    released = state.times.released
+
+    def saved() -> SavedState:
+        producers, undecided = _saved_pending(pending)
+        return SavedState(
+            topics=[
+                SavedTopic(t.id, t.name, queues, deleted, policy.retention_us, policy.flush, policy.more(grown))
+                for t, queues, deleted, policy, grown in topics
+            ],
+            ends=_packed(ends),
+            starts=_packed(starts),
+            progress=[
+                SavedProgress(*key, floor, list(settled), list(attempts.items()), list(retry_at.items()))
+                for key, floor, settled, attempts, retry_at in progress
+            ],
+            producers=producers,
+            pending=undecided,
+            moved=list(moved.items()),
+            paused=paused,
+            bridges=bridges,
+            producer_groups=producer_groups,
+            subscriptions=subscriptions,
+            patterns=patterns,
+            priorities=priorities,
+            released=released,
+        )
+
+    return saved
+
+
+def restore(state: LogState, saved: SavedState) -> None:
+    """Make an empty state the one that was saved."""
+    ends, starts = iter(_unpacked(saved.ends)), iter(_unpacked(saved.starts))
+    for row in saved.topics:
+        topic = LogTopic.numbered(row.number, row.name, row.queues)
+        topic.restore(row.retention_us, row.flush, row.more)
+        topic.deleted = row.deleted
+        for queue in topic.queues:
+            queue.next_offset = queue.visible = next(ends)
+            queue.start = next(starts)
+        state.topics_by_id[row.number] = topic
+        if not row.deleted:
+            state.topics[row.name] = topic
+    state.paused = set(saved.paused)
+    state.bridges = {bridge.source: bridge for bridge in saved.bridges}
+    for number, name in enumerate(saved.producer_groups):
+        state.set_producer_group(number, name)
+    state.subscriptions = {(s.group, s.topic): s for s in saved.subscriptions}
+    state.patterns = {(s.group, s.topic): s for s in saved.patterns}
+    state.priorities = saved.priorities
+    for row_of_group in saved.progress:
+        progress = state.group_progress(row_of_group.group, row_of_group.topic, row_of_group.queue)
+        progress.floor = row_of_group.floor
+        progress.attempts = dict(row_of_group.attempts)
+        progress.retry_at = dict(row_of_group.retry_at)
+        for first, count in row_of_group.settled:
+            progress.settled.add(first, count)
+    producers = [Producer(p.group, p.source, p.instance) for p in saved.producers]
+    topics = state.topics_by_id
+    for half in saved.pending:
+        messages = [PendingMessage(topics[m.topic], m.queue, m.flags, m.deliver_us, m.tail) for m in half.messages]
+        pending = Pending(half.id, producers[half.producer], messages, half.stored_us, half.next_check_us)
+        pending.attempts, pending.parked = half.attempts, half.parked
+        state.pending.by_id[half.id] = pending
+        state.pending.schedule(pending.producer.group, half.next_check_us, (half.id,))
+    state.times.released = saved.released
+    state.moved = dict(saved.moved)
+
+
+def _saved_pending(undecided: list[Pending]) -> tuple[list[SavedProducer], list[SavedPending]]:
+    numbers: dict[int, int] = {}
+    producers: list[SavedProducer] = []
+    rows: list[SavedPending] = []
+    for p in undecided:
+        number = numbers.get(id(p.producer))
+        if number is None:
+            number = numbers[id(p.producer)] = len(producers)
+            producers.append(SavedProducer(p.producer.group, p.producer.source, p.producer.instance))
+        messages = [SavedMessage(m.topic.id, m.queue, m.flags, m.deliver_us, m.tail) for m in p.messages]
+        rows.append(SavedPending(p.id, number, p.stored_us, p.next_check_us, p.attempts, p.parked, messages))
+    return producers, rows
+
+
+def _packed(numbers: array[int]) -> bytes:
+    return np.frombuffer(numbers, np.uint64).astype("<u8").tobytes() if numbers else b""
+
+
+def _unpacked(data: bytes) -> list[int]:
+    numbers: list[int] = np.frombuffer(data, "<u8").tolist()
+    return numbers

@@ -1,4 +1,4 @@
-"""The bytes of the log, stated once: segment and frame headers, records, index entries. Prose: format.md.
+"""The bytes of the log's files and frames. Records are in records.py, index entries in entry.py. Prose: format.md.
 
 All integers are little-endian. A position is a byte address in the log as a whole; a segment's file is named by
 the position of its first byte.
@@ -6,9 +6,9 @@ the position of its first byte.
 
 from __future__ import annotations
 
-import enum
 import struct
 from collections.abc import Callable
+from typing import NamedTuple
 
 import google_crc32c
 
@@ -28,78 +28,24 @@ FRAME_HEADER_SIZE = 40
 assert FRAME_HEADER.size == FRAME_HEADER_SIZE
 _FRAME_CHECKED = struct.Struct("<IIQQQ")  # what the CRC covers before the body: all but the magic and itself
 
-# Record header: length with this header, type, flags, number of index entries that follow it.
-RECORD_HEADER = struct.Struct("<IBBH")
-RECORD_HEADER_SIZE = 8
-
-
-class RecordType(enum.IntEnum):
-    HALF = 1
-    OUTCOME = 2
-    MESSAGE = 3  # stored as committed at once
-    RELEASE = 4  # a delayed message came due
-    PROGRESS = 5
-    DEAD_LETTER = 6
-    META = 7  # topics and subscriptions
-    CHECK = 8
-    CARRY = 9  # a live payload of an expiring segment, written again
-
-
-class EntryKind(enum.IntEnum):
-    HALF = 1
-    QUEUE = 2
-    ROLLBACK = 3
-    DELAYED = 4  # committed, not due yet
-    CARRY = 5
-    GONE = 6  # was in a queue whose room or time is over; only in sealed indexes, for its id
-
-
-# An index entry is 80 bytes in two parts. What changes between a half and its place in a queue comes first:
-# kind, flags, queue, topic, time (of the record, microseconds), queue offset.
-ENTRY_HEAD = struct.Struct("<BBHIQQ")
-# The part that the half fixes: payload position, payload size, message number, producer group, deliver at
-# (microseconds; with FLAG_DELAY a delay that counts from the commit), transaction id, tag hash, payload CRC32C,
-# key hash.
-ENTRY_TAIL = struct.Struct("<QIHHQ16sIIQ")
-ENTRY = struct.Struct("<BBHIQQQIHHQ16sIIQ")
-ENTRY_HEAD_SIZE = 24
-ENTRY_SIZE = 80
-assert ENTRY.size == ENTRY_SIZE and ENTRY_HEAD.size == ENTRY_HEAD_SIZE
-
-FLAG_DELAY = 1
-FLAG_TTL = 2  # the payload says after how long the message expires
-FLAG_FORCED = 4  # an administrator decided the transaction
-
-
-def is_forced(entry: bytes) -> bool:
-    """Whether an administrator decided the transaction of an entry. Until 0.1 a forced rollback had bit 0 instead."""
-    return bool(entry[1] & FLAG_FORCED or (entry[0] == EntryKind.ROLLBACK and entry[1] & FLAG_DELAY))
-
-
-# Content of a RELEASE record: due time and payload position of the last message released.
-RELEASED = struct.Struct("<QQ")
-
-ENTRY_FIELDS = [
-    ("kind", "<u1"),
-    ("flags", "<u1"),
-    ("queue", "<u2"),
-    ("topic", "<u4"),
-    ("time_us", "<u8"),
-    ("offset", "<u8"),
-    ("position", "<u8"),
-    ("size", "<u4"),
-    ("message_no", "<u2"),
-    ("producer_group", "<u2"),
-    ("deliver_us", "<u8"),
-    ("id_high", ">u8"),
-    ("id_low", ">u8"),
-    ("tag_hash", "<u4"),
-    ("payload_crc", "<u4"),
-    ("key_hash", "<u8"),
-]
-"""numpy dtype of an entry. The id is two big-endian numbers, so that it sorts as its bytes do."""
-
 crc32c: Callable[[bytes | bytearray | memoryview], int] = google_crc32c.value
+
+
+class FrameHeader(NamedTuple):
+    """The fields of a frame's header."""
+
+    magic: bytes
+    length: int
+    crc: int
+    records: int
+    base: int
+    durable: int
+    time_us: int
+
+    @classmethod
+    def of(cls, data: bytes | memoryview) -> FrameHeader:
+        """The header that `data` begins with."""
+        return cls._make(FRAME_HEADER.unpack_from(data))
 
 
 def segment_header(base: int, created_us: int) -> bytes:

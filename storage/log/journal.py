@@ -20,16 +20,13 @@ from queue import SimpleQueue
 from notify.errors import DiskFull, StorageFailed, Unavailable
 from notify.storage import crash_point
 from notify.storage.log.disk import Disk
-from notify.storage.log.format import (
-    FRAME_HEADER_SIZE,
-    RECORD_HEADER,
-    RECORD_HEADER_SIZE,
-    SEGMENT_HEADER_SIZE,
-    RecordType,
-    frame,
-)
+from notify.storage.log.entry import ENTRY_SIZE
+from notify.storage.log.format import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE, frame
 from notify.storage.log.frame import Frame
 from notify.storage.log.live import LivePart
+from notify.storage.log.meta import Meta, encoded
+from notify.storage.log.queues import Queue
+from notify.storage.log.records import RECORD_HEADER, RECORD_HEADER_SIZE, RecordType
 from notify.storage.log.segments import Segment, Segments
 from notify.storage.topics import Flush
 
@@ -57,17 +54,22 @@ class Journal:
         on_durable: Callable[[Frame], None],
         on_roll: Callable[[Segment], LivePart],
         on_failure: Callable[[StorageFailed], None],
+        clock: Callable[[], int],
         write_delay: Callable[[], float] | None = None,
     ) -> None:
-        """With `write_delay` there is no thread: each frame is written inline after that many seconds (simulation)."""
+        """`clock` gives the time that frames and segments carry, in microseconds.
+
+        With `write_delay` there is no thread: each frame is written inline after that many seconds (simulation).
+        """
         self._disk = disk
         self._segments = segments
         self._segment_bytes = segment_bytes
         self._on_durable = on_durable
         self._on_roll = on_roll
         self._on_failure = on_failure
+        self._clock = clock
         self._write_delay = write_delay
-        self._loop = asyncio.get_running_loop()
+        self._loop: asyncio.AbstractEventLoop
         self._to_write: SimpleQueue[Frame | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self.in_flight: Frame | None = None
@@ -86,7 +88,8 @@ class Journal:
         self.sync_seconds = 0.0
 
     def start(self, end: int, part: LivePart) -> None:
-        """Begin to write at `end`, the position after the last sound frame."""
+        """Begin to write at `end`, the position after the last sound frame, for callers on the running event loop."""
+        self._loop = asyncio.get_running_loop()
         segment = self._segments.last
         self.durable = end
         self._reserved = segment.base + self._disk.size(segment.fd)
@@ -121,25 +124,54 @@ class Journal:
                 return
         raise DiskFull("the server's disk is full: nothing was stored; writes resume when there is room")
 
-    def append(self, kind: int, entries: list[bytes], data: bytes) -> int:
-        """Add a record and return its position. `reserve` must have been called for its size."""
-        length = RECORD_HEADER_SIZE + sum(map(len, entries)) + len(data)
+    def append(
+        self,
+        kind: RecordType,
+        data: bytes,
+        entries: list[bytes] | None = None,
+        queues: list[Queue | None] | None = None,
+        point: str = "",
+    ) -> int:
+        """Add a record to the open frame; its position. `reserve` must have been called for its size.
+
+        `entries` are the record's index entries, and `queues` for each of them the queue that it is in, or None.
+        `point` names the crash points before and behind the frame's sync (storage/crash_point.py).
+        """
         position = self.end
         opened = self.open
-        opened.chunks.append(RECORD_HEADER.pack(length, kind, 0, len(entries)))
-        opened.chunks += entries
+        length = RECORD_HEADER_SIZE + len(data)
+        if entries:
+            length += ENTRY_SIZE * len(entries)
+            opened.chunks.append(RECORD_HEADER.pack(length, kind, 0, len(entries)))
+            opened.chunks += entries
+            opened.entries += entries
+            opened.queues += queues if queues is not None else [None] * len(entries)
+            opened.part.assigned += len(entries)
+        else:
+            opened.chunks.append(RECORD_HEADER.pack(length, kind, 0, 0))
         opened.chunks.append(data)
         opened.records += 1
+        if point:
+            opened.points.add(point)
         self.end = position + length
         if not self._kick_scheduled and self.in_flight is None:
             self._kick_scheduled = True
             self._loop.call_soon(self._kick)
         return position
 
-    def append_meta(self, record: bytes) -> None:
+    def data_position(self, entries: int) -> int:
+        """Where the data of the next record will lie, if that has so many entries."""
+        return self.end + RECORD_HEADER_SIZE + entries * ENTRY_SIZE
+
+    def append_meta(self, meta: Meta) -> None:
         """Add a META record. Raises what `reserve` raises: called before the state changes that it stands for."""
-        self.reserve(len(record) + 512)
-        self.append(RecordType.META, [], record)
+        data = encoded(meta)
+        self.reserve(len(data) + 512)
+        self.append(RecordType.META, data)
+
+    def on_their_way(self) -> list[Frame]:
+        """The frames whose entries are in no part yet, in log order."""
+        return [self.open] if self.in_flight is None else [self.in_flight, self.open]
 
     async def sync(self, flush: Flush = Flush.SYNC) -> None:
         """Wait until everything appended so far is durable, or as safe as `flush` says.
@@ -173,7 +205,7 @@ class Journal:
         part = taken.part
         if end - segment.base >= self._segment_bytes:
             try:
-                segment = self._segments.create(end, time.time_ns() // 1000)
+                segment = self._segments.create(end, self._clock())
             except OSError as error:
                 if error.errno not in NO_ROOM:
                     # The disk failed to sync: what it holds is not known any more, and trying again would hide that.
@@ -234,7 +266,7 @@ class Journal:
 
     def _write(self, taken: Frame) -> None:
         segment = taken.segment
-        data = frame(b"".join(taken.chunks), taken.records, taken.base, self.durable, time.time_ns() // 1000)
+        data = frame(b"".join(taken.chunks), taken.records, taken.base, self.durable, self._clock())
         for point in taken.points:
             crash_point.reached(point + ".before_sync")
         self._disk.write(segment.fd, data, taken.base - segment.base)
@@ -287,21 +319,23 @@ class Journal:
         self.failed = StorageFailed(
             f"the disk failed ({error}); the server stops and acknowledges nothing that was not synced"
         )
-        frames = [self.open] if self.in_flight is None else [self.in_flight, self.open]
-        for waiting in frames:
+        for waiting in self.on_their_way():
             for future in waiting.waiters + waiting.handed_over:
                 if not future.done():
                     future.set_exception(self.failed)
         self._on_failure(self.failed)
         return self.failed
 
+    def let_go(self) -> None:
+        """Start no more writing by itself: a mark would go into whatever has the closed file's number by then."""
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+
     async def close(self) -> None:
         """Write what waits, leave a durable mark, stop the thread and give back the reserved room."""
         if self.failed is None:
             await self.sync()
-            if self._idle_timer is not None:
-                # Left alone it would write a mark after the file is closed: into whatever has its number by then.
-                self._idle_timer.cancel()
+            self.let_go()
             if not self._marked:
                 self._mark()
                 await self.sync()

@@ -10,9 +10,16 @@ from array import array
 
 import numpy as np
 
-from notify.storage.log.format import ENTRY_SIZE, EntryKind
+from notify.storage.log.entry import (
+    ENTRY_SIZE,
+    ID_AT,
+    KEY_HASH_AT,
+    EntryKind,
+    due_times,
+    queue_keys,
+    table_of,
+)
 from notify.storage.log.queues import Queue
-from notify.storage.log.sealed import ENTRY_TYPE, due_times
 
 MISSING = 0xFFFFFFFF
 """In a run: an offset whose entry was lost with a damaged frame."""
@@ -82,7 +89,7 @@ class LivePart:
 
     def index(self) -> None:
         """Make the runs and sets of entries that were read back from the log, all at once."""
-        table = np.frombuffer(self.entries, ENTRY_TYPE)
+        table = table_of(self.entries)
         self.count = self.assigned = len(table)
         kinds = table["kind"]
         self._index_queues(np.flatnonzero(kinds == EntryKind.QUEUE))
@@ -100,12 +107,12 @@ class LivePart:
 
     def _ids(self, numbers: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[bytes]:
         rows = np.frombuffer(self.entries, np.uint8).reshape(-1, ENTRY_SIZE)
-        ids = rows[numbers, 48:64].tobytes()
+        ids = rows[numbers, ID_AT : ID_AT + 16].tobytes()
         return [ids[at : at + 16] for at in range(0, len(ids), 16)]
 
     def _index_queues(self, numbers: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
-        table = np.frombuffer(self.entries, ENTRY_TYPE)[numbers]
-        keys = (table["topic"].astype(np.uint64) << np.uint64(16)) | table["queue"]
+        table = table_of(self.entries)[numbers]
+        keys = queue_keys(table)
         order = np.argsort(keys, kind="stable")
         keys = keys[order]
         if not len(keys):
@@ -135,7 +142,7 @@ class LivePart:
         if run is None:
             return 0
         numbers = np.frombuffer(run, np.uint32)[_HEAD:]
-        return int(np.frombuffer(self.entries, ENTRY_TYPE)["size"][numbers[numbers != MISSING]].sum())
+        return int(table_of(self.entries)["size"][numbers[numbers != MISSING]].sum())
 
     def read(self, key: int, offset: int, limit: int) -> bytes:
         """Entries of a queue from `offset` on, joined; empty if this part has none."""
@@ -160,8 +167,8 @@ class LivePart:
         found = []
         at = self.entries.find(transaction_id)
         while at >= 0:
-            if at % ENTRY_SIZE == 48:
-                found.append(bytes(self.entries[at - 48 : at + ENTRY_SIZE - 48]))
+            if at % ENTRY_SIZE == ID_AT:
+                found.append(bytes(self.entries[at - ID_AT : at + ENTRY_SIZE - ID_AT]))
             at = self.entries.find(transaction_id, at + 1)
         return found
 
@@ -171,8 +178,8 @@ class LivePart:
         wanted = key_hash.to_bytes(8, "little")
         at = self.entries.find(wanted)
         while at >= 0:
-            first = at - (ENTRY_SIZE - 8)
-            if at % ENTRY_SIZE == ENTRY_SIZE - 8 and self.entries[first] == EntryKind.QUEUE:
+            first = at - KEY_HASH_AT
+            if at % ENTRY_SIZE == KEY_HASH_AT and self.entries[first] == EntryKind.QUEUE:
                 found.append(bytes(self.entries[first : first + ENTRY_SIZE]))
             at = self.entries.find(wanted, at + 1)
         return found

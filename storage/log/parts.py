@@ -1,4 +1,4 @@
-"""The parts of the log, one a segment, and which of them may hold a transaction id."""
+"""The parts of the log, one a segment: which of them hold a queue's entries, and which may hold a transaction id."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from notify.storage.log.entry import ENTRY_SIZE, last_offset
 from notify.storage.log.live import LivePart
 from notify.storage.log.sealed import SealedPart
 
 Part = SealedPart | LivePart
+
+PLACES = 4096
+"""How many readers' places are remembered, at most: where a queue's next entries lie."""
 
 
 class Parts:
@@ -20,6 +24,12 @@ class Parts:
         self._all: list[Part] = []
         self._ranges: tuple[list[SealedPart], NDArray[np.uint64], NDArray[np.uint64]] | None = None
         self._numbers: dict[int, int] | None = None
+        self._places: dict[tuple[int, int], Part] = {}
+        """(queue's key, offset) to the part in which a reader that goes on from there will find its entries."""
+        self.being_sealed: list[LivePart] = []
+        """Live parts before the last: full, and being written as sealed ones."""
+        self.sealed_id_max = 0
+        """First 8 bytes of the highest id in a sealed part: an id above that is in none."""
 
     def __iter__(self) -> Iterator[Part]:
         return iter(self._all)
@@ -30,12 +40,17 @@ class Parts:
     def __getitem__(self, number: int) -> Part:
         return self._all[number]
 
-    def number_of(self, part: Part) -> int | None:
-        """Where a part stands, None if it is not here any more."""
-        if self._numbers is None:
-            self._numbers = {id(p): n for n, p in enumerate(self._all)}
-        number = self._numbers.get(id(part))
-        return number if number is not None and self._all[number] is part else None
+    @property
+    def live(self) -> LivePart:
+        """The part of the segment that is written to."""
+        part = self._all[-1]
+        assert isinstance(part, LivePart)
+        return part
+
+    @property
+    def sealed(self) -> list[SealedPart]:
+        """The parts that are index files, in order of position."""
+        return [part for part in self._all if isinstance(part, SealedPart)]
 
     def append(self, part: Part) -> None:
         self._all.append(part)
@@ -43,15 +58,56 @@ class Parts:
 
     def remove(self, part: Part) -> None:
         self._all.remove(part)
-        self._ranges = self._numbers = None
+        self._changed()
 
     def replace(self, part: Part, by: Part) -> None:
+        """Another index of the same segment takes a part's place."""
         self._all[self._all.index(part)] = by
-        self._ranges = self._numbers = None
+        self._changed()
 
     def clear(self) -> None:
         self._all.clear()
+        self._changed()
+
+    def _changed(self) -> None:
         self._ranges = self._numbers = None
+        self._places.clear()
+
+    # --- by queue and offset ----------------------------------------------------------------------------------
+
+    def read(self, key: int, offset: int, limit: int) -> bytes:
+        """Up to `limit` entries of a queue from an offset on, joined."""
+        parts = self._all
+        at = self.number_of(key, offset)
+        blobs: list[bytes] = []
+        while limit > 0 and at < len(parts):
+            blob = parts[at].read(key, offset, limit)
+            if blob:
+                blobs.append(blob)
+                limit -= len(blob) // ENTRY_SIZE
+                offset = last_offset(blob) + 1
+                if limit <= 0:
+                    if len(self._places) >= PLACES:
+                        self._places.clear()
+                    self._places[(key, offset)] = parts[at]
+            at += 1
+        return b"".join(blobs)
+
+    def number_of(self, key: int, offset: int) -> int:
+        """The number of the part in which a queue's entries from an offset on begin."""
+        parts = self._all
+        place = self._places.pop((key, offset), None)
+        if place is not None:
+            if self._numbers is None:
+                self._numbers = {id(p): n for n, p in enumerate(parts)}
+            return self._numbers[id(place)]
+        at = len(parts) - 1
+        while at > 0:
+            first = parts[at].first_offset(key)
+            if first is not None and first <= offset:
+                break
+            at -= 1
+        return at
 
     def first_offsets(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
         """The first offset that is still indexed of each of many queues, -1 where there is none.
@@ -75,6 +131,25 @@ class Parts:
                 found[missing[hits]] = [first for first in firsts if first is not None]
             missing = missing[~hits]
         return found
+
+    # --- by transaction id ------------------------------------------------------------------------------------
+
+    def outcome(self, transaction_id: bytes) -> bool | None:
+        """True committed, False rolled back, None not decided as far as is retained."""
+        for part in self.holding(transaction_id):
+            outcome = part.outcome(transaction_id)
+            if outcome is not None:
+                return outcome
+        return None
+
+    def has_decided(self, transaction_id: bytes) -> bool:
+        """Whether a part before the live one holds the outcome of an id. New ids are above all: one comparison."""
+        for part in self.being_sealed:
+            if transaction_id in part.decided:
+                return True
+        if int.from_bytes(transaction_id[:8]) > self.sealed_id_max:
+            return False
+        return self.outcome(transaction_id) is not None
 
     def holding(self, transaction_id: bytes) -> Iterator[Part]:
         """The parts that may hold an id, the newest first.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from notify.storage.hashing import key_hash
+from notify.storage.log.entry import key_hash_of_tail
+from notify.storage.log.meta import NO_MORE_POLICIES, Growths, MorePolicies, TopicSet
 from notify.storage.topics import Backlog, Flush, Topic, with_growth
 
 
@@ -32,18 +32,13 @@ class Policy(msgspec.Struct, frozen=True):
         )
         return DEFAULT_POLICY if policy == DEFAULT_POLICY else policy
 
-    def others(self) -> dict[str, Any]:
-        """The values that differ from the defaults, and the first two always."""
-        return {name: getattr(self, name) for name in _MORE if getattr(self, name)}
-
-    @classmethod
-    def from_record(cls, record: list[Any]) -> Policy:
-        more = record[2] if len(record) > 2 else {}
-        policy = msgspec.convert({"retention_us": record[0], "flush": record[1], **more}, cls)
-        return DEFAULT_POLICY if policy == DEFAULT_POLICY else policy
+    def more(self, grown: Growths) -> MorePolicies:
+        """The policies that a topic's records have besides retention and flush."""
+        if self is DEFAULT_POLICY and not grown:
+            return NO_MORE_POLICIES
+        return MorePolicies(self.retention_bytes, self.ttl_us, self.backlog, self.backlog_policy, grown)
 
 
-_MORE = ("retention_bytes", "ttl_us", "backlog", "backlog_policy")
 DEFAULT_POLICY = Policy()
 
 
@@ -69,7 +64,7 @@ class LogTopic(msgspec.Struct, gc=False, eq=False):
     deleted: bool = False
     turn: int = 0
     queues: tuple[Queue, ...] = ()
-    grown: tuple[tuple[int, ...], ...] = ()
+    grown: Growths = ()
     """Each time the number of queues grew: the next offset of each queue that there was."""
 
     @classmethod
@@ -84,23 +79,24 @@ class LogTopic(msgspec.Struct, gc=False, eq=False):
         """Its number: what its queues' keys begin with."""
         return self.queues[0].key >> 16
 
-    def grown_to(self, queues: int) -> tuple[tuple[int, ...], ...]:
+    def grown_to(self, queues: int) -> Growths:
         """`grown` as it is once the topic has so many queues. Raises InvalidRequest where it grew too often."""
         if queues <= len(self.queues):
             return self.grown
         ends = tuple([queue.next_offset for queue in self.queues])
         return with_growth(self.name, self.grown, ends, [queue.start for queue in self.queues])
 
-    def record(self) -> list[Any]:
-        """The values that META records and checkpoints carry behind the topic's name and number of queues."""
-        others = self.policy.others() | ({"grown": self.grown} if self.grown else {})
-        return [self.policy.retention_us, int(self.policy.flush), *([others] if others else [])]
+    def record(self) -> TopicSet:
+        """The META record that says how the topic is."""
+        policy = self.policy
+        more = policy.more(self.grown)
+        return TopicSet(self.id, self.name, len(self.queues), policy.retention_us, policy.flush, more)
 
-    def restore(self, record: list[Any]) -> None:
-        """Take over what `record` gave."""
-        self.policy = Policy.from_record(record)
-        grown = record[2].get("grown", ()) if len(record) > 2 else ()
-        self.grown = tuple([tuple(offsets) for offsets in grown])
+    def restore(self, retention_us: int, flush: Flush, more: MorePolicies) -> None:
+        """Take over what a record says of the topic's policies and growth."""
+        policy = Policy(retention_us, flush, more.retention_bytes, more.ttl_us, more.backlog, more.backlog_policy)
+        self.policy = DEFAULT_POLICY if policy == DEFAULT_POLICY else policy
+        self.grown = more.grown
 
     def grow(self, queues: int) -> None:
         """Have at least so many queues."""
@@ -141,7 +137,7 @@ class LogTopic(msgspec.Struct, gc=False, eq=False):
 
         `chosen`, when it was stored, may be from before the topic grew: a key's messages go where it belongs now.
         """
-        if self.grown and (hashed_key := int.from_bytes(tail[-8:], "little")):
+        if self.grown and (hashed_key := key_hash_of_tail(tail)):
             chosen = self.queue_of_hash(hashed_key)
         return self.queues[chosen]
 

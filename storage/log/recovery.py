@@ -12,13 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from notify.storage.log.disk import Disk
-from notify.storage.log.format import (
-    FRAME_HEADER,
-    FRAME_HEADER_SIZE,
-    FRAME_MAGIC,
-    SEGMENT_HEADER_SIZE,
-    frame_is_sound,
-)
+from notify.storage.log.format import FRAME_HEADER_SIZE, FRAME_MAGIC, SEGMENT_HEADER_SIZE, FrameHeader, frame_is_sound
 from notify.storage.log.segments import Segment
 
 _WINDOW = 8 << 20
@@ -72,15 +66,14 @@ class SegmentReader:
         raw = self._bytes(position, FRAME_HEADER_SIZE)
         if len(raw) < FRAME_HEADER_SIZE or raw[:4] != FRAME_MAGIC:
             return None
-        header = FRAME_HEADER.unpack_from(raw)
-        length, base = header[1], header[4]
-        end = position + FRAME_HEADER_SIZE + length
-        if base != position or end - self._segment.base > self._size:
+        header = FrameHeader.of(raw)
+        end = position + FRAME_HEADER_SIZE + header.length
+        if header.base != position or end - self._segment.base > self._size:
             return None
-        body = self._bytes(position + FRAME_HEADER_SIZE, length)
+        body = self._bytes(position + FRAME_HEADER_SIZE, header.length)
         if not frame_is_sound(header, body):
             return None
-        return SoundFrame(base, end, header[6], header[3], body)
+        return SoundFrame(position, end, header.time_us, header.records, body)
 
     def frames(self, position: int) -> Iterator[SoundFrame]:
         """Sound frames from a position on, up to the first that is not."""

@@ -1,173 +1,36 @@
-"""The index of a finished segment: one file, mapped into memory, read by offset, by id, by key or by due time.
-
-Queue entries come first, ordered by (topic, queue, offset), so that a queue's run lies side by side; the other
-entries follow. Behind them lie the runs, then three sorted tables: the ids of all entries, the delayed messages by
-due time, the keys of queue entries. The bytes are specified in format.md. The file is a function of the segment:
-lost, it is built again from the log.
-"""
+"""The index of a finished segment, mapped into memory: read by offset, by id, by key or by due time."""
 
 from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import google_crc32c
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
 from notify.storage.log.disk import Disk
-from notify.storage.log.format import ENTRY_FIELDS, ENTRY_SIZE, FLAG_DELAY, EntryKind
+from notify.storage.log.entry import ENTRY_SIZE, ENTRY_TYPE, OFFSET_AT, EntryKind, due_times, group_number_of
+from notify.storage.log.index import (
+    DUE_TYPE,
+    HEADER_TYPE,
+    ID_TYPE,
+    KEY_TYPE,
+    MAGIC,
+    RUN_TYPE,
+    VERSION,
+    crc_of,
+    view,
+)
 
 log = structlog.get_logger("notify.log")
 
-ENTRY_TYPE = np.dtype(ENTRY_FIELDS)
-RUN_TYPE = np.dtype(
-    [("key", "<u8"), ("first_offset", "<u8"), ("first_entry", "<u4"), ("count", "<u4"), ("bytes", "<u8")]
-)
-ID_TYPE = np.dtype([("high", "<u8"), ("low", "<u8"), ("entry", "<u4"), ("reserved", "<u4")])
-DUE_TYPE = np.dtype([("due_us", "<u8"), ("position", "<u8"), ("entry", "<u4"), ("reserved", "<u4")])
-KEY_TYPE = np.dtype([("key_hash", "<u8"), ("entry", "<u4"), ("reserved", "<u4")])
 _U64 = struct.Struct("<Q")
 _RUN = struct.Struct("<QQIIQ")
 _ID = struct.Struct("<QQI")
 _DUE = struct.Struct("<QQI")
 _KEY = struct.Struct("<QI")
-_OFFSET_AT = 16
-_CHUNK_ROWS = 65_536
-_CRC_BYTES = 1 << 20
-HEADER_TYPE = np.dtype(
-    [
-        ("magic", "S8"),
-        ("version", "<u4"),
-        ("runs_crc", "<u4"),  # CRC32C of the runs, checked when the file is opened
-        ("base", "<u8"),
-        ("end", "<u8"),
-        ("entries", "<u4"),
-        ("runs", "<u4"),
-        ("delayed", "<u4"),
-        ("keyed", "<u4"),
-        ("id_min_high", "<u8"),
-        ("id_max_high", "<u8"),
-        ("time_min", "<u8"),
-        ("time_max", "<u8"),
-        ("tables_crc", "<u4"),  # CRC32C of ids, due times and keys, checked when one of them is first searched
-        ("reserved", "<u4"),
-    ]
-)
-MAGIC = b"NTFYIDX1"
-VERSION = 2
-assert ENTRY_TYPE.itemsize == ENTRY_SIZE
-
-
-def index_name(base: int) -> str:
-    return f"{base:020d}.idx"
-
-
-def due_times(table: NDArray[Any]) -> NDArray[np.uint64]:
-    """When delayed entries are due: a delay counts from the entry's time, an instant is taken as it is."""
-    counted = np.where(table["flags"] & FLAG_DELAY, table["time_us"], np.uint64(0))
-    due: NDArray[np.uint64] = counted + table["deliver_us"]
-    return due
-
-
-def build(entries: bytes | bytearray | memoryview, base: int, end: int) -> Iterator[bytes | memoryview]:
-    """The index file's bytes for a segment's entries in log order, piece by piece: copies would be 100 MB and more."""
-    table = np.frombuffer(entries, dtype=ENTRY_TYPE)
-    queued = table["kind"] == EntryKind.QUEUE
-    key = (table["topic"].astype(np.uint64) << np.uint64(16)) | table["queue"]
-    # Entries that are in no queue go last; within a queue log order is offset order, but for carried entries.
-    order = np.lexsort((table["offset"], key, ~queued)).astype(np.uint32)
-    in_queues = int(queued.sum())
-    runs = _runs(table, key, order[:in_queues])
-    del key, queued
-    place = np.empty(len(table), np.uint32)
-    place[order] = np.arange(len(table), dtype=np.uint32)
-    ids = _ids(table, place)
-    delayed = _delayed(table, place)
-    keys = _keys(table, place)
-    del place
-    header = np.zeros(1, HEADER_TYPE)
-    header["magic"] = MAGIC
-    header["version"] = VERSION
-    header["base"] = base
-    header["end"] = end
-    header["entries"] = len(table)
-    header["runs"] = len(runs)
-    header["delayed"] = len(delayed)
-    header["keyed"] = len(keys)
-    if len(table):
-        header["id_min_high"] = ids["high"][0]
-        header["id_max_high"] = ids["high"][-1]
-        header["time_min"] = table["time_us"].min()
-        header["time_max"] = table["time_us"].max()
-    header["runs_crc"] = _crc(_view(runs))
-    header["tables_crc"] = _crc(_view(ids), _view(delayed), _view(keys))
-    yield _view(header)
-    for first in range(0, len(order), _CHUNK_ROWS):
-        yield _view(table[order[first : first + _CHUNK_ROWS]])
-    yield from (_view(runs), _view(ids), _view(delayed), _view(keys))
-
-
-def _view(table: NDArray[Any]) -> memoryview | bytes:
-    return table.view(np.uint8).data if len(table) else b""
-
-
-def _crc(*views: memoryview | bytes) -> int:
-    """CRC32C of all of them, a piece at a time: the library takes nothing but bytes."""
-    crc = 0
-    for view in views:
-        for at in range(0, len(view), _CRC_BYTES):
-            crc = google_crc32c.extend(crc, bytes(view[at : at + _CRC_BYTES]))
-    return crc
-
-
-def _runs(table: NDArray[Any], key: NDArray[np.uint64], order: NDArray[np.uint32]) -> NDArray[Any]:
-    """Where each queue's entries lie, and how many payload bytes they have."""
-    keys = key[order]
-    starts = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]]) if len(order) else np.empty(0, int)
-    runs = np.zeros(len(starts), RUN_TYPE)
-    runs["key"] = keys[starts]
-    runs["first_offset"] = table["offset"][order[starts]]
-    runs["first_entry"] = starts
-    runs["count"] = np.diff(np.r_[starts, len(order)])
-    if len(starts):
-        runs["bytes"] = np.add.reduceat(table["size"][order].astype(np.uint64), starts)
-    return runs
-
-
-def _ids(table: NDArray[Any], place: NDArray[np.uint32]) -> NDArray[Any]:
-    by_id = np.lexsort((table["id_low"], table["id_high"]))
-    ids = np.zeros(len(table), ID_TYPE)
-    ids["high"] = table["id_high"][by_id]
-    ids["low"] = table["id_low"][by_id]
-    ids["entry"] = place[by_id]
-    return ids
-
-
-def _delayed(table: NDArray[Any], place: NDArray[np.uint32]) -> NDArray[Any]:
-    numbers = np.flatnonzero(table["kind"] == EntryKind.DELAYED)
-    chosen = table[numbers]
-    due = due_times(chosen)
-    order = np.lexsort((chosen["position"], due))
-    delayed = np.zeros(len(numbers), DUE_TYPE)
-    delayed["due_us"] = due[order]
-    delayed["position"] = chosen["position"][order]
-    delayed["entry"] = place[numbers[order]]
-    return delayed
-
-
-def _keys(table: NDArray[Any], place: NDArray[np.uint32]) -> NDArray[Any]:
-    numbers = np.flatnonzero((table["kind"] == EntryKind.QUEUE) & (table["key_hash"] != 0))
-    hashes = table["key_hash"][numbers]
-    order = np.argsort(hashes, kind="stable")
-    keys = np.zeros(len(numbers), KEY_TYPE)
-    keys["key_hash"] = hashes[order]
-    keys["entry"] = place[numbers[order]]
-    return keys
 
 
 class SealedPart:
@@ -198,7 +61,7 @@ class SealedPart:
             raise ValueError("its length does not fit its header")
         self.entries: NDArray[np.void] = np.frombuffer(self._map, ENTRY_TYPE, count, self._entries_at)
         self.runs: NDArray[np.void] = np.frombuffer(self._map, RUN_TYPE, runs, self._runs_at)
-        if _crc(_view(self.runs)) != int(header["runs_crc"]):
+        if crc_of(view(self.runs)) != int(header["runs_crc"]):
             raise ValueError("its directory is damaged (checksum)")
         self._tables_crc = int(header["tables_crc"])
         self._is_sound: bool | None = True if is_fresh else None
@@ -218,7 +81,7 @@ class SealedPart:
         A start would have to read 24 bytes and more of every entry in the log.
         """
         if self._is_sound is None:
-            self._is_sound = _crc(memoryview(self._map)[self._ids_at :]) == self._tables_crc
+            self._is_sound = crc_of(memoryview(self._map)[self._ids_at :]) == self._tables_crc
             if not self._is_sound:
                 log.error(
                     "index_damaged",
@@ -270,12 +133,12 @@ class SealedPart:
         at = max(0, offset - first_offset)
         if at and (at >= count or self._offset(first + at) != offset):
             # Carried entries leave gaps: search instead of counting.
-            at = self._first_at_least(offset, self._entries_at + _OFFSET_AT, ENTRY_SIZE, first, first + count) - first
+            at = self._first_at_least(offset, self._entries_at + OFFSET_AT, ENTRY_SIZE, first, first + count) - first
         start = self._entries_at + (first + at) * ENTRY_SIZE
         return self._map[start : start + min(limit, count - at) * ENTRY_SIZE]
 
     def _offset(self, entry: int) -> int:
-        offset: int = _U64.unpack_from(self._map, self._entries_at + entry * ENTRY_SIZE + _OFFSET_AT)[0]
+        offset: int = _U64.unpack_from(self._map, self._entries_at + entry * ENTRY_SIZE + OFFSET_AT)[0]
         return offset
 
     def lookup(self, transaction_id: bytes) -> list[bytes]:
@@ -356,7 +219,7 @@ class SealedPart:
 
     def group_number(self, transaction_id: bytes) -> int:
         """The number of the producer group of a transaction with entries here; 0: not known here."""
-        numbers = (int.from_bytes(entry[38:40], "little") for entry in self.lookup(transaction_id))
+        numbers = map(group_number_of, self.lookup(transaction_id))
         return next((number for number in numbers if number), 0)
 
     def outcome(self, transaction_id: bytes) -> bool | None:

@@ -9,12 +9,11 @@ import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from notify.errors import StorageFailed
-
-if TYPE_CHECKING:
-    from notify.storage.log.store import LogStore
+from notify.storage.log import ballast, lock
+from notify.storage.log.journal import Journal
+from notify.storage.log.segments import Segments
 
 TRIES = 20
 CHUNK = 8 << 20
@@ -22,8 +21,8 @@ LEFT_OUT = (".tmp", ".torn", ".damaged", ".unreadable")
 """Files that recovery sets aside, and files that are not complete yet."""
 
 
-async def snapshot(store: LogStore, directory: Path) -> int:
-    """Put the log as it is now into a new directory on the same file system; the bytes that it holds.
+async def snapshot(log: Path, segments: Segments, journal: Journal, directory: Path) -> int:
+    """Put the log in directory `log` as it is now into a new one on the same file system; the bytes that it holds.
 
     Raises StorageFailed where that cannot be done; nothing is left then.
     """
@@ -31,7 +30,7 @@ async def snapshot(store: LogStore, directory: Path) -> int:
         try:
             os.mkdir(directory, 0o700)
             # Checkpoints first: a segment is dropped only after a later checkpoint, so each finds what it speaks of.
-            written = _link(store, directory)
+            written = _link(log, segments, journal.durable, directory)
             return await asyncio.to_thread(_copy, written, directory)
         except FileNotFoundError:
             _remove(directory)  # retention or a seal was quicker: once more
@@ -41,18 +40,17 @@ async def snapshot(store: LogStore, directory: Path) -> int:
     raise StorageFailed(f"no snapshot in {directory}: the log's files changed under {TRIES} tries; try again")
 
 
-def _link(store: LogStore, directory: Path) -> list[tuple[Path, int]]:
+def _link(log: Path, segments: Segments, durable: int, directory: Path) -> list[tuple[Path, int]]:
     """Link what is complete; the files that are not, with how many of their bytes are durable."""
-    durable = store.journal.durable
-    segments = {s.name: s for s in store.segments.all()}
-    names = [n for n in os.listdir(store.disk.directory) if n not in ("lock", "ballast") and not n.endswith(LEFT_OUT)]
+    by_name = {s.name: s for s in segments.all()}
+    names = [n for n in os.listdir(log) if n not in (lock.NAME, ballast.NAME) and not n.endswith(LEFT_OUT)]
     written: list[tuple[Path, int]] = []
     for name in sorted(names, key=lambda n: (not n.endswith(".ckpt"), n)):
-        segment = segments.get(name)
-        source = store.disk.directory / name
+        segment = by_name.get(name)
+        source = log / name
         if segment is None or 0 < segment.sealed_end <= durable:
             os.link(source, directory / name)
-        elif segment.base < durable or len(segments) == 1:
+        elif segment.base < durable or len(by_name) == 1:
             written.append((source, durable - segment.base))
     return written
 

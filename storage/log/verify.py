@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from notify.storage.log.disk import Disk
 from notify.storage.log.recovery import Damage, walk
-
-if TYPE_CHECKING:
-    from notify.storage.log.store import LogStore
+from notify.storage.log.segments import Segment
 
 
-def verify(store: LogStore) -> list[str]:
-    """The damage below the end of the log, in words; empty where every checksum fits."""
+def verify(disk: Disk, segments: list[Segment]) -> list[str]:
+    """The damage in all segments, in words; empty where every checksum fits."""
     damages: list[Damage] = []
-    segments = store.segments.all()
     for segment in segments:
         end = segment.base
-        for frame in walk(store.disk, segment, segment.base, segment is segments[-1], damages):
+        for frame in walk(disk, segment, segment.base, segment is segments[-1], damages):
             end = frame.end
         following = next((s.base for s in segments if s.base > segment.base), end)
         if end < following:

@@ -15,19 +15,10 @@ from notify import ids
 from notify.client.table import half_message, notify_inbox
 from notify.storage.bridged import BridgeBatch
 from notify.storage.groups import SettleKind
-from notify.storage.log.format import (
-    ENTRY,
-    ENTRY_SIZE,
-    FRAME_HEADER,
-    FRAME_HEADER_SIZE,
-    RECORD_HEADER,
-    RECORD_HEADER_SIZE,
-    SEGMENT_HEADER_SIZE,
-    EntryKind,
-    RecordType,
-    frame,
-)
-from notify.storage.log.state import encode
+from notify.storage.log.entry import ENTRY, ENTRY_SIZE, Entry, EntryKind
+from notify.storage.log.format import FRAME_HEADER, FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE, frame
+from notify.storage.log.lookup import entries_of
+from notify.storage.log.records import RECORD_HEADER, RECORD_HEADER_SIZE, RecordType, encode
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.sql.rows import moment_of
@@ -261,17 +252,12 @@ class Planter:
             name = self._made.id(n)
             topic = topic_of(n)
             queue = store.state.queue(topic, 0)
-            entry = next(e for e in store.entries_of(name) if e[0] == EntryKind.QUEUE)
-            fields = list(ENTRY.unpack(entry))
-            fields[5] = offset = queue.next_offset
+            entries = entries_of(store.state, store.journal, name)
+            entry = next(e for e in map(Entry.of, entries) if e.kind == EntryKind.QUEUE)
+            offset = queue.next_offset
             queue.next_offset = offset + 1
-            again = ENTRY.pack(*fields)
             store.journal.reserve(4096)
-            opened = store.journal.open
-            store.journal.append(RecordType.OUTCOME, [again], b"")
-            opened.entries += [again]
-            opened.queues += [queue]
-            opened.part.assigned += 1
+            store.journal.append(RecordType.OUTCOME, b"", [ENTRY.pack(*entry._replace(offset=offset))], [queue])
             await store.sync()
             await self._settled(store, topic, offset, 1)
             self.planted.add("DUP_ENQUEUE", name)

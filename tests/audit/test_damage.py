@@ -8,7 +8,9 @@ import pytest
 
 from notify import ids
 from notify.spark.damage import examine
-from notify.storage.log.format import ENTRY, FRAME_HEADER_SIZE, RECORD_HEADER, EntryKind, RecordType, frame
+from notify.storage.log.entry import ENTRY, EntryKind
+from notify.storage.log.format import FRAME_HEADER_SIZE, frame
+from notify.storage.log.records import RECORD_HEADER, RecordType
 
 BASE = 4096
 

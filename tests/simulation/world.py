@@ -154,10 +154,7 @@ class World:
         self._run.cancel()
         self.killed.set()
         store.journal.failed = Unavailable("killed")
-        if store.journal._idle_timer is not None:
-            store.journal._idle_timer.cancel()
-        store.segments.close()
-        os.close(store._lock_fd)
+        store.let_go()
         self.restarts += 1
 
     def look_for_faults(self) -> None:

@@ -10,16 +10,8 @@ import pytest
 from notify import ids
 from notify.storage.log import LogStore
 from notify.storage.log.disk import Disk
-from notify.storage.log.format import (
-    ENTRY_HEAD,
-    ENTRY_TAIL,
-    FRAME_HEADER,
-    crc32c,
-    frame,
-    frame_is_sound,
-    read_segment_header,
-    segment_header,
-)
+from notify.storage.log.entry import ENTRY_HEAD, ENTRY_TAIL
+from notify.storage.log.format import FRAME_HEADER, crc32c, frame, frame_is_sound, read_segment_header, segment_header
 from notify.storage.log.recovery import walk
 from notify.storage.log.segments import Segments
 from notify.storage.records import NewMessage, NewTransaction, State

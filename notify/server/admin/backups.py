@@ -17,8 +17,7 @@ from pydantic import Field
 from notify import __version__
 from notify.errors import Conflict, InvalidRequest, NotFound
 from notify.server.admin.writes import Asker, Desk, Who, Write
-from notify.storage.log.snapshot import snapshot
-from notify.storage.log.store import LogStore
+from notify.storage.log import LogStore
 
 AT_ONCE = 3
 """Snapshots that may be there: each keeps what the log has dropped since."""
@@ -66,7 +65,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
                 raise Conflict("another backup is made at this moment: try again") from None
             root().chmod(0o700)
             try:
-                await snapshot(store, directory / "log")
+                await store.snapshot(directory / "log")
                 await asyncio.to_thread(_copy_database, Path(desk.core.settings.data_dir), directory)
             except BaseException:
                 shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,208 @@
+"""Storing halves, and transactions that are committed at once. State changes at once, the answer waits for the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from notify.storage.hashing import key_hash, tag_hash
+from notify.storage.log.entry import (
+    ENTRY_HEAD,
+    ENTRY_SIZE,
+    ENTRY_TAIL,
+    FLAG_DELAY,
+    FLAG_TTL,
+    Entry,
+    EntryKind,
+    Fixed,
+    tail_of,
+)
+from notify.storage.log.format import crc32c
+from notify.storage.log.journal import Journal
+from notify.storage.log.lookup import entries_of, state_of
+from notify.storage.log.meta import ProducerGroupNumbered, encoded
+from notify.storage.log.payloads import Payloads
+from notify.storage.log.pending import Pending, PendingMessage, Producer
+from notify.storage.log.placing import place
+from notify.storage.log.queues import Queue
+from notify.storage.log.records import RecordType, Sender, sender_head
+from notify.storage.log.state import LogState
+from notify.storage.records import NewTransaction, Put, PutResult, State
+from notify.storage.topics import Flush
+
+ENTRIES_PER_RECORD = 60_000
+"""Below what a record's count can say, with room for one more transaction."""
+MOST_NUMBERED_GROUPS = 0xFFFF
+_HALF = int(EntryKind.HALF)
+
+
+class Halves:
+    """Appends HALF and MESSAGE records."""
+
+    def __init__(self, state: LogState, journal: Journal, payloads: Payloads) -> None:
+        self._state = state
+        self._journal = journal
+        self._payloads = payloads
+
+    async def put(self, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
+        results, flush = self.put_soon(transactions, now_us)
+        await self._journal.sync(flush)
+        return results
+
+    def put_soon(self, transactions: Sequence[NewTransaction], now_us: int) -> tuple[list[PutResult], Flush]:
+        """Everything of `put` but the wait; the results, and what has to be waited for."""
+        size = 4096
+        flush = Flush.MEMORY
+        topics = self._state.topics
+        for t in transactions:
+            size += 128
+            for m in t.messages:
+                size += len(m.payload) + 2 * ENTRY_SIZE
+                if flush is not Flush.SYNC:
+                    flush = max(flush, topics[m.topic].policy.flush)
+        self._journal.reserve(size)
+        results: list[PutResult] = []
+        run: list[NewTransaction] = []
+        run_entries = 0
+        pending = self._state.pending.by_id
+        parts = self._state.parts
+        decided = parts.live.decided
+        seen: set[bytes] = set()
+        for t in transactions:
+            if t.id in seen:
+                # The same id twice in one request: the second is compared once the first is stored.
+                self._store(run, now_us)
+                run, run_entries = [], 0
+                seen.clear()
+                decided = parts.live.decided
+            if t.id in pending or t.id in decided or parts.has_decided(t.id):
+                results.append(self.compare(t))
+                results[-1].flush = flush
+                continue
+            if run and (
+                run_entries + len(t.messages) > ENTRIES_PER_RECORD
+                or t.committed != run[0].committed
+                or t.producer_group != run[0].producer_group
+                or t.instance != run[0].instance
+                or t.source != run[0].source
+                or t.check_after_us != run[0].check_after_us
+            ):
+                self._store(run, now_us)
+                run, run_entries = [], 0
+            run.append(t)
+            seen.add(t.id)
+            run_entries += len(t.messages)
+            results.append(PutResult(Put.STORED, State.COMMITTED if t.committed else State.PREPARED, flush))
+        if run:
+            self._store(run, now_us)
+        return results, flush
+
+    def _store(self, run: list[NewTransaction], now_us: int) -> None:
+        """One record for transactions of one producer: entries, who sent them, payloads."""
+        if not run:
+            return
+        first = run[0]
+        committed = first.committed
+        state, journal = self._state, self._journal
+        producer = Producer(first.producer_group, first.source, first.instance)
+        head = sender_head(Sender(producer.group, producer.source, producer.instance, first.check_after_us))
+        group_number = self._number_of(producer.group)
+        opened = journal.open
+        position = journal.data_position(sum([len(t.messages) for t in run])) + len(head)
+        chunks = [head]
+        entries: list[bytes] = []
+        queues: list[Queue | None] = []
+        topics = state.topics
+        due_us = now_us + first.check_after_us
+        by_id = state.pending.by_id
+        ids: list[bytes] = []
+        decided = opened.part.decided
+        for t in run:
+            transaction_id = t.id
+            messages: list[PendingMessage] = []
+            number = 0
+            for m in t.messages:
+                payload = m.payload
+                size = len(payload)
+                topic = topics[m.topic]
+                flags, deliver = (FLAG_DELAY, m.delay_us) if m.delay_us else (0, m.deliver_at_us)
+                if m.ttl_us:
+                    flags |= FLAG_TTL
+                tail = ENTRY_TAIL.pack(
+                    position,
+                    size,
+                    number,
+                    group_number,
+                    deliver,
+                    transaction_id,
+                    tag_hash(m.tag) if m.tag is not None else 0,
+                    crc32c(payload),
+                    key_hash(m.key) if m.key is not None else 0,
+                )
+                queue_no = topic.queue_for(m.key)
+                message = PendingMessage(topic, queue_no, flags, deliver, tail)
+                if committed:
+                    entry, queue = place(state, opened, message, now_us, len(opened.entries) + len(entries))
+                    queues.append(queue)
+                else:
+                    entry = ENTRY_HEAD.pack(_HALF, flags, queue_no, topic.id, now_us, 0) + tail
+                    queues.append(None)
+                    messages.append(message)
+                entries.append(entry)
+                chunks.append(payload)
+                position += size
+                number += 1
+            if committed:
+                decided[transaction_id] = group_number
+            else:
+                by_id[transaction_id] = Pending(transaction_id, producer, messages, now_us, due_us)
+                ids.append(transaction_id)
+        if not committed:
+            state.pending.schedule(producer.group, due_us, ids)
+        kind = RecordType.MESSAGE if committed else RecordType.HALF
+        journal.append(kind, b"".join(chunks), entries, queues, "half")
+
+    def _number_of(self, producer_group: str) -> int:
+        """The number by which entries name a producer group, 0 if there are too many of them."""
+        state = self._state
+        number = state.producer_numbers.get(producer_group)
+        if number is None:
+            number = len(state.producer_groups)
+            if number > MOST_NUMBERED_GROUPS:
+                return 0
+            state.set_producer_group(number, producer_group)
+            self._journal.append(RecordType.META, encoded(ProducerGroupNumbered(number, producer_group)))
+        return number
+
+    def compare(self, t: NewTransaction) -> PutResult:
+        """The answer to an id that is known: ALREADY for the same content of the same group, else IN_USE."""
+        state = state_of(self._state, t.id)
+        assert state is not None
+        pending = self._state.pending.by_id.get(t.id)
+        if pending is not None:
+            group: str | None = pending.producer.group
+            tails = [m.tail for m in pending.messages]
+        else:
+            tails, group = self._decided_tails(t.id)
+        same = (group is None or group == t.producer_group) and len(tails) == len(t.messages)
+        if same and tails:
+            for tail, message in zip(tails, t.messages, strict=True):
+                stored = Fixed.of(tail)
+                payload = message.payload
+                if (
+                    stored.size != len(payload)
+                    or stored.deliver_us != (message.delay_us or message.deliver_at_us)
+                    or stored.payload_crc != crc32c(payload)
+                ) or self._payloads.read(stored.position, stored.size, stored.payload_crc) not in (None, payload):
+                    same = False
+        if same and t.committed and state == State.PREPARED:
+            same = False
+        return PutResult(Put.ALREADY if same else Put.IN_USE, state)
+
+    def _decided_tails(self, transaction_id: bytes) -> tuple[list[bytes], str | None]:
+        """The fixed parts of a decided transaction's entries, one a message, in message order; and its group."""
+        by_number: dict[int, bytes] = {}
+        group = None
+        for raw in entries_of(self._state, self._journal, transaction_id):
+            by_number.setdefault(Entry.of(raw).message_no, tail_of(raw))
+            group = group or self._state.producer_group_of(raw)
+        return [by_number[n] for n in sorted(by_number)], group

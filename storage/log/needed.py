@@ -1,0 +1,88 @@
+"""Which entries of a part something still needs: a group that has not settled them, their due time, or an operator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from notify.storage.log.carry import still_delayed
+from notify.storage.log.sealed import SealedPart
+from notify.storage.log.state import LogState
+from notify.storage.names import DEAD_LETTER_PREFIX, redriven_id
+
+LETTERS_AT_ONCE = 256
+
+
+class Needed:
+    """Asked by retention, of one part after the other."""
+
+    def __init__(self, state: LogState) -> None:
+        self._state = state
+
+    def groups_by_topic(self) -> dict[int, list[str]]:
+        """The groups for which messages are kept until they have settled them, by topic number."""
+        groups: dict[int, list[str]] = {}
+        for (group, name), subscription in self._state.subscriptions.items():
+            if subscription.mode != "broadcast":  # its instances have subscriptions of their own
+                groups.setdefault(self._state.topics[name].id, []).append(group)
+        return groups
+
+    def mask(self, part: SealedPart, letters: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which entries of a part some subscribed group has not settled, are dead `letters`, or are still delayed."""
+        mask = letters.copy()
+        state = self._state
+        groups = self.groups_by_topic()
+        for run in part.runs:
+            topic_id, queue = int(run["key"]) >> 16, int(run["key"]) & 0xFFFF
+            first, count = int(run["first_entry"]), int(run["count"])
+            offsets = part.entries["offset"][first : first + count]
+            for group in groups.get(topic_id, ()):
+                progress = state.group_progress(group, topic_id, queue)
+                start = max(progress.floor, state.topics_by_id[topic_id].queues[queue].start)
+                waiting = offsets >= np.uint64(start)
+                if progress.settled:
+                    waiting &= ~progress.settled.mask(offsets)
+                mask[first : first + count] |= waiting
+        mask[still_delayed(state, part)] = True
+        return mask
+
+    # --- dead letters -----------------------------------------------------------------------------------------
+
+    async def letters(self, part: SealedPart) -> NDArray[np.bool_]:
+        """Which entries of a part are dead letters that still wait to be sent again or purged."""
+        mask = np.zeros(part.count, bool)
+        for first, count in self._letter_runs(part):
+            for number in range(first, first + count):
+                mask[number] = not self._is_sent_again(part, number)
+                if number % LETTERS_AT_ONCE == 0:
+                    await asyncio.sleep(0)  # there may be very many: producers and consumers have their turn
+        return mask
+
+    def has_letters(self, part: SealedPart) -> bool:
+        """Whether any dead letter of a part still waits."""
+        runs = self._letter_runs(part)
+        return any(not self._is_sent_again(part, n) for first, count in runs for n in range(first, first + count))
+
+    def _letter_runs(self, part: SealedPart) -> Iterator[tuple[int, int]]:
+        """(number of the first entry, count) of the dead letters in a part that no retention of their own bounds, and
+        that nobody has purged."""
+        for run in part.runs:
+            topic = self._state.topics_by_id.get(int(run["key"]) >> 16)
+            if topic is None or topic.deleted or topic.policy.retention_us:
+                continue
+            if not topic.name.startswith(DEAD_LETTER_PREFIX):
+                continue
+            first, count = int(run["first_entry"]), int(run["count"])
+            start = topic.queues[int(run["key"]) & 0xFFFF].start
+            purged = int(np.searchsorted(part.entries["offset"][first : first + count], np.uint64(start)))
+            if purged < count:
+                yield first + purged, count - purged
+
+    def _is_sent_again(self, part: SealedPart, number: int) -> bool:
+        entry = part.entries[number]
+        transaction_id = int(entry["id_high"]).to_bytes(8) + int(entry["id_low"]).to_bytes(8)
+        topic = self._state.topics_by_id[int(entry["topic"])].name
+        return self._state.parts.outcome(redriven_id(topic, transaction_id, int(entry["offset"]))) is not None

@@ -1,0 +1,220 @@
+"""Opening a log: its newest checkpoint, the indexes of full segments, and everything behind them applied again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import structlog
+
+from notify.errors import Corrupt
+from notify.storage.log import checkpoint, index
+from notify.storage.log.disk import Disk
+from notify.storage.log.entry import ENTRY_SIZE
+from notify.storage.log.format import SEGMENT_HEADER_SIZE
+from notify.storage.log.live import LivePart
+from notify.storage.log.recovery import Damage, walk
+from notify.storage.log.replay import Replay
+from notify.storage.log.sealed import SealedPart
+from notify.storage.log.sealer import seal, swap_in
+from notify.storage.log.segments import Segment, Segments
+from notify.storage.log.state import LogState
+
+log = structlog.get_logger("notify.log")
+
+
+@dataclass(slots=True)
+class Opened:
+    """How a log was met."""
+
+    end: int = 0
+    """The position behind the last sound frame: where writing goes on."""
+    checkpoint: int = 0
+    """The position of the newest checkpoint, 0 for none."""
+    damages: list[Damage] = field(default_factory=list)
+    replayed_bytes: int = 0
+
+
+class Opening:
+    """One opening of one directory: `run` makes the empty state that of the log."""
+
+    def __init__(self, disk: Disk, segments: Segments, state: LogState) -> None:
+        self._disk = disk
+        self._segments = segments
+        self._state = state
+        self._replay = Replay(state)
+        self._opened = Opened()
+
+    def run(self, now_us: int) -> Opened:
+        """Raises Corrupt if the log cannot be read safely, OSError as the file system does."""
+        opened, parts = self._opened, self._state.parts
+        self._drop_unfinished()
+        for complaint in self._segments.open_existing():
+            self._set_aside(complaint)
+        saved = checkpoint.load(self._disk)
+        segments = self._segments.all()
+        if saved is not None:
+            opened.checkpoint = saved.position
+            checkpoint.restore(self._state, saved.state)
+        position = opened.checkpoint
+        if segments and position < segments[0].base:
+            raise Corrupt(
+                f"the newest checkpoint stands at {position}, and the log begins at {segments[0].base}: segments "
+                "between them are missing; restore a backup"
+            )
+        if not segments:
+            if saved is not None:
+                raise Corrupt("there is a checkpoint but no segment: the log's files are missing; restore a backup")
+            segments = [self._segments.create(0, now_us)]
+        elif saved is None and segments[0].base != 0:
+            raise Corrupt("the first segments are gone and there is no checkpoint; restore a backup")
+        self._open_husks(segments[0].base)
+        for segment, following in zip(segments, segments[1:], strict=False):
+            segment.sealed_end = following.base
+        opened.end = segments[0].base + SEGMENT_HEADER_SIZE
+        for segment in segments:
+            if segment.sealed_end and segment.sealed_end <= position:
+                self._open_sealed(segment)
+            else:
+                self._apply(segment, position)
+        self._drop_empty_tail()
+        ahead = opened.end < position
+        if ahead:
+            self._note_lost_end(position)
+        self._repair_torn_tail()
+        if ahead:
+            self._checkpoint_at_the_end(now_us)
+        parts.sealed_id_max = max((part.id_max for part in parts.sealed if part.count), default=0)
+        live = [part for part in parts if isinstance(part, LivePart)]
+        for part, behind in zip(live, live[1:], strict=False):
+            # Sealed in the background, as if it had just become full.
+            part.end = behind.base
+            part.is_complete = True
+            parts.being_sealed.append(part)
+        if segments[0].base:
+            self._find_starts()
+        self._state.times.load()
+        return opened
+
+    # --- files that are no sound segments ---------------------------------------------------------------------
+
+    def _drop_unfinished(self) -> None:
+        for name in self._disk.names():
+            if name.endswith(".tmp"):
+                self._disk.unlink(name)
+
+    def _set_aside(self, complaint: str) -> None:
+        """A file that is no segment: a creation that was cut short, or damage. Kept under another name."""
+        name = complaint.partition(":")[0]
+        self._disk.rename(name, name + ".unreadable")
+        log.error("segment_unreadable", complaint=complaint, kept_as=name + ".unreadable")
+        self._opened.damages.append(Damage(name, 0, 0, torn=False, copy=name + ".unreadable"))
+
+    # --- segments ---------------------------------------------------------------------------------------------
+
+    def _open_husks(self, first_base: int) -> None:
+        """Indexes of dropped segments whose unsettled messages were carried."""
+        merged_to = 0
+        for name in self._disk.names():
+            if not name.endswith(".idx") or int(name.partition(".")[0]) >= first_base:
+                continue
+            part = SealedPart(self._disk, name)
+            if part.base < merged_to:  # it was merged into the one before, just as the process ended
+                part.close()
+                self._disk.unlink(name)
+                continue
+            merged_to = part.end
+            self._state.parts.append(part)
+
+    def _open_sealed(self, segment: Segment) -> None:
+        name = index.index_name(segment.base)
+        try:
+            self._state.parts.append(SealedPart(self._disk, name))
+        except (OSError, ValueError) as error:
+            log.warning("index_rebuilt", name=name, reason=str(error))
+            part = LivePart(segment.base)
+            for frame in walk(self._disk, segment, 0, False, self._opened.damages):
+                self._replay.index_only(part, frame.body)
+            part.index()
+            self._state.parts.append(part)
+            seal(self._disk, self._segments, part, segment.sealed_end)
+            swap_in(self._disk, self._state.parts, part)
+
+    def _apply(self, segment: Segment, position: int) -> None:
+        """Apply a segment's frames; of those before the checkpoint's position only the index is needed."""
+        opened = self._opened
+        part = LivePart(segment.base)
+        self._state.parts.append(part)
+        has_more = any(s.base > segment.base and self._has_frames(s) for s in self._segments.all())
+        applied_from = 0
+        for frame in walk(self._disk, segment, 0, not has_more, opened.damages):
+            if frame.base < position:
+                self._replay.index_only(part, frame.body)
+                applied_from = len(part.entries) // ENTRY_SIZE
+            else:
+                self._replay.apply(part, frame.body)
+                opened.replayed_bytes += frame.end - frame.base
+            opened.end = frame.end
+        self._replay.indexed(part, applied_from)
+        if not has_more:
+            opened.end = max(opened.end, segment.base + SEGMENT_HEADER_SIZE)
+
+    def _has_frames(self, segment: Segment) -> bool:
+        return next(walk(self._disk, segment, 0, True, []), None) is not None
+
+    def _find_starts(self) -> None:
+        """The first retained offset of each queue, where segments were dropped."""
+        topics = self._state.topics_by_id.values()
+        self._state.move_starts([queue for topic in topics for queue in topic.queues])
+
+    # --- the end of the log -----------------------------------------------------------------------------------
+
+    def _drop_empty_tail(self) -> None:
+        """A segment made just before a crash may follow a torn frame: it is empty, and the one before goes on."""
+        segments, opened = self._segments, self._opened
+        while len(segments.all()) > 1 and not self._has_frames(segments.last):
+            segment = segments.last
+            before = segments.all()[-2]
+            if opened.end == segment.base + SEGMENT_HEADER_SIZE and not any(d.torn for d in opened.damages):
+                return
+            self._state.parts.remove(self._state.parts.live)
+            segments.remove(segment)
+            before.sealed_end = 0
+
+    def _note_lost_end(self, position: int) -> None:
+        """The log ends before the position of its newest checkpoint: what lay between was durable, and is damaged."""
+        torn = next((d for d in self._opened.damages if d.torn), None)
+        if torn is not None:
+            torn.torn = False
+        else:
+            name, end = self._segments.last.name, self._opened.end
+            self._opened.damages.append(Damage(name, end, position, torn=False))
+
+    def _repair_torn_tail(self) -> None:
+        """Copy what follows the last sound frame aside, then cut it; reserved but unused room is cut silently."""
+        disk, end = self._disk, self._opened.end
+        for damage in self._opened.damages:
+            if damage.copy:
+                continue
+            where = self._segments.at(damage.start)
+            assert where is not None
+            data = disk.read(where.fd, damage.end - damage.start, damage.start - where.base)
+            kind = "torn" if damage.torn else "damaged"
+            damage.copy = f"{damage.start:020d}.{kind}"
+            disk.replace(damage.copy, [data.rstrip(b"\0") if damage.torn else data])
+            report = log.warning if damage.torn else log.error
+            report(f"log_{kind}", segment=damage.segment, start=damage.start, end=damage.end, kept_as=damage.copy)
+        segment = self._segments.last
+        if disk.size(segment.fd) > end - segment.base:
+            disk.truncate(segment.fd, end - segment.base)
+            disk.sync(segment.fd)
+
+    def _checkpoint_at_the_end(self, now_us: int) -> None:
+        """Have a checkpoint where the log ends now. The one ahead of it would hide what is appended from now on: a
+        start applies only what comes behind the newest checkpoint."""
+        end = self._opened.end
+        data = checkpoint.encoded(checkpoint.capture(self._state)(), end, now_us)
+        self._disk.replace(checkpoint.checkpoint_name(end), [data])
+        for name in checkpoint.names_behind(self._disk, end):
+            self._disk.unlink(name)
+        self._disk.sync_directory()
+        self._opened.checkpoint = end

@@ -1,0 +1,112 @@
+"""Recording outcomes, compare and set: the first one recorded stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from notify.storage.log.entry import ENTRY_HEAD, ENTRY_SIZE, FLAG_FORCED, EntryKind
+from notify.storage.log.halves import ENTRIES_PER_RECORD
+from notify.storage.log.journal import Journal
+from notify.storage.log.lookup import state_of, state_of_pending
+from notify.storage.log.placing import place
+from notify.storage.log.queues import Queue
+from notify.storage.log.records import RecordType
+from notify.storage.log.state import LogState
+from notify.storage.records import Decided, State
+from notify.storage.store import NO_SHARDS, NO_TOKENS
+
+_ROLLBACK = int(EntryKind.ROLLBACK)
+
+
+class Outcomes:
+    """Appends OUTCOME records, and tells how transactions stand."""
+
+    def __init__(self, state: LogState, journal: Journal) -> None:
+        self._state = state
+        self._journal = journal
+
+    async def decide(
+        self,
+        outcomes: Sequence[tuple[bytes, str | None, State]],
+        now_us: int,
+        forced: bool = False,
+        tokens: Mapping[bytes, int] = NO_TOKENS,
+        shards: Mapping[bytes, str] = NO_SHARDS,
+    ) -> list[Decided]:
+        results = self.decide_soon(outcomes, now_us, forced, tokens)
+        await self._journal.sync()
+        return results
+
+    def decide_soon(
+        self,
+        outcomes: Sequence[tuple[bytes, str | None, State]],
+        now_us: int,
+        forced: bool = False,
+        tokens: Mapping[bytes, int] = NO_TOKENS,
+    ) -> list[Decided]:
+        """Everything of `decide` but the wait."""
+        state, journal = self._state, self._journal
+        by_id = state.pending.by_id
+        undecided = [by_id.get(outcome[0]) for outcome in outcomes]
+        size = sum([len(pending.messages) for pending in undecided if pending is not None])
+        journal.reserve(4096 + 2 * ENTRY_SIZE * size)
+        results: list[Decided] = []
+        entries: list[bytes] = []
+        queues: list[Queue | None] = []
+        opened = journal.open
+        live = opened.part
+        numbers = state.producer_numbers
+        committed_result = Decided(True, State.COMMITTED, True)
+        rolled_back_result = Decided(True, State.ROLLED_BACK, True)
+        for (transaction_id, group, outcome), pending in zip(outcomes, undecided, strict=True):
+            if pending is not None and group is not None and pending.producer.group != group:
+                results.append(Decided(True, state_of_pending(pending), foreign=True))
+                continue
+            if tokens and pending is not None and pending.token != tokens.get(transaction_id, pending.token):
+                results.append(Decided(True, state_of_pending(pending), stale=True))
+                continue
+            # Not there any more: an outcome before it in this request decided it.
+            if pending is None or by_id.pop(transaction_id, None) is None:
+                results.append(self._decided_before(transaction_id, group))
+                continue
+            group_number = numbers.get(pending.producer.group, 0)
+            if outcome == State.COMMITTED:
+                for message in pending.messages:
+                    if forced:
+                        message.flags |= FLAG_FORCED
+                    entry, queue = place(state, opened, message, now_us, len(opened.entries) + len(entries))
+                    entries.append(entry)
+                    queues.append(queue)
+                live.decided[transaction_id] = group_number
+                results.append(committed_result)
+            else:
+                first = pending.messages[0]
+                flags = FLAG_FORCED if forced else 0
+                head = ENTRY_HEAD.pack(_ROLLBACK, flags, first.queue, first.topic.id, now_us, 0)
+                entries.append(head + first.tail)
+                queues.append(None)
+                live.decided[transaction_id] = group_number
+                live.rolled_back.add(transaction_id)
+                results.append(rolled_back_result)
+            if len(entries) > ENTRIES_PER_RECORD:
+                journal.append(RecordType.OUTCOME, b"", entries, queues, "outcome")
+                entries, queues = [], []
+        if entries:
+            journal.append(RecordType.OUTCOME, b"", entries, queues, "outcome")
+        return results
+
+    def _decided_before(self, transaction_id: bytes, group: str | None) -> Decided:
+        state = state_of(self._state, transaction_id)
+        if state is None:
+            return Decided(False)
+        owner = None if group is None else self._state.group_of(transaction_id)
+        return Decided(True, state, foreign=owner is not None and owner != group)
+
+    async def states(self, ids: Sequence[bytes]) -> list[State | None]:
+        states = [state_of(self._state, transaction_id) for transaction_id in ids]
+        # Whoever hears that a transaction is decided may delete what could decide it: it must be so for good.
+        await self._journal.sync()
+        return states
+
+    async def producer_groups(self, ids: Sequence[bytes]) -> list[str | None]:
+        return [self._state.group_of(transaction_id) for transaction_id in ids]

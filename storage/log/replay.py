@@ -1,0 +1,147 @@
+"""Replay: doing again to the state what the records of the log did to it, one frame after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from notify.storage.log import meta
+from notify.storage.log.entry import ENTRY, Entry, EntryKind, each_of, queue_keys, table_of, tail_of, transaction_ids_of
+from notify.storage.log.live import LivePart
+from notify.storage.log.pending import Pending, PendingMessage, Producer
+from notify.storage.log.queues import LogTopic
+from notify.storage.log.records import (
+    ATTEMPTS,
+    RELEASED,
+    CheckAnswered,
+    Progressed,
+    RecordType,
+    check_answered,
+    progressed,
+    records,
+    sender_bytes,
+    sender_of,
+)
+from notify.storage.log.state import LogState
+
+
+class Replay:
+    """Applies frames to one state."""
+
+    def __init__(self, state: LogState) -> None:
+        self._state = state
+
+    def index_only(self, part: LivePart, body: memoryview) -> None:
+        """Add a frame's entries to a live part whose state a checkpoint has given already."""
+        for record in records(body):
+            part.entries += record.entries
+
+    def apply(self, part: LivePart, body: memoryview) -> None:
+        """Do again what a frame's records did; `indexed` follows when the part's frames are through."""
+        state = self._state
+        for kind, entries, data in records(body):
+            part.entries += entries
+            if kind == RecordType.HALF:
+                self._half(entries, data)
+            elif kind == RecordType.OUTCOME:
+                pop = state.pending.by_id.pop
+                for transaction_id in transaction_ids_of(entries):
+                    pop(transaction_id, None)
+            elif kind == RecordType.RELEASE:
+                state.times.released = max(state.times.released, RELEASED.unpack(data))
+            elif kind in (RecordType.PROGRESS, RecordType.DEAD_LETTER):
+                for progress in progressed(kind, data):
+                    self._progress(progress)
+            elif kind == RecordType.META:
+                self._meta(meta.decoded(data))
+            elif kind == RecordType.CHECK:
+                self._check(check_answered(data))
+            elif kind == RecordType.CARRY:
+                for entry in each_of(entries):
+                    carried = Entry.of(entry)
+                    state.moved[carried.offset] = carried.position  # in place of an offset: where it was
+
+    def indexed(self, part: LivePart, applied_from: int) -> None:
+        """Make the part's index, and count the offsets of its entries from number `applied_from` on."""
+        part.index()
+        table = table_of(part.entries)[applied_from:]
+        table = table[table["kind"] == EntryKind.QUEUE]
+        keys = queue_keys(table)
+        # Offsets rise in log order: the last one of each queue counts.
+        last_keys, from_the_end = np.unique(keys[::-1], return_index=True)
+        ends = table["offset"][::-1][from_the_end]
+        for key, end in zip(last_keys.tolist(), ends.tolist(), strict=True):
+            queue = self._known_topic(key >> 16, key & 0xFFFF).queues[key & 0xFFFF]
+            queue.next_offset = queue.visible = end + 1
+
+    def _half(self, entries: memoryview, data: memoryview) -> None:
+        sender = sender_of(sender_bytes(data))
+        producer = Producer(sender.group, sender.source, sender.instance)
+        by_id = self._state.pending.by_id
+        batch: list[bytes] = []
+        due_us = 0
+        tails = map(tail_of, each_of(entries))
+        for row, tail in zip(ENTRY.iter_unpack(entries), tails, strict=True):
+            _, flags, queue, topic, time_us, _, _, _, _, _, deliver_us, transaction_id, _, _, _ = row
+            pending = by_id.get(transaction_id)
+            if pending is None:
+                due_us = time_us + sender.check_after_us
+                pending = by_id[transaction_id] = Pending(transaction_id, producer, [], time_us, due_us)
+                batch.append(transaction_id)
+            known = self._known_topic(topic, queue)
+            pending.messages.append(PendingMessage(known, queue, flags, deliver_us, tail))
+        self._state.pending.schedule(sender.group, due_us, batch)
+
+    def _known_topic(self, number: int, queue: int) -> LogTopic:
+        """The topic of an entry. Where damage took the record that made it, its messages are kept under a number."""
+        topic = self._state.topics_by_id.get(number)
+        if topic is None:
+            return self._state.set_topic(number, f"lost-topic-{number}", queue + 1)
+        topic.grow(queue + 1)
+        return topic
+
+    def _progress(self, record: Progressed) -> None:
+        progress = self._state.group_progress(record.group, record.topic, record.queue)
+        if record.what == ATTEMPTS:
+            progress.again(record.runs)
+        else:
+            for first, count in record.runs:
+                progress.settle(first, count)
+
+    def _check(self, answer: CheckAnswered) -> None:
+        pending = self._state.pending.by_id.get(answer.id)
+        if pending is not None:
+            pending.attempts = answer.attempts
+            pending.parked = answer.parked
+            self._state.pending.reschedule(pending, answer.next_check_us)
+
+    def _meta(self, record: meta.Meta | None) -> None:
+        state = self._state
+        match record:
+            case meta.TopicSet():
+                topic = state.set_topic(record.number, record.name, record.queues)
+                topic.restore(record.retention_us, record.flush, record.more)
+            case meta.StartSet():
+                known = state.topics_by_id.get(record.topic)
+                if known is not None and record.queue < len(known.queues):
+                    known.queues[record.queue].start = record.offset
+            case meta.TopicDeleted():
+                state.drop_topic(record.name)
+            case meta.Subscribed():
+                if record.subscription.topic in state.topics:  # else damage took the topic's own record
+                    state.set_subscription(record.subscription, record.offsets)
+            case meta.Unsubscribed():
+                state.drop_subscription(record.group, record.topic)
+            case meta.PatternSet(pattern):
+                state.patterns[(pattern.group, pattern.topic)] = pattern
+            case meta.PatternDropped():
+                state.patterns.pop((record.group, record.pattern), None)
+            case meta.PrioritiesSet():
+                state.priorities[record.group] = record.priorities
+            case meta.PauseSet():
+                state.set_paused(record.group, record.paused)
+            case meta.ProducerGroupNumbered():
+                state.set_producer_group(record.number, record.name)
+            case meta.BridgeMoved(bridge):
+                state.bridges[bridge.source] = bridge
+            case None:
+                return  # of a version that knows more

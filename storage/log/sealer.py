@@ -1,0 +1,106 @@
+"""Sealing: a full segment gets its index file and a checkpoint at its end, beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from notify.errors import NotifyError
+from notify.storage import crash_point
+from notify.storage.log import index
+from notify.storage.log.checkpoints import Beside, Checkpoints
+from notify.storage.log.disk import Disk
+from notify.storage.log.live import LivePart
+from notify.storage.log.parts import Parts
+from notify.storage.log.sealed import SealedPart
+from notify.storage.log.segments import Segment, Segments
+from notify.storage.log.state import LogState
+
+log = structlog.get_logger("notify.log")
+
+
+def seal(disk: Disk, segments: Segments, part: LivePart, end: int) -> None:
+    """Write the index file of a full segment, and cut the room behind its last frame. Raises OSError."""
+    assert part.count == part.assigned, "a part is sealed only when every entry of it is published"
+    crash_point.reached("seal.before_rename")
+    disk.replace(index.index_name(part.base), index.build(part.entries, part.base, end))
+    segment = segments.at(part.base)
+    assert segment is not None
+    disk.truncate(segment.fd, end - part.base)
+
+
+def swap_in(disk: Disk, parts: Parts, part: LivePart) -> None:
+    """The index file that `seal` wrote takes the part's place. Raises OSError."""
+    ready = SealedPart(disk, index.index_name(part.base), is_fresh=True)
+    parts.replace(part, ready)
+    if ready.count:
+        parts.sealed_id_max = max(parts.sealed_id_max, ready.id_max)
+
+
+class Sealer:
+    """Does one thing at a time: seals what is full, or takes a checkpoint."""
+
+    def __init__(
+        self, disk: Disk, segments: Segments, state: LogState, checkpoints: Checkpoints, beside: Beside
+    ) -> None:
+        self._disk = disk
+        self._segments = segments
+        self._parts = state.parts
+        self._checkpoints = checkpoints
+        self._beside = beside
+        self._working: asyncio.Task[None] | None = None
+        self._snapshots: dict[int, Callable[[], bytes]] = {}
+        """Where a segment begins, to the state there."""
+
+    def begin_segment(self, segment: Segment) -> LivePart:
+        """The part of a new segment. The state now is the state at its start, and the part before it is full."""
+        full = self._parts.live
+        full.end = segment.base
+        self._parts.being_sealed.append(full)
+        self._snapshots[segment.base] = self._checkpoints.capture(segment.base)
+        part = LivePart(segment.base)
+        self._parts.append(part)
+        return part
+
+    def work(self, position: int) -> None:
+        """Begin what there is to do, after everything before `position` has become durable."""
+        if self._working is not None and not self._working.done():
+            return
+        loop = asyncio.get_running_loop()
+        if self._parts.being_sealed:
+            self._working = loop.create_task(self._seal_waiting())
+        elif self._checkpoints.is_due(position):
+            self._checkpoints.newest = position
+            self._working = loop.create_task(self._take_checkpoint())
+
+    async def idle(self) -> None:
+        """Wait until no index or checkpoint is being written."""
+        if self._working is not None:
+            await self._working
+
+    async def _take_checkpoint(self) -> None:
+        try:
+            await self._checkpoints.take()
+        except (OSError, NotifyError) as error:
+            # A full disk, say: the log goes on, and the next start reads more of it.
+            log.error("checkpoint_failed", reason=str(error))
+
+    async def _seal_waiting(self) -> None:
+        waiting = self._parts.being_sealed
+        while waiting and waiting[0].is_complete:
+            part = waiting[0]
+            try:
+                await self._beside(self._write, part)
+                swap_in(self._disk, self._parts, part)
+            except OSError as error:
+                log.error("seal_failed", reason=str(error), segment=part.base)
+                return  # tried again when the next frame is durable
+            del waiting[0]
+
+    def _write(self, part: LivePart) -> None:
+        seal(self._disk, self._segments, part, part.end)
+        snapshot = self._snapshots.pop(part.end, None)
+        if snapshot is not None:
+            self._checkpoints.write(snapshot, part.end)
