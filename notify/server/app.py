@@ -17,7 +17,7 @@ from notify.server.access.guard import NOT_RUNNING
 from notify.server.clock import Clock, wall_clock
 from notify.server.connections import Connections
 from notify.server.held import Unread, Unverified
-from notify.server.http import Answer, fault_of
+from notify.server.http import PROBES, Answer, fault_of
 from notify.server.http import Request as DataRequest
 from notify.server.openapi import describe_data_routes
 from notify.server.running import Running
@@ -106,7 +106,7 @@ class App:
 
     async def answer(self, request: DataRequest) -> Answer:
         """A request to a data route, or a probe."""
-        if request.path in health.PROBES:
+        if request.path in PROBES:
             return self._probed(request)
         if self._running is None:
             return Answer.problem(Unavailable(NOT_RUNNING))

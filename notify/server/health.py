@@ -20,13 +20,12 @@ from notify.server.metrics import Exposition
 from notify.server.running import Running
 from notify.wire import JSON, encode_json
 
-PROBES = ("/livez", "/readyz")
 STALLED_US = 10_000_000
 BUSIEST_TOPICS = 100
 
 
 def answer(running: Running | None, path: str) -> Answer:
-    """The answer to a path of PROBES: 200 or 503, and one word in JSON. `running`: None before the start."""
+    """The answer to one of PROBES: 200 or 503, and one word in JSON. `running`: None before the start."""
     if path == "/livez":
         # 503 where the core stands still.
         if running is not None and running.core.clock() - running.core.ticked_us > STALLED_US:

@@ -66,6 +66,9 @@ log = structlog.get_logger("notify.server")
 Route = Callable[..., Awaitable[bytes]]
 """A function that answers a request to a data route: called with the request, and with the names in its path."""
 
+PROBES = ("/livez", "/readyz")
+"""Paths that are answered to anyone, and as directly as the data routes: orchestrators ask for them often."""
+
 FAULTS_A_SECOND = 10
 """How many faults of the server itself are logged: each comes with its traceback."""
 TRACE_FRAMES, TRACE_CHARACTERS = 20, 8000

@@ -19,12 +19,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from notify.errors import InvalidRequest, NotifyError, TooLarge, Unavailable
 from notify.limits import LIMITS
-from notify.server import health
 from notify.server.access.guard import NOT_RUNNING, Door
 from notify.server.access.principal import NOBODY
 from notify.server.connections import Connections, Place, too_many
 from notify.server.held import Unread, Unverified
-from notify.server.http import Answer, Request, fault_of
+from notify.server.http import PROBES, Answer, Request, fault_of
 
 HEADER_BYTES = 64 << 10
 """The most that a request's head may have, and as much again for chunk extensions and trailers."""
@@ -41,8 +40,7 @@ last read brought (uvloop reads up to 256 kB at once)."""
 PACE_SECONDS = 0.02
 """The server waits so long between two pipelined requests of strangers, or to other than data routes: they cost the
 server many times what they cost their sender, and no browser or tool pipelines them."""
-PROBES = tuple(path.encode() for path in health.PROBES)
-"""Paths that are answered here, to anyone: orchestrators ask for them often."""
+_PROBES = tuple(path.encode() for path in PROBES)
 LINGER_SECONDS = 2.0
 """How long a client may go on sending what was refused already, so that it reads the answer instead of a reset; and how
 long a connection that is closed may take to hand over what is written."""
@@ -460,7 +458,7 @@ class Protocol(HttpToolsProtocol):
     def _data_request(self) -> Request | None:
         """The request without its body, or None if it is neither a probe nor for a data route."""
         url = self.url
-        if url in PROBES and self.parser.get_method() in (b"GET", b"HEAD"):
+        if url in _PROBES and self.parser.get_method() in (b"GET", b"HEAD"):
             request = Request(self.parser.get_method().decode("latin-1"), url.decode(), b"", self.headers)
             request.principal = NOBODY
             return request

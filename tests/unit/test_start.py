@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from notify.errors import NotifyError, Unavailable
-from notify.server import health
 from notify.server.app import App
-from notify.server.http import Request
+from notify.server.http import PROBES, Request
 from notify.settings import Settings
 from notify.storage.memory import MemoryStore
 
@@ -43,13 +42,13 @@ def test_what_runs_is_there_between_start_and_stop(tmp_path: Path) -> None:
                 app.running()
             assert app.running_or_none() is None and app.access is None
             assert await status(app, "/v1/members") == 503
-            assert [await status(app, path) for path in health.PROBES] == [200, 503]
+            assert [await status(app, path) for path in PROBES] == [200, 503]
 
         await check_nothing_runs()
         await app.start()
         assert store.is_open and app.running().core.store is store
         assert app.access is app.running().administration.access
-        assert [await status(app, path) for path in health.PROBES] == [200, 200]
+        assert [await status(app, path) for path in PROBES] == [200, 200]
         tasks = asyncio.all_tasks()
         assert len(tasks) > 1
         await app.stop()
