@@ -15,8 +15,8 @@ from notify.server import admin, console, health, problems
 from notify.server.access import Access, guard
 from notify.server.access.guard import NOT_RUNNING
 from notify.server.clock import Clock, wall_clock
-from notify.server.connections import Connections
-from notify.server.held import Unread, Unverified
+from notify.server.connections.held import Unread, Unverified
+from notify.server.connections.places import Connections
 from notify.server.http import PROBES, Answer, fault_of
 from notify.server.http import Request as DataRequest
 from notify.server.openapi import describe_data_routes

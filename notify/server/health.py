@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from notify.server.alarms import MEANING, Alarms
-from notify.server.connections import Connections
+from notify.server.connections.places import Connections
 from notify.server.core import Core
 from notify.server.delivery.instances import states
 from notify.server.http import Answer

@@ -19,9 +19,9 @@ from notify import tracing
 from notify.errors import InvalidRequest, StorageFailed
 from notify.server import first_token, webhooks
 from notify.server.app import App
-from notify.server.connections import allowed_by_files
-from notify.server.protocol import Protocol
-from notify.server.tls import Certificates
+from notify.server.connections.places import allowed_by_files
+from notify.server.connections.protocol import Protocol
+from notify.server.connections.tls import Certificates
 from notify.settings import Settings
 from notify.storage.log import LogStore
 from notify.storage.store import TransactionStore

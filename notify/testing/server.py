@@ -25,8 +25,8 @@ from notify.errors import StorageFailed, Unavailable
 from notify.server import first_token
 from notify.server.app import App
 from notify.server.clock import Clock, wall_clock
+from notify.server.connections.protocol import Protocol
 from notify.server.http import Answer, Request
-from notify.server.protocol import Protocol
 from notify.settings import Settings
 from notify.storage.memory import MemoryStore
 from notify.storage.records import State

@@ -252,7 +252,7 @@ def connected(url: str, said: bytes = b"") -> Iterator[socket.socket]:
 
 
 def test_sockets_that_never_finish_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("notify.server.protocol.HEADER_SECONDS", 3600.0)
+    monkeypatch.setattr("notify.server.connections.protocol.HEADER_SECONDS", 3600.0)
     with InMemoryServer(body_timeout_seconds=600) as server, contextlib.ExitStack() as stack:
         for n in range(200):
             stack.enter_context(connected(server.url, BODY_BEGUN if n % 3 == 0 else HEAD_BEGUN))
@@ -260,11 +260,11 @@ def test_sockets_that_never_finish_do_no_harm(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_does_not_arrive_in_time_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("notify.server.protocol.HEADER_SECONDS", 3600.0)
+    monkeypatch.setattr("notify.server.connections.protocol.HEADER_SECONDS", 3600.0)
     with InMemoryServer(body_timeout_seconds=0.5) as server:
         with connected(server.url, BODY_BEGUN) as connection:
             assert b"408" in connection.recv(65536)
-        monkeypatch.setattr("notify.server.protocol.HEADER_SECONDS", 0.1)
+        monkeypatch.setattr("notify.server.connections.protocol.HEADER_SECONDS", 0.1)
         with connected(server.url, HEAD_BEGUN) as connection:
             assert connection.recv(65536) == b""
 

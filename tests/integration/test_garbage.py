@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from notify.errors import NotifyError
 from notify.server.access import tokens
-from notify.server.protocol import DataCycle, Protocol
+from notify.server.connections.protocol import DataCycle, Protocol
 from notify.testing import InMemoryServer
 from tests.support.clock import eventually
 

@@ -31,8 +31,8 @@ from notify.client import Message, TransactionProducer
 from notify.errors import Forbidden, InvalidRequest, Unauthorized, Unavailable
 from notify.server.access import gate, lookup, oidc
 from notify.server.access.oidc import Provider
+from notify.server.connections.tls import Certificates
 from notify.server.serve import serve
-from notify.server.tls import Certificates
 from notify.settings import Settings
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually

@@ -12,10 +12,10 @@ from uvicorn.server import ServerState
 
 from notify.errors import NotifyError
 from notify.server.access import Principal
-from notify.server.connections import Connections
-from notify.server.held import Unread, Unverified
+from notify.server.connections.held import Unread, Unverified
+from notify.server.connections.places import Connections
+from notify.server.connections.protocol import Protocol
 from notify.server.http import Answer, Request
-from notify.server.protocol import Protocol
 from notify.settings import Settings
 
 READ_BYTES = 16 << 10

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from notify.errors import Unauthorized
-from notify.server import held, protocol
-from notify.server.held import Unread, Unverified
+from notify.server.connections import held, protocol
+from notify.server.connections.held import Unread, Unverified
 from notify.server.http import Answer, Request
 from tests.support import virtual_loop
 from tests.support.connection import Served, head, settled

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from notify.limits import LIMITS
-from notify.server import connections, protocol
-from notify.server.connections import Connections, allowed_by_files
+from notify.server.connections import places as connections
+from notify.server.connections import protocol
+from notify.server.connections.places import Connections, allowed_by_files
 from notify.testing.process import ServerProcess
 from tests.support import virtual_loop
 from tests.support.clock import eventually

@@ -21,8 +21,8 @@ from notify.errors import InvalidRequest, NotifyError, TooLarge, Unavailable
 from notify.limits import LIMITS
 from notify.server.access.guard import NOT_RUNNING, Door
 from notify.server.access.principal import NOBODY
-from notify.server.connections import Connections, Place, too_many
-from notify.server.held import Unread, Unverified
+from notify.server.connections.held import Unread, Unverified
+from notify.server.connections.places import Connections, Place, too_many
 from notify.server.http import PROBES, Answer, Request, fault_of
 
 HEADER_BYTES = 64 << 10
