@@ -17,9 +17,9 @@ from notify.server.access.guard import NOT_RUNNING
 from notify.server.clock import Clock, wall_clock
 from notify.server.connections.held import Unread, Unverified
 from notify.server.connections.places import Connections
-from notify.server.http import PROBES, Answer, fault_of
-from notify.server.http import Request as DataRequest
-from notify.server.openapi import describe_data_routes
+from notify.server.data.openapi import describe_data_routes
+from notify.server.data.routes import PROBES, Answer, fault_of
+from notify.server.data.routes import Request as DataRequest
 from notify.server.running import Running
 from notify.server.start import started
 from notify.settings import Settings

@@ -14,8 +14,8 @@ from fastapi.responses import PlainTextResponse, Response
 from notify.server.alarms import MEANING, Alarms
 from notify.server.connections.places import Connections
 from notify.server.core import Core
+from notify.server.data.routes import Answer
 from notify.server.delivery.instances import states
-from notify.server.http import Answer
 from notify.server.metrics import Exposition
 from notify.server.running import Running
 from notify.wire import JSON, encode_json

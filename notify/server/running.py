@@ -13,8 +13,8 @@ from typing import Any
 from notify.server.administration import Administration
 from notify.server.alarms import Alarms
 from notify.server.core import Core
+from notify.server.data.routes import DataRoutes
 from notify.server.history import History
-from notify.server.http import DataRoutes
 from notify.server.jobs.runner import Jobs
 
 

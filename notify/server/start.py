@@ -15,9 +15,9 @@ from notify.server.check_webhooks import CheckWebhooks
 from notify.server.clock import Clock, wall_clock
 from notify.server.configuration import Configuration
 from notify.server.core import Core
+from notify.server.data.routes import DataRoutes, json_check
 from notify.server.database import open_database
 from notify.server.history import History
-from notify.server.http import DataRoutes, json_check
 from notify.server.jobs.records import JobRecords
 from notify.server.jobs.runner import Jobs
 from notify.server.membership import Membership, shown

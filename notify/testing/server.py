@@ -26,7 +26,7 @@ from notify.server import first_token
 from notify.server.app import App
 from notify.server.clock import Clock, wall_clock
 from notify.server.connections.protocol import Protocol
-from notify.server.http import Answer, Request
+from notify.server.data.routes import Answer, Request
 from notify.settings import Settings
 from notify.storage.memory import MemoryStore
 from notify.storage.records import State

@@ -18,7 +18,7 @@ import pytest
 from fastapi.routing import iter_route_contexts
 
 from notify.server.access import lookup
-from notify.server.http import DataRoutes
+from notify.server.data.routes import DataRoutes
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.http import REASON
 from tests.support.rights import (

@@ -12,7 +12,7 @@ import pytest
 from notify.errors import Unauthorized
 from notify.server.connections import held, protocol
 from notify.server.connections.held import Unread, Unverified
-from notify.server.http import Answer, Request
+from notify.server.data.routes import Answer, Request
 from tests.support import virtual_loop
 from tests.support.connection import Served, head, settled
 from tests.support.virtual_loop import pass_seconds

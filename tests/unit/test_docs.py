@@ -189,7 +189,7 @@ def test_the_site_builds_and_its_links_lead_somewhere(tmp_path: Path) -> None:
 
 
 def test_the_examples_of_the_document_are_requests() -> None:
-    from notify.server.openapi import EXAMPLES, ROUTES
+    from notify.server.data.openapi import EXAMPLES, ROUTES
 
     for path, _, request, _ in ROUTES:
         assert msgspec.convert(EXAMPLES[path], request)

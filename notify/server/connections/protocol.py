@@ -23,7 +23,7 @@ from notify.server.access.guard import NOT_RUNNING, Door
 from notify.server.access.principal import NOBODY
 from notify.server.connections.held import Unread, Unverified
 from notify.server.connections.places import Connections, Place, too_many
-from notify.server.http import PROBES, Answer, Request, fault_of
+from notify.server.data.routes import PROBES, Answer, Request, fault_of
 
 HEADER_BYTES = 64 << 10
 """The most that a request's head may have, and as much again for chunk extensions and trailers."""
