@@ -1,6 +1,6 @@
 """A server's own small SQLite database, admin.db in its data directory.
 
-Its jobs are in it; and where there is no registry, what servers share (notify/server/records.py), too.
+Its jobs are in it; and where there is no registry, what servers share (notify/server/configuration/records.py), too.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from notify.server.administration import Administration
 from notify.server.alarms import Alarms
+from notify.server.configuration.follow import Administration
 from notify.server.core import Core
 from notify.server.data.routes import DataRoutes
 from notify.server.history import History

@@ -17,8 +17,9 @@ import uvicorn
 
 from notify import tracing
 from notify.errors import InvalidRequest, StorageFailed
-from notify.server import first_token, webhooks
+from notify.server import webhooks
 from notify.server.app import App
+from notify.server.configuration import first_token
 from notify.server.connections.places import allowed_by_files
 from notify.server.connections.protocol import Protocol
 from notify.server.connections.tls import Certificates

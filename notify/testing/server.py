@@ -22,9 +22,9 @@ from notify import ids
 from notify.client.http import error_of
 from notify.client.loop import new_event_loop
 from notify.errors import StorageFailed, Unavailable
-from notify.server import first_token
 from notify.server.app import App
 from notify.server.clock import Clock, wall_clock
+from notify.server.configuration import first_token
 from notify.server.connections.protocol import Protocol
 from notify.server.data.routes import Answer, Request
 from notify.settings import Settings

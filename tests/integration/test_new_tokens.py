@@ -21,9 +21,9 @@ import sqlalchemy as sa
 
 from notify.server.access import tokens
 from notify.server.access.credential import Credential
-from notify.server.administration import Administration
 from notify.server.clock import wall_clock
-from notify.server.records import Records
+from notify.server.configuration.follow import Administration
+from notify.server.configuration.records import Records
 from notify.settings import Settings
 from notify.storage.sql.dialects import open_engine
 from notify.testing.process import ServerProcess

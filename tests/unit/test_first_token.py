@@ -9,9 +9,9 @@ import pytest
 
 from notify.server.access import tokens
 from notify.server.access.credential import Credential
+from notify.server.configuration.first_token import leave_first_token
+from notify.server.configuration.records import Records
 from notify.server.database import open_database
-from notify.server.first_token import leave_first_token
-from notify.server.records import Records
 
 
 class Died(BaseException):

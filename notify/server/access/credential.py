@@ -1,4 +1,4 @@
-"""A credential: what someone shows to be let in, and what it lets them do. Kept by notify/server/records.py."""
+"""A credential: what someone shows to be let in, and what it lets them do. Kept by notify/server/configuration/records.py."""
 
 from __future__ import annotations
 

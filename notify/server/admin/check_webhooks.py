@@ -10,7 +10,7 @@ from pydantic import Field
 from notify.limits import check_name
 from notify.server import webhooks
 from notify.server.admin.writes import Desk, Who, Write
-from notify.server.configuration import WEBHOOKS
+from notify.server.configuration.revisions import WEBHOOKS
 
 
 class WebhooksWrite(Write):

@@ -14,7 +14,7 @@ from notify.errors import Conflict
 from notify.limits import check_between
 from notify.server import webhooks
 from notify.server.admin.writes import Desk, Who, Write
-from notify.server.configuration import Revision
+from notify.server.configuration.revisions import Revision
 from notify.settings import Settings, environment_name
 from notify.wire import instant
 

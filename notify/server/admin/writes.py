@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from notify.errors import NotFound
 from notify.server.access import EVERYONE, Principal
-from notify.server.administration import Administration
 from notify.server.alarms import Alarms
+from notify.server.configuration.follow import Administration
 from notify.server.core import Core
 from notify.server.history import History
 from notify.server.jobs.runner import Jobs

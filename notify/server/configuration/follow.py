@@ -15,9 +15,9 @@ from sqlalchemy.engine import Engine
 from notify.errors import NotifyError, Unavailable
 from notify.server.access import Access
 from notify.server.clock import Clock
-from notify.server.configuration import Configuration, Revision
-from notify.server.first_token import leave_first_token
-from notify.server.records import CREDENTIALS, SETTINGS, Records
+from notify.server.configuration.first_token import leave_first_token
+from notify.server.configuration.records import CREDENTIALS, SETTINGS, Records
+from notify.server.configuration.revisions import Configuration, Revision
 from notify.server.tasks import ended
 from notify.settings import Settings
 

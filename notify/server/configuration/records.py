@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from notify.errors import Conflict, NotFound
 from notify.server.access.credential import Credential
-from notify.server.configuration import Revision
+from notify.server.configuration.revisions import Revision
 from notify.storage.sql.administration import (
     server_action,
     server_audit,

@@ -10,7 +10,7 @@ import structlog
 
 from notify.server.access import tokens
 from notify.server.access.credential import Credential
-from notify.server.records import Records
+from notify.server.configuration.records import Records
 
 log = structlog.get_logger("notify.server")
 
