@@ -14,7 +14,7 @@ import structlog
 
 from notify.errors import NotifyError, WrongRole
 from notify.server import webhooks
-from notify.server.core import Core
+from notify.server.core.core import Core
 from notify.server.delivery.instances import states
 from notify.server.tasks import ended
 from notify.wire import encode_json, instant

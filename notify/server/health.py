@@ -13,7 +13,7 @@ from fastapi.responses import PlainTextResponse, Response
 
 from notify.server.alarms import MEANING, Alarms
 from notify.server.connections.places import Connections
-from notify.server.core import Core
+from notify.server.core.core import Core
 from notify.server.data.routes import Answer
 from notify.server.delivery.instances import states
 from notify.server.metrics import Exposition

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from typing import Any
 
-from notify.server.core import Core
+from notify.server.core.core import Core
 from notify.server.tasks import ended
 
 EVERY_SECONDS = 5.0

@@ -13,8 +13,8 @@ from starlette.requests import ClientDisconnect
 
 from notify.errors import InvalidRequest, NotifyError
 from notify.server import console
+from notify.server.core.flow import retry_after
 from notify.server.data.routes import fault_of, problem
-from notify.server.flow import retry_after
 from notify.wire import PROBLEM
 
 

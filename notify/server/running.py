@@ -12,7 +12,7 @@ from typing import Any
 
 from notify.server.alarms import Alarms
 from notify.server.configuration.follow import Administration
-from notify.server.core import Core
+from notify.server.core.core import Core
 from notify.server.data.routes import DataRoutes
 from notify.server.history import History
 from notify.server.jobs.runner import Jobs

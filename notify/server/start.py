@@ -10,11 +10,11 @@ from typing import Any
 
 from notify.errors import InvalidRequest
 from notify.server.alarms import Alarms
-from notify.server.check_webhooks import CheckWebhooks
 from notify.server.clock import Clock, wall_clock
 from notify.server.configuration.follow import Administration
 from notify.server.configuration.revisions import Configuration
-from notify.server.core import Core
+from notify.server.core.check_webhooks import CheckWebhooks
+from notify.server.core.core import Core
 from notify.server.data.routes import DataRoutes, json_check
 from notify.server.database import open_database
 from notify.server.history import History

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from notify.server.core import Core
+from notify.server.core.core import Core
 from notify.server.delivery.instances import states
 from notify.storage.sql.registry import Member
 

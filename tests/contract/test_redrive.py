@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from notify import ids
-from notify.server.core import Core
+from notify.server.core.core import Core
 from notify.server.jobs.redrive import DeadLetters, retry_topic
 from notify.settings import Settings
 from notify.storage.groups import Subscription

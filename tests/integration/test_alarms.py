@@ -151,7 +151,7 @@ def test_each_alarm_has_a_meaning_in_the_guide() -> None:
 
 
 def test_checks_go_to_a_webhook(watched: InMemoryServer, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("notify.server.check_webhooks.RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("notify.server.core.check_webhooks.RETRY_SECONDS", 0.05)
     url, wanted = watched.url, {"COMMIT": "COMMITTED", "ROLLBACK": "ROLLED_BACK"}
     outcomes: dict[str, str] = {}
     receiver.answer = lambda asked: {

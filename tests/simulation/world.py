@@ -25,7 +25,7 @@ from typing import Any
 
 from notify import ids
 from notify.errors import NotifyError, Unavailable
-from notify.server.core import Core
+from notify.server.core.core import Core
 from notify.settings import Settings
 from notify.storage.groups import Subscription
 from notify.storage.log import LogStore

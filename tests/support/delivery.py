@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from notify.server.core.subscriptions import Subscriptions
 from notify.server.delivery import Delivery
 from notify.server.metrics import Metrics
-from notify.server.subscriptions import Subscriptions
 from notify.server.topics import Topics
 from notify.storage.memory import MemoryStore
 

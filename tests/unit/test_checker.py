@@ -15,8 +15,8 @@ from notify.check.schedule import CheckSchedule
 from notify.client import TransactionProducer
 from notify.client.checker import Checker
 from notify.errors import InvalidRequest
-from notify.server.check_log import CheckLog
-from notify.server.checks import Checks as ServerChecks
+from notify.server.core.check_log import CheckLog
+from notify.server.core.checks import Checks as ServerChecks
 from notify.server.metrics import Metrics
 from notify.storage.checks import Due
 from notify.storage.memory import MemoryStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from notify.server.core import Core
+from notify.server.core.core import Core
 from notify.settings import Settings
 from notify.storage.memory import MemoryStore
 from tests.support.clock import eventually_async

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from notify.limits import check_name
 from notify.server.admin.writes import Desk, Who, Write
-from notify.server.flow import RateLimits
+from notify.server.core.flow import RateLimits
 
 Rates = dict[str, Annotated[float, Field(gt=0, le=1e9)]]
 

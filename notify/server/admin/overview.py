@@ -11,7 +11,7 @@ from fastapi import APIRouter
 
 from notify import __version__
 from notify.server.admin.writes import Desk
-from notify.server.core import Core
+from notify.server.core.core import Core
 from notify.storage.names import dead_letter_topic
 from notify.wire import instant
 

@@ -13,7 +13,7 @@ from pydantic import Field, StrictInt
 
 from notify.errors import Conflict
 from notify.server.admin.writes import Desk, Who, Write
-from notify.server.core import Core
+from notify.server.core.core import Core
 from notify.storage.names import dead_letter_topic
 from notify.storage.topics import Topic
 

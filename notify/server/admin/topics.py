@@ -13,7 +13,7 @@ from notify.errors import InvalidRequest
 from notify.limits import LIMITS, check_between, check_name
 from notify.server.access import guard
 from notify.server.admin.writes import Desk, Who, Write
-from notify.server.core import Core
+from notify.server.core.core import Core
 from notify.server.topics import check_retry, described, policy
 from notify.storage.topics import Backlog, Flush, Topic
 

@@ -13,7 +13,7 @@ from notify.errors import NotFound
 from notify.server.access import EVERYONE, Principal
 from notify.server.alarms import Alarms
 from notify.server.configuration.follow import Administration
-from notify.server.core import Core
+from notify.server.core.core import Core
 from notify.server.history import History
 from notify.server.jobs.runner import Jobs
 from notify.server.running import Running

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from notify.server.flow import RateLimits
+from notify.server.core.flow import RateLimits
 from notify.settings import Settings, changed
 
 LIMITS, WEBHOOKS = "limits", "check_webhooks"

@@ -21,9 +21,9 @@ from notify.limits import LIMITS, bounds_of_clients, check_between, check_name
 from notify.server.access import EVERYONE, Principal
 from notify.server.access.principal import ENDED
 from notify.server.browsers import refuse_foreign_host, refuse_foreign_pages
-from notify.server.core import Core
+from notify.server.core.core import Core
+from notify.server.core.flow import retry_after
 from notify.server.delivery.leases import Handed
-from notify.server.flow import retry_after
 from notify.server.log_rate import LogRate
 from notify.server.topics import described
 from notify.settings import Settings

@@ -13,7 +13,7 @@ from typing import Any
 from notify import ids
 from notify.errors import InvalidRequest, NotFound, NotifyError
 from notify.message import FIRST_ID, REPLAY
-from notify.server.core import Core
+from notify.server.core.core import Core
 from notify.server.delivery.filter import Filter
 from notify.server.delivery.inboxes import refuse_letter
 from notify.storage.groups import Subscription

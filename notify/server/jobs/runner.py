@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 
 from notify.errors import Conflict
-from notify.server.core import Core
+from notify.server.core.core import Core
 from notify.server.jobs.records import JobRecords
 from notify.server.jobs.redrive import DeadLetters, Wanted
 from notify.server.tasks import ended

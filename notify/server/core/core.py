@@ -11,17 +11,17 @@ import structlog
 
 from notify.check.schedule import CheckSchedule
 from notify.errors import Unavailable, WrongRole
-from notify.server.bridges import Bridges
-from notify.server.check_log import CheckLog
-from notify.server.checks import Checks
 from notify.server.clock import Clock, wall_clock
+from notify.server.core.bridges import Bridges
+from notify.server.core.check_log import CheckLog
+from notify.server.core.checks import Checks
+from notify.server.core.flow import Flow, RateLimits
+from notify.server.core.subscriptions import Subscriptions
+from notify.server.core.transactions import Transactions
 from notify.server.delivery import Delivery
-from notify.server.flow import Flow, RateLimits
 from notify.server.log_rate import LogRate
 from notify.server.metrics import Metrics
-from notify.server.subscriptions import Subscriptions
 from notify.server.topics import Topics
-from notify.server.transactions import Transactions
 from notify.settings import Settings
 from notify.storage.store import Store, TransactionStore
 

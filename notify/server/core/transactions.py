@@ -10,9 +10,9 @@ from notify.check.schedule import CheckSchedule
 from notify.errors import InvalidRequest, NotifyError
 from notify.limits import LIMITS, check_between, check_message, check_name
 from notify.server.access import Principal
-from notify.server.check_log import CheckLog
 from notify.server.clock import Clock
-from notify.server.flow import HOLD_SECONDS, Flow, retry_after
+from notify.server.core.check_log import CheckLog
+from notify.server.core.flow import HOLD_SECONDS, Flow, retry_after
 from notify.server.metrics import Metrics
 from notify.server.topics import Topics
 from notify.storage.checks import CheckAnswer

@@ -16,7 +16,7 @@ import structlog
 from notify.backoff import Backoff
 from notify.errors import NotifyError
 from notify.server import webhooks
-from notify.server.core import Core
+from notify.server.core.core import Core
 from notify.server.tasks import ended
 from notify.wire import OutcomeItem, Outcomes, Poll, encode_json
 

@@ -9,8 +9,8 @@ from typing import Any
 from notify import ids, tracing
 from notify.check.schedule import CheckSchedule
 from notify.limits import LIMITS, check_between, check_name
-from notify.server.check_log import CheckLog
 from notify.server.clock import Clock
+from notify.server.core.check_log import CheckLog
 from notify.server.metrics import Metrics
 from notify.storage.checks import Due
 from notify.storage.store import TransactionStore

@@ -1,0 +1,1 @@
+"""The server without HTTP: transactions, checks, bridges, and the admission of messages, over one storage."""
