@@ -11,13 +11,13 @@ from collections.abc import Callable
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 
-from notify.server.alarms import MEANING, Alarms
 from notify.server.connections.places import Connections
 from notify.server.core.core import Core
 from notify.server.data.routes import Answer
 from notify.server.delivery.instances import states
 from notify.server.metrics import Exposition
 from notify.server.running import Running
+from notify.server.watch.alarms import MEANING, Alarms
 from notify.wire import JSON, encode_json
 
 STALLED_US = 10_000_000

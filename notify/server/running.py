@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from notify.server.alarms import Alarms
 from notify.server.configuration.follow import Administration
 from notify.server.core.core import Core
 from notify.server.data.routes import DataRoutes
-from notify.server.history import History
 from notify.server.jobs.runner import Jobs
+from notify.server.watch.alarms import Alarms
+from notify.server.watch.history import History
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,21 +9,21 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from notify.errors import InvalidRequest
-from notify.server.alarms import Alarms
 from notify.server.clock import Clock, wall_clock
+from notify.server.cluster.membership import Membership, shown
+from notify.server.cluster.work import CoreWork
 from notify.server.configuration.follow import Administration
 from notify.server.configuration.revisions import Configuration
 from notify.server.core.check_webhooks import CheckWebhooks
 from notify.server.core.core import Core
 from notify.server.data.routes import DataRoutes, json_check
 from notify.server.database import open_database
-from notify.server.history import History
 from notify.server.jobs.records import JobRecords
 from notify.server.jobs.runner import Jobs
-from notify.server.membership import Membership, shown
 from notify.server.running import Running
 from notify.server.tasks import ended
-from notify.server.work import CoreWork
+from notify.server.watch.alarms import Alarms
+from notify.server.watch.history import History
 from notify.settings import Settings
 from notify.storage.sql.registry import Member
 from notify.storage.store import TransactionStore

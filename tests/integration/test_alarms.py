@@ -19,7 +19,7 @@ import structlog
 
 from notify.errors import InvalidRequest, Unavailable
 from notify.server import webhooks
-from notify.server.alarms import MEANING
+from notify.server.watch.alarms import MEANING
 from notify.settings import Settings
 from notify.testing import InMemoryServer
 from tests.support.clock import eventually

@@ -21,7 +21,7 @@ from notify.client.servers import Servers
 from notify.client.transactions import TransactionClient, accepted, pack
 from notify.errors import Unavailable
 from notify.message import Message
-from notify.server.membership import Idle, Membership
+from notify.server.cluster.membership import Idle, Membership
 from notify.storage.sql import registry
 from notify.storage.sql.dialects import open_engine
 from notify.testing.process import ServerProcess

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from notify.errors import Forbidden
+from notify.server.access.browsers import refuse_foreign_pages
 from notify.server.access.guard import _from_cookie
-from notify.server.browsers import refuse_foreign_pages
 from notify.settings import Settings
 
 OFF, ON = Settings(), Settings(access=True)

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from fastapi import HTTPException, Request
 
 from notify.errors import Unauthorized, Unavailable
+from notify.server.access.browsers import refuse_foreign_pages
 from notify.server.access.gate import Access
 from notify.server.access.principal import EVERYONE, NOBODY, Principal
-from notify.server.browsers import refuse_foreign_pages
 from notify.settings import Settings
 
 COOKIE = "notify_token"

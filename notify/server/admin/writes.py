@@ -11,12 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from notify.errors import NotFound
 from notify.server.access import EVERYONE, Principal
-from notify.server.alarms import Alarms
 from notify.server.configuration.follow import Administration
 from notify.server.core.core import Core
-from notify.server.history import History
 from notify.server.jobs.runner import Jobs
 from notify.server.running import Running
+from notify.server.watch.alarms import Alarms
+from notify.server.watch.history import History
 from notify.storage.topics import Topic
 
 
