@@ -1,4 +1,5 @@
-"""A credential: what someone shows to be let in, and what it lets them do. Kept by notify/server/configuration/records.py."""
+"""A credential: what someone shows to be let in, and what it lets them do. Records
+keep it (notify/server/configuration/records.py)."""
 
 from __future__ import annotations
 
