@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from sqlalchemy.engine import Engine
 
 from notify.binlog_bridge import source
-from notify.binlog_bridge.outbox import present
+from notify.outbox import present
 from notify.wire import Bridged, PackedBridgeBatch
 
 log = logging.getLogger("notify.bridge")

@@ -23,9 +23,9 @@ from sqlalchemy.engine.url import URL
 
 from notify.binlog_bridge import decoder
 from notify.binlog_bridge.decoder import TableMap, Unreadable
-from notify.binlog_bridge.outbox import LOCAL, SERVER
 from notify.binlog_bridge.position import GtidSet, MariaDbSet, MySqlSet, Position
 from notify.errors import StorageFailed, Unavailable
+from notify.outbox import LOCAL, SERVER
 from notify.wire import BridgedTransaction, PackedMessage
 
 OURS = (LOCAL.table.name, SERVER.table.name)

@@ -10,9 +10,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from notify.binlog_bridge.outbox import LOCAL, SERVER
 from notify.binlog_bridge.position import Position
 from notify.errors import InvalidRequest
+from notify.outbox import LOCAL, SERVER
 
 _NEEDED_GRANTS = ("REPLICATION SLAVE", "REPLICATION REPLICA", "ALL PRIVILEGES")
 

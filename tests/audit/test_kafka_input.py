@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from notify.binlog_bridge.relay import Relay
 from notify.client.table import half_message
 from notify.demo.kafka import KafkaCluster
 from notify.errors import Unavailable
+from notify.relay.relay import Relay
 from notify.spark.audit import Audit
 from notify.spark.databases import Database
 from notify.spark.kafka_input import KafkaInput

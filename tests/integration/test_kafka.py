@@ -20,11 +20,11 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify.binlog_bridge.pump import Bridge, Superseded
-from notify.binlog_bridge.relay import Relay
 from notify.client import Consumer, DeadLetter, Inbox, Message, TransactionProducer, create_tables
 from notify.demo.kafka import KafkaCluster
 from notify.errors import InvalidRequest, Unavailable
 from notify.kafka_records import brokers_of, dead_letter_topic, header, listed
+from notify.relay.relay import Relay
 from notify.storage.kafka import DelayRelease
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.databases import empty_database

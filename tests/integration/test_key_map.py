@@ -14,10 +14,10 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from notify.binlog_bridge.relay import Relay
 from notify.client.http import HttpClient
 from notify.client.transactions import TransactionClient, accepted
 from notify.errors import InvalidRequest, NotifyError, Unavailable
+from notify.relay.relay import Relay
 from notify.server.clock import wall_clock
 from notify.storage.hashing import key_hash
 from notify.storage.records import State

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify.binlog_bridge.relay import Relay
 from notify.cli.api import call as call_by_registry
 from notify.client.servers import Servers
 from notify.client.transactions import TransactionClient, accepted, pack
 from notify.errors import Unavailable
 from notify.message import Message
+from notify.relay.relay import Relay
 from notify.server.cluster.membership import Idle, Membership
 from notify.storage.sql import registry
 from notify.storage.sql.dialects import open_engine

@@ -12,12 +12,12 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from notify.binlog_bridge.relay import Relay
 from notify.check.question import read_source
 from notify.client import Inbox, Message, TransactionProducer
 from notify.client.purge import counts, purge, purge_by_force
 from notify.client.table import notify_inbox, notify_source
 from notify.errors import InvalidRequest, Unavailable
+from notify.relay.relay import Relay
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
 from tests.support.groups import bodies, drain, subscribe

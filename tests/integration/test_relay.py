@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify import ids
-from notify.binlog_bridge.leases import BUCKETS, PostgreSqlLeases
-from notify.binlog_bridge.relay import Relay
 from notify.client import Message, TransactionProducer, create_tables
+from notify.relay.leases import BUCKETS, PostgreSqlLeases
+from notify.relay.relay import Relay
 from notify.server.clock import wall_clock
 from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.sql.store import SqlStore

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify.binlog_bridge.relay import Relay
 from notify.client import Consumer, create_tables
 from notify.errors import Backpressure
 from notify.message import ReceivedMessage
+from notify.relay.relay import Relay
 from notify.testing import InMemoryServer
 from tests.support.clock import eventually
 from tests.support.http import admin

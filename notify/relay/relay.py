@@ -4,7 +4,7 @@ binlog that could be read: PostgreSQL and SQLite.
 It claims by state (`relayed = 0`), never by an id above the last one: a transaction that commits later with an
 earlier id is not passed over. Sending repeats safely, because the queue knows transactions by their id: a crash
 between sending and marking sends again, and nothing is doubled. Several relays of one database share its keys: each
-holds leases on buckets of key hashes (storage of the leases: notify/binlog_bridge/leases.py), so that the order per key
+holds leases on buckets of key hashes (storage of the leases: notify/relay/leases.py), so that the order per key
 is kept.
 """
 
@@ -27,13 +27,13 @@ from sqlalchemy.engine import Engine
 
 from notify import ids
 from notify.backoff import Backoff
-from notify.binlog_bridge.leases import Leases, leases_of
-from notify.binlog_bridge.outbox import LOCAL, REFUSED, RELAYED, SERVER, Outbox, present
 from notify.binlog_bridge.sinks import Sink, open_sink
 from notify.binlog_bridge.source import source_name
 from notify.client.http import HttpClient
 from notify.errors import InvalidRequest, NotifyError, Unavailable
 from notify.kafka_records import SCHEME
+from notify.outbox import LOCAL, REFUSED, RELAYED, SERVER, Outbox, present
+from notify.relay.leases import Leases, leases_of
 from notify.storage.sql import registry
 from notify.wire import (
     BridgedTransaction,
