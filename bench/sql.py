@@ -28,8 +28,8 @@ import sqlalchemy as sa
 from notify.bench import bridge as bridge_bench
 from notify.bench import transactions
 from notify.binlog_bridge import source
-from notify.binlog_bridge.sinks import QueueSink
 from notify.client.table import create_tables
+from notify.sinks.sink import QueueSink
 from notify.testing.process import ServerProcess
 from notify.wire import PackedBridgeBatch
 from tests.support import databases

@@ -28,8 +28,8 @@ from notify.binlog_bridge.backfill import backfill
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.position import Position
 from notify.binlog_bridge.reader import Batch, BinlogReader, Purged, SameServerId
-from notify.binlog_bridge.sinks import Sink, open_sink
 from notify.errors import Conflict, InvalidRequest, NotifyError, StorageFailed, Unavailable
+from notify.sinks.sink import Sink, open_sink
 from notify.storage.sql import registry
 from notify.storage.sql.dialects import with_driver
 from notify.storage.sql.tables import server_member

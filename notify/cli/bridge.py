@@ -35,7 +35,7 @@ def bridge(
 ) -> None:
     """Move what databases commit into a queue server, by their binlogs: exactly once, in commit order."""
     from notify.binlog_bridge.pump import Bridge, describe
-    from notify.binlog_bridge.sinks import delays_released
+    from notify.sinks.sink import delays_released
 
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     sources: dict[str, list[str]] = {}

@@ -13,7 +13,6 @@ from typing import Any
 import sqlalchemy as sa
 import typer
 
-from notify.binlog_bridge.sinks import delays_released
 from notify.check.listener import CheckUnavailable
 from notify.check.question import read_source
 from notify.cli.api import AS_JSON, URL, call
@@ -23,6 +22,7 @@ from notify.client.purge import counts, purge, purge_by_force
 from notify.client.table import create_tables, new_source
 from notify.errors import InvalidRequest, NotifyError
 from notify.relay.relay import Relay
+from notify.sinks.sink import delays_released
 
 DSN = typer.Option(..., "--dsn", envvar="NOTIFY_DSN", help="SQLAlchemy URL of the database. [env: NOTIFY_DSN]")
 

@@ -45,7 +45,7 @@ def delays_released(url: str) -> Iterator[None]:
     if not url.startswith(SCHEME):
         yield
         return
-    from notify.storage.kafka import DelayRelease
+    from notify.sinks.kafka import DelayRelease
 
     release = DelayRelease(url)
 
@@ -98,7 +98,7 @@ class QueueSink:
 def open_sink(url: str) -> Sink:
     """The destination of a URL: `http://…` of a queue server, `kafka://host:port,…` of brokers."""
     if url.startswith(SCHEME):
-        from notify.storage.kafka import KafkaSink
+        from notify.sinks.kafka import KafkaSink
 
         return KafkaSink(url)
     return QueueSink(url)

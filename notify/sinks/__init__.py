@@ -1,0 +1,1 @@
+"""Where bridges and relays put messages: a queue server, or Apache Kafka."""
