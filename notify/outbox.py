@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify.client import table as local
+from notify.errors import InvalidRequest
 from notify.storage.sql import tables as server
 from notify.wire import BridgedTransaction, PackedMessage
 
@@ -82,6 +83,19 @@ def present(engine: Engine) -> list[Outbox]:
     """Those that a database has."""
     names = set(sa.inspect(engine).get_table_names())
     return [outbox for outbox in (LOCAL, SERVER) if outbox.table.name in names]
+
+
+def source_name(connection: Connection) -> str:
+    """The id that the database was given, by which a queue knows it after a failover, too. Raises InvalidRequest."""
+    for statement in ("SELECT source FROM server_shard", "SELECT id FROM notify_source"):
+        try:
+            found = connection.exec_driver_sql(statement).scalar()
+        except sa.exc.ProgrammingError:
+            connection.rollback()
+            continue
+        if found:
+            return str(found)
+    raise InvalidRequest("the database has no source id: run create_tables or `notify storage upgrade`, or name it")
 
 
 def message_of(row: Any) -> PackedMessage:

@@ -29,6 +29,7 @@ from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.position import Position
 from notify.binlog_bridge.reader import Batch, BinlogReader, Purged, SameServerId
 from notify.errors import Conflict, InvalidRequest, NotifyError, StorageFailed, Unavailable
+from notify.outbox import source_name
 from notify.sinks.sink import Sink, open_sink
 from notify.storage.sql import registry
 from notify.storage.sql.dialects import with_driver
@@ -175,7 +176,7 @@ class Bridge:
         def look() -> None:
             with self._engine.connect() as connection:
                 if not self.name:
-                    self.name = source.source_name(connection)
+                    self.name = source_name(connection)
                 self._server_id = self._server_id or default_server_id(self.name)
                 stops = [f for f in source.findings(connection, self._server_id) if f.stops]
                 if stops:

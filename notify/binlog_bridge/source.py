@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC
 from typing import Any
 
-import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.binlog_bridge.position import Position
-from notify.errors import InvalidRequest
 from notify.outbox import LOCAL, SERVER
 
 _NEEDED_GRANTS = ("REPLICATION SLAVE", "REPLICATION REPLICA", "ALL PRIVILEGES")
@@ -160,19 +158,6 @@ def _table_findings(connection: Connection) -> list[Finding]:
         for name, engine in rows
         if str(engine).lower() != "innodb"
     ]
-
-
-def source_name(connection: Connection) -> str:
-    """The id that the database was given, by which a queue knows it after a failover, too. Raises InvalidRequest."""
-    for statement in ("SELECT source FROM server_shard", "SELECT id FROM notify_source"):
-        try:
-            found = connection.exec_driver_sql(statement).scalar()
-        except sa.exc.ProgrammingError:
-            connection.rollback()
-            continue
-        if found:
-            return str(found)
-    raise InvalidRequest("the database has no source id: run create_tables or `notify storage upgrade`, or name it")
 
 
 def current_position(connection: Connection) -> Position:

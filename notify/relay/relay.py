@@ -27,11 +27,10 @@ from sqlalchemy.engine import Engine
 
 from notify import ids
 from notify.backoff import Backoff
-from notify.binlog_bridge.source import source_name
 from notify.client.http import HttpClient
 from notify.errors import InvalidRequest, NotifyError, Unavailable
 from notify.kafka_records import SCHEME
-from notify.outbox import LOCAL, REFUSED, RELAYED, SERVER, Outbox, present
+from notify.outbox import LOCAL, REFUSED, RELAYED, SERVER, Outbox, present, source_name
 from notify.relay.leases import Leases, leases_of
 from notify.sinks.sink import Sink, open_sink
 from notify.storage.sql import registry

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify import ids
-from notify.binlog_bridge import pump, source
+from notify.binlog_bridge import pump
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.position import Position
 from notify.binlog_bridge.pump import Bridge, Superseded
@@ -24,6 +24,7 @@ from notify.binlog_bridge.reader import BinlogReader, Purged
 from notify.client import Message, TransactionProducer, create_tables
 from notify.client.http import HttpClient
 from notify.errors import Conflict, InvalidRequest, NotifyError
+from notify.outbox import source_name
 from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.sql import registry, schema
 from notify.storage.sql.dialects import open_engine
@@ -243,7 +244,7 @@ def test_a_foreign_position_stops_it(url: str, server: ServerProcess, unique: st
     outbox(url, unique, range(2))
     engine = sa.create_engine(url)
     with engine.connect() as connection:
-        name = source.source_name(connection)
+        name = source_name(connection)
     engine.dispose()
 
     async def stand_elsewhere() -> None:
