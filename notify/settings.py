@@ -1,7 +1,7 @@
-"""Settings of an operator. A flag goes before the environment, the environment before the file.
+"""The settings of `notify serve`. A flag wins over the environment, the environment over the file.
 
-Each setting is one field below with its paragraph, unit, bound and default; its environment name is `NOTIFY_` and
-the field's name in capitals. docs/reference/settings.md is generated from here and tested to be complete.
+Each setting is one field of Settings with its description, unit, bounds and default. Its environment variable is
+`NOTIFY_` and the field's name in capitals. The table in docs/reference.md is made from these fields; a test compares.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from notify.limits import LIMITS
 
 
 def _setting(default: Any, doc: str, low: float | None = None, high: float | None = None, **more: bool) -> Any:
-    """`live`: it may change while servers run; `secret`: never shown."""
+    """A field of Settings. `live=True`: it may change while servers run; `secret=True`: its value is never shown."""
     return field(
         default=default, metadata={"doc": doc, "low": low, "high": high, "live": False, "secret": False} | more
     )
@@ -27,7 +27,7 @@ def _setting(default: Any, doc: str, low: float | None = None, high: float | Non
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything `notify serve` can be told."""
+    """All settings of a server."""
 
     host: str = _setting(
         "127.0.0.1", "The address to listen on. While `access` is off, only loopback addresses are served."
@@ -40,9 +40,9 @@ class Settings:
     )
     storage: str = _setting(
         "",
-        "Where transactions are kept. Empty: in the log under `data_dir`, with the queues. Else a database "
-        "(PostgreSQL, MySQL, MariaDB or SQLite as an SQLAlchemy URL; several as `name=URL name=URL`, one a shard): "
-        "then this server is stateless, and a bridge or relay moves what is committed to a queue server.",
+        "Where transactions are stored. Empty: in the log under `data_dir`, with the queues. Otherwise a database "
+        "(PostgreSQL, MySQL, MariaDB or SQLite as an SQLAlchemy URL; several as `name=URL name=URL`, each a shard): "
+        "then this server is stateless, and a bridge or relay moves committed messages to a queue server.",
         secret=True,
     )
     sql_writers: int = _setting(
@@ -50,45 +50,50 @@ class Settings:
     )
     registry: str = _setting(
         "",
-        "The database in which servers, bridges and consumers find each other; empty: the first one of `storage`, and "
-        "without that none.",
+        "The database in which servers, bridges and consumers find each other. Empty: the first database of `storage`; "
+        "without `storage` there is no registry.",
         secret=True,
     )
     roles: str = _setting(
         "transactions,queue",
-        "What this server announces in the registry, of `transactions` and `queue`. With a database as `storage` it is "
-        "`transactions`.",
+        "The roles that this server announces in the registry: `transactions`, `queue` or both. With a database as "
+        "`storage` it is always `transactions`.",
     )
     url: str = _setting("", "The address that the registry hands out for this server; empty: `http://host:port`.")
     room: str = _setting(
-        "", "Where this server stands (a data centre, a zone): clients with the same label prefer it. Empty: nowhere."
+        "",
+        "A label of this server's place (a data centre, a zone): clients with the same label prefer it. Empty: none.",
     )
     shard: str = _setting(
         "main",
-        "The name of this log or database among several. Outcomes name the shard that stored their half.",
+        "The name of this server's log or database among several. An outcome names the shard that stored its half.",
     )
     create_topics: bool = _setting(
-        True, "Whether a topic is made when a message for it first comes; otherwise that is a 404.", live=True
+        True,
+        "Whether the first message for a topic makes the topic; otherwise the message is refused with 404.",
+        live=True,
     )
-    segment_bytes: int = _setting(256 << 20, "The size at which a segment of the log ends, in bytes.", 1 << 20, 4 << 30)
+    segment_bytes: int = _setting(
+        256 << 20, "The size at which the log begins a new segment, in bytes.", 1 << 20, 4 << 30
+    )
     retention_seconds: float = _setting(
         7 * 86_400.0,
-        "How long messages and ids are kept, in seconds from the commit; a topic may keep its own longer. What a group "
-        "has not settled, and what is undecided or delayed, is kept until it is.",
+        "How long messages and ids are kept, in seconds from the commit; a topic may keep its messages longer. "
+        "Messages that a group has not settled, and undecided or delayed ones, are kept until they are settled.",
         60,
         3650 * 86_400.0,
         live=True,
     )
     retention_bytes: int = _setting(
         0,
-        "How large the log may grow, in bytes; 0: no bound. Beyond it the oldest segment goes before its time, but for "
-        "what a group has not settled, what is undecided or delayed, and the ids.",
+        "How large the log may grow, in bytes; 0: no bound. Beyond it the oldest segment is deleted early, except for "
+        "messages that a group has not settled, undecided and delayed messages, and ids.",
         0,
         1 << 50,
         live=True,
     )
     check_attempts: int = _setting(
-        15, "How many answered checks without an outcome park a transaction.", 1, 1000, live=True
+        15, "After how many answered checks without an outcome a transaction is parked.", 1, 1000, live=True
     )
     check_backoff_seconds: float = _setting(
         5.0, "The wait after the first answered check, in seconds; it doubles.", 0.1, 3600, live=True
@@ -107,82 +112,87 @@ class Settings:
     )
     connections: int = _setting(
         LIMITS.connections,
-        "How many connections there may be at once, in all; beyond it 503 `too_many_connections`. It is less where the "
-        "limit of open files is: three quarters of that.",
+        "How many connections may be open at once; others are refused with 503 `too_many_connections`. If "
+        "three quarters of the limit of open files are fewer, that is the bound.",
         8,
         1_000_000,
     )
     access: bool = _setting(
         False,
-        "Whether who asks must show a token or certificate, and may only do what it has a right to. Off: everything is "
-        "allowed, and only loopback is served.",
+        "Whether a client must show a token or certificate, and may do only what its rights allow. Off: everything is "
+        "allowed, and only loopback addresses are served.",
     )
     tls_certificate: str = _setting("", "The server's certificate chain, a PEM file; empty: no TLS.")
-    tls_key: str = _setting("", "The certificate's private key, a PEM file; empty: it is in `tls_certificate`.")
+    tls_key: str = _setting("", "The certificate's private key, a PEM file; empty: the key is in `tls_certificate`.")
     tls_client_ca: str = _setting(
         "",
-        "Mutual TLS: a PEM file with the authorities whose certificates clients may show, instead of a token. A client "
+        "Mutual TLS: a PEM file of the authorities whose certificates clients may show instead of a token. A client "
         "without a certificate needs a token.",
     )
     plaintext: bool = _setting(
         False,
-        "Whether tokens may come over a network without TLS: only behind a proxy that ends it, and whose "
-        "`X-Forwarded-Proto` is believed. Without this setting an address other than loopback needs `tls_certificate`.",
+        "Whether tokens may come over a network without TLS. Only for a server behind a proxy that ends TLS; the "
+        "server then trusts its `X-Forwarded-Proto`. Otherwise an address other than loopback needs `tls_certificate`.",
     )
     oidc_issuer: str = _setting(
         "",
-        "An OpenID Connect issuer (https) whose bearer tokens are taken, beside the server's own; its keys are found "
-        "through its discovery document. Empty: none.",
+        "An OpenID Connect issuer (https) whose bearer tokens are accepted beside the server's own. Its discovery "
+        "document leads to its keys. Empty: none.",
     )
     oidc_audience: str = _setting("notify", "The audience (`aud`) that such a token must name.")
     oidc_rights_claim: str = _setting(
         "notify_rights",
-        "The claim of such a token that lists rights; besides them, those of the credential made for its subject hold.",
+        "The claim of such a token that lists its rights. A credential made for the token's subject adds its rights.",
     )
     principal_requests: float = _setting(
-        0.0, "Requests a second of one principal that has no rate of its own; 0: no bound.", 0, 1e9, live=True
+        0.0,
+        "How many requests a second a principal without a rate of its own may make; 0: no bound.",
+        0,
+        1e9,
+        live=True,
     )
     principal_polls: int = _setting(
         1000,
-        "Polls of one principal that may wait at once, where it has no number of its own.",
+        "How many polls of a principal without a number of its own may wait at once.",
         1,
         1_000_000,
         live=True,
     )
     alarm_every_seconds: float = _setting(
-        5.0, "How often a server looks for what is worth an alarm, in seconds.", 0.1, 300, live=True
+        5.0, "The time between two searches for reasons for an alarm, in seconds.", 0.1, 300, live=True
     )
     alarm_doubt_seconds: float = _setting(
         300.0,
-        "How long a transaction may be in doubt before an alarm, in seconds; 0: no such alarm.",
+        "How long a transaction may be in doubt before an alarm, in seconds; 0: no alarm.",
         0,
         86_400 * 40,
         live=True,
     )
-    alarm_parked: int = _setting(1, "How many parked transactions raise an alarm; 0: none does.", 0, 1000, live=True)
+    alarm_parked: int = _setting(1, "How many parked transactions raise an alarm; 0: no alarm.", 0, 1000, live=True)
     alarm_no_consumer_seconds: float = _setting(
         60.0,
-        "How long a group with messages to receive may be without a consumer before an alarm, in seconds; 0: no such "
-        "alarm.",
+        "How long a group with messages to receive may be without a consumer before an alarm, in seconds; 0: no alarm.",
         0,
         86_400 * 40,
         live=True,
     )
     alarm_lag_growing_seconds: float = _setting(
         300.0,
-        "For how long a group's lag may rise steadily before an alarm, in seconds; 0: no such alarm.",
+        "For how long a group's lag may rise steadily before an alarm, in seconds; 0: no alarm.",
         0,
         86_400,
         live=True,
     )
     alarm_disk_share: float = _setting(
-        0.9, "How full the log's disk may be before an alarm, as a share; 0: no such alarm.", 0, 1, live=True
+        0.9, "How full the log's disk may be before an alarm, as a share; 0: no alarm.", 0, 1, live=True
     )
     alarm_bridge_seconds: float = _setting(
-        30.0, "How long a bridge may be silent before an alarm, in seconds; 0: no such alarm.", 0, 86_400, live=True
+        30.0, "How long a bridge may be silent before an alarm, in seconds; 0: no alarm.", 0, 86_400, live=True
     )
     alarm_webhook: str = _setting(
-        "", "Where alarms are posted when they are raised and cleared; its host must be in `webhook_hosts`.", live=True
+        "",
+        "The URL that alarms are posted to when they are raised and cleared; its host must be in `webhook_hosts`.",
+        live=True,
     )
     tracing: bool = _setting(
         False,
@@ -190,9 +200,13 @@ class Settings:
         "them as OpenTelemetry's environment variables say (`OTEL_EXPORTER_OTLP_ENDPOINT`). Needs the extra `otel`.",
     )
     webhook_hosts: str = _setting(
-        "", "`host:port`, separated by commas: where webhooks may go. Nowhere else, and redirects are not followed."
+        "", "The hosts that webhooks may be sent to: `host:port`, separated by commas. Redirects are not followed."
     )
-    webhook_secret: str = _setting("", "What webhooks are signed with (HMAC-SHA-256).", secret=True)
+    webhook_secret: str = _setting("", "The key that webhooks are signed with (HMAC-SHA-256).", secret=True)
+
+
+KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+"""How an error names the type of a setting."""
 
 
 def environment_name(name: str) -> str:
@@ -204,7 +218,7 @@ def load(
 ) -> Settings:
     """Settings from flags (None: not given), the environment and a TOML file.
 
-    Raises InvalidRequest for an unknown name, a value of the wrong type or one beyond its bound.
+    Raises InvalidRequest for an unknown name, a value of the wrong type, or a value out of bounds.
     """
     environ = dict(os.environ) if environ is None else environ
     fields = {f.name: f for f in dataclasses.fields(Settings)}
@@ -216,7 +230,7 @@ def load(
             raise InvalidRequest(f"the settings file {file} cannot be read: {error}") from None
         for name, value in table.items():
             if name not in fields:
-                raise InvalidRequest(f"{file}: there is no setting {name!r}; see docs/reference/settings.md")
+                raise InvalidRequest(f"{file}: there is no setting {name!r}; see docs/reference.md")
             values[name] = value
     for name in fields:
         text = environ.get(environment_name(name))
@@ -228,13 +242,14 @@ def load(
 
 
 def changed(settings: Settings, values: dict[str, Any]) -> Settings:
-    """Settings with other values of what may change while a server runs.
+    """A copy of `settings` with other `values`, each of a setting that may change while a server runs.
 
-    Raises InvalidRequest for an unknown name, one that takes a restart, or a value of the wrong type or beyond a bound.
+    Raises InvalidRequest for an unknown name, a setting that needs a restart (`needs_restart`), a value of the wrong
+    type, or a value out of bounds (`invalid_setting`).
     """
     fields = {f.name: f for f in dataclasses.fields(Settings)}
     types = typing.get_type_hints(Settings)
-    found = {}
+    checked = {}
     for name, value in values.items():
         if name not in fields:
             raise InvalidRequest(f"there is no setting {name[:60]!r}; see GET /v1/admin/settings", "invalid_setting")
@@ -242,8 +257,8 @@ def changed(settings: Settings, values: dict[str, Any]) -> Settings:
             raise InvalidRequest(
                 f"{name} is read when a server starts: set {environment_name(name)} and restart it", "needs_restart"
             )
-        found[name] = _checked(fields[name], types[name], value)
-    return dataclasses.replace(settings, **found)
+        checked[name] = _checked(fields[name], types[name], value)
+    return dataclasses.replace(settings, **checked)
 
 
 def _checked(setting: dataclasses.Field[Any], kind: type, value: Any) -> Any:
@@ -256,7 +271,7 @@ def _checked(setting: dataclasses.Field[Any], kind: type, value: Any) -> Any:
             value = kind(value)
     except (KeyError, ValueError, TypeError):
         shown = "the given value" if setting.metadata["secret"] else repr(value)[:60]
-        raise InvalidRequest(f"setting {setting.name}: {shown} is not a {kind.__name__}", "invalid_setting") from None
+        raise InvalidRequest(f"setting {setting.name}: {shown} is not {KINDS[kind]}", "invalid_setting") from None
     low, high = setting.metadata["low"], setting.metadata["high"]
     if low is not None and not low <= value <= high:
         raise InvalidRequest(

@@ -159,9 +159,9 @@ def test_flag_before_environment_before_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("environ", "match"),
     [
-        ({"NOTIFY_PORT": "x"}, "not a int"),
+        ({"NOTIFY_PORT": "x"}, "not an integer"),
         ({"NOTIFY_PORT": "70000"}, "from 0 to 65535"),
-        ({"NOTIFY_CREATE_TOPICS": "2"}, "bool"),
+        ({"NOTIFY_CREATE_TOPICS": "2"}, "true or false"),
     ],
 )
 def test_settings_that_cannot_be(environ: dict[str, str], match: str) -> None:
