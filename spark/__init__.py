@@ -1,1 +1,1 @@
-"""The audit: what the databases committed, against what was delivered and took effect. It runs in no server."""
+"""The audit compares what databases committed with what was delivered and took effect. It runs outside of servers."""

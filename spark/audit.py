@@ -1,7 +1,7 @@
-"""One audit: reads every input, brings each message's life together, names what is wrong, and says how sure it is.
+"""One audit: it reads every input, joins each message's rows, classifies the contradictions, and gives a verdict.
 
-Inputs are read in the order in which things happen downstream first: the log before the databases. So what a log shows
-as done, a database shows too, and what a database shows beyond the log's watermark is PENDING, not LOST.
+It reads the downstream inputs first: the log before the databases. So whatever the log shows, the databases show too;
+a row that a database committed after the log's watermark is PENDING, not LOST.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MOST_PARTITIONS = 2000
 
 
 class Audit:
-    """Runs a plan. `progress` is told what is being done."""
+    """Runs a plan. `progress` is called with the name of each step."""
 
     def __init__(
         self,
@@ -47,14 +47,14 @@ class Audit:
         progress: Callable[[str], None] = lambda text: None,
     ) -> None:
         if plan.to_us and plan.from_us >= plan.to_us:
-            raise InvalidRequest("--from lies behind --to")
+            raise InvalidRequest("--from must be before --to")
         if not inputs.databases:
-            raise InvalidRequest("an audit needs a --database: what it committed is the truth that all else is held to")
+            raise InvalidRequest("an audit needs a --database: all other inputs are compared with what it committed")
         if not (inputs.logs or inputs.kafka):
-            raise InvalidRequest("an audit needs a --log or a --kafka: where the messages went")
+            raise InvalidRequest("an audit needs a --log or a --kafka, which the messages were written to")
         names = [d.name for d in inputs.databases]
         if len(set(names)) < len(names):
-            raise InvalidRequest("two databases have one name: give them as --database NAME=URL")
+            raise InvalidRequest("two databases have the same name: give them as --database NAME=URL")
         self._spark = spark
         self._plan = plan
         self._inputs = inputs
@@ -69,7 +69,7 @@ class Audit:
         self._mark = now
 
     def run(self) -> Result:
-        """Raises InvalidRequest, Unavailable or Corrupt where an input cannot be read at all."""
+        """Raises InvalidRequest, Unavailable or Corrupt if an input cannot be read at all."""
         started = self._mark = time.monotonic()
         result = self.result
         self._prepare()
@@ -77,18 +77,18 @@ class Audit:
         self._bounds()
         partitions = self._partitions()
         self._spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
-        # Planning anew behind each stage pays where stages are long; a small audit has three times the jobs by it.
+        # Adaptive planning after each stage pays off for long stages; it triples the jobs of a small audit.
         is_large = partitions > self._spark.sparkContext.defaultParallelism
         self._spark.conf.set("spark.sql.adaptive.enabled", str(is_large).lower())
         self._progress("reading the databases")
-        # Hardly any message has two rows in one part: gathering them before they are exchanged would only cost.
+        # A part rarely holds two rows of a message, so aggregating before the shuffle would only cost time.
         self._spark.conf.set(_BYPASS, "true")
         rows = self._life().persist(StorageLevel.MEMORY_AND_DISK)
         self._spark.conf.set(_BYPASS, "false")
         try:
             self._measure(rows)
-            self._step("bring together")
-            self._progress("looking at findings")
+            self._step("join")
+            self._progress("collecting findings")
             self._collect(rows)
             self._look_for_repairs()
             self._step("findings")
@@ -121,7 +121,7 @@ class Audit:
         self._groups = Groups([n for n in (*names, *sorted(self._inbox_groups)) if "@" not in n])
 
     def _partitions(self) -> int:
-        """Parts of a shuffle: each fits in memory, and a small audit does not start a hundred empty tasks."""
+        """The number of shuffle partitions: each fits in memory, and a small audit starts no hundred empty tasks."""
         messages = sum(log.count_from(self._span()) for log in self._inputs.logs)
         if self._inputs.kafka:
             messages = max(messages, ROWS_A_PARTITION * PARTITIONS)
@@ -129,7 +129,7 @@ class Audit:
         return max(min(cores, 1 + messages // 10_000), min(MOST_PARTITIONS, messages // ROWS_A_PARTITION))
 
     def _bounds(self) -> None:
-        """From when to when, and up to when everything is through."""
+        """Set the audited range, the watermark, and the time before which transactions are closed."""
         plan, result = self._plan, self.result
         now_us = time.time_ns() // 1000
         longest_us = round(plan.max_transaction_seconds * 1e6)
@@ -168,7 +168,7 @@ class Audit:
         whole_from = max(rows_from, log_from)
         if plan.from_us and plan.from_us < whole_from:
             result.reasons.append(
-                f"--from lies before {_text(whole_from)}: up to then local rows were purged, or the log was dropped"
+                f"--from is before {_text(whole_from)}: older local rows were purged, or older segments deleted"
             )
         result.from_us = max(plan.from_us, whole_from)
         result.to_us = plan.to_us or now_us
@@ -186,7 +186,7 @@ class Audit:
         )
 
     def _span(self) -> Span | None:
-        """The ids that can belong to the time that is looked at; None for all there are."""
+        """The range of ids that transactions in the audited range can have; None: all ids."""
         if not self._plan.from_us and not self._plan.to_us:
             return None
         slack = SKEW_US + round(self._plan.max_transaction_seconds * 1e6)
@@ -205,7 +205,9 @@ class Audit:
         for storage in self._inputs.storages:
             halves = storage.halves(self._spark, span)
             if halves is None:
-                raise InvalidRequest(f"--storage {storage.name}: it has no table server_half_message")
+                raise InvalidRequest(
+                    f"--storage {storage.name}: it has no table server_half_message; run notify storage upgrade"
+                )
             parts.append(life.of_halves(halves, groups))
         bits = F.broadcast(groups.table(self._spark))
         for number, database in enumerate(self._inputs.databases):
@@ -217,7 +219,7 @@ class Audit:
                 named = effects.withColumnRenamed("consumer_group", "group").join(bits, "group", "left")
                 parts.append(life.of_effects(searches.within(named, span), groups))
         together = life.together(parts, groups)
-        # Rows that only acks speak of belong to messages outside of the time that is looked at.
+        # A row with nothing but acks belongs to a message outside of the audited range.
         event = findings.event_us()
         together = together.where(event.isNotNull() & (event >= self.result.from_us) & (event < self.result.to_us))
         expected = F.broadcast(self._expected())
@@ -264,12 +266,12 @@ class Audit:
         acks = log.acks(spark, from_us, loose_only=True)
         if acks is not None:
             bits = F.broadcast(groups.table(spark))
-            # An instance's own progress in a broadcast says nothing of its group.
+            # The progress of one instance in a broadcast says nothing about its group.
             parts.append(life.of_acks(searches.within(acks.join(bits, "group"), span), groups))
         return parts
 
     def _expected(self) -> DataFrame:
-        """(place, subscribed): who is to get what is in a queue, from which offset on."""
+        """(place, subscribed): for each queue the groups that are to receive it, and from which offset on."""
         groups = self._groups
         rows: list[tuple[int, list[dict[str, int]]]] = []
         for number, log in enumerate(self._inputs.logs):
@@ -293,7 +295,7 @@ class Audit:
         return {"start": start, "committed": committed} | bits
 
     def _cover(self) -> None:
-        """Which producer groups' local rows were read: those of a group without any are in a database not given."""
+        """Find the producer groups whose local rows were read. A group without rows uses a database not given."""
         names: set[str] = set()
         for database in self._inputs.databases:
             names |= database.producer_groups()
@@ -311,7 +313,7 @@ class Audit:
         if known - names:
             listed = ", ".join(sorted(known - names)[:20])
             self.result.notes.append(
-                f"not audited for ghosts, since no database given has rows of theirs: producer groups {listed}"
+                f"not checked for GHOST, because no given database has rows of these producer groups: {listed}"
             )
 
     def _hashes(self, names: Sequence[str]) -> dict[str, int]:
@@ -323,7 +325,7 @@ class Audit:
     # --- what comes out ---------------------------------------------------------------------------------------
 
     def _measure(self, rows: DataFrame) -> None:
-        """Counts by bucket, topic and class."""
+        """Count messages by bucket, topic and class."""
         bucket_us = round(self._plan.bucket_seconds * 1e6)
         names = [f.name for f in findings.FINDINGS if f.when is not None]
         committed = F.col("t_state").bitwiseAND(3) == COMMITTED
@@ -341,14 +343,14 @@ class Audit:
             F.max("t_us").alias("newest_row_us"),
             *[F.count_if(findings.has(n)).alias(n) for n in names],
         )
-        found = [row.asDict() for row in counted.collect()]
+        buckets = [row.asDict() for row in counted.collect()]
         topics = {h: n for n, h in self._hashes(sorted(self._topic_names())).items()}
         self._topics = topics
         result = self.result
-        for row in found:
+        for row in buckets:
             row["topic"] = topics.get(row["topic"], "")
             row["at_us"] = row.pop("bucket") * bucket_us
-        result.buckets = sorted(found, key=lambda r: (r["at_us"], r["topic"]))
+        result.buckets = sorted(buckets, key=lambda r: (r["at_us"], r["topic"]))
         for name in (
             "messages",
             "committed",
@@ -360,64 +362,64 @@ class Audit:
             "halves",
             "closed",
         ):
-            result.totals[name] = sum(row[name] for row in found)
-        self._newest_row_us = max((row["newest_row_us"] or 0 for row in found), default=0)
-        result.counts = {f.name: sum(row.get(f.name, 0) for row in found) for f in findings.FINDINGS}
+            result.totals[name] = sum(row[name] for row in buckets)
+        self._newest_row_us = max((row["newest_row_us"] or 0 for row in buckets), default=0)
+        result.counts = {f.name: sum(row.get(f.name, 0) for row in buckets) for f in findings.FINDINGS}
 
     def _topic_names(self) -> set[str]:
         names = {n for log in self._inputs.logs for n in log.catalog.topics.values()}
         return names | {n for kafka in self._inputs.kafka for n in kafka.topics}
 
     def _collect(self, rows: DataFrame) -> None:
-        """The evidence of what was found: of the classes that are kept whole in one query."""
+        """Collect the evidence: one query for all classes that fit whole, and one for each class that does not."""
         counts = {name: count for name, count in self.result.counts.items() if count and name != "PENDING"}
         most = {name: searches.MOST_FINDINGS if BY_NAME[name].is_bad else 1000 for name in counts}
         whole = [name for name, count in counts.items() if count <= most[name]]
-        found: dict[str, list[Found]] = {name: [] for name in counts}
+        cases: dict[str, list[Found]] = {name: [] for name in counts}
         if whole:
             for row in rows.where(findings.has(*whole)).collect():
                 evidence = row.asDict()
                 for name in whole:
                     if evidence["classes"] & findings.bit_of(name):
-                        found[name].append(self._found(name, dict(evidence)))
+                        cases[name].append(self._found(name, dict(evidence)))
         for name in counts.keys() - set(whole):
             part = rows.where(findings.has(name)).limit(most[name])
-            found[name] = [self._found(name, row.asDict()) for row in part.collect()]
-        for several in found.values():
+            cases[name] = [self._found(name, row.asDict()) for row in part.collect()]
+        for several in cases.values():
             self.result.found += several
 
     def _look_for_repairs(self) -> None:
-        """Leave out what was mended: what is sent again has an id that follows from the message's own."""
+        """Mark repaired findings: the id of a repeated message follows from the original id, and is in a queue."""
         by_id: dict[bytes, list[Found]] = {}
-        for found in self.result.found:
-            if not found.transaction_id:
+        for case in self.result.found:
+            if not case.transaction_id:
                 continue
-            transaction = ids.from_text(found.transaction_id)
+            transaction = ids.from_text(case.transaction_id)
             salts: list[bytes] = []
-            if found.finding in ("LOST", "CONFLICT") and found.evidence["local"] == "COMMITTED":
-                salts = [ids.republished(found.message_no)]
-            elif found.finding == "ACKED_NO_EFFECT":
-                salts = [ids.redelivered(group, found.message_no) for group in found.groups]
+            if case.finding in ("LOST", "CONFLICT") and case.evidence["local"] == "COMMITTED":
+                salts = [ids.republished(case.message_no)]
+            elif case.finding == "ACKED_NO_EFFECT":
+                salts = [ids.redelivered(group, case.message_no) for group in case.groups]
             for salt in salts:
-                by_id.setdefault(ids.derived(transaction, salt), []).append(found)
+                by_id.setdefault(ids.derived(transaction, salt), []).append(case)
         if not by_id:
             return
         wanted = F.broadcast(small_table(self._spark, {"id": pa.binary()}, [(i,) for i in by_id]))
         tables = [log.messages(self._spark, self._groups) for log in self._inputs.logs]
         tables += [kafka.messages(self._spark, self._groups, 0) for kafka in self._inputs.kafka]
-        there: set[bytes] = set()
+        in_queues: set[bytes] = set()
         for table in tables:
             if table is not None:
                 queued = table.where(F.col("offset").isNotNull()).select("id")
-                there |= {bytes(row["id"]) for row in queued.join(wanted, "id").distinct().collect()}
+                in_queues |= {bytes(row["id"]) for row in queued.join(wanted, "id").distinct().collect()}
         for again, several in by_id.items():
-            for found in several:
-                found.evidence["repairs"] = found.evidence.get("repairs", 0) + (again in there)
-        for found in self.result.found:
-            wanted_repairs = len(found.groups) if found.finding == "ACKED_NO_EFFECT" else 1
-            if found.evidence.pop("repairs", 0) == wanted_repairs:
-                found.evidence["repaired"] = True
-                self.result.counts[found.finding] -= 1
+            for case in several:
+                case.evidence["repairs"] = case.evidence.get("repairs", 0) + (again in in_queues)
+        for case in self.result.found:
+            wanted_repairs = len(case.groups) if case.finding == "ACKED_NO_EFFECT" else 1
+            if case.evidence.pop("repairs", 0) == wanted_repairs:
+                case.evidence["repaired"] = True
+                self.result.counts[case.finding] -= 1
                 self.result.totals["repaired"] = self.result.totals.get("repaired", 0) + 1
 
     def _found(self, name: str, row: dict[str, Any]) -> Found:
@@ -426,40 +428,40 @@ class Audit:
         def masks(kind: str) -> list[int]:
             return [row[f"{kind}{b}"] or 0 for b in range(groups.blocks)]
 
-        found = Found(name, ids.to_text(bytes(row["id"])), row["no"], at_us=row["event_us"])
-        found.topic = self._topics.get(row["topic"], "")
-        found.producer_group = self._names.get(row["producer_group"], "")
+        case = Found(name, ids.to_text(bytes(row["id"])), row["no"], at_us=row["event_us"])
+        case.topic = self._topics.get(row["topic"], "")
+        case.producer_group = self._names.get(row["producer_group"], "")
         state = row["t_state"]
         row["local"] = (state or 0) & 3
         if state is not None:
-            found.database = self._inputs.databases[state // life.DATABASE].name
+            case.database = self._inputs.databases[state // life.DATABASE].name
         if row["place"] is not None:
-            number, _, found.queue = life.parts_of_place(row["place"])
-            found.offset = row["offset"]
+            number, _, case.queue = life.parts_of_place(row["place"])
+            case.offset = row["offset"]
             if number < len(self._inputs.logs):
-                found.log = self._inputs.logs[number].name
+                case.log = self._inputs.logs[number].name
         expected, settled = masks("expected"), masks("settled")
         if name == "UNDELIVERED":
-            found.groups = groups.of([e & ~s for e, s in zip(expected, settled, strict=True)])
+            case.groups = groups.of([e & ~s for e, s in zip(expected, settled, strict=True)])
         elif name == "ACKED_NO_EFFECT":
             inboxes = [groups.mask(sorted(self._terms.inbox_groups), b) for b in range(groups.blocks)]
-            found.groups = groups.of(
+            case.groups = groups.of(
                 [a & i & ~e for a, i, e in zip(masks("acked"), inboxes, masks("effects"), strict=True)]
             )
         elif name == "REDELIVERED":
-            found.groups = groups.of(masks("attempted"))
-        found.detail = detail(name, row, found)
+            case.groups = groups.of(masks("attempted"))
+        case.detail = detail(name, row, case)
         times = ("t_us", "half_us", "due_us", "queued_us", "acked_us", "effect_us")
-        found.evidence = {key: row[key] for key in times if row[key] is not None}
-        found.evidence |= {
+        case.evidence = {key: row[key] for key in times if row[key] is not None}
+        case.evidence |= {
             "local": STATES.get(row["local"], "no row"),
             "server": STATES.get(row["outcomes"], "PREPARED" if row["half_us"] else "unknown"),
             "mode": "" if state is None else "outbox" if state & life.OUTBOX else "half",
         }
-        return found
+        return case
 
     def _latencies(self, rows: DataFrame) -> None:
-        """How long messages took, all kinds in one query: each row gives one for every kind that it has."""
+        """Count latencies in bins, all kinds in one query: a row counts for each kind whose two times it has."""
         bucket_us = round(self._plan.bucket_seconds * 1e6)
         between = {
             "commit_to_queue": ("t_us", "queued_us"),
@@ -480,11 +482,11 @@ class Audit:
             )
             .count()
         )
-        found: dict[str, list[tuple[int, str, int, int]]] = {kind: [] for kind in LATENCIES}
+        histograms: dict[str, list[tuple[int, str, int, int]]] = {kind: [] for kind in LATENCIES}
         for row in counted.collect():
             topic = self._topics.get(row["topic"], "")
-            found[row["kind"]].append((row["bucket"] * bucket_us, topic, row["bin"], row["count"]))
-        self.result.latencies = {kind: sorted(several) for kind, several in found.items()}
+            histograms[row["kind"]].append((row["bucket"] * bucket_us, topic, row["bin"], row["count"]))
+        self.result.latencies = {kind: sorted(several) for kind, several in histograms.items()}
 
     # --- what needs more than a message's row -----------------------------------------------------------------
 
@@ -496,32 +498,32 @@ class Audit:
                 [searches.corrupt(log, broken) for broken in log.broken() if self._in_time(broken["time_us"])],
             )
             self._add("BRIDGE_GAP", [g for g in searches.gaps(log) if self._in_time(g.at_us)])
-            self._progress("looking at order")
+            self._progress("checking the order")
             self._add("DISORDER", searches.disorder(self._spark, log, self._span()))
         if not self._plan.effects:
             result.not_checked["DUP_EFFECT"] = "name the business effects with --effects"
         for name, query in self._plan.effects:
             database = next((d for d in self._inputs.databases if d.name == name or not name), None)
             if database is None:
-                raise InvalidRequest(f"--effects names database {name!r}, which is none of those given")
+                raise InvalidRequest(f"--effects names database {name!r}, which was not given with --database")
             self._add("DUP_EFFECT", searches.doubled(self._spark, database, query, self._between()))
         if self._inputs.kafka and not self._inputs.logs:
             result.not_checked["BRIDGE_GAP"] = "Kafka keeps only the last position of a bridge"
             result.not_checked["DISORDER"] = result.not_checked["REDELIVERED"] = "Kafka keeps no record of each ack"
-            result.not_checked["CORRUPT"] = "Kafka checks its records when it reads them"
+            result.not_checked["CORRUPT"] = "Kafka verifies its own checksums when it reads records"
         if not self._terms.inbox_groups:
             result.not_checked["ACKED_NO_EFFECT"] = "no database given has inbox rows"
 
     def _between(self) -> tuple[int, int] | None:
-        """From when to when ids were made that are audited; None: all."""
+        """The audited range, for ids made in [from, to); None: all."""
         return (self.result.from_us, self.result.to_us) if self._span() is not None else None
 
     def _in_time(self, at_us: int) -> bool:
         return not at_us or self.result.from_us <= at_us < self.result.to_us or not self._plan.from_us
 
-    def _add(self, name: str, found: list[Found]) -> None:
-        self.result.counts[name] = self.result.counts.get(name, 0) + len(found)
-        self.result.found += found
+    def _add(self, name: str, cases: list[Found]) -> None:
+        self.result.counts[name] = self.result.counts.get(name, 0) + len(cases)
+        self.result.found += cases
 
     # --- the verdict ------------------------------------------------------------------------------------------
 
@@ -531,21 +533,23 @@ class Audit:
         longest_us = round(plan.max_transaction_seconds * 1e6)
         totals = result.totals
         if not totals["rows"]:
-            result.reasons.append("no local row lies in this time: there is nothing to hold the messages to")
+            result.reasons.append(
+                "no local row lies in the audited range: the messages cannot be compared with anything"
+            )
         if not totals["in_queues"]:
-            result.reasons.append("no message lies in this time in any queue that was read")
+            result.reasons.append("no queue has a message in the audited range")
         if not plan.closes_by_clock:
             for entry in result.inputs:
                 behind_us = min(self._newest_row_us, now_us) - entry["watermark_us"]
                 if behind_us > longest_us and result.counts.get("PENDING"):
                     result.reasons.append(
                         f"{entry['input']} ends at {_text(entry['watermark_us'])}, and the databases have transactions "
-                        f"until {_text(self._newest_row_us)}: it is stale, what lies in between cannot be judged"
+                        f"until {_text(self._newest_row_us)}: it is stale, and the time in between cannot be judged"
                     )
         if plan.to_us and result.closed_us < min(plan.to_us, now_us - longest_us - 60_000_000):
-            result.reasons.append(f"what came after {_text(result.closed_us)} is not through, and --to lies behind it")
+            result.reasons.append(f"transactions after {_text(result.closed_us)} are not closed yet, and --to is later")
         if totals["rows"] and not totals["closed"] and result.counts.get("PENDING"):
-            result.reasons.append("everything in this time is still PENDING")
+            result.reasons.append("every transaction in the audited range is still PENDING")
         bad = any(result.counts.get(name) for name in BAD)
         result.verdict = "FINDINGS" if bad else "INCONCLUSIVE" if result.reasons else "PASS"
 
@@ -555,7 +559,7 @@ def _bit_names(groups: Groups) -> list[str]:
 
 
 def _mask(subscribed: Column, block: int) -> Column:
-    """The groups' bits of some subscriptions, in one number."""
+    """The mask of the groups of some subscriptions."""
     return F.aggregate(subscribed, F.lit(0).cast("bigint"), lambda mask, s: mask.bitwiseOR(s[f"bit{block}"]))
 
 

@@ -1,8 +1,8 @@
-"""The content of a damaged frame. One wrong byte is found by the checksum's own arithmetic, and read as it was.
+"""Reads damaged frames: it finds and corrects a single wrong byte, and reports any other damage.
 
-CRC32C is linear: the difference between the checksum that stands there and the one of what stands there depends only
-on which bits are wrong and how far they are from the end. Undoing the checksum byte by byte finds the one place where
-the difference is that of a single byte. More damage than that is reported, and not read.
+CRC32C is linear: the difference between the stored and the computed checksum depends only on which bits are wrong and
+on their distance from the end. Reversing the checksum byte by byte finds the one place where a change of a single byte
+makes that difference.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SEARCHED_BYTES = 16 << 20
 
 @dataclass
 class Broken:
-    """Bytes [position, end) of the log that are not what was written; `body`: what was, where that is known."""
+    """Damaged bytes [position, end) of the log; `body`: the frame's body as it was written, if known."""
 
     position: int
     end: int
@@ -49,11 +49,11 @@ class Broken:
 
 
 def examine(data: bytes, position: int) -> Iterator[Broken]:
-    """The meaning of damaged bytes of the log, up to the next sound frame."""
+    """Examine damaged bytes of the log, up to the next sound frame."""
     header = data[:FRAME_HEADER_SIZE]
     end = position + len(data)
     if len(header) < FRAME_HEADER_SIZE:
-        yield Broken(position, end, f"{len(data)} bytes that are no frame")
+        yield Broken(position, end, f"{len(data)} bytes are no frame")
         return
     magic, length, crc, records, base, durable, time_us = FRAME_HEADER.unpack(header)
     body = data[FRAME_HEADER_SIZE:]
@@ -62,7 +62,7 @@ def examine(data: bytes, position: int) -> Iterator[Broken]:
         yield from examine(data[:following], position)
         yield from examine(data[following:], position + following)
         return
-    # These are known from elsewhere: where the frame is, and where the next one begins.
+    # The caller knows the frame's position and its length, whatever its header says.
     known = (FRAME_MAGIC, len(body), crc, records, position, durable, time_us)
     if frame_is_sound(known, body):
         wrong = [
@@ -74,18 +74,18 @@ def examine(data: bytes, position: int) -> Iterator[Broken]:
         return
     fixed = _one_byte(FRAME_HEADER.pack(*known), body)
     if fixed is None:
-        yield Broken(position, end, f"{len(data)} bytes with more than one of them wrong", None, time_us)
+        yield Broken(position, end, f"more than one of {len(data)} bytes is wrong", None, time_us)
         return
     at, was, header, body = fixed
     place = position + at
     now = data[at]
-    found = _message_at(body, position + FRAME_HEADER_SIZE, place)
-    detail = f"byte {place} is {now:#04x}, and was {was:#04x} when it was written"
-    yield Broken(position, end, detail, body, FRAME_HEADER.unpack(header)[6], found)
+    message = _message_at(body, position + FRAME_HEADER_SIZE, place)
+    detail = f"byte {place} is {now:#04x}; it was written as {was:#04x}"
+    yield Broken(position, end, detail, body, FRAME_HEADER.unpack(header)[6], message)
 
 
 def _one_byte(header: bytes, body: bytes) -> tuple[int, int, bytes, bytes] | None:
-    """(place, what it was, header, body) of the one wrong byte; None if it is not one, or too far to look for."""
+    """(place, right value, header, body) if one byte is wrong; None for other damage, or a frame too long to search."""
     frame = bytearray(header + body)
     stated = int.from_bytes(frame[8:12], "little")
     difference = stated ^ crc32c(bytes(frame[4:8]) + bytes(frame[_CHECKED_FROM:]))
@@ -98,9 +98,9 @@ def _one_byte(header: bytes, body: bytes) -> tuple[int, int, bytes, bytes] | Non
             return None
         table, by_top, single = _tables()
         for at in range(len(frame) - 1, _CHECKED_FROM - 1, -1):
-            found = single.get(difference)
-            if found is not None:
-                place, change = at, found
+            byte_change = single.get(difference)
+            if byte_change is not None:
+                place, change = at, byte_change
                 break
             index = by_top[difference >> 24]
             difference = ((difference ^ table[index]) << 8 | index) & 0xFFFFFFFF
@@ -115,7 +115,7 @@ def _one_byte(header: bytes, body: bytes) -> tuple[int, int, bytes, bytes] | Non
 
 @cache
 def _tables() -> tuple[list[int], list[int], dict[int, int]]:
-    """CRC32C's table, its rows by their highest byte, and the difference that each change of the last byte makes."""
+    """CRC32C's table; its index by highest byte; and the change of the last byte that makes each difference."""
     table = []
     for byte in range(256):
         value = byte
@@ -129,7 +129,7 @@ def _tables() -> tuple[list[int], list[int], dict[int, int]]:
 
 
 def _message_at(body: bytes, body_at: int, place: int) -> tuple[str, int] | None:
-    """The message whose payload lies over a place."""
+    """(transaction id, message number) of the message whose payload covers `place`; None if there is none."""
     at = 0
     while at < len(body):
         length, _, _, count = RECORD_HEADER.unpack_from(body, at)

@@ -1,8 +1,8 @@
 """Databases as tables, read by JDBC in parts: local rows, inbox effects, and the halves of SQL storage.
 
-Ids come as 16 bytes and times as microseconds since 1970, converted by the database: what Spark makes of a driver's
-timestamps depends on time zones. MariaDB is read under `jdbc:mysql:` (with its own driver), since Spark has no dialect
-for `jdbc:mariadb:` and then quotes identifiers in a way that compares constants.
+The database converts ids to 16 bytes and times to microseconds since 1970, because Spark's reading of a driver's
+timestamps depends on time zones. MariaDB is read as `jdbc:mysql:` (with its own driver): Spark has no dialect for
+`jdbc:mariadb:`, and would quote identifiers so that MariaDB takes them for constants.
 """
 
 from __future__ import annotations
@@ -46,23 +46,25 @@ class Span:
 
 
 class Database:
-    """One database, by its SQLAlchemy URL.
+    """One database, given by its SQLAlchemy URL.
 
-    Raises InvalidRequest for a URL or schema that cannot be read, StorageFailed for a server's tables of another
-    version, Unavailable where it does not answer.
+    Raises InvalidRequest for a URL or schema that cannot be read, StorageFailed if a server's tables are of another
+    version, Unavailable if the database does not answer.
     """
 
     def __init__(self, url: str, name: str = "") -> None:
         try:
-            self._engine = open_engine(url, pooled=False)  # few statements, far apart
+            self._engine = open_engine(url, pooled=False)  # it runs few statements, far apart
         except InvalidRequest as error:
             raise InvalidRequest(f"--database {name or url}: {error}") from None
-        # Reading takes no lock: on SQLite a transaction would begin as a writer's.
+        # Without a transaction: on SQLite one would begin with a writer's lock.
         self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self.url: URL = self._engine.url
         self.kind = "mysql" if self.url.get_backend_name() == "mariadb" else self.url.get_backend_name()
         if self.kind not in _DRIVERS:
-            raise InvalidRequest(f"--database: {self.kind} is not read; PostgreSQL, MySQL, MariaDB and SQLite are")
+            raise InvalidRequest(
+                f"--database: the audit cannot read {self.kind}; it reads PostgreSQL, MySQL, MariaDB and SQLite"
+            )
         self.name = name or self.url.database or self.kind
         try:
             with self._reading.connect() as connection:
@@ -76,39 +78,39 @@ class Database:
             raise Unavailable(f"database {self.name}: {_short(error)}") from None
 
     def _check(self, connection: sa.Connection) -> None:
-        """Raises InvalidRequest for tables of another schema than this one knows."""
+        """Raises InvalidRequest if a table lacks columns."""
         for table in (half_message, notify_inbox, notify_source):
             if table.name not in self.tables:
                 continue
-            there = {c["name"] for c in sa.inspect(connection).get_columns(table.name)}
-            missing = {c.name for c in table.columns} - there
+            present = {c["name"] for c in sa.inspect(connection).get_columns(table.name)}
+            missing = {c.name for c in table.columns} - present
             if missing:
                 raise InvalidRequest(
-                    f"database {self.name}: {table.name} lacks {', '.join(sorted(missing))}: it is of an older "
-                    "schema; run create_tables, or the migration that docs/reference.md names"
+                    f"database {self.name}: the table {table.name} lacks {', '.join(sorted(missing))}: an older "
+                    "version made it; run create_tables or the Alembic helper's upgrade (docs/reference.md)"
                 )
 
     def close(self) -> None:
         self._engine.dispose()
 
     def connect(self) -> sa.Connection:
-        """A connection to its primary, to be closed."""
+        """A connection; the caller closes it."""
         return self._engine.connect()
 
     @property
     def now_us(self) -> int:
-        """By the database's clock."""
+        """Now by the database's clock, in microseconds since 1970."""
         return time.time_ns() // 1000 + self.clock_offset_us
 
     def source_id(self) -> str:
-        """The id that halves of this database carry, "" where it has none."""
+        """The id of this database that its halves carry; "" if it has none."""
         if notify_source.name not in self.tables:
             return ""
         with self._reading.connect() as connection:
             return str(connection.execute(sa.select(notify_source.c.id)).scalar() or "")
 
     def purged(self) -> tuple[int, int]:
-        """Instants before which local rows, and inbox rows, may be gone; 0 where none is."""
+        """Instants in microseconds before which local rows, and inbox rows, may be purged; 0: none was."""
         if notify_source.name not in self.tables:
             return 0, 0
         t = notify_source.c
@@ -117,23 +119,23 @@ class Database:
         return (0, 0) if row is None else (max(row[0], row[1]) * 1000, row[2] * 1000)
 
     def producer_groups(self) -> set[str]:
-        """Whose local rows are here."""
+        """The producer groups that have local rows here."""
         return self._distinct(half_message.c.producer_group)
 
     def inbox_groups(self) -> set[str]:
-        """Whose effects are here."""
+        """The consumer groups that have inbox rows here."""
         return self._distinct(notify_inbox.c.consumer_group)
 
     def _distinct(self, column: sa.Column[Any]) -> set[str]:
-        """The few values of a column. Where it leads an index, one search for each of them."""
+        """The distinct values of a column; for the first column of a key by one index search each."""
         table, name = column.table.name, column.name
         if table not in self.tables:
             return set()
         if column.primary_key:
             query = (
-                f"WITH RECURSIVE found(name) AS (SELECT min({name}) FROM {table} UNION ALL SELECT "
-                f"(SELECT min({name}) FROM {table} WHERE {name} > found.name) FROM found WHERE found.name IS NOT NULL) "
-                "SELECT name FROM found WHERE name IS NOT NULL"
+                f"WITH RECURSIVE names(name) AS (SELECT min({name}) FROM {table} UNION ALL SELECT "
+                f"(SELECT min({name}) FROM {table} WHERE {name} > names.name) FROM names WHERE names.name IS NOT NULL) "
+                "SELECT name FROM names WHERE name IS NOT NULL"
             )
         else:
             query = f"SELECT DISTINCT {name} FROM {table}"
@@ -143,8 +145,10 @@ class Database:
     # --- tables -----------------------------------------------------------------------------------------------
 
     def local_rows(self, spark: SparkSession, span: Span | None) -> DataFrame | None:
-        """Rows of half_message as (id, no, producer_group, is_outbox, is_tombstone, topic, at_us) with ids made in
-        `span`; None without the table."""
+        """Rows of half_message with ids made in `span`; None if there is no such table.
+
+        Columns: id, no, producer_group, is_outbox, is_tombstone, topic, at_us.
+        """
         if half_message.name not in self.tables:
             return None
         columns = (
@@ -158,7 +162,7 @@ class Database:
         return self._read(spark, half_message.name, columns, conditions, schema)
 
     def effects(self, spark: SparkSession, span: Span | None) -> DataFrame | None:
-        """Rows of notify_inbox as (id, no, consumer_group, at_us), those made from the start of `span` on."""
+        """Rows (id, no, consumer_group, at_us) of notify_inbox made from the start of `span` on; None without it."""
         if notify_inbox.name not in self.tables:
             return None
         number = {
@@ -174,19 +178,21 @@ class Database:
         return self._read(spark, notify_inbox.name, columns, self._by_time(notify_inbox.c.created_at, span), schema)
 
     def doubled(self, spark: SparkSession, query: str) -> DataFrame:
-        """(message_id, consumer_group, times) of effects that a query names more than once.
+        """(message_id, consumer_group, times) of effects that `query` returns more than once.
 
-        `query` gives `message_id`, and `consumer_group` where one database has several groups' effects.
+        `query` returns a column `message_id`, and `consumer_group` if the database has effects of several groups.
         """
         try:
             with self._reading.connect() as connection:
-                there = list(connection.exec_driver_sql(f"SELECT * FROM ({query}) q WHERE 1 = 0").keys())
+                given = list(connection.exec_driver_sql(f"SELECT * FROM ({query}) q WHERE 1 = 0").keys())
         except sa.exc.SQLAlchemyError as error:
             raise InvalidRequest(f"--effects on database {self.name}: {_short(error)}") from None
-        if "message_id" not in there:
-            raise InvalidRequest(f"--effects must give a column message_id; it gives {', '.join(there)}")
-        group = "consumer_group" if "consumer_group" in there else "''"
-        by = "message_id, consumer_group" if "consumer_group" in there else "message_id"
+        if "message_id" not in given:
+            raise InvalidRequest(
+                f"the query of --effects must return a column message_id; it returns {', '.join(given)}"
+            )
+        group = "consumer_group" if "consumer_group" in given else "''"
+        by = "message_id, consumer_group" if "consumer_group" in given else "message_id"
         return self._jdbc(
             spark,
             f"(SELECT message_id, {group} AS consumer_group, COUNT(*) AS times FROM ({query}) q GROUP BY {by} "
@@ -195,23 +201,23 @@ class Database:
         )
 
     def halves(self, spark: SparkSession, span: Span | None) -> DataFrame | None:
-        """Rows of server_half_message as (id, no, producer_group, state, topic, half_us)."""
+        """Rows (id, no, producer_group, state, topic, half_us) of server_half_message; None without the table."""
         if server_half_message.name not in self.tables:
             return None
         columns = (
             f"{self._id('transaction_id')} AS id, message_no AS no, producer_group, state, topic, "
             f"{self._us('created_at')} AS half_us"
         )
-        where = self._by_ids(server_half_message.c.transaction_id, span)
+        conditions = self._by_ids(server_half_message.c.transaction_id, span)
         schema = "id binary, no int, producer_group string, state string, topic string, half_us bigint"
-        return self._read(spark, server_half_message.name, columns, where, schema)
+        return self._read(spark, server_half_message.name, columns, conditions, schema)
 
     def rows_of(self, transaction_ids: Sequence[str]) -> list[dict[str, Any]]:
-        """The local rows of some transactions, bodies included: evidence, and what a repair sends."""
+        """The local rows of some transactions, bodies included, for evidence and repairs."""
         return self._rows(half_message, half_message.c.transaction_id.in_(transaction_ids))
 
     def halves_of(self, transaction_id: str) -> list[dict[str, Any]]:
-        """The server's rows of a transaction."""
+        """A transaction's rows of server_half_message."""
         return self._rows(server_half_message, server_half_message.c.transaction_id == transaction_id)
 
     def inbox_of(self, message_ids: Sequence[str]) -> list[dict[str, Any]]:
@@ -223,10 +229,10 @@ class Database:
             return []
         with self._reading.connect() as connection:
             known = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
-            columns = [column for column in table.c if column.name in known]  # an older version made fewer
+            columns = [column for column in table.c if column.name in known]  # a table of an older version has fewer
             return [dict(row) for row in connection.execute(sa.select(*columns).where(condition)).mappings()]
 
-    # --- how it is read ---------------------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------------------------
 
     def _id(self, expression: str) -> str:
         if self.kind == "postgresql":
@@ -243,7 +249,7 @@ class Database:
         }[self.kind]
 
     def _by_ids(self, column: sa.Column[Any], span: Span | None) -> list[str]:
-        """Conditions that part a table by ranges of its ids, which are made in time order."""
+        """Conditions that split a table into ranges of ids, which are in order of time."""
         within: sa.ColumnElement[bool] = sa.true()
         if span is not None:
             within = sa.and_(column >= _id_at(span.start_us), column < _id_at(span.end_us))
@@ -255,7 +261,7 @@ class Database:
         return _between(column.name, [_id_at(edge) for edge in _edges(low, high, count)])
 
     def _by_time(self, column: sa.Column[Any], span: Span | None) -> list[str]:
-        """The same by a column of instants; only the start of `span` counts."""
+        """Conditions that split a table into ranges of a column of instants; only the start of `span` counts."""
         within: sa.ColumnElement[bool] = sa.true()
         if span is not None:
             within = column >= sa.literal_column(f"'{text_of(span.start_us)}'")
@@ -266,13 +272,13 @@ class Database:
         return _between(column.name, [text_of(edge) for edge in edges])
 
     def _extent(self, column: sa.Column[Any], within: sa.ColumnElement[bool]) -> tuple[Any, Any, int]:
-        """A column's lowest and highest value, None where there is none, and about how many rows its table has."""
+        """A column's lowest and highest value (None if empty), and the approximate number of rows of its table."""
         with self._reading.connect() as connection:
             first, last = connection.execute(sa.select(sa.func.min(column), sa.func.max(column)).where(within)).one()
             return first, last, self._about(connection, column.table)
 
     def _about(self, connection: sa.Connection, table: Any) -> int:
-        """About how many rows a table has, without counting them."""
+        """The approximate number of rows of a table, without counting them."""
         if self.kind == "postgresql":
             query = f"SELECT reltuples::bigint FROM pg_class WHERE oid = '{table.name}'::regclass"
         elif self.kind == "mysql":
@@ -285,8 +291,8 @@ class Database:
         return max(0, int(connection.exec_driver_sql(query).scalar() or 0))
 
     def _read(self, spark: SparkSession, table: str, columns: str, conditions: list[str], schema: str) -> DataFrame:
-        """One JDBC read for each condition, in parallel. Each is a subquery: the conditions are about columns that the
-        outer statement no longer has."""
+        """One JDBC read for each condition, in parallel. Each is a subquery, because the outer statement lacks the
+        columns of the conditions."""
         parts = [
             self._jdbc(spark, f"(SELECT {columns} FROM {table} WHERE {condition}) part", schema)
             for condition in conditions
@@ -295,7 +301,7 @@ class Database:
 
     def _jdbc(self, spark: SparkSession, table: str, schema: str) -> DataFrame:
         url, properties = self._jdbc_url()
-        # Types are told: SQLite has none for what is computed, and others have wider ones.
+        # SQLite has no types for computed columns, and other databases have wider ones.
         return spark.read.jdbc(url, table, properties=properties | {"customSchema": schema})
 
     def _jdbc_url(self) -> tuple[str, dict[str, str]]:
@@ -309,25 +315,25 @@ class Database:
             properties["password"] = str(u.password)
         place = f"{u.host or '127.0.0.1'}:{u.port or (5432 if self.kind == 'postgresql' else 3306)}/{u.database}"
         if self.kind == "postgresql":
-            # From the first row on in binary: ids would come as hexadecimal text otherwise.
+            # Binary transfer from the first row on; otherwise ids would come as hexadecimal text.
             return f"jdbc:postgresql://{place}?prepareThreshold=-1", properties
-        # Without this the driver refuses the scheme that Spark knows.
+        # MariaDB's driver refuses the scheme jdbc:mysql: without permitMysqlScheme.
         return f"jdbc:mysql://{place}?permitMysqlScheme&allowPublicKeyRetrieval=true", properties
 
 
 def _between(name: str, edges: Sequence[str]) -> list[str]:
-    """Conditions for the ranges between borders."""
+    """A condition for each range between two edges."""
     return [f"{name} >= '{a}' AND {name} < '{b}'" for a, b in zip(edges, edges[1:], strict=False)]
 
 
 def _edges(low: int, high: int, rows: int) -> list[int]:
-    """Borders of parts of a range."""
+    """The edges of equal parts of [low, high), about ROWS_A_PART rows each."""
     parts = min(MOST_PARTS, max(1, rows // ROWS_A_PART))
     return [low + (high - low) * i // parts for i in range(parts)] + [high]
 
 
 def _id_at(us: int) -> str:
-    """The lowest id of an instant."""
+    """The lowest id that can be made at an instant."""
     return ids.to_text(max(0, us // 1000).to_bytes(6) + bytes(10))
 
 

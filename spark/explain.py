@@ -1,4 +1,4 @@
-"""One transaction's whole life, from every source, in order of time. No Spark: everything is looked up by its id."""
+"""The history of one transaction from every source, in order of time. It needs no Spark, only lookups by id."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from notify.storage.sql.rows import microseconds_of
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to it: when (microseconds since 1970, by the source's clock), where, what."""
+    """One event: when (microseconds since 1970, by the source's clock), where, and what happened."""
 
     at_us: int
     source: str
@@ -26,7 +26,7 @@ class Event:
 
 
 def explain(inputs: Inputs, text: str, scratch: Path) -> list[Event]:
-    """The events of a transaction in every source, the oldest first; none where nobody knows it.
+    """The events of a transaction in every source, the oldest first; empty if no source knows it.
 
     `text`: a transaction or message id. Raises InvalidRequest for anything else.
     """
@@ -48,8 +48,8 @@ def explain(inputs: Inputs, text: str, scratch: Path) -> list[Event]:
     for storage in inputs.storages:
         for row in storage.halves_of(name):
             source = f"storage {storage.name}"
-            what = f"half of message {row['message_no']} to {row['topic']} stored for {row['producer_group']}"
-            events.append(Event(microseconds_of(row["created_at"]), source, what))
+            event = f"half of message {row['message_no']} to {row['topic']} stored for {row['producer_group']}"
+            events.append(Event(microseconds_of(row["created_at"]), source, event))
             if row["decided_at"] is not None:
                 events.append(Event(microseconds_of(row["decided_at"]), source, f"{row['state']} recorded"))
             else:
@@ -58,30 +58,30 @@ def explain(inputs: Inputs, text: str, scratch: Path) -> list[Event]:
     for database in inputs.databases:
         for row in database.rows_of([name]):
             numbers.add(row["message_no"])
-            what = "tombstone: a check rolled it back" if row["state"] == "ROLLED_BACK" else (
+            event = "tombstone: a check rolled it back" if row["state"] == "ROLLED_BACK" else (
                 f"local row of message {row['message_no']} to {row['topic']} written by {row['producer_group']}, "
-                f"mode {row['mode']}; it stands, so its transaction committed"
+                f"mode {row['mode']}; so the transaction committed"
             )  # fmt: skip
-            events.append(Event(microseconds_of(row["created_at"]), f"database {database.name}", what))
+            events.append(Event(microseconds_of(row["created_at"]), f"database {database.name}", event))
     for database in inputs.databases:
         wanted = [f"{name}.{n}" for n in range(max(numbers, default=0) + 100)]
         for row in database.inbox_of(wanted):
-            what = f"effect of message {row['message_id'].rpartition('.')[2]} in the inbox of {row['consumer_group']}"
-            events.append(Event(microseconds_of(row["created_at"]), f"database {database.name}", what))
+            event = f"effect of message {row['message_id'].rpartition('.')[2]} in the inbox of {row['consumer_group']}"
+            events.append(Event(microseconds_of(row["created_at"]), f"database {database.name}", event))
     return sorted(events, key=lambda e: e.at_us)
 
 
 def _of_log(log: LogInput, transaction: bytes) -> Iterator[Event]:
-    found = log.entries_of(transaction)
+    rows = log.entries_of(transaction)
     source = f"log {log.name}"
     catalog = log.catalog
 
     def place(row: dict[str, Any]) -> str:
         return f"{catalog.topics.get(row['topic'], row['topic'])}/{row['queue']}@{row['offset']}"
 
-    for m in found["messages"]:
+    for m in rows["messages"]:
         number, topic = m["no"], catalog.topics.get(m["topic"], m["topic"])
-        group = catalog.producer_groups.get(m["producer_group"]) or "nobody's transaction"
+        group = catalog.producer_groups.get(m["producer_group"]) or "no transaction"
         if m["half_us"] is not None:
             yield Event(m["half_us"], source, f"half of message {number} to {topic} stored for {group}")
         if m["outcome"] == 2:
@@ -90,14 +90,14 @@ def _of_log(log: LogInput, transaction: bytes) -> Iterator[Event]:
             yield Event(m["decided_us"], source, f"COMMITTED recorded; message {number} waits for its time")
         if m["offset"] is not None:
             yield Event(m["queued_us"], source, f"message {number} in queue {place(m)}")
-    for c in found["checks"]:
-        what = f"a check was answered, the {c['answered']}. time, and decided nothing"
-        yield Event(c["at_us"], source, what + ("; PARKED" if c["parked"] else ""))
-    for a in found["acks"]:
+    for c in rows["checks"]:
+        event = f"check {c['answered']} was answered, and left the transaction undecided"
+        yield Event(c["at_us"], source, event + ("; PARKED" if c["parked"] else ""))
+    for a in rows["acks"]:
         if a["kind"] == ATTEMPTED:
-            what = f"group {a['group']} is to get {place(a)} again, after attempt {a['attempts']}"
+            event = f"group {a['group']} will receive {place(a)} again, after attempt {a['attempts']}"
         elif a["kind"] == SettleKind.ACK:
-            what = f"group {a['group']} acknowledged {place(a)}"
+            event = f"group {a['group']} acknowledged {place(a)}"
         else:
-            what = f"group {a['group']} settled {place(a)}: {SettleKind(a['kind']).name}"
-        yield Event(a["at_us"], source, what)
+            event = f"group {a['group']} settled {place(a)}: {SettleKind(a['kind']).name}"
+        yield Event(a["at_us"], source, event)

@@ -1,7 +1,8 @@
-"""The findings of an audit: thirteen classes, each defined once, as a condition on one message's row.
+"""The classes of findings, each defined once, as a condition on one message's row.
 
-A row is what `notify.spark.life` brings together; `facts` adds the few conditions that the classes share. Exclusive
-classes say what became of a transaction, and a message has at most one of them; the others are about its delivery.
+`notify.spark.life` makes the rows; `with_facts` adds the conditions that several classes share. CONFLICT, IN_DOUBT,
+LOST and GHOST are about a transaction's outcome, and a message has at most one of them; the others are about its
+delivery.
 """
 
 from __future__ import annotations
@@ -17,18 +18,17 @@ from notify.spark.life import Groups
 from notify.spark.scan import COMMITTED, ROLLED_BACK
 
 SKEW_US = 600_000_000
-"""How far a producer's clock may be off: ids say when they were made by it."""
+"""The most that a producer's clock may be off: ids hold the time by that clock."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """The bounds by which the conditions measure. All instants in microseconds since 1970."""
+    """The bounds that conditions compare with. Instants are in microseconds since 1970."""
 
     closed_before_us: int
-    """Transactions before this are through, whatever happens now: the slowest input's watermark less the longest
-    transaction."""
+    """Transactions before this are closed: the lowest watermark, minus the longest transaction."""
     settled_before_us: int
-    """Messages queued before this should have been settled."""
+    """Messages queued before this should be settled."""
     covered_groups: frozenset[int]
     """Hashes of the producer groups whose local rows were read."""
     inbox_groups: frozenset[str]
@@ -37,12 +37,12 @@ class Terms:
     """Local rows before this may have been purged."""
     inbox_from_us: int = 0
     log_from_us: int = 0
-    """The log may have dropped what it held before this."""
+    """Older parts of the log may have been deleted."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One class. `is_bad`: it makes the verdict FINDINGS. `when`: its condition, None if it takes more than a row."""
+    """One class. `is_bad`: it makes the verdict FINDINGS. `when`: its condition; None if one row cannot tell."""
 
     name: str
     meaning: str
@@ -157,7 +157,7 @@ BAD = [f.name for f in FINDINGS if f.is_bad]
 
 
 def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
-    """The conditions that the classes share, as columns. `life` has `expected…` masks besides its own."""
+    """Add the conditions that several classes share, as columns. `life` also has the masks `expected0`, …"""
     has_row = _c("t_state").isNotNull()
     state = F.coalesce(_c("t_state"), F.lit(0)).bitwiseAND(3)
     committed_here = state == COMMITTED
@@ -170,7 +170,7 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
     rolled_back_there = outcomes.bitwiseAND(ROLLED_BACK) != 0
     sent = queued | committed_there
     event = event_us()
-    # A delayed message that is not due yet is where it should be.
+    # A delayed message that is not due yet is not in a queue.
     waits = committed_there & ~queued & (_c("due_us") >= terms.closed_before_us)
     in_doubt = half & ~decided & ~queued
     conflict = (
@@ -195,7 +195,7 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
         return F.coalesce(_c(name), F.lit(0).cast("bigint"))
 
     missing = groups_in(lambda b: or_zero(f"expected{b}").bitwiseAND(F.bitwise_not(or_zero(f"settled{b}"))))
-    # An acknowledgement older than the inbox's first rows says nothing.
+    # The inbox has no rows from before its first purge, so older acknowledgements prove nothing.
     acked_in_time = _c("acked_us") >= terms.inbox_from_us
     effectless = groups_in(
         lambda b: (
@@ -233,9 +233,9 @@ def _any(column: Column, values: frozenset[int]) -> Column:
 
 
 def _made_since(us: int) -> Column:
-    """Whether a transaction began, by its id, surely after an instant; 0: always.
+    """Whether a transaction certainly began after an instant, by its id; 0: always true.
 
-    What is left of one that began before may be later: its effect, or its place in a queue after a long wait.
+    The other times are no evidence: the effect or the place in a queue may be much later than the transaction.
     """
     if not us:
         return F.lit(True)
@@ -244,12 +244,12 @@ def _made_since(us: int) -> Column:
 
 
 def event_us() -> Column:
-    """When a message came about, by whoever knew of it first: its local row, its half, its place, its effect."""
+    """A message's time: that of its local row, or else its half, its place in a queue, or its effect."""
     return F.coalesce("t_us", "half_us", "queued_us", "effect_us")
 
 
 def classes() -> Column:
-    """The findings of a row: a number with a bit for each of FINDINGS, in their order."""
+    """The classes that apply to a row: a number with one bit for each of FINDINGS, in order."""
     bits = [F.when(f.when(), F.lit(bit_of(f.name))).otherwise(0) for f in FINDINGS if f.when is not None]
     return reduce(lambda a, b: a + b, bits).cast("int")
 
@@ -259,5 +259,5 @@ def bit_of(name: str) -> int:
 
 
 def has(*names: str) -> Column:
-    """Whether a row is of one of these classes."""
+    """Whether one of these classes applies to a row."""
     return _c("classes").bitwiseAND(sum(map(bit_of, names))) != 0

@@ -1,4 +1,4 @@
-"""Apache Kafka as an audit's input: which topics there are, what is in them, and how far the groups have come."""
+"""Apache Kafka as an audit's input: its topics, their records, and the consumer groups' offsets."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ CALL_SECONDS = 30.0
 
 
 class KafkaInput:
-    """The topics of one Kafka cluster. `prepare` first."""
+    """The topics of one Kafka cluster. Call `prepare` first."""
 
     def __init__(self, url: str, topics: Sequence[str] = ()) -> None:
-        """`topics`: those to audit; default all but Kafka's, and the bridge's own."""
+        """`topics`: the topics to audit; by default all except those of Kafka itself and of the bridge."""
         self.brokers = brokers_of(url)
         self.topics = list(topics)
         self._parts: list[Part] = []
@@ -39,25 +39,27 @@ class KafkaInput:
         self.first_us = 0
 
     def prepare(self) -> None:
-        """Look what is there. Raises Unavailable where no broker answers, InvalidRequest for a missing topic."""
+        """List topics and offsets. Raises Unavailable if no broker answers, InvalidRequest for a missing topic."""
         admin = AdminClient({"bootstrap.servers": self.brokers, "log_level": 2})
         self.watermark_us = time.time_ns() // 1000
         try:
-            there = set(admin.list_topics(timeout=CALL_SECONDS).topics)
-            missing = set(self.topics) - there
+            present = set(admin.list_topics(timeout=CALL_SECONDS).topics)
+            missing = set(self.topics) - present
             if missing:
                 raise InvalidRequest(f"--kafka: there is no topic {', '.join(sorted(missing))}")
             if not self.topics:
-                self.topics = sorted(t for t in there if t not in _NOT_MESSAGES and not t.startswith(_NOT_FIRST))
+                self.topics = sorted(t for t in present if t not in _NOT_MESSAGES and not t.startswith(_NOT_FIRST))
             if not self.topics:
-                raise InvalidRequest(f"--kafka {self.brokers}: there is no topic of messages")
+                raise InvalidRequest(f"--kafka {self.brokers}: the cluster has no topic with messages")
             numbers = {name: n for n, name in enumerate(self.topics)}
             names = [g.group_id for g in admin.list_consumer_groups().result(CALL_SECONDS).valid]
             for name in sorted(set(names) - set(OWN_GROUPS)):
                 request = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(name)])
-                found = request[name].result(CALL_SECONDS).topic_partitions or []
+                partitions = request[name].result(CALL_SECONDS).topic_partitions or []
                 self._committed[name] = {
-                    (numbers[p.topic], p.partition): p.offset for p in found if p.topic in numbers and p.offset >= 0
+                    (numbers[p.topic], p.partition): p.offset
+                    for p in partitions
+                    if p.topic in numbers and p.offset >= 0
                 }
         except KafkaException as error:
             raise Unavailable(f"Kafka at {self.brokers}: {error.args[0].str()}") from error
@@ -68,25 +70,25 @@ class KafkaInput:
         return sorted(self._committed)
 
     def wanted(self) -> dict[tuple[int, int], list[tuple[str, int]]]:
-        """By (topic, partition) the groups that read it, and the offset that each has come to."""
-        found: dict[tuple[int, int], list[tuple[str, int]]] = {}
+        """For each (topic, partition) the groups that read it, each with its committed offset."""
+        readers: dict[tuple[int, int], list[tuple[str, int]]] = {}
         for group, offsets in self._committed.items():
             for place, offset in offsets.items():
-                found.setdefault(place, []).append((group, offset))
-        return found
+                readers.setdefault(place, []).append((group, offset))
+        return readers
 
     def records_of(self, transaction: bytes) -> list[dict[str, Any]]:
-        """(no, queued_us, place) of a transaction's records: every topic is read through for it."""
-        found = []
+        """(no, queued_us, place) of a transaction's records. Reads every topic to its end."""
+        records = []
         for part in self._parts:
             for batch in read_part(self.brokers, part):
                 for row in batch.filter(pc.equal(batch["id"], transaction)).to_pylist():
                     place = f"{part.topic}/{part.partition}@{row['offset']}"
-                    found.append({"no": row["no"], "queued_us": row["queued_us"], "place": place})
-        return found
+                    records.append({"no": row["no"], "queued_us": row["queued_us"], "place": place})
+        return records
 
     def messages(self, spark: SparkSession, groups: Groups, number: int) -> DataFrame:
-        """Q in the common shape."""
+        """Table Q, in the common shape of spark.life."""
         spark.dataSource.register(NotifyKafkaSource)
         rows = (
             spark.read.format("notify_kafka")

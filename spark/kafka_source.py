@@ -1,11 +1,11 @@
-"""`notify_kafka`: topics of Apache Kafka that bridge or relay publish, as a Python Data Source of Spark.
+"""`notify_kafka`: Kafka topics that a bridge or relay publishes, as a Python Data Source of Spark.
 
     spark.dataSource.register(NotifyKafkaSource)
     spark.read.format("notify_kafka").option("brokers", "…").option("topics", "a,b").load()
 
-Rows (id, no, producer_group, topic, queue, offset, queued_us, key): a committed record each, `topic` counted as in the
-option. Records without the header `notify-id` are not Notify's and are left out. Spark's own Kafka source needs jars of
-its exact version; this one needs the client that the SDK uses anyway.
+Each committed record is a row (id, no, producer_group, topic, queue, offset, queued_us, key); `topic` is the topic's
+index in the option. Records without the header `notify-id` are left out. Spark's own Kafka source needs jars of its
+exact version; this one needs only the client that the SDK uses anyway.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ def consumer_of(brokers: str) -> Consumer:
 
 
 def parts_of(brokers: str, topics: Sequence[str]) -> list[Part]:
-    """The offsets that are there now. Raises Unavailable where the brokers do not answer."""
+    """Every partition with its present offsets. Raises Unavailable if the brokers do not answer."""
     consumer = consumer_of(brokers)
     try:
         parts = []
         for number, name in enumerate(topics):
-            found = consumer.list_topics(name, timeout=CALL_SECONDS).topics[name]
-            for partition in sorted(found.partitions):
+            metadata = consumer.list_topics(name, timeout=CALL_SECONDS).topics[name]
+            for partition in sorted(metadata.partitions):
                 low, high = consumer.get_watermark_offsets(TopicPartition(name, partition), timeout=CALL_SECONDS)
                 parts.append(Part(name, number, partition, low, high))
         return parts
@@ -86,7 +86,7 @@ def parts_of(brokers: str, topics: Sequence[str]) -> list[Part]:
 
 
 class NotifyKafkaSource(DataSource):
-    """Options: `brokers`, `topics` (names with commas between)."""
+    """Options: `brokers`, and `topics`, names separated by commas."""
 
     @classmethod
     def name(cls) -> str:
@@ -113,7 +113,7 @@ class _Reader(DataSourceReader):
 
 
 def read_part(brokers: str, part: Part) -> Iterator[pa.RecordBatch]:
-    """The rows of a part. Raises Unavailable where Kafka gives nothing for a while."""
+    """The rows of a part. Raises Unavailable if Kafka gives no record for CALL_SECONDS."""
     if part.end <= part.start:
         return
     consumer = consumer_of(brokers)
@@ -133,7 +133,7 @@ def _batches(consumer: Consumer, part: Part) -> Iterator[pa.RecordBatch]:
         for record in records:
             error = record.error()
             if error is not None:
-                # The end of what is committed: behind it lie only markers, or transactions that are still open.
+                # The end of the committed records: only markers and open transactions follow.
                 if error.code() == KafkaError._PARTITION_EOF:
                     ended = True
                 elif not error.retriable():
@@ -148,7 +148,7 @@ def _batches(consumer: Consumer, part: Part) -> Iterator[pa.RecordBatch]:
         if records:
             quiet_since = time.monotonic()
         elif time.monotonic() - quiet_since > CALL_SECONDS:
-            raise Unavailable(f"Kafka gives nothing of {part.value} for {CALL_SECONDS:g} s")
+            raise Unavailable(f"Kafka gave no record of {part.value} for {CALL_SECONDS:g} s")
         if rows:
             columns = list(zip(*rows, strict=True))
             arrays = [pa.array(c, f.type) for c, f in zip(columns, _ARROW, strict=True)]

@@ -1,8 +1,8 @@
-"""One row a message: what each input knows of it, brought together in one aggregation.
+"""One row for each message, with what every input knows of it, made by one aggregation.
 
-Every table becomes rows of one shape, most columns of them null; the union is grouped by message once. Five full outer
-joins would sort everything four times more. What differs by consumer group is a bit of a mask: bit n stands for the
-nth group, so that "subscribed and not settled" is arithmetic, for any number of groups.
+Every table becomes rows of one shape, in which most columns are null; their union is grouped by message once. Five full
+outer joins would sort everything four more times. Facts about consumer groups are bits of a mask: bit n stands for the
+nth group, so that "subscribed and not settled" is arithmetic for any number of groups.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from notify.spark.small_table import small_table
 
 BITS = 62
 OUTBOX, DATABASE = 4, 16
-"""In `t_state`, beside these two."""
+"""Parts of `t_state`, beside COMMITTED and ROLLED_BACK."""
 _PLACE_TOPIC, _PLACE_LOG = 16, 48
 
-# Column: (type, how rows of one message become one).
+# Column: (type, aggregate over the rows of one message).
 _SHAPE: dict[str, tuple[str, str]] = {
     "t_us": ("bigint", "min"),  # when the local row was written
-    "t_state": ("int", "min"),  # 1 COMMITTED, 2 ROLLED_BACK (a tombstone); 4 with mode outbox; times 16 the database
+    "t_state": (
+        "int",
+        "min",
+    ),  # 1 COMMITTED or 2 ROLLED_BACK (a tombstone), + 4 for mode outbox, + 16 * the database's number
     "topic": ("bigint", "max"),  # hash of its name
     "producer_group": ("bigint", "max"),  # hash of its name; null: sent without a transaction
     "half_us": ("bigint", "min"),
@@ -44,7 +47,7 @@ MASKS = ("acked", "settled", "attempted", "effects")
 
 
 class Groups:
-    """Consumer groups by the bit that stands for them."""
+    """Consumer groups, and the bit of each in the masks."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = list(dict.fromkeys(names))
@@ -52,7 +55,7 @@ class Groups:
         self._number = {name: n for n, name in enumerate(self.names)}
 
     def bit(self, name: str, block: int) -> int:
-        """The group's bit within a block of the mask, 0 in the others."""
+        """The group's bit in this block of the mask; 0 if its bit is in another block."""
         number = self._number[name]
         return 1 << number % BITS if number // BITS == block else 0
 
@@ -60,7 +63,7 @@ class Groups:
         return reduce(lambda mask, name: mask | self.bit(name, block), names, 0)
 
     def of(self, masks: Sequence[int | None]) -> list[str]:
-        """The names that masks of all blocks say."""
+        """The names of the groups whose bits are set; `masks` has one for each block."""
         return [n for n in self.names if any((masks[b] or 0) & self.bit(n, b) for b in range(self.blocks))]
 
     def table(self, spark: SparkSession) -> DataFrame:
@@ -75,7 +78,7 @@ def columns(groups: Groups) -> list[str]:
 
 
 def shaped(rows: DataFrame, groups: Groups, **known: Column | str) -> DataFrame:
-    """Rows of one input in the common shape; what it does not know is null."""
+    """Rows of one input in the common shape; columns that are not in `known` are null."""
     chosen: list[Column] = [F.col("id"), F.col("no")]
     for name in columns(groups):
         kind = _SHAPE[name][0] if name in _SHAPE else "bigint"
@@ -88,7 +91,7 @@ def shaped(rows: DataFrame, groups: Groups, **known: Column | str) -> DataFrame:
 
 
 def of_local_rows(rows: DataFrame, number: int, groups: Groups) -> DataFrame:
-    """T: spark.databases.Database.local_rows."""
+    """Table T, from spark.databases.Database.local_rows."""
     return shaped(
         rows,
         groups,
@@ -102,7 +105,7 @@ def of_local_rows(rows: DataFrame, number: int, groups: Groups) -> DataFrame:
 
 
 def of_halves(rows: DataFrame, groups: Groups) -> DataFrame:
-    """H of SQL storage: spark.databases.Database.halves."""
+    """Table H of SQL storage, from spark.databases.Database.halves."""
     outcomes = F.when(F.col("state") == "COMMITTED", COMMITTED).when(F.col("state") == "ROLLED_BACK", ROLLED_BACK)
     return shaped(
         rows,
@@ -115,7 +118,7 @@ def of_halves(rows: DataFrame, groups: Groups) -> DataFrame:
 
 
 def of_messages(rows: DataFrame, groups: Groups, log: int) -> DataFrame:
-    """H, Q and what of A lies beside them: spark.scan.MESSAGES with `topic_hash`, `group_hash` and masks."""
+    """Tables H, Q and part of A, from spark.scan.MESSAGES with `topic_hash`, `group_hash` and masks."""
     place = F.when(F.col("offset").isNotNull(), _place(log))
     masks: dict[str, Column | str] = {
         f"{m}{b}": f"{m}{b}" for m in MASKS for b in range(groups.blocks) if f"{m}{b}" in rows.columns
@@ -153,7 +156,7 @@ def parts_of_place(place: int) -> tuple[int, int, int]:
 
 
 def of_acks(rows: DataFrame, groups: Groups) -> DataFrame:
-    """A of a log: spark.scan.ACKS with `bit…` of the group."""
+    """Table A of a log, from spark.scan.ACKS with the columns `bit0`, … of the group."""
     settled = F.col("kind") != ATTEMPTED
     acked = F.col("kind") == 0
     masks: dict[str, Column | str] = {}
@@ -166,13 +169,13 @@ def of_acks(rows: DataFrame, groups: Groups) -> DataFrame:
 
 
 def of_effects(rows: DataFrame, groups: Groups) -> DataFrame:
-    """E: spark.databases.Database.effects with `bit…` of the group."""
+    """Table E, from spark.databases.Database.effects with the columns `bit0`, … of the group."""
     masks: dict[str, Column | str] = {f"effects{b}": f"bit{b}" for b in range(groups.blocks)}
     return shaped(rows, groups, effect_us="at_us", **masks)
 
 
 def together(parts: Sequence[DataFrame], groups: Groups) -> DataFrame:
-    """One row a message: (id, no) and the columns of the common shape."""
+    """One row for each message: (id, no) and the columns of the common shape."""
     whole = reduce(DataFrame.unionAll, parts)
     how: dict[str, Any] = {"min": F.min, "max": F.max, "or": F.bit_or, "count": F.count}
     gathered = [how[_SHAPE[name][1]](name).alias(name) for name in _SHAPE]

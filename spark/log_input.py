@@ -1,7 +1,7 @@
-"""A server's log as tables: which segments there are, a Parquet copy of each, and what its records say of topics.
+"""A server's log as tables: its segments, a Parquet copy of each, and a catalog of its topics and groups.
 
-A sealed segment never changes, so its copy serves the next audit too; it is made anew when the file's size or time
-say that something touched it. Segments that are still written to are copied each time.
+A sealed segment never changes, so its copy serves the next audit too. It is copied again only if the file's size or
+time has changed. The last segment is copied each time.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from notify.storage.log.format import read_segment_header
 from notify.storage.names import DEAD_LETTER_PREFIX
 
 RETRY_PREFIX = "retry/"
-"""Topics of dead letters that were sent again to one group: `retry/{group}/{topic}`."""
+"""Prefix of the topics of redriven dead letters: `retry/{group}/{topic}`."""
 _COPY_VERSION = 3
 COPIED_HERE_BYTES = 64 << 20
-"""Up to so many bytes of segments are copied in this process: starting others would take longer."""
+"""Segments of up to so many bytes in all are copied in this process: starting workers would take longer."""
 
 
 @dataclass(frozen=True)
 class SegmentFile:
-    """A segment's file, and where the next one begins (0: it is the last)."""
+    """A segment's file; `sealed_end` is where the next segment begins, 0 for the last one."""
 
     name: str
     base: int
@@ -51,21 +51,21 @@ class SegmentFile:
 
 @dataclass
 class Subscribed:
-    """A group's subscription to a topic as the log tells it."""
+    """A group's subscription to a topic according to the log."""
 
     group: str
     topic: str
     mode: str
     starts: list[int]
-    """First offset that the group is to get, of each queue; shorter: 0."""
+    """The first offset that the group is to receive of each queue; 0 for queues beyond the list."""
     since_us: int
     moved: list[int] = field(default_factory=list)
-    """Positions in the log where an operator moved it: what was settled before says nothing of what comes after."""
+    """Positions in the log where an operator reset the group: order is compared only between them."""
 
 
 @dataclass
 class Bridged:
-    """A bridge's record: where a source stood behind a batch."""
+    """A bridge's record: the position of a source after a batch."""
 
     at: int
     time_us: int
@@ -78,16 +78,16 @@ class Bridged:
 
 @dataclass
 class Catalog:
-    """The content of the log's records besides messages."""
+    """Topics, groups, subscriptions and bridges according to the log."""
 
     topics: dict[int, str] = field(default_factory=dict)
     queues: dict[int, int] = field(default_factory=dict)
-    """Number of queues, by topic number."""
+    """The number of queues of each topic number."""
     producer_groups: dict[int, str] = field(default_factory=dict)
     subscriptions: dict[tuple[str, str], Subscribed] = field(default_factory=dict)
     bridges: list[Bridged] = field(default_factory=list)
     trimmed: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Offset below which a queue's messages were dropped on purpose, by (topic number, queue)."""
+    """The offset of each (topic number, queue) below which messages were dropped on purpose."""
 
     def kind_of(self, name: str) -> str:
         if name.startswith(DEAD_LETTER_PREFIX):
@@ -96,29 +96,31 @@ class Catalog:
 
 
 class LogInput:
-    """One data directory. `prepare` first, then the tables."""
+    """One data directory. Call `prepare` before the tables."""
 
     def __init__(self, directory: Path | str, name: str = "") -> None:
-        """Raises InvalidRequest for a directory that has no log, Corrupt for one whose checkpoints are all damaged."""
+        """Raises InvalidRequest for a directory without a log, Corrupt if all checkpoints are damaged."""
         given = Path(directory)
         self.directory = given / "log" if (given / "log").is_dir() else given
         self.name = name or given.name
         self.problems: list[str] = []
-        """Why this log cannot prove anything; with one of these an audit is inconclusive."""
+        """Reasons why this log proves nothing; with one of them the audit is inconclusive."""
         self.facts: list[Facts] = []
         self.catalog = Catalog()
         if not self.directory.is_dir():
             raise InvalidRequest(f"--log {directory}: there is no such directory")
         self.segments = self._segments()
         if not self.segments:
-            raise InvalidRequest(f"--log {directory}: no log is there (no *.log files); name a server's --data-dir")
+            raise InvalidRequest(
+                f"--log {directory}: the directory has no log (no *.log files); name a server's --data-dir"
+            )
         self.is_served = _is_locked(self.directory / "lock")
         self.read_us = 0
-        """When reading it began: by this machine's clock, which is the server's own here."""
+        """When `prepare` began, by this machine's clock, which is also the server's."""
         self._copies: list[Path] = []
 
     def _segments(self) -> list[SegmentFile]:
-        found: list[tuple[int, str]] = []
+        bases: list[tuple[int, str]] = []
         for path in sorted(self.directory.glob("*.log")):
             with path.open("rb") as file:
                 try:
@@ -126,21 +128,20 @@ class LogInput:
                 except ValueError as error:
                     self.problems.append(f"{path.name}: {error}")
                     continue
-            found.append((base, path.name))
+            bases.append((base, path.name))
         files = []
-        for i, (base, name) in enumerate(found):
+        for i, (base, name) in enumerate(bases):
             state = (self.directory / name).stat()
-            following = found[i + 1][0] if i + 1 < len(found) else 0
+            following = bases[i + 1][0] if i + 1 < len(bases) else 0
             files.append(SegmentFile(name, base, following, state.st_size, state.st_mtime_ns))
         return files
 
     # --- reading ----------------------------------------------------------------------------------------------
 
     def prepare(self, spark: SparkSession | None, scratch: Path) -> None:
-        """Copy every segment that has no copy yet, then read what they say. Many bytes are copied by tasks of Spark, if
-        there is one.
+        """Copy every segment without a copy, then read the catalog. Spark, if given, copies large logs in its tasks.
 
-        `scratch` must be the same directory for every executor, as must the log.
+        `scratch` and the log must be the same directories for every executor.
         """
         self.read_us = time.time_ns() // 1000
         place = scratch / hashlib.sha256(str(self.directory.resolve()).encode()).hexdigest()[:16]
@@ -165,7 +166,7 @@ class LogInput:
         self._catalogue()
 
     def _look(self) -> None:
-        """Whether the log is whole: segments follow each other, and reach as far as the checkpoint says."""
+        """Note problems: segments that are not contiguous, or that end before the checkpoint."""
         for segment in self.segments:
             end = segment.base + segment.size
             if end < segment.sealed_end:
@@ -194,24 +195,24 @@ class LogInput:
             for position, time_us, record in facts.meta:
                 _learn(catalog, position, time_us, meta.of_plain(record), seen)
 
-    # --- what is there ----------------------------------------------------------------------------------------
+    # --- tables -----------------------------------------------------------------------------------------------
 
     @property
     def first_us(self) -> int:
-        """When what is retained begins; 0 where nothing was ever dropped."""
+        """The time of the oldest retained data, in microseconds; 0 if no segment was ever deleted."""
         if not self.segments or self.segments[0].base == 0:
             return 0
         return self.facts[0].first_us if self.facts else 0
 
     @property
     def watermark_us(self) -> int:
-        """Up to when the log tells everything: now while a server has it, else when its last frame was written."""
+        """The time up to which the log is complete: now while a server has it open, else that of its last frame."""
         if self.is_served:
             return self.read_us
         return max((f.last_us for f in self.facts), default=0)
 
     def count_from(self, span: Any) -> int:
-        """Messages in the segments that may matter to a span of time; None: all."""
+        """The number of messages in the segments that a span of time may concern; None: all segments."""
         return sum(facts.messages for _, facts in self._written(span.start_us if span else 0))
 
     def broken(self) -> Iterator[dict[str, Any]]:
@@ -219,41 +220,43 @@ class LogInput:
             yield from facts.broken
 
     def _written(self, from_us: int) -> list[tuple[Path, Facts]]:
-        """The copies of segments that were written to from an instant on."""
+        """The copies of segments that were written to after an instant."""
         return [(copy, facts) for copy, facts in zip(self._copies, self.facts, strict=True) if facts.last_us >= from_us]
 
     def messages(self, spark: SparkSession, groups: Groups, from_us: int = 0) -> DataFrame | None:
-        """Rows of spark.scan.MESSAGES of the segments written from then on, with the masks `acked0`, … of `groups`; a
-        rollback of another segment's half is spread over its messages. None where there is no such segment."""
+        """Rows of spark.scan.MESSAGES of segments written after `from_us`, with the masks `acked0`, … of `groups`.
+
+        A rollback whose half is in another segment gets a row for each message. None if there is no such segment.
+        """
         by_groups: dict[tuple[str, ...], list[str]] = {}
         for copy, facts in self._written(from_us):
             by_groups.setdefault(tuple(facts.consumer_groups), []).append(str(copy / "messages.parquet"))
-        found: DataFrame | None = None
+        rows: DataFrame | None = None
         for names, paths in by_groups.items():
             part = spark.read.schema(spark_schema(MESSAGES)).parquet(*paths)
             for mask in ("acked", "settled", "attempted"):
                 for b in range(groups.blocks):
                     part = part.withColumn(f"{mask}{b}", _renumbered(mask, names, groups, b))
             part = part.drop("acked", "settled", "attempted")
-            found = part if found is None else found.unionAll(part)
-        if found is None or not any(f.strays for f in self.facts):
-            return found
-        stray = found.where("outcome = 2 AND half_us IS NULL").select("id", "decided_us").distinct()
+            rows = part if rows is None else rows.unionAll(part)
+        if rows is None or not any(f.strays for f in self.facts):
+            return rows
+        stray = rows.where("outcome = 2 AND half_us IS NULL").select("id", "decided_us").distinct()
         alone = stray.join(
-            found.where("half_us IS NOT NULL AND no > 0").select("id", "no", "producer_group", "topic", "queue"), "id"
+            rows.where("half_us IS NOT NULL AND no > 0").select("id", "no", "producer_group", "topic", "queue"), "id"
         )
         spread = alone.select(
             *[
                 F.col(c) if c in ("id", "no", "producer_group", "topic", "queue", "decided_us")
                 else F.lit(2).cast("tinyint").alias("outcome") if c == "outcome"
-                else F.lit(None).cast(found.schema[c].dataType).alias(c)
-                for c in found.columns
+                else F.lit(None).cast(rows.schema[c].dataType).alias(c)
+                for c in rows.columns
             ]
         )  # fmt: skip
-        return found.unionAll(spread)
+        return rows.unionAll(spread)
 
     def acks(self, spark: SparkSession, from_us: int = 0, *, loose_only: bool = False) -> DataFrame | None:
-        """Rows of spark.scan.ACKS with `group` for the group's number; ids found in other segments too."""
+        """Rows of spark.scan.ACKS with `group` instead of the number, and with ids from other segments."""
         by_groups: dict[tuple[str, ...], list[str]] = {}
         for copy, facts in self._written(from_us):
             if facts.acks and (facts.loose or not loose_only):
@@ -263,73 +266,77 @@ class LogInput:
         whole: DataFrame | None = None
         for groups, paths in by_groups.items():
             names = F.array(*[F.lit(g) for g in groups])
-            one = spark.read.schema(spark_schema(ACKS)).parquet(*paths)
-            one = one.withColumn("group", names[F.col("consumer_group")]).drop("consumer_group")
-            whole = one if whole is None else whole.unionAll(one)
+            part = spark.read.schema(spark_schema(ACKS)).parquet(*paths)
+            part = part.withColumn("group", names[F.col("consumer_group")]).drop("consumer_group")
+            whole = part if whole is None else whole.unionAll(part)
         assert whole is not None
         if loose_only:
             whole = whole.where("is_loose")
-        return self._found(spark, whole) if any(f.loose for f in self.facts) else whole
+        return self._with_ids(spark, whole) if any(f.loose for f in self.facts) else whole
 
-    def _found(self, spark: SparkSession, acks: DataFrame) -> DataFrame:
-        """Acks of messages in other segments, with their ids."""
+    def _with_ids(self, spark: SparkSession, acks: DataFrame) -> DataFrame:
+        """Join acks that have no id with the messages of all segments."""
         places = spark.read.schema(spark_schema(MESSAGES)).parquet(
             *[str(copy / "messages.parquet") for copy in self._copies]
         )
         places = places.where("offset IS NOT NULL").select(
-            "topic", "queue", "offset", F.col("id").alias("its_id"), F.col("no").alias("its_no"),
-            F.col("queued_us").alias("its_us"), F.col("key_hash").alias("its_key"),
+            "topic", "queue", "offset", F.col("id").alias("message_id"), F.col("no").alias("message_no"),
+            F.col("queued_us").alias("message_us"), F.col("key_hash").alias("message_key"),
         )  # fmt: skip
         loose = acks.where("id IS NULL").join(places, ["topic", "queue", "offset"], "left")
         named = loose.select(
             *[
-                F.col({"id": "its_id", "no": "its_no", "queued_us": "its_us", "key_hash": "its_key"}.get(c, c)).alias(c)
+                F.col(
+                    {"id": "message_id", "no": "message_no", "queued_us": "message_us", "key_hash": "message_key"}.get(
+                        c, c
+                    )
+                ).alias(c)
                 for c in acks.columns
             ]
         )
         return acks.where("id IS NOT NULL").unionAll(named.where("id IS NOT NULL"))
 
     def wanted(self) -> dict[tuple[int, int], list[tuple[str, int]]]:
-        """By (topic number, queue) the groups that are to get what is in it, and from which offset on each."""
+        """For each (topic number, queue) the groups that are to receive it, each with its first offset."""
         numbers: dict[str, list[int]] = {}
         for number, name in self.catalog.topics.items():
             numbers.setdefault(name, []).append(number)  # a topic that was made again has another number
-        found: dict[tuple[int, int], list[tuple[str, int]]] = {}
+        groups: dict[tuple[int, int], list[tuple[str, int]]] = {}
         for s in self.catalog.subscriptions.values():
             if s.mode == "broadcast" or "@" in s.group:
-                continue  # each instance for itself: nobody says which there ought to be
+                continue  # no record says which instances there should be
             for number in numbers.get(s.topic, ())[-1:]:
                 for queue in range(self.catalog.queues.get(number, 1)):
                     start = s.starts[queue] if queue < len(s.starts) else 0
                     start = max(start, self.catalog.trimmed.get((number, queue), 0))
-                    found.setdefault((number, queue), []).append((s.group, start))
-        return found
+                    groups.setdefault((number, queue), []).append((s.group, start))
+        return groups
 
     def entries_of(self, transaction: bytes) -> dict[str, list[dict[str, Any]]]:
         """The log's rows of one transaction: rows of `messages`, `acks` (with `group`) and `checks`."""
-        found: dict[str, list[dict[str, Any]]] = {"messages": [], "acks": [], "checks": []}
+        entries: dict[str, list[dict[str, Any]]] = {"messages": [], "acks": [], "checks": []}
         for copy in self._copies:
             for name in ("messages", "checks"):
                 rows = pq.read_table(copy / f"{name}.parquet", filters=[("id", "=", transaction)]).to_pylist()
-                found[name] += rows
-        places = {(m["topic"], m["queue"], m["offset"]) for m in found["messages"] if m["offset"] is not None}
+                entries[name] += rows
+        places = {(m["topic"], m["queue"], m["offset"]) for m in entries["messages"] if m["offset"] is not None}
         for topic, queue, offset in sorted(places):
             wanted = [("topic", "=", topic), ("queue", "=", queue), ("offset", "=", offset)]
             for copy, facts in zip(self._copies, self.facts, strict=True):
                 for row in pq.read_table(copy / "acks.parquet", filters=wanted).to_pylist():
-                    found["acks"].append(row | {"group": facts.consumer_groups[row["consumer_group"]]})
-        return found
+                    entries["acks"].append(row | {"group": facts.consumer_groups[row["consumer_group"]]})
+        return entries
 
     def groups(self) -> Sequence[str]:
-        """Every group that subscribes or has settled something, in order."""
-        found = {s.group for s in self.catalog.subscriptions.values()}
+        """Every group that has subscribed or settled, sorted."""
+        names = {s.group for s in self.catalog.subscriptions.values()}
         for facts in self.facts:
-            found |= set(facts.consumer_groups)
-        return sorted(found)
+            names |= set(facts.consumer_groups)
+        return sorted(names)
 
 
 def _renumbered(mask: str, names: Sequence[str], groups: Groups, block: int) -> Column:
-    """A segment's mask as one over all groups."""
+    """A segment's mask, renumbered to the groups of all inputs."""
     known = [(n, groups.bit(name, block)) for n, name in enumerate(names[:MASK_GROUPS]) if name in groups.names]
     if all(bit in (0, 1 << n) for n, bit in known):
         kept = sum(bit for _, bit in known)
@@ -377,7 +384,7 @@ def _learn_subscription(
 
 
 def _copy(directory: str, segment: SegmentFile, place: str) -> str:
-    """In a task: scan a segment and write its copy; what is wrong with it, "" for nothing."""
+    """Scan a segment and write its copy, in a task. Returns the problem, or ""."""
     try:
         scan = SegmentScan(Path(directory), segment.name, segment.sealed_end)
     except (OSError, ValueError) as error:
@@ -386,7 +393,7 @@ def _copy(directory: str, segment: SegmentFile, place: str) -> str:
     copy.mkdir(parents=True, exist_ok=True)
     for name, table in (("messages", scan.messages), ("acks", scan.acks), ("checks", scan.checks)):
         temporary = copy / f"{name}.{os.getpid()}.tmp"
-        # Ids and positions hardly repeat: dictionaries would only cost.
+        # Ids and positions rarely repeat, so dictionaries would only cost time.
         pq.write_table(table, temporary, compression="lz4", use_dictionary=False, row_group_size=1 << 17)
         temporary.rename(copy / f"{name}.parquet")
     temporary = copy / f"facts.{os.getpid()}.tmp"
@@ -396,7 +403,7 @@ def _copy(directory: str, segment: SegmentFile, place: str) -> str:
 
 
 def _forget(place: Path, wanted: set[str]) -> None:
-    """Copies of segments as they are no more."""
+    """Remove copies of segments that have changed or are gone."""
     for copy in place.iterdir():
         if copy.name not in wanted:
             for file in copy.iterdir():
@@ -406,7 +413,7 @@ def _forget(place: Path, wanted: set[str]) -> None:
 
 def _is_locked(path: Path) -> bool:
     """Whether a server has this log open."""
-    # Asking for the lock would, for a moment, keep a server from starting.
+    # Reads /proc/locks: taking the lock, even for a moment, could keep a server from starting.
     try:
         inode = path.stat().st_ino
         locks = Path("/proc/locks").read_text()

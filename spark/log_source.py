@@ -6,11 +6,11 @@
 | option | |
 |---|---|
 | `path` | the data directory of a server, running or not, or a copy |
-| `table` | `messages`, `queue`, `acks` (spark.scan.MESSAGES, QUEUE, ACKS), or `halves`, a view of the first |
-| `columns` | names with commas between: a Python source is not told which ones a query needs |
-| `from` | `index` (default): sealed segments by their index, without payloads; `log`: read and verify everything |
+| `table` | `messages`, `queue`, `acks` (spark.scan.MESSAGES, QUEUE, ACKS), or `halves`, a view of `messages` |
+| `columns` | names separated by commas; Spark does not tell a Python source which columns a query needs |
+| `from` | `index` (default): read only the index of sealed segments; `log`: read and verify everything |
 
-Comparisons of times with constants are used to leave out segments. `acks` always reads the log: it has no index.
+Segments are skipped by comparisons of times with constants. `acks` always reads the log, because it has no index.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MASKS = ("acked", "settled", "attempted", "acked_us", "last_acked_us")
 
 @dataclass
 class SegmentPart(InputPartition):
-    """One segment; `sealed_end`: where the next begins, 0 for the last."""
+    """One segment; `sealed_end` is where the next one begins, 0 for the last."""
 
     name: str
     base: int
@@ -61,7 +61,7 @@ class SegmentPart(InputPartition):
 
 
 class NotifyLogSource(DataSource):
-    """See the module."""
+    """The data source; the module's docstring describes its options."""
 
     @classmethod
     def name(cls) -> str:
@@ -73,14 +73,14 @@ class NotifyLogSource(DataSource):
     def _fields(self) -> list[pa.Field]:
         table = self.options.get("table", "messages")
         if table not in TABLES:
-            raise InvalidRequest(f"option table: there is no table {table!r}; there are {', '.join(TABLES)}")
+            raise InvalidRequest(f"option table: there is no table {table!r}; use one of {', '.join(TABLES)}")
         names = [n.strip() for n in self.options.get("columns", "").split(",") if n.strip()]
         schema = TABLES[table]
         unknown = set(names) - set(schema.names)
         if unknown:
             raise InvalidRequest(f"option columns: {table} has no {', '.join(sorted(unknown))}")
         if not names and self.options.get("from", "index") == "index" and table != "acks":
-            names = [n for n in schema.names if n not in _MASKS]  # which no index tells
+            names = [n for n in schema.names if n not in _MASKS]  # which the index does not have
         return [schema.field(n) for n in names or schema.names]
 
     def reader(self, schema: Any) -> DataSourceReader:
@@ -101,9 +101,9 @@ class _Reader(DataSourceReader):
         self._from_us, self._to_us = 0, 1 << 62
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take from comparisons which segments are worth reading; Spark applies them all again."""
+        """Use comparisons of times to skip segments; Spark applies all filters again."""
         for f in filters:
-            # A record's time is that of its request, a moment before its frame is written.
+            # A record has the time of its request, which is a moment before its frame is written.
             if isinstance(f, _COMPARISONS) and f.attribute[-1] in ("half_us", "queued_us", "at_us"):
                 value = int(f.value)
                 if isinstance(f, GreaterThan | GreaterThanOrEqual | EqualTo):
@@ -113,16 +113,16 @@ class _Reader(DataSourceReader):
             yield f
 
     def partitions(self) -> Sequence[InputPartition]:
-        found: list[tuple[str, int, int]] = []
+        segments: list[tuple[str, int, int]] = []
         for path in sorted(self._log.glob("*.log")):
             with path.open("rb") as file:
                 base, created_us = read_segment_header(file.read(64))
-            found.append((path.name, base, created_us))
-        if not found:
-            raise InvalidRequest(f"{self._log}: no log is there (no *.log files); name a server's --data-dir")
+            segments.append((path.name, base, created_us))
+        if not segments:
+            raise InvalidRequest(f"{self._log}: the directory has no log (no *.log files); name a server's --data-dir")
         parts = []
-        for i, (name, base, created_us) in enumerate(found):
-            following = found[i + 1] if i + 1 < len(found) else None
+        for i, (name, base, created_us) in enumerate(segments):
+            following = segments[i + 1] if i + 1 < len(segments) else None
             last_us = following[2] if following else 1 << 62
             if last_us >= self._from_us and created_us <= self._to_us:
                 parts.append(SegmentPart(name, base, following[1] if following else 0, created_us, last_us))
@@ -140,7 +140,7 @@ class _Reader(DataSourceReader):
             try:
                 sealed = SealedPart(ReadOnlyDisk(self._log), index_name(part.base))
             except (OSError, ValueError):
-                pass  # lost or of another version: the segment says the same
+                pass  # lost or of another version: the segment has the same entries
             else:
                 if self._table == "queue":
                     return queue_of(sealed.entries, self._columns)

@@ -1,12 +1,12 @@
-"""Mending what an audit found, through the server's admin routes: each step may be repeated, and each is recorded.
+"""Repairs of an audit's findings, through the server's admin routes. Each may be repeated, and each is recorded.
 
-* IN_DOUBT: the database is asked as a check would ask, and its answer recorded. Where it has no row a tombstone is
-  inserted, so that the transaction can no longer commit behind the audit's back.
-* LOST and CONFLICT, where the database committed: the message is published again, from the local row where that has a
-  body (outbox), else from the half that the server has.
-* ACKED_NO_EFFECT: the message is sent again to the group whose inbox lacks it, and to no other.
+* IN_DOUBT: asks the database as a check does, and records its answer. If the database has no row, a tombstone is
+  inserted, so that the transaction can no longer commit.
+* LOST and CONFLICT, if the database committed: publishes the message again, from the local row if that has a body
+  (outbox), otherwise from the server's half.
+* ACKED_NO_EFFECT: sends the message again, only to the group whose inbox lacks it.
 
-The rest needs a person: what was delivered and should not have been cannot be called back.
+Other findings need a person: a message that should not have been delivered cannot be called back.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CALL_SECONDS = 60.0
 
 
 class Repair:
-    """Carries out the repairs of findings. `dry_run`: says what it would do, and does nothing."""
+    """Repairs findings. With `dry_run` it changes nothing, and reports what it would do."""
 
     def __init__(self, inputs: Inputs, url: str, reason: str, *, dry_run: bool = False) -> None:
         self._inputs = inputs
@@ -43,13 +43,13 @@ class Repair:
         self._dry_run = dry_run
         self._done: list[dict[str, Any]] = []
 
-    async def run(self, found: Iterable[Found]) -> list[dict[str, Any]]:
-        """One row a repair: finding, message_id, what, status (HTTP's; 0: not tried), detail."""
+    async def run(self, cases: Iterable[Found]) -> list[dict[str, Any]]:
+        """One row for each repair: finding, message_id, what, status (of HTTP; 0: not tried), detail."""
         http = HttpClient(self._url)
         try:
             lost: list[Found] = []
             effectless: dict[str, list[Found]] = defaultdict(list)
-            for f in found:
+            for f in cases:
                 if f.evidence.get("repaired"):
                     continue
                 if f.finding == "IN_DOUBT" and f.message_no == 0:
@@ -58,7 +58,12 @@ class Repair:
                     if f.evidence.get("local") == "COMMITTED":
                         lost.append(f)
                     else:
-                        self._note(f, "undo the effects by hand", 0, "the database rolled it back and it was delivered")
+                        self._note(
+                            f,
+                            "undo the effects by hand",
+                            0,
+                            "the message was delivered, and the database had rolled its transaction back",
+                        )
                 elif f.finding == "ACKED_NO_EFFECT":
                     for group in f.groups:
                         effectless[group].append(f)
@@ -83,13 +88,13 @@ class Repair:
             self._note(f, outcome, error.status, str(error))
 
     async def _asked(self, http: HttpClient, f: Found) -> str:
-        """The outcome by the database whose half it is. Raises CheckUnavailable where none of those given is it."""
+        """The outcome that the half's database tells. Raises CheckUnavailable if that database was not given."""
         raw = await http.call("GET", f"/v1/admin/transactions/{f.transaction_id}", b"", CALL_SECONDS, JSON)
         half: dict[str, Any] = msgspec.json.decode(raw)
         decided = {"COMMITTED": "commit", "ROLLED_BACK": "rollback"}.get(half["state"])
-        if decided is not None:  # meanwhile; saying it again changes nothing
+        if decided is not None:  # decided since the audit; recording it again changes nothing
             return decided
-        if self._dry_run:  # asking would settle it
+        if self._dry_run:  # asking the database may insert a tombstone
             return "commit" if f.evidence.get("local") == "COMMITTED" else "rollback"
         for database in self._inputs.databases:
             if database.source_id() == half["source"]:
@@ -99,7 +104,9 @@ class Repair:
                 )  # fmt: skip
                 outcome = _answer(database, asked)
                 return "commit" if outcome is Outcome.COMMIT else "rollback"
-        raise CheckUnavailable(f"no database given is source {half['source'] or '(none)'}, which the half came from")
+        raise CheckUnavailable(
+            f"the half came from source {half['source'] or '(none)'}, and no given database is that source"
+        )
 
     async def _republish(self, http: HttpClient, part: Sequence[Found]) -> None:
         rows: dict[tuple[str, int], dict[str, Any]] = {}
@@ -116,26 +123,26 @@ class Repair:
         body = {"ids": [f.message_id for f in part]}
         await self._all(http, part, f"groups/{quote(group, safe='')}/redeliver", body, f"sent to {group} again")
 
-    async def _all(self, http: HttpClient, part: Sequence[Found], path: str, body: dict[str, Any], what: str) -> None:
+    async def _all(self, http: HttpClient, part: Sequence[Found], path: str, body: dict[str, Any], action: str) -> None:
         try:
             answered = await self._post(http, path, body)
         except NotifyError as error:
             for f in part:
-                self._note(f, what, error.status, str(error))
+                self._note(f, action, error.status, str(error))
             return
         for f, item in zip(part, answered["result"]["items"], strict=True):
-            self._note(f, what, item.get("status", 200), item.get("detail", ""), item.get("as", ""))
+            self._note(f, action, item.get("status", 200), item.get("detail", ""), item.get("as", ""))
 
     async def _post(self, http: HttpClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
         data = json.dumps(body | {"reason": self._reason, "dry_run": self._dry_run}).encode()
-        found: dict[str, Any] = msgspec.json.decode(
+        reply: dict[str, Any] = msgspec.json.decode(
             await http.call("POST", f"/v1/admin/{path}", data, CALL_SECONDS, JSON)
         )
-        return found
+        return reply
 
-    def _note(self, f: Found, what: str, status: int, detail: str, again: str = "") -> None:
+    def _note(self, f: Found, action: str, status: int, detail: str, again: str = "") -> None:
         self._done.append(
-            {"finding": f.finding, "message_id": f.message_id, "what": what, "status": status, "detail": detail,
+            {"finding": f.finding, "message_id": f.message_id, "what": action, "status": status, "detail": detail,
              "as": again, "dry_run": self._dry_run}
         )  # fmt: skip
 
@@ -148,7 +155,7 @@ def _answer(database: Database, half: HalfMessage) -> Outcome:
 
 
 def _message_of(row: dict[str, Any] | None) -> dict[str, Any]:
-    """The message of a local row: nothing where the server has the body."""
+    """The message of a local row; empty if only the server has the body."""
     if row is None or row["body"] is None:
         return {}
     fields = {
@@ -162,6 +169,6 @@ def _message_of(row: dict[str, Any] | None) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _parts(found: Sequence[Found]) -> Iterable[Sequence[Found]]:
-    for at in range(0, len(found), AT_ONCE):
-        yield found[at : at + AT_ONCE]
+def _parts(cases: Sequence[Found]) -> Iterable[Sequence[Found]]:
+    for at in range(0, len(cases), AT_ONCE):
+        yield cases[at : at + AT_ONCE]

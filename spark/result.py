@@ -1,4 +1,4 @@
-"""The question, the inputs and the result of an audit."""
+"""The plan, the inputs and the result of an audit."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ LATENCIES = ("commit_to_queue", "queue_to_ack", "queue_to_effect")
 
 @dataclass(frozen=True)
 class Plan:
-    """The range to audit. Times in microseconds since 1970; 0: from what is retained, up to now."""
+    """The range to audit, in microseconds since 1970. `from_us` 0: from the oldest data; `to_us` 0: up to now."""
 
     from_us: int = 0
     to_us: int = 0
     max_transaction_seconds: float = 600.0
     deliver_seconds: float = 600.0
-    """Within what time a message that is in its queue should be settled."""
+    """The time within which a message in a queue should be settled."""
     bucket_seconds: float = 60.0
     effects: tuple[tuple[str, str], ...] = ()
-    """(database, query) that names business effects, see Database.doubled."""
+    """(database name, query) pairs that name business effects, see Database.doubled."""
     closes_by_clock: bool = False
-    """Close by this machine's clock alone, as `watch` does: an input that stalls must not hide what is lost."""
+    """Close transactions by this machine's clock, as `watch` does: a stalled input must not hide lost messages."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Where everything comes from."""
+    """The inputs of an audit."""
 
     databases: Sequence[Database] = ()
     logs: Sequence[LogInput] = ()
@@ -64,9 +64,9 @@ class Found:
 
     @property
     def key(self) -> str:
-        """The key that the same finding has in another audit."""
-        where = self.message_id or f"{self.log}:{self.evidence.get('position', '')}:{self.detail}"
-        return f"{self.finding}:{where}:{','.join(self.groups)}"
+        """A key that is the same for this finding in every audit."""
+        subject = self.message_id or f"{self.log}:{self.evidence.get('position', '')}:{self.detail}"
+        return f"{self.finding}:{subject}:{','.join(self.groups)}"
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Result:
     verdict: str = "INCONCLUSIVE"
     """PASS, FINDINGS or INCONCLUSIVE."""
     reasons: list[str] = field(default_factory=list)
-    """Why it is inconclusive."""
+    """The reasons why the audit is inconclusive."""
     notes: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     not_checked: dict[str, str] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Result:
     inputs: list[dict[str, Any]] = field(default_factory=list)
     buckets: list[dict[str, Any]] = field(default_factory=list)
     latencies: dict[str, list[tuple[int, str, int, int]]] = field(default_factory=dict)
-    """By kind, rows of (bucket, topic, bin, messages)."""
+    """Rows of (bucket, topic, bin, messages) by kind."""
     from_us: int = 0
     to_us: int = 0
     closed_us: int = 0
@@ -94,7 +94,7 @@ class Result:
 
     @property
     def exit_code(self) -> int:
-        """0 PASS, 1 findings, 2 inconclusive; 1 goes before 2."""
+        """1: something is wrong; otherwise 2: inconclusive; otherwise 0."""
         if any(self.counts.get(name) for name in BAD):
             return 1
         return 2 if self.reasons else 0

@@ -1,8 +1,8 @@
-"""Reading a segment of the log whole: its messages, what was done with them, and what is damaged, in columns.
+"""Reads a whole segment of the log into columns: its messages, what groups did with them, and its damage.
 
-Frames are verified and hopped over in Python, one for each group commit; what is in them is gathered by numpy. A half
-and its outcome in one segment become one row, and settled offsets get the ids of their messages: what is left to join
-is what lies in different segments.
+Python verifies the frames, one for each group commit; numpy gathers their entries. A half and its outcome in one
+segment become one row, and settled offsets get the ids of their messages. So only rows of different segments are left
+to join.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from notify.storage.log.recovery import Damage, SegmentReader, walk
 from notify.storage.log.segments import Segment
 
 ATTEMPTED = 100
-"""In the column `kind` of acks: not settled, but to be delivered again. Other values are SettleKind's."""
+"""A value of the column `kind` of acks: to be delivered again, not settled. Other values are those of SettleKind."""
 COMMITTED, ROLLED_BACK = 1, 2
 
 MESSAGES = pa.schema(
     [
         ("id", pa.binary()),
         ("no", pa.int32()),
-        ("producer_group", pa.int32()),  # its number; 0: sent without a transaction
+        ("producer_group", pa.int32()),  # number of its name; 0: sent without a transaction
         ("source", pa.int32()),  # number of the half's database in the segment's list; -1: unknown
         ("half_us", pa.int64()),  # when the half was stored
         ("outcome", pa.int8()),  # 1 COMMITTED, 2 ROLLED_BACK, 0 none in this segment
         ("decided_us", pa.int64()),
-        ("due_us", pa.int64()),  # of a delayed message
+        ("due_us", pa.int64()),  # when a delayed message is due
         ("queued_us", pa.int64()),
-        ("topic", pa.int64()),  # its number; of the half where it is in no queue
+        ("topic", pa.int64()),  # number of its name; the half's topic if the message is in no queue
         ("queue", pa.int32()),
         ("offset", pa.int64()),
         ("key_hash", pa.int64()),
         ("size", pa.int32()),
-        ("position", pa.int64()),  # of the payload
-        # Who did what with it in this segment: bit n stands for the nth of the segment's consumer groups.
+        ("position", pa.int64()),  # of the payload in the log
+        # Each group's progress with the message in this segment: bit n stands for the segment's nth consumer group.
         ("acked", pa.int64()),
         ("settled", pa.int64()),
         ("attempted", pa.int64()),
@@ -67,7 +67,7 @@ MESSAGES = pa.schema(
 )
 ACKS = pa.schema(
     [
-        ("id", pa.binary()),  # null where the message lies in another segment
+        ("id", pa.binary()),  # null if the message is in another segment
         ("no", pa.int32()),
         ("consumer_group", pa.int32()),  # number in the segment's list
         ("kind", pa.int16()),
@@ -78,30 +78,30 @@ ACKS = pa.schema(
         ("offset", pa.int64()),
         ("key_hash", pa.int64()),
         ("attempts", pa.int32()),
-        ("seq", pa.int64()),  # position of the record: the order in which it was done
-        ("is_loose", pa.bool_()),  # whether the columns acked, settled, … of messages do not tell it
+        ("seq", pa.int64()),  # position of the record: the order of events
+        ("is_loose", pa.bool_()),  # whether the columns acked, settled, … of messages lack this row
     ]
 )
 CHECKS = pa.schema([("id", pa.binary()), ("answered", pa.int32()), ("parked", pa.bool_()), ("at_us", pa.int64())])
-"""Answers to checks that decided nothing."""
+"""Answers to checks that left the transaction undecided."""
 MASK_GROUPS = 62
 QUEUE = pa.schema(
     [MESSAGES.field(n) for n in ("id", "no", "producer_group", "topic", "queue", "offset", "queued_us")]
     + [MESSAGES.field(n) for n in ("key_hash", "size", "position")]
 )
-"""The content of queues, as the index has it: a row for each place."""
+"""The queues as the index has them: a row for each place of a message."""
 
 _SPARK_TYPES = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "bool": "boolean"}
 
 
 def spark_schema(fields: Iterable[pa.Field]) -> str:
-    """Columns as Spark declares them."""
+    """Arrow fields as a schema of Spark."""
     return ", ".join(f"{f.name} {_SPARK_TYPES.get(str(f.type), str(f.type))}" for f in fields)
 
 
 @dataclass
 class Facts:
-    """A segment's records besides its messages: plain values, for JSON."""
+    """Facts about a segment besides its rows, as plain values for JSON."""
 
     base: int
     end: int
@@ -114,23 +114,23 @@ class Facts:
     meta: list[list[Any]] = field(default_factory=list)
     """[position, time, record] of META records."""
     strays: int = 0
-    """Rollbacks whose halves lie in other segments."""
+    """Number of rollbacks whose halves are in other segments."""
     loose: int = 0
-    """Acks of messages in other segments."""
+    """Number of acks of messages in other segments."""
     broken: list[dict[str, Any]] = field(default_factory=list)
-    """Damage: see spark.damage."""
+    """Damage, as spark.damage describes it."""
     is_sealed: bool = False
 
 
 class ReadOnlyDisk(Disk):
-    """A log that somebody else may be writing."""
+    """A log that a server may be writing."""
 
     def open(self, name: str, create: bool = False) -> int:
         return os.open(self.directory / name, os.O_RDONLY | os.O_CLOEXEC)
 
 
 class SegmentScan:
-    """One segment, read once. Raises ValueError for a file that is no segment, OSError as the file system does."""
+    """Reads one segment. Raises ValueError for a file that is no segment, and the file system's OSError."""
 
     def __init__(self, directory: Path, name: str, sealed_end: int = 0) -> None:
         """`sealed_end`: where the next segment begins; 0 for the last one."""
@@ -173,8 +173,8 @@ class SegmentScan:
 
     def _examine(self, disk: Disk, segment: Segment, damage: Damage) -> None:
         if damage.torn:
-            return  # being written, or a torn tail: nobody was told that it is durable
-        # A frame that was being written when it was read looks damaged too, once there is one behind it.
+            return  # being written, or a torn tail: no client was told that it is durable
+        # A frame read while it was written looks damaged too, once another frame follows it: read it again.
         again = SegmentReader(disk, segment)
         position = damage.start
         while position < damage.end and (frame := again.frame_at(position)) is not None:
@@ -190,7 +190,7 @@ class SegmentScan:
             self.facts.broken.append(broken.plain())
 
     def _take(self, body: memoryview, position: int, time_us: int) -> None:
-        """Gather a frame's records. Ends at one that makes no sense, which a frame read in spite of damage may have."""
+        """Gather a frame's records, up to the first malformed one, which a damaged frame may have."""
         at, end = 0, len(body)
         unpack = RECORD_HEADER.unpack_from
         while at < end:
@@ -214,7 +214,7 @@ class SegmentScan:
             at = stop
 
     def _source_of(self, body: memoryview, at: int) -> int:
-        """The number of the producer (group, source, instance) that a record begins with."""
+        """A number for the producer (group, source, instance) at the beginning of a record."""
         return self._source_numbers.setdefault(sender_bytes(body, at), len(self._source_numbers))
 
     def _source_names(self) -> list[str]:
@@ -222,7 +222,7 @@ class SegmentScan:
         for key in self._source_numbers:
             try:
                 names.append(sender_of(key).source)
-            except Exception:  # of a frame that was read in spite of damage
+            except Exception:  # the frame is damaged
                 names.append("")
         return names
 
@@ -237,33 +237,35 @@ class SegmentScan:
                 self._settled.append((record.what, number, topic, queue, first, count, 0, time_us, position))
 
     def _gather(self, table: NDArray[np.void], sources: NDArray[np.int32]) -> None:
-        """Make both tables of the segment's entries, in log order."""
+        """Make the tables of messages and acks from the segment's entries, in log order."""
         self.messages, row_of = _messages(table, sources)
         self.acks, entry, rows = self._acks(table)
         count = self.messages.num_rows
         masks = {name: np.zeros(count, np.int64) for name in ("acked", "settled", "attempted")}
         first, last = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        here = (entry >= 0) & (rows[:, 1] < MASK_GROUPS)
-        at, kinds, groups, times = row_of[entry[here]], rows[here, 0], rows[here, 1], rows[here, 7]
+        is_here = (entry >= 0) & (rows[:, 1] < MASK_GROUPS)
+        at, kinds, groups, times = row_of[entry[is_here]], rows[is_here, 0], rows[is_here, 1], rows[is_here, 7]
         for group in range(min(len(self._group_numbers), MASK_GROUPS)):
-            its = groups == group
+            of_group = groups == group
             bit = np.int64(1 << group)
-            masks["acked"][at[its & (kinds == 0)]] |= bit
-            masks["settled"][at[its & (kinds != ATTEMPTED)]] |= bit
-            masks["attempted"][at[its & (kinds == ATTEMPTED)]] |= bit
+            masks["acked"][at[of_group & (kinds == 0)]] |= bit
+            masks["settled"][at[of_group & (kinds != ATTEMPTED)]] |= bit
+            masks["attempted"][at[of_group & (kinds == ATTEMPTED)]] |= bit
         acks = kinds == 0
-        # Records stand in the order of their times: what is written last, counts.
+        # Records are in the order of their times, and the last assignment wins.
         first[at[acks][::-1]] = times[acks][::-1]
         last[at[acks]] = times[acks]
         for name, values in (*masks.items(), ("acked_us", first), ("last_acked_us", last)):
             place = MESSAGES.get_field_index(name)
             self.messages = self.messages.set_column(place, MESSAGES.field(place), pa.array(values, mask=values == 0))
         place = ACKS.get_field_index("is_loose")
-        self.acks = self.acks.set_column(place, ACKS.field(place), pa.array(~here))
+        self.acks = self.acks.set_column(place, ACKS.field(place), pa.array(~is_here))
 
     def _acks(self, table: NDArray[np.void]) -> tuple[pa.Table, NDArray[np.int64], NDArray[np.int64]]:
-        """A row for each offset that was settled or tried, with its message where it lies in this segment; the number
-        of each one's entry (-1: in another segment); and the rows as numbers (kind, group, …)."""
+        """The table of acks, with a row for each settled or attempted offset, and its message if this segment has it.
+
+        Also each row's entry number (-1: in another segment), and the rows as numbers (kind, group, …).
+        """
         runs = np.array(self._settled, np.int64).reshape(-1, 9)
         counts = runs[:, 5]
         rows = np.repeat(runs, counts, axis=0)
@@ -271,10 +273,10 @@ class SegmentScan:
         offset = rows[:, 4] + within
         numbers = np.flatnonzero(table["kind"] == EntryKind.QUEUE)
         queued = table[numbers]
-        found = _places(queued, rows[:, 2] << 16 | rows[:, 3], offset)
-        missing = found < 0
-        hits = queued[np.where(missing, 0, found)] if len(queued) else np.zeros(len(rows), ENTRY_TYPE)
-        entry = np.where(missing, -1, numbers[np.where(missing, 0, found)]) if len(numbers) else found
+        places = _places(queued, rows[:, 2] << 16 | rows[:, 3], offset)
+        missing = places < 0
+        hits = queued[np.where(missing, 0, places)] if len(queued) else np.zeros(len(rows), ENTRY_TYPE)
+        entry = np.where(missing, -1, numbers[np.where(missing, 0, places)]) if len(numbers) else places
         acks = pa.table(
             [
                 _ids(hits, missing),
@@ -300,7 +302,7 @@ _WITH_PRODUCER = (RecordType.HALF, RecordType.MESSAGE)
 
 
 def _places(queued: NDArray[np.void], keys: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The row of each (topic << 16 | queue, offset) in `queued`, -1 where it is not there."""
+    """The row in `queued` of each (topic << 16 | queue, offset); -1 if there is none."""
     if not len(queued) or not len(keys):
         return np.full(len(keys), -1, np.int64)
     own = queued["topic"].astype(np.int64) << 16 | queued["queue"]
@@ -309,19 +311,19 @@ def _places(queued: NDArray[np.void], keys: NDArray[np.int64], offsets: NDArray[
     starts = np.flatnonzero(np.r_[True, own[1:] != own[:-1]])
     counts = np.diff(np.r_[starts, len(own)])
     run = np.minimum(np.searchsorted(own[starts], keys), len(starts) - 1)
-    # A queue's offsets follow each other, but for holes: then the row lies before the place counted to.
+    # The offsets of a queue are contiguous except for holes; after a hole the row is before the guessed place.
     guess = starts[run] + np.clip(offsets - at[starts[run]], 0, counts[run] - 1)
-    found = (own[guess] == keys) & (at[guess] == offsets)
-    for row in np.flatnonzero(~found & (own[starts[run]] == keys)).tolist():
+    is_match = (own[guess] == keys) & (at[guess] == offsets)
+    for row in np.flatnonzero(~is_match & (own[starts[run]] == keys)).tolist():
         first = int(starts[run[row]])
         place = first + int(np.searchsorted(at[first : first + int(counts[run[row]])], offsets[row]))
         if place < len(at) and own[place] == keys[row] and at[place] == offsets[row]:
-            guess[row], found[row] = place, True
-    return np.where(found, order[guess], -1)
+            guess[row], is_match[row] = place, True
+    return np.where(is_match, order[guess], -1)
 
 
 def queue_of(entries: NDArray[np.void], columns: Sequence[str]) -> pa.Table:
-    """Columns of QUEUE for the entries that are in queues, by the index alone."""
+    """Columns of QUEUE for the index entries of queues."""
     rows = entries[entries["kind"] == EntryKind.QUEUE]
     arrays = []
     for name in columns:
@@ -336,15 +338,15 @@ def queue_of(entries: NDArray[np.void], columns: Sequence[str]) -> pa.Table:
 
 
 def messages_of(entries: NDArray[np.void]) -> pa.Table:
-    """The table of messages by index entries alone, in any order of segments' own: who settled what is not in them."""
+    """The table of messages from index entries alone, without what groups settled."""
     return _messages(entries, np.full(len(entries), -1, np.int32))[0]
 
 
 def _messages(table: NDArray[np.void], sources: NDArray[np.int32]) -> tuple[pa.Table, NDArray[np.int64]]:
-    """One row a message: its half, its outcome and its place, as far as they are in these entries.
+    """One row for each message, with its half, outcome and place if these entries have them; and each entry's row.
 
-    A message that stands in several queues, or twice in one, has a row for each place. Where a transaction was rolled
-    back and its half lies in another segment there is one row, number 0, without `half_us`. Also the row of each entry.
+    A message that is in several queues, or twice in one, has a row for each place. A rollback whose half is in another
+    segment has one row, number 0, without `half_us`.
     """
     chosen = np.flatnonzero(np.isin(table["kind"], _OF_MESSAGES))
     row_of = np.full(len(table), -1, np.int64)
@@ -358,7 +360,7 @@ def _messages(table: NDArray[np.void], sources: NDArray[np.int32]) -> tuple[pa.T
     new[1:] |= table["message_no"][1:] != table["message_no"][:-1]
     kind = table["kind"]
     queued = kind == EntryKind.QUEUE
-    # A second place of a message begins a row of its own.
+    # A message's second place is a row of its own.
     new[1:] |= queued[1:] & queued[:-1]
     row = np.cumsum(new) - 1
     row_of[chosen[order]] = row
@@ -375,11 +377,11 @@ def _messages(table: NDArray[np.void], sources: NDArray[np.int32]) -> tuple[pa.T
     rolled_us[transaction[rolled]] = table["time_us"][rolled]
 
     def column(mask: NDArray[np.bool_], values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        found = np.zeros(rows, np.int64)
+        filled = np.zeros(rows, np.int64)
         missing = np.ones(rows, bool)
-        found[row[mask]] = values[mask]
+        filled[row[mask]] = values[mask]
         missing[row[mask]] = False
-        return found, missing
+        return filled, missing
 
     half_us, no_half = column(half, table["time_us"])
     queued_us, no_queue = column(queued, table["time_us"])
@@ -388,9 +390,9 @@ def _messages(table: NDArray[np.void], sources: NDArray[np.int32]) -> tuple[pa.T
     committed_us, not_committed = column(delayed | queued, table["time_us"])
     delayed_us, _ = column(delayed, table["time_us"])
     committed_us = np.where(not_delayed, committed_us, delayed_us)
-    its_rollback = is_rolled[transaction[first]] & not_committed
-    decided_us = np.where(its_rollback, rolled_us[transaction[first]], committed_us)
-    outcome = np.where(its_rollback, ROLLED_BACK, np.where(not_committed, 0, COMMITTED)).astype(np.int8)
+    has_rolled_back = is_rolled[transaction[first]] & not_committed
+    decided_us = np.where(has_rolled_back, rolled_us[transaction[first]], committed_us)
+    outcome = np.where(has_rolled_back, ROLLED_BACK, np.where(not_committed, 0, COMMITTED)).astype(np.int8)
     source = sources[first]
     messages = pa.table(
         [
@@ -422,7 +424,7 @@ _RANK[[EntryKind.DELAYED, EntryKind.ROLLBACK, EntryKind.QUEUE]] = [1, 2, 3]
 
 
 def _ids(rows: NDArray[np.void], missing: NDArray[np.bool_] | None) -> pa.Array:
-    """Transaction ids as binary values of 16 bytes, without a Python object for each."""
+    """Transaction ids as binary values of 16 bytes, made without a Python object for each."""
     data = np.empty((len(rows), 2), ">u8")
     data[:, 0], data[:, 1] = rows["id_high"], rows["id_low"]
     ends = pa.py_buffer(np.arange(0, 16 * len(rows) + 1, 16, dtype=np.int32))

@@ -1,4 +1,4 @@
-"""The findings that need more than a message's row: damage, gaps of a bridge, order per key, doubled effects."""
+"""Findings that need more than one message's row: damage, gaps of a bridge, order of a key, doubled effects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from notify.spark.small_table import small_table
 from notify.storage.groups import SettleKind
 
 MOST_FINDINGS = 100_000
-"""Rows of evidence that are kept of a class; its count is exact."""
+"""The most rows of evidence for a class; the count of its findings stays exact."""
 
 
 def corrupt(log: LogInput, broken: dict[str, Any]) -> Found:
@@ -37,7 +37,9 @@ def gaps(log: LogInput) -> Iterable[Found]:
         if before is None:
             continue
         if b.since is not None and b.since != before.position:
-            detail = f"source {b.source} went on from {b.since or 'its beginning'}, and stood at {before.position}"
+            detail = (
+                f"source {b.source} continued from {b.since or 'its beginning'}, but its position was {before.position}"
+            )
         elif b.epoch < before.epoch:
             detail = f"source {b.source}: epoch {b.epoch} wrote after epoch {before.epoch}"
         else:
@@ -49,7 +51,7 @@ def gaps(log: LogInput) -> Iterable[Found]:
 
 
 def disorder(spark: SparkSession, log: LogInput, span: Span | None) -> list[Found]:
-    """Settled messages of ordered groups behind later ones of their key."""
+    """Messages that an ordered group settled after a later message of the same key."""
     ordered = [s for s in log.catalog.subscriptions.values() if s.mode == "ordered"]
     numbers = {name: n for n, name in log.catalog.topics.items()}
     wanted = [(s.group, numbers[s.topic], list(s.moved)) for s in ordered if s.topic in numbers]
@@ -59,13 +61,13 @@ def disorder(spark: SparkSession, log: LogInput, span: Span | None) -> list[Foun
     if acks is None:
         return []
     columns = {"group": pa.string(), "topic": pa.int64(), "moved": pa.list_(pa.int64())}
-    which = F.broadcast(small_table(spark, columns, wanted))
+    subscriptions = F.broadcast(small_table(spark, columns, wanted))
     topics = sorted({topic for _, topic, _ in wanted})
     if len(topics) <= 1000:
         acks = acks.where(F.col("topic").isin(topics))
     chosen = acks.where(
         F.col("kind").isin(int(SettleKind.ACK), int(SettleKind.DEAD_LETTER)) & (F.col("key_hash") != 0)
-    ).join(which, ["group", "topic"])
+    ).join(subscriptions, ["group", "topic"])
     chosen = chosen.withColumn("epoch", F.size(F.filter("moved", lambda at: at <= F.col("seq"))))
     before = (
         Window.partitionBy("group", "topic", "queue", "key_hash", "epoch")
@@ -73,10 +75,10 @@ def disorder(spark: SparkSession, log: LogInput, span: Span | None) -> list[Foun
         .rowsBetween(Window.unboundedPreceding, -1)
     )
     late = chosen.withColumn("highest", F.max("offset").over(before)).where("highest > offset")
-    found = []
+    cases = []
     for row in within(late, span).limit(MOST_FINDINGS).collect():
         topic = log.catalog.topics.get(row["topic"], "")
-        found.append(
+        cases.append(
             Found(
                 "DISORDER", ids.to_text(bytes(row["id"])), row["no"],
                 f"group {row['group']} settled offset {row['offset']} after {row['highest']} of the same key",
@@ -84,12 +86,12 @@ def disorder(spark: SparkSession, log: LogInput, span: Span | None) -> list[Foun
                 {"settled_us": row["at_us"], "after_offset": row["highest"]},
             )
         )  # fmt: skip
-    return found
+    return cases
 
 
 def doubled(spark: SparkSession, database: Database, query: str, between: tuple[int, int] | None) -> list[Found]:
-    """Business effects that are there more than once, by a query of the user's. `between`: made in [from, to)."""
-    found = []
+    """Effects that the user's query names more than once. `between`: [from, to) in microseconds, by the ids."""
+    cases = []
     for row in database.doubled(spark, query).limit(MOST_FINDINGS).collect():
         try:
             transaction, number = ids.parse_message_id(row["message_id"])
@@ -98,18 +100,18 @@ def doubled(spark: SparkSession, database: Database, query: str, between: tuple[
         made_us = ids.milliseconds(transaction) * 1000
         if between is not None and not between[0] <= made_us < between[1]:
             continue
-        found.append(
+        cases.append(
             Found(
-                "DUP_EFFECT", ids.to_text(transaction), number, f"the effect is there {row['times']} times",
+                "DUP_EFFECT", ids.to_text(transaction), number, f"the effect happened {row['times']} times",
                 groups=[row["consumer_group"]] if row["consumer_group"] else [], at_us=made_us,
                 database=database.name, evidence={"times": row["times"]},
             )
         )  # fmt: skip
-    return found
+    return cases
 
 
 def within(rows: DataFrame, span: Span | None) -> DataFrame:
-    """Rows whose ids were made in a span."""
+    """The rows whose ids were made in the span."""
     if span is None:
         return rows
     first = F.lit(bytes(max(0, span.start_us // 1000).to_bytes(6)))

@@ -1,4 +1,4 @@
-"""The Spark session of an audit: on this machine by default, on a cluster where a master is named."""
+"""The Spark session of an audit: on this machine, or on a cluster if a master is named."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from notify.maven import fetched
 POM = Path(__file__).parent / "jars" / "pom.xml"
 MEMORY = "3g"
 PARTITIONS = 16
-"""Partitions of a shuffle: one of them, a part of 5 million messages, is in memory at a time."""
+"""The number of shuffle partitions; one partition of 5 million messages is in memory at a time."""
 
 SMALL_BYTES = 64 << 20
-"""An audit of logs up to this size is over before thorough compilation pays."""
+"""An audit of smaller logs ends before the JVM's optimising compiler pays off."""
 _SMALL = {
-    # One compiler that is quick instead of two, and no threads that collect garbage meanwhile: half the CPU time.
+    # Only the quick compiler, and no concurrent garbage collection: half the CPU time.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:MetaspaceSize=256m",
-    # Each task clears a page of memory first: of 64 MB otherwise.
+    # Each task first clears a page of memory; the default is 64 MB.
     "spark.buffer.pageSize": "2m",
 }
-"""Settings for small inputs: most of the time goes by before the first row is read."""
+"""Settings for small inputs, where most of the time passes before the first row is read."""
 
 
 def drivers() -> list[Path]:
-    """The JDBC drivers' jars, of NOTIFY_AUDIT_JARS or fetched by Maven once. Raises Unavailable with the reason."""
+    """The jars of the JDBC drivers, from NOTIFY_AUDIT_JARS or fetched by Maven once. Raises Unavailable."""
     directory = Path(os.environ.get("NOTIFY_AUDIT_JARS") or Path(sys.prefix) / "notify-jdbc")
     return sorted(
         fetched(POM, directory, "*.jar", "JDBC drivers (or name their directory: NOTIFY_AUDIT_JARS)").glob("*.jar")
@@ -39,14 +39,14 @@ def drivers() -> list[Path]:
 def open_session(
     master: str = "", memory: str = MEMORY, *, databases: bool = True, small: bool = False
 ) -> SparkSession:
-    """A session with what an audit needs. Raises Unavailable where Java or the drivers are missing.
+    """A session for an audit. Raises Unavailable if Java or the JDBC drivers are missing.
 
-    `master`: Spark's, default `local[*]`. `memory`: of the driver's JVM; an executor of a cluster takes as much.
-    `small`: the inputs are, see `_SMALL`.
+    `master`: Spark's master, by default `local[*]`. `memory`: of the driver's JVM and of each executor.
+    `databases`: whether databases are read. `small`: whether the inputs are small, see `_SMALL`.
     """
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         raise Unavailable("the audit runs on Spark, which needs Java 17 or newer: install it or set JAVA_HOME")
-    # Workers are this interpreter, and must not be slowed down or misled by what the shell says.
+    # Workers run this interpreter, whatever the shell's environment says.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings = {
@@ -58,11 +58,11 @@ def open_session(
         "spark.sql.shuffle.partitions": str(PARTITIONS),
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # Millions of messages are sorted or hashed, never broadcast by mistake.
+        # Tables of messages must be sorted or hashed, and never broadcast by mistake.
         "spark.sql.autoBroadcastJoinThreshold": str(16 << 20),
         "spark.sql.files.maxPartitionBytes": str(64 << 20),
         "spark.log.level": "ERROR",
-        # Past jobs that a page would show, which is off: a watch runs a hundred a minute.
+        # Spark keeps past jobs for its web page, which is off; a watch runs a hundred jobs a minute.
         "spark.ui.retainedJobs": "20",
         "spark.ui.retainedStages": "20",
         "spark.ui.retainedTasks": "200",

@@ -1,12 +1,12 @@
-"""Auditing continuously: one window of time after the other, each in batch, by this machine's own clock.
+"""A continuous audit: one time window after the other, each in batch, by this machine's clock.
 
-Not a stream-stream join: its watermark is the slower side's, so an input that stalls freezes it, and what was lost
-never comes out, just when it matters. Here a window is looked at when it is over and its transactions must be through,
-whatever the inputs say; what comes later after all revises the finding.
+It is no stream-stream join, because the watermark of such a join is that of its slower input: an input that stalls
+would stop it and so hide lost messages. Instead a window is audited once this machine's clock says that its
+transactions must be over, whatever the inputs say. A message that arrives later revises the finding.
 
-The state is a directory: `findings.jsonl`, one line a finding or revision, and `state.json`, where to go on. A line is
-durable before the state moves on. So a watch that is killed looks at its last window again, and knows from the lines
-what it has said of it.
+The state is a directory with `findings.jsonl`, one line for each finding or revision, and `state.json`, the next
+window. Lines are durable before the state moves on. A watch that was killed audits its last window again, and knows
+from the lines which findings it has already reported.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from notify.spark.result import Inputs, Plan, Result
 log = logging.getLogger("notify.audit")
 
 RECHECKS = (2, 4, 8, 16)
-"""So many windows later a window with findings is looked at again: what came late revises them."""
+"""A window with findings is audited again after so many further windows; messages that came late revise them."""
 MOST_RECHECKS = 50
-"""Windows that wait to be looked at again; with more, the oldest keep their findings."""
+"""The most windows that wait to be audited again; beyond that the oldest keep their findings."""
 RETRY_SECONDS = 5.0
 REVISED = ("LOST", "IN_DOUBT", "UNDELIVERED", "ACKED_NO_EFFECT", "CONFLICT", "GHOST", "ORPHAN_ROW")
 
 WINDOWS = Counter("notify_audit_windows", "Windows that were audited.")
 FINDINGS = Counter("notify_audit_findings", "Findings, by class.", ["finding"])
-REVISIONS = Counter("notify_audit_revisions", "Findings that turned out to be none after all.", ["finding"])
-FAILURES = Counter("notify_audit_failures", "Windows that could not be audited when they were due, and were again.")
-CLOSED = Gauge("notify_audit_closed_timestamp_seconds", "Up to when everything was audited.")
-SECONDS = Gauge("notify_audit_window_seconds", "How long the last window took.")
+REVISIONS = Counter("notify_audit_revisions", "Findings that a later audit revised.", ["finding"])
+FAILURES = Counter("notify_audit_failures", "Failed attempts to audit a window.")
+CLOSED = Gauge("notify_audit_closed_timestamp_seconds", "The end of the last audited window, in seconds since 1970.")
+SECONDS = Gauge("notify_audit_window_seconds", "How long the audit of the last window took.")
 
 
 @dataclass
 class Waiting:
-    """A window with findings that will be looked at again."""
+    """A window with findings that will be audited again."""
 
     from_us: int
     to_us: int
     turn: int = 0
     due: int = 0
-    """Number of the window behind which it is its turn."""
+    """The number of the window after which it is audited again."""
 
 
 @dataclass
 class State:
-    """Where a watch stands; state.json."""
+    """The position of a watch; state.json holds it."""
 
     next_us: int
     window: int = 0
@@ -71,7 +71,7 @@ class State:
 
 @dataclass(frozen=True)
 class Auditing:
-    """Carries out the plan of a window. `inputs` opens them anew for each; `scratch` keeps copies of the log."""
+    """Audits a window by its plan. `inputs` opens the inputs for each window; `scratch` holds copies of the log."""
 
     spark: SparkSession
     inputs: Callable[[], AbstractContextManager[Inputs]]
@@ -83,7 +83,7 @@ class Auditing:
 
 
 class Watch:
-    """Has windows audited as they close. `emit` gets each line as a mapping."""
+    """Audits windows as they close. `emit` is called with each line, a mapping."""
 
     def __init__(
         self,
@@ -96,9 +96,9 @@ class Watch:
         alarm_url: str = "",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`audit`: see `Auditing`. `plan.from_us`: where to begin; default: now."""
+        """`audit`: see `Auditing`. `plan.from_us`: the start of the first window; 0: now."""
         if window_seconds < 1:
-            raise InvalidRequest("--window-seconds is 1 or more")
+            raise InvalidRequest("--window-seconds must be at least 1")
         self._audit = audit
         self._plan = replace(plan, closes_by_clock=True)
         self._directory = directory
@@ -107,7 +107,7 @@ class Watch:
         self._alarm_url = alarm_url
         self._clock = clock
         self._said: dict[int, set[str]] = {}
-        """Keys of what was said, by the start of the window."""
+        """Keys of the reported findings, by the start of their window."""
         self.state = self._resumed()
         self._delay_us = round(max(plan.max_transaction_seconds, plan.deliver_seconds) * 1e6)
 
@@ -117,13 +117,13 @@ class Watch:
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / "state.json"
         if not path.exists():
-            # Kept before the first window is audited: one that is killed in it begins with the same window again.
+            # Saved before the first audit, so that a watch killed during it starts with the same window again.
             start = self._plan.from_us or int(self._clock() * 1e6)
             self._lines().touch()
             self._save(State(start // self._window_us * self._window_us))
-        found = json.loads(path.read_text())
-        waiting = [Waiting(**w) for w in found["waiting"]]
-        state = State(found["next_us"], found["window"], waiting)
+        saved = json.loads(path.read_text())
+        waiting = [Waiting(**w) for w in saved["waiting"]]
+        state = State(saved["next_us"], saved["window"], waiting)
         wanted = {state.next_us} | {w.from_us for w in waiting}
         for line in self._whole_lines():
             if line["window_us"] in wanted:
@@ -135,7 +135,7 @@ class Watch:
         return self._directory / "findings.jsonl"
 
     def _whole_lines(self) -> list[dict[str, Any]]:
-        """Every line; one that a kill cut short is taken away, since its window is looked at again."""
+        """All lines. A line that a kill cut short is removed: its window is audited again."""
         path = self._lines()
         data = path.read_bytes() if path.exists() else b""
         end = data.rfind(b"\n") + 1
@@ -182,7 +182,7 @@ class Watch:
     # --- windows ----------------------------------------------------------------------------------------------
 
     def run(self, stop: threading.Event, windows: int = 0) -> None:
-        """Until `stop`, or so many windows were audited. Raises InvalidRequest for what waiting would not mend."""
+        """Audit windows until `stop`, or so many (0: no limit). Raises InvalidRequest for a wrong plan or input."""
         done = 0
         while not stop.is_set() and not (windows and done >= windows):
             due = (self.state.next_us + self._window_us + self._delay_us) / 1e6
@@ -195,7 +195,7 @@ class Watch:
             except InvalidRequest:
                 raise
             except Exception as error:
-                # The window stays due: an input that is away must not let one pass unseen.
+                # The window stays due: no window is skipped because an input is away.
                 FAILURES.inc()
                 cause = str(error).splitlines()[0][:300] if str(error) else repr(error)
                 self._alarm({"kind": "failure", "detail": cause})
@@ -239,19 +239,19 @@ class Watch:
         return self._audit(replace(self._plan, from_us=start, to_us=end))
 
     def _new(self, result: Result, start: int) -> tuple[list[dict[str, Any]], bool]:
-        """Lines for what was not said before; and whether anything is there that may be revised."""
+        """Lines for the findings not reported yet; and whether the window has findings that may be revised."""
         said = self._said.setdefault(start, set())
         lines = []
-        for found in result.found:
-            if found.finding in ("PENDING", "REDELIVERED") or found.evidence.get("repaired") or found.key in said:
+        for case in result.found:
+            if case.finding in ("PENDING", "REDELIVERED") or case.evidence.get("repaired") or case.key in said:
                 continue
-            said.add(found.key)
-            FINDINGS.labels(found.finding).inc()
-            lines.append({"kind": "finding", "window_us": start} | row_of(found))
+            said.add(case.key)
+            FINDINGS.labels(case.finding).inc()
+            lines.append({"kind": "finding", "window_us": start} | row_of(case))
         return lines, bool(said)
 
     def _again(self) -> None:
-        """Look at one window again whose turn it is: what came late is no finding any more."""
+        """Audit one waiting window again if one is due; findings whose messages came late are revised."""
         state = self.state
         due = [w for w in state.waiting if w.due <= state.window]
         if not due:
@@ -259,16 +259,16 @@ class Watch:
         window = due[0]
         result = self._audited(window.from_us, window.to_us)
         lines, _ = self._new(result, window.from_us)
-        there = {f.key for f in result.found if not f.evidence.get("repaired")}
+        keys = {f.key for f in result.found if not f.evidence.get("repaired")}
         said = self._said[window.from_us]
-        for key in sorted(said - there):
+        for key in sorted(said - keys):
             name = key.partition(":")[0]
             if name in REVISED:
                 said.discard(key)
                 REVISIONS.labels(name).inc()
                 lines.append(
                     {"kind": "revision", "window_us": window.from_us, "finding": name, "key": key,
-                     "detail": "it is there now"}
+                     "detail": "the finding no longer applies"}
                 )  # fmt: skip
         self._say(lines)
         window.turn += 1
@@ -280,6 +280,6 @@ class Watch:
 
 
 def _is_transient(error: Exception) -> bool:
-    """Whether to try again: a database or a disk may have gone away while a window was looked at."""
+    """Whether to try again: a database or a disk may have gone away during the audit."""
     library = type(error).__module__.partition(".")[0]
     return isinstance(error, NotifyError | OSError) or library in ("pyspark", "py4j", "sqlalchemy")

@@ -1,4 +1,4 @@
-"""`notify token`: whom servers let in."""
+"""`notify token`: credentials of clients and operators."""
 
 from __future__ import annotations
 
@@ -15,34 +15,38 @@ RIGHTS = "; ".join(f"{name}: {text}" for name, text in ACTIONS.items())
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Whom servers let in: tokens, certificates, subjects of an identity provider.")
+    group = typer.Typer(help="Credentials: tokens, client certificates, subjects of an identity provider.")
     app.add_typer(group, name="token", no_args_is_help=True)
 
     @group.command("list")
     def list_credentials(
-        all: bool = typer.Option(False, "--all", help="Those that are over, too."),
+        all: bool = typer.Option(False, "--all", help="Also expired and revoked ones."),
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
-        """Who may come in, with which rights, until when."""
+        """List credentials: name, rights, expiry."""
         show(call(url, "GET", "credentials", query="?all=true" if all else ""), as_json, "credentials")
 
     @group.command()
     def create(
-        name: str = typer.Argument(..., help="Whom it stands for: a service or a person."),
+        name: str = typer.Argument(..., help="The name of the service or person."),
         right: list[str] = typer.Option(..., "--right", help=f"ACTION:NAME, repeatable. {RIGHTS}."),
-        certificate: str | None = typer.Option(None, help="No token: this common name of a client certificate."),
-        subject: str | None = typer.Option(None, help="No token: this subject of the identity provider's tokens."),
-        days: float = typer.Option(90.0, min=0.001, max=3650, help="Until it expires."),
-        requests: float = typer.Option(0.0, min=0, help="Requests a second; 0: as the settings say."),
-        polls: int = typer.Option(0, min=0, help="Polls that may wait at once; 0: as the settings say."),
-        out: Path | None = typer.Option(None, help="Leave the token in this new file, and do not print it."),
+        certificate: str | None = typer.Option(
+            None, help="Instead of a token: the common name of a client certificate."
+        ),
+        subject: str | None = typer.Option(
+            None, help="Instead of a token: the subject of an identity provider's tokens."
+        ),
+        days: float = typer.Option(90.0, min=0.001, max=3650, help="Days until it expires."),
+        requests: float = typer.Option(0.0, min=0, help="Most requests a second; 0: as the settings say."),
+        polls: int = typer.Option(0, min=0, help="Most polls that wait at once; 0: as the settings say."),
+        out: Path | None = typer.Option(None, help="Write the token to this new file instead of printing it."),
         reason: str = REASON,
         dry_run: bool = DRY_RUN,
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
-        """Let someone in. The token is printed once, or left in a file, and cannot be shown again."""
+        """Make a credential. Its token is printed once, or written to a file, and cannot be shown again."""
         if certificate is not None and subject is not None:
             raise typer.BadParameter("give --certificate or --subject, not both")
         fields: dict[str, Any] = {"name": name, "rights": right, "expires_in": days * 86_400}
@@ -52,7 +56,7 @@ def register(app: typer.Typer) -> None:
         elif subject is not None:
             fields |= {"kind": "subject", "subject": subject}
         if out is not None and out.exists():
-            raise typer.BadParameter(f"{out} is there already: remove it, or name another file")
+            raise typer.BadParameter(f"{out} exists: remove it, or name another file")
         answer = call(url, "POST", "credentials", body=write(reason, dry_run, **fields))
         if out is not None and "token" in answer:
             with open(out, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
@@ -61,5 +65,5 @@ def register(app: typer.Typer) -> None:
 
     @group.command()
     def revoke(id: str, reason: str = REASON, dry_run: bool = DRY_RUN, url: str = URL, as_json: bool = AS_JSON) -> None:
-        """Let nobody in with it any more."""
+        """Revoke a credential."""
         show(call(url, "POST", "credentials", id, "revoke", body=write(reason, dry_run)), as_json)

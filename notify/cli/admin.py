@@ -1,4 +1,4 @@
-"""`notify topic`, `group`, `transaction`, `message`, `dead-letter`: what the admin routes do, for a terminal."""
+"""`notify topic`, `group`, `transaction`, `message`, `dead-letter`, `job`: the admin routes on a terminal."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FOLLOW_SECONDS = 0.2
 REPLAY_EFFECTS = typer.Option(
     False,
     "--replay-effects",
-    help="Handlers with an Inbox have their effects again; otherwise they skip what they did.",
+    help="Repeat the effects of handlers with an Inbox; without this they skip messages that they handled.",
 )
 BEFORE_INBOX = typer.Option(
-    False, "--force", help="Although the rows of some of these messages may be purged from the group's inbox."
+    False, "--force", help="Do it although the inbox rows of some of these messages may be purged."
 )
-BEFORE = "latest (all that is there), an instant (RFC 3339), or an offset where the topic has one queue."
+BEFORE = "latest (all messages), an instant (RFC 3339), or an offset if the topic has one queue."
 
 
 def register(app: typer.Typer) -> None:
@@ -40,29 +40,31 @@ def _topics(app: typer.Typer) -> None:
 
     @group.command("list")
     def list_topics(url: str = URL, as_json: bool = AS_JSON) -> None:
-        """All topics with the offsets they hold."""
+        """List topics with their offsets."""
         show(call(url, "GET", "topics"), as_json, "topics")
 
     @group.command()
     def create(
         name: str,
-        queues: int | None = typer.Option(None, min=1, max=1024, help="Queues; keys are spread over them."),
-        retention: float | None = typer.Option(None, min=0, help="Seconds to keep messages; 0: the server's default."),
+        queues: int | None = typer.Option(None, min=1, max=1024, help="Number of queues; keys are spread over them."),
+        retention: float | None = typer.Option(
+            None, min=0, help="Seconds to keep messages; 0: as the server's setting says."
+        ),
         retention_bytes: int | None = typer.Option(None, min=0, help="Bytes of messages to keep; 0: no bound."),
         flush: str | None = typer.Option(
-            None, help="Answer once on the disk (sync), in the kernel (async), at once (memory)."
+            None, help="Answer once messages are on disk (sync), in the kernel (async) or in memory (memory)."
         ),
         ttl: float | None = typer.Option(None, min=0, help="Seconds after which messages expire; 0: never."),
         backlog: int | None = typer.Option(
-            None, min=0, help="Messages that the slowest group may be behind; 0: no bound."
+            None, min=0, help="How many messages the slowest group may be behind; 0: no bound."
         ),
-        backlog_policy: str | None = typer.Option(None, help="What then: refuse, hold or drop_oldest."),
+        backlog_policy: str | None = typer.Option(None, help="When the backlog is full: refuse, hold or drop_oldest."),
         reason: str = REASON,
         dry_run: bool = DRY_RUN,
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
-        """Make a topic, or change one: what is not given stays."""
+        """Make or change a topic; options that are not given keep their value."""
         fields = {
             "queues": queues,
             "retention": retention,
@@ -86,13 +88,13 @@ def _topics(app: typer.Typer) -> None:
     def purge_topic(
         name: str,
         before: str = typer.Option(..., help=BEFORE),
-        force: bool = typer.Option(False, "--force", help="Although a group still has to get some of them."),
+        force: bool = typer.Option(False, "--force", help="Also purge messages that a group has not settled."),
         reason: str = REASON,
         dry_run: bool = DRY_RUN,
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
-        """Let go of a topic's messages up to a point."""
+        """Delete a topic's messages up to a point."""
         body = write(reason, dry_run, before=_place(before), force=force)
         show(call(url, "POST", "topics", name, "purge", body=body), as_json)
 
@@ -103,19 +105,19 @@ def _groups(app: typer.Typer) -> None:
 
     @group.command("list")
     def list_groups(url: str = URL, as_json: bool = AS_JSON) -> None:
-        """All groups with their lag."""
+        """List groups with their lag."""
         show(call(url, "GET", "groups"), as_json, "groups")
 
     @group.command("show")
     def show_group(name: str, url: str = URL, as_json: bool = AS_JSON) -> None:
-        """One group: subscriptions, positions, leases, instances."""
+        """Show a group: subscriptions, positions, leases, instances."""
         show(call(url, "GET", "groups", name), as_json)
 
     @group.command()
     def reset(
         name: str,
-        topic: str = typer.Option(..., help="The topic to move in."),
-        to: str = typer.Option(..., help="earliest, latest, an offset or an instant (RFC 3339)."),
+        topic: str = typer.Option(..., help="The topic to reset."),
+        to: str = typer.Option(..., help="The new position: earliest, latest, an offset or an instant (RFC 3339)."),
         replay_effects: bool = REPLAY_EFFECTS,
         force: bool = BEFORE_INBOX,
         reason: str = REASON,
@@ -123,20 +125,24 @@ def _groups(app: typer.Typer) -> None:
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
-        """Move a group's position; what is leased there becomes stale."""
+        """Move a group's position in a topic; its leases there become stale."""
         body = write(reason, dry_run, topic=topic, to=_place(to), **_given(replay_effects=replay_effects, force=force))
         show(call(url, "POST", "groups", name, "reset", body=body), as_json)
 
     @group.command()
     def subscribe(
         name: str,
-        topic: str = typer.Argument(..., help="A topic, or a pattern with * for topics to come."),
-        mode: str = typer.Option("shared", help=", ".join(MODES) + "."),
-        start: str | None = typer.Option(None, help="Of a new one: earliest, latest, an offset or an instant."),
-        tag: list[str] = typer.Option([], help="Only messages of these tags (repeatable)."),
-        filter: str = typer.Option("", help="CEL over headers, key, tag and topic."),
-        max_attempts: int = typer.Option(16, min=1, max=1000),
-        force: bool = typer.Option(False, "--force", help="Change the mode although consumers have messages."),
+        topic: str = typer.Argument(..., help="A topic, or a pattern with *, which also matches later topics."),
+        mode: str = typer.Option("shared", help="The mode: " + ", ".join(MODES) + "."),
+        start: str | None = typer.Option(
+            None, help="The start of a new subscription: earliest, latest, an offset or an instant."
+        ),
+        tag: list[str] = typer.Option([], help="Only messages with this tag (repeatable)."),
+        filter: str = typer.Option(
+            "", help="Only messages for which this CEL expression over headers, key, tag and topic is true."
+        ),
+        max_attempts: int = typer.Option(16, min=1, max=1000, help="Attempts before a message is a dead letter."),
+        force: bool = typer.Option(False, "--force", help="Change the mode although consumers hold messages."),
         reason: str = REASON,
         dry_run: bool = DRY_RUN,
         url: str = URL,
@@ -144,23 +150,23 @@ def _groups(app: typer.Typer) -> None:
     ) -> None:
         """Make or change a subscription."""
         fields = {"mode": mode, "tags": tag, "filter": filter, "max_attempts": max_attempts, "force": force}
-        where = int(start) if start is not None and start.isdigit() else start
-        body = write(reason, dry_run, start=where, **fields)
+        position = int(start) if start is not None and start.isdigit() else start
+        body = write(reason, dry_run, start=position, **fields)
         show(call(url, "PUT", "groups", name, "subscriptions", topic, body=body), as_json)
 
     @group.command()
     def priorities(
         name: str,
         klass: list[str] = typer.Option(
-            [], "--class", help="NAME=WEIGHT:PATTERN,PATTERN (repeatable, in order); WEIGHT may be left out: 6, 3, 1."
+            [], "--class", help="NAME=WEIGHT:PATTERN,PATTERN (repeatable, in order); default weights: 6, 3, 1."
         ),
-        share: list[str] = typer.Option([], help="TOPIC=TURNS within its class (repeatable)."),
-        reason: str = typer.Option("", help="Why; needed to change them."),
+        share: list[str] = typer.Option([], help="TOPIC=TURNS, a topic's turns within its class (repeatable)."),
+        reason: str = typer.Option("", help="Why you change them; required with --class."),
         dry_run: bool = DRY_RUN,
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
-        """How a group's topics share its deliveries; with --class, other classes from now on."""
+        """Show a group's priority classes, or set them with --class."""
         if not klass:
             show(call(url, "GET", "groups", name, "priorities"), as_json)
             return
@@ -169,12 +175,12 @@ def _groups(app: typer.Typer) -> None:
 
     @group.command()
     def pause(name: str, reason: str = REASON, url: str = URL, as_json: bool = AS_JSON) -> None:
-        """Hand nothing to a group until it is resumed."""
+        """Pause a group: it receives nothing until it is resumed."""
         show(call(url, "POST", "groups", name, "pause", body=write(reason, False)), as_json)
 
     @group.command()
     def resume(name: str, reason: str = REASON, url: str = URL, as_json: bool = AS_JSON) -> None:
-        """Let a paused group go on."""
+        """Resume a paused group."""
         show(call(url, "POST", "groups", name, "resume", body=write(reason, False)), as_json)
 
 
@@ -185,13 +191,13 @@ def _transactions(app: typer.Typer) -> None:
     @group.command("list")
     def list_transactions(
         state: str | None = typer.Option(None, help="PREPARED or PARKED."),
-        producer_group: str | None = typer.Option(None, help="Only this producer group's."),
-        older_than: float = typer.Option(0, min=0, help="Seconds."),
+        producer_group: str | None = typer.Option(None, help="Only transactions of this producer group."),
+        older_than: float = typer.Option(0, min=0, help="Only transactions older than so many seconds."),
         max: int = typer.Option(100, min=1, max=10_000),
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
-        """Undecided transactions, the oldest first."""
+        """List undecided transactions, the oldest first."""
         query = f"?max={max}&older_than={older_than}"
         query += f"&state={state}" if state else ""
         query += f"&producer_group={producer_group}" if producer_group else ""
@@ -203,7 +209,7 @@ def _transactions(app: typer.Typer) -> None:
 
     @group.command("show")
     def show_transaction(id: str, url: str = URL, as_json: bool = AS_JSON) -> None:
-        """One transaction."""
+        """Show one transaction."""
         show(call(url, "GET", "transactions", id), as_json)
 
     def action(name: str, text: str) -> None:
@@ -215,8 +221,8 @@ def _transactions(app: typer.Typer) -> None:
 
     action("commit", "Force the commit of an undecided transaction.")
     action("rollback", "Force the rollback of an undecided transaction.")
-    action("check", "Ask its producer again now.")
-    action("resume", "Back from PARKED, with all its checks before it.")
+    action("check", "Check a transaction now: ask its producer group.")
+    action("resume", "Resume a parked transaction: its checks start again.")
 
 
 def _messages(app: typer.Typer) -> None:
@@ -225,27 +231,27 @@ def _messages(app: typer.Typer) -> None:
 
     @group.command("show")
     def show_message(id: str, url: str = URL, as_json: bool = AS_JSON) -> None:
-        """One message's life, from half to every group."""
+        """Show one message's history, from half to every group."""
         show(call(url, "GET", "messages", id), as_json)
 
     @group.command("find")
     def find_messages(
-        key: str | None = typer.Option(None, help="The messages' key."),
-        topic: str | None = typer.Option(None, help="Their topic."),
+        key: str | None = typer.Option(None, help="Messages with this key."),
+        topic: str | None = typer.Option(None, help="Messages of this topic."),
         since: str | None = typer.Option(None, "--from", help="Committed at or after this instant (RFC 3339)."),
         until: str | None = typer.Option(None, "--to", help="Committed before this instant."),
         max: int = typer.Option(100, min=1, max=10_000),
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
-        """Messages by key, or of a topic by time."""
+        """Find messages by key, or by topic and time."""
         given = {"key": key, "topic": topic, "from": since, "to": until, "max": str(max)}
         query = "?" + urlencode({name: value for name, value in given.items() if value is not None})
         show(call(url, "GET", "messages", query=query), as_json, "messages")
 
 
 def _dead_letters(app: typer.Typer) -> None:
-    group = typer.Typer(help="Messages that a group could not handle.", no_args_is_help=True)
+    group = typer.Typer(help="Messages that a group failed to handle.", no_args_is_help=True)
     app.add_typer(group, name="dead-letter")
 
     @group.command("list")
@@ -255,7 +261,7 @@ def _dead_letters(app: typer.Typer) -> None:
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
-        """A group's dead letters, with why they are there."""
+        """List a group's dead letters with the reasons."""
         show(call(url, "GET", "groups", group_name, "dead-letters", query=f"?max={max}"), as_json, "messages")
 
     @group.command("purge")
@@ -267,7 +273,7 @@ def _dead_letters(app: typer.Typer) -> None:
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
-        """Let go of a group's dead letters that died before a point, redriven or not."""
+        """Delete a group's dead letters up to a point, redriven or not."""
         body = write(reason, dry_run, before=_place(before))
         show(call(url, "POST", "groups", group_name, "dead-letters", "purge", body=body), as_json)
 
@@ -275,15 +281,17 @@ def _dead_letters(app: typer.Typer) -> None:
     def redrive(
         group_name: str = typer.Argument(..., metavar="GROUP"),
         id: list[str] = typer.Option([], help="Only these messages (repeatable)."),
-        topic: str | None = typer.Option(None, help="Only those of this topic."),
-        tag: str | None = typer.Option(None, help="Only those with this tag."),
-        key: str | None = typer.Option(None, help="Only those with this key."),
-        contains: str | None = typer.Option(None, help="Only those whose reason contains this."),
-        filter: str = typer.Option("", help="Only those for which this is true: CEL over headers, key, tag and topic."),
+        topic: str | None = typer.Option(None, help="Only dead letters of this topic."),
+        tag: str | None = typer.Option(None, help="Only dead letters with this tag."),
+        key: str | None = typer.Option(None, help="Only dead letters with this key."),
+        contains: str | None = typer.Option(None, help="Only dead letters whose reason contains this text."),
+        filter: str = typer.Option("", help="Only dead letters for which this CEL expression is true."),
         max: int = typer.Option(100, min=1, max=4096),
         replay_effects: bool = REPLAY_EFFECTS,
         force: bool = BEFORE_INBOX,
-        all: bool = typer.Option(False, "--all", help="Every one, as a job; waits for it and shows its progress."),
+        all: bool = typer.Option(
+            False, "--all", help="All of them, as a job; waits for its end and shows its progress."
+        ),
         reason: str = REASON,
         dry_run: bool = DRY_RUN,
         url: str = URL,
@@ -309,7 +317,7 @@ def _jobs(app: typer.Typer) -> None:
 
     @group.command("list")
     def list_jobs(max: int = typer.Option(100, min=1, max=10_000), url: str = URL, as_json: bool = AS_JSON) -> None:
-        """The newest jobs."""
+        """List the newest jobs."""
         show(call(url, "GET", "jobs", query=f"?max={max}"), as_json, "jobs")
 
     @group.command("show")
@@ -320,29 +328,29 @@ def _jobs(app: typer.Typer) -> None:
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
-        """A job's progress, and what became of its items."""
+        """Show a job's progress and the results of its items."""
         show(call(url, "GET", "jobs", str(number), query=f"?offset={offset}&max={max}"), as_json)
 
     @group.command("cancel")
     def cancel_job(
         number: int, reason: str = REASON, dry_run: bool = DRY_RUN, url: str = URL, as_json: bool = AS_JSON
     ) -> None:
-        """Stop a job for good; what it has done stays done."""
+        """Cancel a job for good; items that it has finished stay so."""
         show(call(url, "POST", "jobs", str(number), "cancel", body=write(reason, dry_run)), as_json)
 
 
 def _given(**flags: bool) -> dict[str, bool]:
-    """The flags that are set: an older server refuses fields that it does not know."""
+    """Only the flags that are set, because an older server refuses fields that it does not know."""
     return {name: True for name, value in flags.items() if value}
 
 
 def _place(text: str) -> str | int:
-    """An offset as a number; anything else as it is."""
+    """An offset as a number; other text unchanged."""
     return int(text) if text.isdigit() else text
 
 
 def _followed(url: str, number: int, as_json: bool) -> dict[str, Any]:
-    """Wait until a job has ended, showing how far it is."""
+    """Wait for the end of a job, and show its progress."""
     with Progress(console=console(stderr=True), disable=as_json) as progress:
         bar = progress.add_task(f"job {number}", total=1.0)
         while (job := call(url, "GET", "jobs", str(number)))["state"] == "running":
@@ -353,7 +361,7 @@ def _followed(url: str, number: int, as_json: bool) -> dict[str, Any]:
 
 
 def _class(text: str) -> dict[str, Any]:
-    """NAME[=WEIGHT][:PATTERN,…] as a class."""
+    """A class from NAME[=WEIGHT][:PATTERN,…]."""
     head, _, patterns = text.partition(":")
     name, _, weight = head.partition("=")
     if weight and not weight.isdigit():
@@ -364,5 +372,5 @@ def _class(text: str) -> dict[str, Any]:
 def _share(text: str) -> tuple[str, int]:
     topic, _, turns = text.rpartition("=")
     if not topic or not turns.isdigit():
-        raise typer.BadParameter(f"{text!r} is not TOPIC=TURNS")
+        raise typer.BadParameter(f"{text!r} is not a share; write TOPIC=TURNS")
     return topic, int(turns)

@@ -1,4 +1,4 @@
-"""Requests to a server's admin routes, and how every command prints what it got."""
+"""Requests to a server's admin routes, and the printing of their answers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from notify.cli.printed import Rows, console, say, say_json
 from notify.client.servers import Servers
 from notify.wire import JSON
 
-URL = typer.Option("http://127.0.0.1:7400", envvar="NOTIFY_URL", help="The server. [env: NOTIFY_URL]")
-AS_JSON = typer.Option(False, "--json", envvar="NOTIFY_JSON", help="One JSON object on stdout, nothing else.")
-REASON = typer.Option(..., "--reason", envvar="NOTIFY_REASON", help="Why; it is recorded with who did it.")
-DRY_RUN = typer.Option(False, "--dry-run", envvar="NOTIFY_DRY_RUN", help="Only say what would be done.")
+URL = typer.Option("http://127.0.0.1:7400", envvar="NOTIFY_URL", help="The server's address. [env: NOTIFY_URL]")
+AS_JSON = typer.Option(False, "--json", envvar="NOTIFY_JSON", help="Print one JSON object on stdout, and nothing else.")
+REASON = typer.Option(..., "--reason", envvar="NOTIFY_REASON", help="Why you do this; it is recorded with your name.")
+DRY_RUN = typer.Option(
+    False, "--dry-run", envvar="NOTIFY_DRY_RUN", help="Change nothing; only show what would be done."
+)
 
 
 def call(url: str, method: str, *parts: str, query: str = "", body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """One admin request. Raises NotifyError with what the server says."""
+    """Make one admin request. Raises NotifyError with the server's error."""
 
     async def ask() -> bytes:
         http = Servers(url, "transactions" if parts[0] == "transactions" else "queue")
         try:
             if parts[0] != "transactions":
-                # The address may be of a server without queues: then it knows who has them.
+                # The address may be that of a server without queues, which knows the servers that have them.
                 await http.refresh()
             path = "/v1/admin/" + "/".join(quote(part, safe="") for part in parts) + query
             data = msgspec.json.encode(body) if body is not None else b""
@@ -35,12 +37,12 @@ def call(url: str, method: str, *parts: str, query: str = "", body: dict[str, An
         finally:
             await http.aclose()
 
-    found: dict[str, Any] = msgspec.json.decode(asyncio.run(ask()))
-    return found
+    answer: dict[str, Any] = msgspec.json.decode(asyncio.run(ask()))
+    return answer
 
 
 def write(reason: str, dry_run: bool, **fields: Any) -> dict[str, Any]:
-    """The body of a write; the reason names the user too."""
+    """The body of a write; the user's name is added to the reason."""
     return {"reason": f"{reason} ({getpass.getuser()})", "dry_run": dry_run} | fields
 
 
@@ -50,12 +52,12 @@ def show(result: dict[str, Any], as_json: bool, rows: str | None = None) -> None
         say_json(result)
         return
     if rows is not None:
-        found = result[rows]
-        if not found:
+        items = result[rows]
+        if not items:
             say(f"no {rows.replace('_', ' ')}")
             return
-        table = Rows(*found[0].keys())
-        for row in found:
+        table = Rows(*items[0].keys())
+        for row in items:
             table.add_row(*row.values())
     else:
         table = Rows(show_header=False)

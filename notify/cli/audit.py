@@ -1,4 +1,4 @@
-"""`notify audit`: what databases committed against what was delivered and took effect, on Spark."""
+"""`notify audit`: compares what databases committed with what was delivered and took effect, on Spark."""
 
 from __future__ import annotations
 
@@ -22,32 +22,39 @@ if TYPE_CHECKING:
     from notify.spark.result import Inputs, Result
 
 DATABASE = typer.Option(
-    [], "--database", envvar="NOTIFY_AUDIT_DATABASE", help="A business database as `NAME=URL` or URL, given again for "
-    "more: its half_message says what was committed, its notify_inbox what took effect.",
+    [], "--database", envvar="NOTIFY_AUDIT_DATABASE", help="A service's database as `NAME=URL` or URL (repeatable): "
+    "half_message holds its commits, notify_inbox its effects.",
 )  # fmt: skip
 LOG = typer.Option(
-    [], "--log", envvar="NOTIFY_AUDIT_LOG", help="A server's data directory, running or not, or a copy; again for more."
+    [], "--log", envvar="NOTIFY_AUDIT_LOG", help="A server's data directory, running or not, or a copy (repeatable)."
 )
-KAFKA = typer.Option([], "--kafka", envvar="NOTIFY_AUDIT_KAFKA", help="kafka://host:port,… where the queue is Kafka.")
+KAFKA = typer.Option([], "--kafka", envvar="NOTIFY_AUDIT_KAFKA", help="kafka://host:port,… if the queue is Kafka.")
 STORAGE = typer.Option(
-    [], "--storage", envvar="NOTIFY_AUDIT_STORAGE", help="A server's SQL storage: its halves and outcomes."
+    [],
+    "--storage",
+    envvar="NOTIFY_AUDIT_STORAGE",
+    help="A server's SQL storage, with halves and outcomes (repeatable).",
 )
 MASTER = typer.Option("", "--master", help="Spark's master; default: this machine.")
-MEMORY = typer.Option("3g", "--memory", help="Of Spark's driver and of each executor.")
+MEMORY = typer.Option("3g", "--memory", help="Memory of Spark's driver and of each executor.")
 LONGEST = typer.Option(
-    600.0, "--max-transaction-seconds", min=0, help="A transaction younger than this may still be on its way: PENDING."
+    600.0, "--max-transaction-seconds", min=0, help="The longest transaction; younger ones may be PENDING."
 )
-DELIVER = typer.Option(600.0, "--deliver-seconds", min=0, help="Within this a message in a queue is to be settled.")
-BUCKET = typer.Option(60.0, "--bucket-seconds", min=0.1, help="Step of the report's plots and counts.")
+DELIVER = typer.Option(
+    600.0, "--deliver-seconds", min=0, help="The time within which a queued message must be settled."
+)
+BUCKET = typer.Option(60.0, "--bucket-seconds", min=0.1, help="The step of the report's plots and counts.")
 EFFECTS = typer.Option(
-    [], "--effects", help="SQL that gives the message_id (and consumer_group) of business effects, as `NAME:SQL` with "
-    "a database's name: without it a doubled effect is not seen.",
+    [], "--effects", help="A query for the message_id (and consumer_group) of business effects, as `NAME:SQL` with "
+    "a database's name; without it doubled effects are not found.",
 )  # fmt: skip
 REPORT = typer.Option(
     Path("notify-audit"), "--report", help="Directory for the report, and for copies of the log's segments."
 )
 
-audits = typer.Typer(no_args_is_help=True, help="What was committed against what was delivered and took effect.")
+audits = typer.Typer(
+    no_args_is_help=True, help="Compare what databases committed with what was delivered and took effect."
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -55,7 +62,7 @@ def register(app: typer.Typer) -> None:
 
 
 def instant_us(option: str, text: str) -> int:
-    """An instant as microseconds since 1970: RFC 3339, or so long ago as `2h`, `30m`, `7d`."""
+    """An instant in microseconds since 1970, from RFC 3339 or from a time ago (`2h`, `30m`, `7d`)."""
     if not text:
         return 0
     units = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -65,23 +72,23 @@ def instant_us(option: str, text: str) -> int:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidRequest(
-            f"{option} {text!r} is no instant: write 2026-11-21T08:00:00Z, or 2h for so long ago"
+            f"{option} {text!r} is no instant: write 2026-11-21T08:00:00Z, or 2h for two hours ago"
         ) from None
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1e6)
 
 
 def effect_queries(given: list[str], names: list[str]) -> tuple[tuple[str, str], ...]:
-    """`NAME:SQL` as pairs; without a name the first database's."""
+    """`NAME:SQL` as (name, query); the name "" stands for the first database."""
     pairs = []
     for text in given:
-        name, found, query = text.partition(":")
-        pairs.append((name, query.strip()) if found and name in names else ("", text.strip()))
+        name, colon, query = text.partition(":")
+        pairs.append((name, query.strip()) if colon and name in names else ("", text.strip()))
     return tuple((name, query.rstrip(";")) for name, query in pairs)
 
 
 @contextmanager
 def opened(database: list[str], log: list[str], kafka: list[str], storage: list[str]) -> Iterator[Inputs]:
-    """The inputs that flags name. Raises what opening them raises."""
+    """Open the inputs that the flags name. Raises the errors of the inputs."""
     from notify.spark.databases import Database
     from notify.spark.log_input import LogInput
     from notify.spark.result import Inputs
@@ -89,8 +96,8 @@ def opened(database: list[str], log: list[str], kafka: list[str], storage: list[
     databases: list[Database] = []
     try:
         for text in (*database, *storage):
-            name, found, url = text.partition("=")
-            named = found and "://" not in name
+            name, equals, url = text.partition("=")
+            named = equals and "://" not in name
             databases.append(Database(url if named else text, name if named else ""))
         readers: list[Any] = []
         if kafka:
@@ -99,13 +106,13 @@ def opened(database: list[str], log: list[str], kafka: list[str], storage: list[
             readers = [KafkaInput(url) for url in kafka]
         yield Inputs(databases[: len(database)], [LogInput(d) for d in log], readers, databases[len(database) :])
     finally:
-        for one in databases:
-            one.close()
+        for opened_database in databases:
+            opened_database.close()
 
 
 @contextmanager
 def session(master: str, memory: str, *, small: bool = False) -> Iterator[SparkSession]:
-    """Spark, stopped afterwards. Raises Unavailable where it is not installed or cannot start."""
+    """A Spark session, stopped at the end. Raises Unavailable if Spark is not installed or cannot start."""
     try:
         from notify.spark.session import open_session
     except ModuleNotFoundError as error:
@@ -118,7 +125,7 @@ def session(master: str, memory: str, *, small: bool = False) -> Iterator[SparkS
 
 
 def is_small(inputs: Inputs) -> bool:
-    """Whether everything is read within seconds, once Spark is there."""
+    """Whether Spark reads these inputs within seconds."""
     from notify.spark.session import SMALL_BYTES
 
     return not inputs.kafka and sum(s.size for log in inputs.logs for s in log.segments) <= SMALL_BYTES
@@ -126,7 +133,7 @@ def is_small(inputs: Inputs) -> bool:
 
 @contextmanager
 def spark_errors() -> Iterator[None]:
-    """An error of Spark, a file or a database, as one line with its cause."""
+    """Turn errors of Spark, files and databases into Unavailable with one line."""
     try:
         yield
     except NotifyError:
@@ -151,7 +158,7 @@ def told(quiet: bool) -> Any:
 
 
 PAGE_CHARACTERS = 500_000
-"""The most characters of a report that is left at a server."""
+"""The most characters of a report that a server keeps."""
 
 
 @audits.command("run")
@@ -161,9 +168,9 @@ def run(
     kafka: list[str] = KAFKA,
     storage: list[str] = STORAGE,
     since: str = typer.Option(
-        "", "--from", help="From when: an instant, or `2h` for so long ago; default: all there is."
+        "", "--from", help="The start: an instant, or `2h` for two hours ago; default: all data."
     ),
-    to: str = typer.Option("", "--to", help="Up to when; default: now."),
+    to: str = typer.Option("", "--to", help="The end; default: now."),
     max_transaction_seconds: float = LONGEST,
     deliver_seconds: float = DELIVER,
     bucket_seconds: float = BUCKET,
@@ -171,16 +178,16 @@ def run(
     report: Path = REPORT,
     master: str = MASTER,
     memory: str = MEMORY,
-    repair: bool = typer.Option(
-        False, "--repair", help="Mend what can be mended through the server, then say what was done."
-    ),
+    repair: bool = typer.Option(False, "--repair", help="Repair findings through the server, and print the repairs."),
     dry_run: bool = DRY_RUN,
-    publish: bool = typer.Option(False, "--publish", help="Leave verdict and report at the server, for its console."),
-    reason: str = typer.Option("repair after an audit", "--reason", help="Why; it is recorded with each repair."),
+    publish: bool = typer.Option(False, "--publish", help="Send verdict and report to the server, for its console."),
+    reason: str = typer.Option(
+        "repair after an audit", "--reason", help="Why you repair; it is recorded with each repair."
+    ),
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Audit once. Exit code 0: nothing is wrong; 1: something is; 2: it could not be told."""
+    """Audit once. Exit code 0: nothing is wrong; 1: something is wrong; 2: inconclusive."""
     from_us, to_us = instant_us("--from", since), instant_us("--to", to)
     with spark_errors(), opened_here(database, log, kafka, storage) as inputs:
         from notify.spark.audit import Audit
@@ -211,7 +218,7 @@ def run(
 
 
 def published(result: Any, page: Path) -> dict[str, Any]:
-    """The part of an audit that a server keeps: the page only where it is not too large."""
+    """The part of an audit that a server keeps; without the page if that is too large."""
     text = page.read_text()
     return {
         "reason": "notify audit run",
@@ -226,11 +233,11 @@ def published(result: Any, page: Path) -> dict[str, Any]:
 
 
 def opened_here(database: list[str], log: list[str], kafka: list[str], storage: list[str]) -> Any:
-    """`opened`, once it is sure that what it needs is installed."""
+    """As `opened`, after checking the flags and that pyspark is installed."""
     if not database:
-        raise InvalidRequest("name the business databases with --database URL, as often as there are")
+        raise InvalidRequest("name each service's database with --database URL")
     if not (log or kafka):
-        raise InvalidRequest("name where the messages went: --log DIRECTORY (a server's --data-dir), or --kafka URL")
+        raise InvalidRequest("name the queues with --log DIRECTORY (a server's --data-dir) or --kafka URL")
     try:
         import pyarrow  # noqa: F401
         import pyspark  # noqa: F401
@@ -240,7 +247,7 @@ def opened_here(database: list[str], log: list[str], kafka: list[str], storage: 
 
 
 def show(result: Result, page: Path, done: list[dict[str, Any]] | None) -> None:
-    """The verdict for people."""
+    """Print the result for people."""
     from notify.spark.findings import FINDINGS
 
     for f in FINDINGS:
@@ -249,8 +256,8 @@ def show(result: Result, page: Path, done: list[dict[str, Any]] | None) -> None:
             say(f"  {f.name:<16} not checked: {result.not_checked[f.name]}")
         elif count:
             say(f"  {f.name:<16} {count:,}")
-    for found in result.found[:10]:
-        say(f"    {found.finding} {found.message_id or found.log}: {found.detail}")
+    for case in result.found[:10]:
+        say(f"    {case.finding} {case.message_id or case.log}: {case.detail}")
     if len(result.found) > 10:
         say(f"    … and {len(result.found) - 10:,} more, in {page.parent}/findings.parquet")
     for note in result.notes:
@@ -276,7 +283,7 @@ def explain(
     report: Path = REPORT,
     as_json: bool = AS_JSON,
 ) -> None:
-    """One transaction's whole life, from every source. Exit code 1: nobody knows it."""
+    """Show one transaction's history from every source. Exit code 1: no source knows it."""
     with spark_errors(), opened_here(database, log, kafka, storage) as inputs:
         from notify.spark.explain import explain as events_of
 
@@ -289,7 +296,7 @@ def explain(
             moment = datetime.fromtimestamp(e.at_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
             say(f"{moment}  {e.source:<18} {e.what}")
         if not events:
-            say("nobody knows it: neither the databases nor the logs that were named")
+            say("none of the given databases and logs knows this transaction")
     raise typer.Exit(0 if events else 1)
 
 
@@ -299,24 +306,28 @@ def watch(
     log: list[str] = LOG,
     kafka: list[str] = KAFKA,
     storage: list[str] = STORAGE,
-    window_seconds: float = typer.Option(60.0, "--window-seconds", min=1, help="Length of a window."),
-    since: str = typer.Option("", "--from", help="Where to begin the first time; default: now."),
-    windows: int = typer.Option(0, "--windows", min=0, help="Stop after so many; 0: never."),
+    window_seconds: float = typer.Option(60.0, "--window-seconds", min=1, help="The length of a window."),
+    since: str = typer.Option("", "--from", help="The start of the first window; default: now."),
+    windows: int = typer.Option(0, "--windows", min=0, help="Stop after so many windows; 0: never."),
     max_transaction_seconds: float = typer.Option(
-        60.0, "--max-transaction-seconds", min=0, help="So long after its end a window is looked at, at the earliest."
+        60.0, "--max-transaction-seconds", min=0, help="A window is audited at least so long after its end."
     ),
     deliver_seconds: float = typer.Option(
-        60.0, "--deliver-seconds", min=0, help="Within this a message is to be settled."
+        60.0, "--deliver-seconds", min=0, help="The time within which a message must be settled."
     ),
     effects: list[str] = EFFECTS,
-    state: Path = typer.Option(Path("notify-audit-watch"), "--state", help="Directory to go on from after a restart."),
-    alarm_url: str = typer.Option("", "--alarm-url", envvar="NOTIFY_AUDIT_ALARM_URL", help="POST each finding there."),
+    state: Path = typer.Option(
+        Path("notify-audit-watch"), "--state", help="The directory of the watch's state, for restarts."
+    ),
+    alarm_url: str = typer.Option(
+        "", "--alarm-url", envvar="NOTIFY_AUDIT_ALARM_URL", help="POST each finding to this URL."
+    ),
     metrics_port: int = typer.Option(0, "--metrics-port", min=0, max=65535, help="Serve Prometheus metrics; 0: none."),
     master: str = MASTER,
     memory: str = MEMORY,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Audit for ever: each window of time once it must be through. SIGTERM ends it; started again, it goes on."""
+    """Audit continuously, each window once its transactions must be over. After a restart the watch continues."""
     import signal
     import threading
 
@@ -347,13 +358,13 @@ def watch(
 
 
 def _said(line: dict[str, Any]) -> str:
-    """A line of a watch for people."""
+    """A watch's line as text for people."""
     moment = datetime.fromtimestamp(line["window_us"] / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     if line["kind"] == "window":
-        counts = ", ".join(f"{count} {name}" for name, count in line["counts"].items()) or "nothing found"
+        counts = ", ".join(f"{count} {name}" for name, count in line["counts"].items()) or "no finding"
         return f"{moment} {line['verdict']}: {line['committed']:,} committed, {counts} ({line['seconds']:.1f} s)"
     if line["kind"] == "finding":
         return f"{moment} {line['finding']} {line['message_id']}: {line['detail']}"
     if line["kind"] == "revision":
-        return f"{moment} {line['finding']} is none any more: {line['key']}"
+        return f"{moment} {line['finding']} no longer applies: {line['key']}"
     return f"{moment} {line['kind']}: {line['detail']}"

@@ -1,4 +1,4 @@
-"""`notify backup` and `notify restore`: the embedded log, copied while its server runs, and put in place again."""
+"""`notify backup` copies the log of a running server; `notify restore` makes a data directory from the copy."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def register(app: typer.Typer) -> None:
 
 
 def backup(
-    directory: Path = typer.Argument(..., help="A directory to make: the copy."),
+    directory: Path = typer.Argument(..., help="The directory to make for the copy."),
     reason: str = REASON,
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Copy a server's log, and who did what, as of now; the server goes on meanwhile."""
+    """Copy a server's log and its record of actions while the server runs."""
     if directory.exists():
-        raise InvalidRequest(f"{directory} exists already: a backup is made anew")
+        raise InvalidRequest(f"{directory} exists: name a directory that does not exist")
     made = call(url, "POST", "backups", body=write(reason, False))["result"]
     partial = directory.with_name(directory.name + ".partial")
     try:
@@ -53,22 +53,22 @@ def backup(
 
 
 def _place(directory: Path, name: str) -> Path:
-    """Where a file of a backup belongs. Raises InvalidRequest for a name that leads out of its directory.
+    """The path of a backup's file. Raises InvalidRequest for a name that leads out of the directory.
 
-    Names come from the server that is asked, or from an archive: neither is believed.
+    Names come from a server or from an archive, and neither is trusted.
     """
     parts = name.split("/")
     is_plain = name.isprintable() and "\\" not in name and all(part not in ("", ".", "..") for part in parts)
     if not is_plain:
-        raise InvalidRequest(f"backup: {name[:100]!r} is no name of a file in it: nothing was written there")
+        raise InvalidRequest(f"backup: {name[:100]!r} is no valid file name in a backup: nothing was written to it")
     target = directory / name
     if any(place.is_symlink() for place in (target, *target.parents) if directory in place.parents):
-        raise InvalidRequest(f"backup: {name[:100]!r} leads elsewhere by a link: nothing was written there")
+        raise InvalidRequest(f"backup: {name[:100]!r} leads elsewhere by a symbolic link: nothing was written to it")
     return target
 
 
 def _fetch(url: str, name: str, file: dict[str, Any], directory: Path, done: Any) -> None:
-    """Raises Unavailable where the file does not come whole."""
+    """Fetch a file. Raises Unavailable if it does not come whole."""
     target = _place(directory, file["name"])
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     address = f"{url.split(',')[0].rstrip('/')}/v1/admin/backups/{quote(name, safe='')}/files/{quote(file['name'])}"
@@ -83,7 +83,7 @@ def _fetch(url: str, name: str, file: dict[str, Any], directory: Path, done: Any
                 out.write(chunk)
                 size += len(chunk)
                 if size > file["size"]:
-                    break  # and no more of it is taken
+                    break  # it is longer than the server said
                 done(len(chunk))
     except OSError as error:
         raise Unavailable(f"backup: {file['name']} could not be fetched: {error}") from None
@@ -92,22 +92,22 @@ def _fetch(url: str, name: str, file: dict[str, Any], directory: Path, done: Any
 
 
 def restore(
-    directory: Path = typer.Argument(..., help="What `notify backup` made."),
-    data_dir: Path = typer.Option(..., "--data-dir", envvar="NOTIFY_DATA_DIR", help="A directory to make."),
+    directory: Path = typer.Argument(..., help="A directory that `notify backup` made."),
+    data_dir: Path = typer.Option(..., "--data-dir", envvar="NOTIFY_DATA_DIR", help="The data directory to make."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Put a backup in place for a server, after reading all of it: every record's checksum is compared."""
+    """Make a server's data directory from a backup, and verify every checksum."""
     try:
         made = json.loads((directory / "backup.json").read_text())
         expected = {file["name"]: int(file["size"]) for file in made["files"]}
     except (OSError, ValueError, KeyError, TypeError):
         raise InvalidRequest(f"{directory} is no backup: backup.json is missing or cannot be read") from None
     if data_dir.exists() and any(data_dir.iterdir()):
-        raise InvalidRequest(f"{data_dir} is not empty: a backup is put into a directory of its own")
+        raise InvalidRequest(f"{data_dir} is not empty: name an empty directory, or one that does not exist")
     for name, size in expected.items():
         source = _place(directory, name)
         if not source.is_file() or source.stat().st_size != size:
-            raise InvalidRequest(f"{source} is missing or has another size than when it was made: take another backup")
+            raise InvalidRequest(f"{source} is missing, or its size has changed since the backup: take another backup")
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in expected:
         target = _place(data_dir, name)
@@ -115,16 +115,16 @@ def restore(
         shutil.copyfile(directory / name, target)
         target.chmod(0o600)
     try:
-        found = asyncio.run(_verified(data_dir / "log"))
+        facts = asyncio.run(_verified(data_dir / "log"))
     except NotifyError as error:
-        raise InvalidRequest(f"the backup does not open: {error}") from None
-    show({"data_dir": str(data_dir), "made": made["name"], **found}, as_json)
-    if found["damages"]:
+        raise InvalidRequest(f"the backup cannot be opened: {error}") from None
+    show({"data_dir": str(data_dir), "made": made["name"], **facts}, as_json)
+    if facts["damages"]:
         raise typer.Exit(1)
 
 
 async def _verified(log: Path) -> dict[str, Any]:
-    """Opens the log as a server would; what is in it, and what of it is damaged."""
+    """Open the log as a server would; its counts, and its damages."""
     from notify.server.clock import wall_clock
     from notify.storage.log import LogStore
 

@@ -1,4 +1,4 @@
-"""`notify bridge`: the binlogs of MySQL and MariaDB into a queue."""
+"""`notify bridge`: moves messages from binlogs of MySQL and MariaDB to a queue."""
 
 from __future__ import annotations
 
@@ -22,42 +22,44 @@ def bridge(
         ...,
         "--dsn",
         envvar="NOTIFY_DSN",
-        help="Database as `name=URL`; given again for more sources. The same name again is a replica to go on with "
-        "when the first fails. Without a name: the id that the database was given. [env: NOTIFY_DSN]",
+        help="A database as `name=URL` (repeatable, one source each). The same name again names a replica, used "
+        "when the first database fails. The default name is the database's source id. [env: NOTIFY_DSN]",
     ),
     url: str = URL,
-    server_id: int = typer.Option(0, min=0, help="The id as a replica; default: one made of the source's name."),
+    server_id: int = typer.Option(0, min=0, help="The server id as a replica; default: made from the source's name."),
     backfill: bool = typer.Option(
-        False, "--backfill", help="First take from the tables what the binlog has lost; then go on from now."
+        False, "--backfill", help="First take from the tables what the binlog no longer has; then continue from now."
     ),
-    once: bool = typer.Option(False, "--once", help="Stop when everything so far is moved."),
+    once: bool = typer.Option(False, "--once", help="Stop when all present transactions are moved."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Move what databases commit into a queue server, by their binlogs: exactly once, in commit order."""
+    """Move committed messages from binlogs to a queue server, exactly once and in commit order."""
     from notify.binlog_bridge.pump import Bridge, describe
     from notify.sinks.sink import delays_released
 
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     sources: dict[str, list[str]] = {}
     for text in dsn:
-        name, found, address = text.partition("=")
-        if not found or ":" in name:
+        name, equals, address = text.partition("=")
+        if not equals or ":" in name:
             name, address = "", text
         sources.setdefault(name, []).append(address)
     if server_id and len(sources) > 1:
-        raise InvalidRequest("--server-id is for one source; with several each gets its own")
+        raise InvalidRequest(
+            "--server-id works with one source only: leave it out, and each source gets an id of its own"
+        )
     bridges = [Bridge(urls, url, name=name, server_id=server_id) for name, urls in sources.items()]
     bad: list[str] = []
 
-    async def one(moving: Bridge) -> None:
+    async def move(moving: Bridge) -> None:
         try:
             await moving.run(once=once, fill=backfill)
         except NotifyError as error:
-            bad.append(f"source {moving.name or '(not reached)'}: {error}")
+            bad.append(f"source {moving.name or '(not reached yet)'}: {error}")
             say(f"notify: {bad[-1]}", err=True)
 
     async def run() -> None:
-        tasks = [asyncio.ensure_future(one(moving)) for moving in bridges]
+        tasks = [asyncio.ensure_future(move(moving)) for moving in bridges]
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, lambda: [task.cancel() for task in tasks])
         await asyncio.gather(*tasks, return_exceptions=True)

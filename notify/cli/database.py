@@ -1,4 +1,4 @@
-"""`notify relay`, `check`, `doctor`: the commands that look into a business database."""
+"""`notify relay`, `check`, `purge`, `doctor`: the commands that read a service's database."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from notify.errors import InvalidRequest, NotifyError
 from notify.relay.relay import Relay
 from notify.sinks.sink import delays_released
 
-DSN = typer.Option(..., "--dsn", envvar="NOTIFY_DSN", help="SQLAlchemy URL of the database. [env: NOTIFY_DSN]")
+DSN = typer.Option(..., "--dsn", envvar="NOTIFY_DSN", help="The database's SQLAlchemy URL. [env: NOTIFY_DSN]")
 
 
 @contextlib.contextmanager
 def opened(dsn: str) -> Iterator[sa.Engine]:
-    """An engine by URL, disposed of at the end. Raises InvalidRequest for no URL, or one whose driver is missing."""
+    """An engine, disposed of at the end. Raises InvalidRequest for a malformed URL or a missing driver."""
     try:
         engine = sa.create_engine(dsn)
     except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
@@ -52,7 +52,7 @@ def register(app: typer.Typer) -> None:
 def relay(
     dsn: str = DSN,
     url: str = URL,
-    interval: float = typer.Option(0.2, min=0.01, max=60, help="Seconds between looks at an empty outbox."),
+    interval: float = typer.Option(0.2, min=0.01, max=60, help="Seconds between polls of an empty outbox."),
     once: bool = typer.Option(False, "--once", help="Stop when the outbox is empty."),
     as_json: bool = AS_JSON,
 ) -> None:
@@ -91,11 +91,13 @@ def check(
 def purge_rows(
     dsn: str = DSN,
     url: str = URL,
-    older_than: float = typer.Option(86_400.0, min=0, help="Seconds."),
-    force: bool = typer.Option(False, "--force", help="Do not ask the server: older halves become undecidable."),
+    older_than: float = typer.Option(86_400.0, min=0, help="Only rows older than so many seconds."),
+    force: bool = typer.Option(
+        False, "--force", help="Do not ask the server; checks can no longer decide older halves."
+    ),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Delete old half_message rows whose transactions are final on the server."""
+    """Delete old half_message rows whose transactions are decided on the server."""
     with opened(dsn) as engine:
         if force:
             result = purge_by_force(engine, older_than=older_than)
@@ -106,14 +108,14 @@ def purge_rows(
 
 
 def doctor(
-    dsn: str | None = typer.Option(None, "--dsn", envvar="NOTIFY_DSN", help="Also look into this database."),
+    dsn: str | None = typer.Option(None, "--dsn", envvar="NOTIFY_DSN", help="Also check this database."),
     url: str = URL,
     create: bool = typer.Option(False, "--create-tables", help="Make missing tables in the database."),
-    bridge: bool = typer.Option(False, "--bridge", help="Also whether its binlog can be bridged without gaps."),
-    fresh_source: bool = typer.Option(False, "--new-source", help="Give a cloned database a source of its own."),
+    bridge: bool = typer.Option(False, "--bridge", help="Also check whether its binlog can be bridged without gaps."),
+    fresh_source: bool = typer.Option(False, "--new-source", help="Give a cloned database a source id of its own."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Look for what is wrong, with the remedy. Exit code 1 if anything is."""
+    """Check the server and a database; each finding says what to do. Exit code 1 if there are findings."""
     findings = _server_findings(url)
     facts: dict[str, Any] = {"server": url}
     if dsn is not None:
@@ -141,70 +143,74 @@ def _server_findings(url: str) -> list[str]:
         alarms = call(url, "GET", "overview")["alarms"]
     except NotifyError as error:
         if error.status in (401, 403):
-            return [f"the server refuses to be looked at: {error}. Set NOTIFY_TOKEN to one that may `view`."]
-        return [f"the server does not answer: {error}. Start it with `notify serve`."]
-    # Parked and old transactions are said below, with what to do.
-    found = [alarm["text"] for alarm in alarms if alarm["name"] not in ("parked", "in_doubt")]
+            return [f"the server at {url} refuses: {error}. Set NOTIFY_TOKEN to a token with the right `view`."]
+        return [
+            f"the server at {url} does not answer: {error}. Start it with `notify serve`, or name another with --url."
+        ]
+    # Parked and old transactions have findings of their own below.
+    findings = [alarm["text"] for alarm in alarms if alarm["name"] not in ("parked", "in_doubt")]
     if parked:
-        found.append(
+        findings.append(
             f"{len(parked)} transactions are parked: see `notify transaction list --state PARKED`, then commit, "
-            "rollback or resume them"
+            "roll back or resume each"
         )
     offline = _offline(url, {t["producer_group"] for t in in_doubt if not t["producer_online"]})
     for group in sorted(offline):
         count = sum(t["producer_group"] == group for t in in_doubt)
-        found.append(
-            f"{count} transactions of producer group {group} are in doubt, and no producer of it is there to be asked: "
-            "start one (an AsyncTransactionProducer that is made before its event loop runs answers from `await "
-            f"producer.start()` on), or let `notify check --dsn … --group {group}` answer from the database"
+        findings.append(
+            f"{count} transactions of producer group {group} are in doubt, and none of its producers answers checks: "
+            "start one (an AsyncTransactionProducer made before its event loop runs answers after `await "
+            f"producer.start()`), or run `notify check --dsn … --group {group}` to answer from the database"
         )
     old = [t for t in in_doubt if t["age"] > OLD_SECONDS and t["producer_group"] not in offline]
     if old:
-        found.append(
-            f"{len(old)} transactions are undecided for over {OLD_SECONDS / 60:g} minutes, though producers of their "
-            "groups are asked: `notify transaction show` says what they answer"
+        findings.append(
+            f"{len(old)} transactions have been undecided for over {OLD_SECONDS / 60:g} minutes, although producers "
+            "answer: see the answers with `notify transaction show`"
         )
-    return found + _bridges_and_members(url)
+    return findings + _bridges_and_members(url)
 
 
 def _offline(url: str, groups: set[str]) -> set[str]:
-    """Those of these producer groups that no server has heard of lately: each knows only of producers that ask it."""
+    """The groups without an online producer on any server; a server knows only the producers that poll it."""
     if not groups:
         return groups
     for member in call(url, "GET", "nodes")["members"]:
-        with contextlib.suppress(NotifyError):  # one that is away has nobody asking it
+        with contextlib.suppress(NotifyError):  # no producer polls a server that is away
             rows = call(member["url"], "GET", "transactions", query="?max=1000")["transactions"]
             groups = groups - {t["producer_group"] for t in rows if t["producer_online"]}
     return groups
 
 
 DOUBT_SECONDS, OLD_SECONDS = 10.0, 600.0
-"""The first check comes 5 s after the half by default: whoever is there to be asked has answered after the first."""
+"""The first check comes 5 s after the half by default, so after DOUBT_SECONDS an online producer has answered it."""
 SILENT_SECONDS, LAG_SECONDS, CLOCK_SECONDS = 30.0, 60.0, 1.0
 
 
 def _bridges_and_members(url: str) -> list[str]:
-    """Bridges that stand still, lag or were refused something, and servers whose clock is off."""
-    found = []
+    """Findings about bridges that are silent, lag or had messages refused, and about servers whose clock is off."""
+    findings = []
     try:
         bridges = call(url, "GET", "bridges")["bridges"]
     except NotifyError:
-        bridges = []  # nobody here has queues
+        bridges = []  # no server has queues
     for b in bridges:
         name = f"the bridge of source {b['source']}"
         if b["silent_seconds"] > SILENT_SECONDS:
-            found.append(
-                f"{name} has been silent for {b['silent_seconds']:.0f} s: start it, its output says what stops it"
+            findings.append(
+                f"{name} has been silent for {b['silent_seconds']:.0f} s: start it; its output says why it stops"
             )
         elif b["lag_seconds"] > LAG_SECONDS:
-            found.append(f"{name} is {b['lag_seconds']:.0f} s behind: is the queue server or the bridge short of CPU?")
+            findings.append(f"{name} is {b['lag_seconds']:.0f} s behind: look whether it or the queue server lacks CPU")
         if b["refused"]:
-            found.append(f"{name} brought {b['refused']} transactions that no queue could take: its output names them")
+            findings.append(f"{name} had {b['refused']} transactions that no queue could take: its output names them")
     for m in call(url, "GET", "nodes")["members"]:
         offset = m["detail"].get("clock_offset_seconds", 0.0)
         if abs(offset) > CLOCK_SECONDS:
-            found.append(f"the clock of server {m['url']} is {offset:+.1f} s from its database's: run NTP on both")
-    return found
+            findings.append(
+                f"the clock of server {m['url']} differs from its database's by {offset:+.1f} s: run NTP on both"
+            )
+    return findings
 
 
 _DURABILITY = {
@@ -218,7 +224,7 @@ _DURABILITY = {
 
 
 def _bridge_findings(engine: sa.Engine) -> list[str]:
-    """Faults that keep `notify bridge` from reading the binlog, or could let it miss something later."""
+    """Findings that keep `notify bridge` from reading the binlog, or could make it miss transactions later."""
     if engine.dialect.name not in ("mysql", "mariadb"):
         return [f"{engine.dialect.name} has no binlog: use `notify relay`"]
     from notify.binlog_bridge import source
@@ -228,12 +234,12 @@ def _bridge_findings(engine: sa.Engine) -> list[str]:
         with engine.connect() as connection:
             return [str(finding) for finding in source.findings(connection, default_server_id(""))]
     except sa.exc.SQLAlchemyError as error:
-        return [f"the database does not answer: {str(error).splitlines()[0]}"]
+        return [f"the database does not answer: {str(error).splitlines()[0]}. Start it, or correct --dsn."]
 
 
 def _database_findings(engine: sa.Engine, facts: dict[str, Any]) -> list[str]:
-    """Faults that could let an acknowledged commit vanish after its message went out, and what the tables say."""
-    found = []
+    """Findings about lost durability or missing tables; `facts` gets the source id and the counts of the tables."""
+    findings = []
     try:
         with engine.connect() as connection:
             facts["source"] = read_source(connection)[0]
@@ -241,11 +247,13 @@ def _database_findings(engine: sa.Engine, facts: dict[str, Any]) -> list[str]:
             if query is not None:
                 value = str(connection.exec_driver_sql(query[0]).scalar())
                 if value == query[1] or (query[1] is None and value != "1"):
-                    found.append(f"{query[2]}, or a crash of the database loses commits whose messages went out")
+                    findings.append(f"{query[2]}, or a crash of the database may lose commits whose messages were sent")
         facts |= counts(engine)
     except (sa.exc.SQLAlchemyError, CheckUnavailable) as error:
         detail = str(error).splitlines()[0]
         return [f"the database is not ready: {detail}. `notify doctor --dsn … --create-tables` makes the tables."]
     if facts["refused_by_server"]:
-        found.append(f"{facts['refused_by_server']} outbox rows were refused by the server (relayed = 2): look at them")
-    return found
+        findings.append(
+            f"the server refused {facts['refused_by_server']} outbox rows: read them in half_message (relayed = 2)"
+        )
+    return findings

@@ -1,4 +1,4 @@
-"""`notify demo`."""
+"""`notify demo`: runs the demo and prints its proof."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def register(app: typer.Typer) -> None:
             None, envvar="NOTIFY_DEMO_DSN", help="An empty database instead of SQLite files."
         ),
         seconds: float = typer.Option(
-            SECONDS, min=5, max=600, help="How long processes are killed at least, from the first order."
+            SECONDS, min=5, max=600, help="How long processes are killed, at least, after the first order."
         ),
-        seed: int | None = typer.Option(None, help="Repeat the same order of kills."),
+        seed: int | None = typer.Option(None, help="The seed of the order of kills."),
         audit: Path | None = typer.Option(
-            None, help="At the end audit it with Spark, and put the report into this directory."
+            None, help="Audit the run with Spark at the end, and write the report to this directory."
         ),
         as_json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
     ) -> None:
@@ -46,15 +46,15 @@ def register(app: typer.Typer) -> None:
 
 
 def as_dict(proof: Proof) -> dict[str, Any]:
-    """The document that --json prints."""
+    """The object that --json prints."""
     computed = {"ok": proof.ok, "reasons": proof.reasons(), "resolved_by_check": proof.resolved_by_check}
     return dataclasses.asdict(proof) | computed
 
 
 def _progress(proof: Proof, act: str) -> Panel:
     table = Rows.grid(padding=(0, 3))
-    killed = ", ".join(f"{name} {times}×" for name, times in proof.killed.items() if times) or "nobody yet"
-    died = ", ".join(f"{point} {times}×" for point, times in proof.killed_at.items() if times) or "nobody yet"
+    killed = ", ".join(f"{name} {times}×" for name, times in proof.killed.items() if times) or "none yet"
+    died = ", ".join(f"{point} {times}×" for point, times in proof.killed_at.items() if times) or "none yet"
     table.add_row("orders committed", f"{proof.committed:,}")
     table.add_row("effects so far", f"{proof.effects:,}")
     table.add_row("transactions undecided now", f"{proof.undecided:,}")
@@ -72,12 +72,12 @@ def show_summary(console: Console, proof: Proof, audit: Path | None = None) -> N
         _show_audit(console, proof.audit, audit)
     if not proof.ok:
         _show_last_words(console, proof)
-    what = (
+    summary = (
         f"{proof.exactly_once:,} of {proof.committed:,} committed orders took effect exactly once, "
         f"{proof.ghosts:,} others did, {proof.resolved_by_check:,} lost outcomes were resolved by asking back, "
         f"in {proof.seconds:.0f} s"
     )
-    verdict = f"PASS {what}" if proof.ok else f"FAIL {'; '.join(proof.reasons())}"
+    verdict = f"PASS {summary}" if proof.ok else f"FAIL {'; '.join(proof.reasons())}"
     console.print(visible(f"VERDICT: {verdict}"), soft_wrap=True)
 
 
@@ -126,8 +126,8 @@ def _show_audit(console: Console, result: dict[str, Any], report: Path | None) -
 
 
 def _show_last_words(console: Console, proof: Proof) -> None:
-    console.print("\nThe last lines that each process wrote", style="bold")
+    console.print("\nThe last lines of each process", style="bold")
     for name, lines in proof.stderr.items():
         for line in lines:
             console.print(visible(f"  {name}: {line}"), soft_wrap=True)
-    console.print(f"  Everything else that the run left: {proof.directory}", soft_wrap=True)
+    console.print(f"  The run's other files: {proof.directory}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`notify`: puts the command groups together, and turns every error into one clear line and an exit code."""
+"""`notify`: registers the command groups, and prints each error as one line with an exit code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from notify.errors import NotifyError
 
 app = typer.Typer(
     name="notify",
-    help="Transactional messages: a database change and its message happen together, or not at all.",
+    help="Transactional messages: a database change and its message happen together or not at all.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -58,10 +58,10 @@ def register() -> None:
 
 
 def main() -> None:
-    """Exit codes: 0 good, 1 the answer is bad news, 2 could not run.
+    """Run the command. Exit codes: 0 success, 1 bad news (such as findings), 2 the command could not run.
 
     Every flag has an environment variable: NOTIFY_BENCH_TRANSACTIONS_CLIENTS is --clients of `notify bench
-    transactions`. Those that several commands share, and settings, have short names, which --help shows.
+    transactions`. Flags that several commands share, and settings, have shorter names, which --help shows.
     """
     register()
     try:

@@ -1,4 +1,4 @@
-"""`notify top`, `overview`, `node`, `action`: how the whole is doing, who is there, who did what."""
+"""`notify top`, `overview`, `node`, `action`: figures of the whole, members, and who did what."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def register(app: typer.Typer) -> None:
 
     @nodes.command("list")
     def list_nodes(url: str = URL, as_json: bool = AS_JSON) -> None:
-        """Who is there."""
+        """List servers, bridges, relays and consumers."""
         show(call(url, "GET", "nodes"), as_json, "members")
 
     @nodes.command("bridges")
     def list_bridges(url: str = URL, as_json: bool = AS_JSON) -> None:
-        """Every source that a bridge or relay has written for: position, lag, silence."""
+        """List every bridged source: position, lag, and how long its bridge has been silent."""
         show(call(url, "GET", "bridges"), as_json, "bridges")
 
     actions = typer.Typer(help="Who did what, and why.", no_args_is_help=True)
@@ -34,31 +34,31 @@ def register(app: typer.Typer) -> None:
 
     @actions.command("list")
     def list_actions(max: int = typer.Option(20, min=1, max=10_000), url: str = URL, as_json: bool = AS_JSON) -> None:
-        """The newest writes."""
-        found = call(url, "GET", "actions", query=f"?max={max}")
+        """List the newest writes: who did what, and why."""
+        answer = call(url, "GET", "actions", query=f"?max={max}")
         if not as_json:
             columns = ("at", "who", "what", "target", "reason")
-            found["actions"] = [{c: row[c] for c in columns} for row in found["actions"]]
-        show(found, as_json, "actions")
+            answer["actions"] = [{c: row[c] for c in columns} for row in answer["actions"]]
+        show(answer, as_json, "actions")
 
 
 def overview(url: str = URL, as_json: bool = AS_JSON) -> None:
-    """Rates, what is in doubt or not delivered, alarms. Exit code 1 if there is an alarm."""
-    found = call(url, "GET", "overview")
+    """Show rates, transactions in doubt, lag and alarms. Exit code 1 if there is an alarm."""
+    figures = call(url, "GET", "overview")
     if as_json:
-        say_json(found)
+        say_json(figures)
     else:
-        console().print(_screen(found))
-    raise typer.Exit(1 if found["alarms"] else 0)
+        console().print(_screen(figures))
+    raise typer.Exit(1 if figures["alarms"] else 0)
 
 
 def top(
-    interval: float = typer.Option(1.0, min=0.2, max=60, help="Seconds between two looks."),
-    rounds: int = typer.Option(0, min=0, help="Stop after so many looks; 0: at Ctrl-C."),
+    interval: float = typer.Option(1.0, min=0.2, max=60, help="Seconds between two updates."),
+    rounds: int = typer.Option(0, min=0, help="Stop after so many updates; 0: at Ctrl-C."),
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
-    """The overview, live; with --json one line a look."""
+    """Show the overview continuously; with --json one line for each update."""
     done = 0
     if as_json:
         while not rounds or done < rounds:

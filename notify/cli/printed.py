@@ -1,7 +1,7 @@
-"""The one place that prints: what servers, databases and messages say is shown, and never obeyed by rich or a terminal.
+"""The only module that prints. It makes text from servers, databases and messages safe for rich and for terminals.
 
 A key may be `[/red]`, which rich takes for markup, or hold escape sequences, which move a terminal's cursor or set its
-title. Whatever is printed passes `visible`; tests/unit/test_printed.py looks that no command prints by itself.
+title. All text passes `visible`; tests/unit/test_printed.py checks that no command prints by itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.text import Text
 
 
 def visible(text: str) -> str:
-    """The text with what a terminal does not show (control characters, direction marks, surrogates) as `\\x1b`."""
+    """The text with invisible characters (control characters, direction marks, surrogates) escaped as `\\x1b`."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
@@ -33,12 +33,12 @@ def say_json(value: Any) -> None:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console that takes text for what it is."""
+    """A console without markup, emoji and highlighting."""
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 def cell(value: Any, style: str = "") -> Text:
-    """A value in a table: lists one below the other, a dict as its fields."""
+    """A value as a table cell: the items of a list on lines of their own, a dict as its fields."""
     return Text(_text(value), style=style)
 
 
@@ -51,7 +51,7 @@ def _text(value: Any) -> str:
 
 
 class Rows(Table):
-    """A table whose cells are values."""
+    """A table whose cells may be any values."""
 
     def __init__(self, *columns: str, **options: Any) -> None:
         super().__init__(*[visible(name) for name in columns], **options)

@@ -1,4 +1,4 @@
-"""`notify serve`."""
+"""`notify serve`: runs a server."""
 
 from __future__ import annotations
 
@@ -12,25 +12,29 @@ from notify import settings as settings_module
 def register(app: typer.Typer) -> None:
     @app.command()
     def serve(
-        host: str | None = typer.Option(None, help="Address; others than loopback need --access. [env: NOTIFY_HOST]"),
+        host: str | None = typer.Option(
+            None, help="Address to listen on; one that is not loopback needs --access. [env: NOTIFY_HOST]"
+        ),
         port: int | None = typer.Option(None, help="Port; 0 takes a free one. [env: NOTIFY_PORT]"),
         data_dir: str | None = typer.Option(None, help="Directory of the log. [env: NOTIFY_DATA_DIR]"),
         storage: str | None = typer.Option(
-            None, help="A database for the transactions instead of the log: an SQLAlchemy URL. [env: NOTIFY_STORAGE]"
+            None, help="A database (SQLAlchemy URL) for transactions instead of the log. [env: NOTIFY_STORAGE]"
         ),
         roles: str | None = typer.Option(None, help="Roles to announce: transactions,queue. [env: NOTIFY_ROLES]"),
         registry: str | None = typer.Option(
             None, help="The database of the registry; default: that of --storage. [env: NOTIFY_REGISTRY]"
         ),
-        room: str | None = typer.Option(None, help="Where this server stands. [env: NOTIFY_ROOM]"),
+        room: str | None = typer.Option(None, help="Label of this server's place. [env: NOTIFY_ROOM]"),
         shard: str | None = typer.Option(None, help="Name of this log among several. [env: NOTIFY_SHARD]"),
         access: bool | None = typer.Option(
-            None, "--access/--no-access", help="Let in only who shows a token or certificate. [env: NOTIFY_ACCESS]"
+            None, "--access/--no-access", help="Require a token or certificate. [env: NOTIFY_ACCESS]"
         ),
-        tls_certificate: str | None = typer.Option(None, help="PEM file: serve TLS. [env: NOTIFY_TLS_CERTIFICATE]"),
+        tls_certificate: str | None = typer.Option(
+            None, help="PEM file of the certificate for TLS. [env: NOTIFY_TLS_CERTIFICATE]"
+        ),
         tls_key: str | None = typer.Option(None, help="PEM file of its key. [env: NOTIFY_TLS_KEY]"),
         tls_client_ca: str | None = typer.Option(
-            None, help="PEM file: authorities of clients' certificates. [env: NOTIFY_TLS_CLIENT_CA]"
+            None, help="PEM file of authorities for client certificates. [env: NOTIFY_TLS_CLIENT_CA]"
         ),
         config: Path | None = typer.Option(
             None, help="TOML file of settings. [env: NOTIFY_CONFIG]", envvar="NOTIFY_CONFIG"

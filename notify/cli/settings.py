@@ -1,4 +1,4 @@
-"""`notify settings` and `notify limits`: what holds, changed while servers run, and back again."""
+"""`notify settings` and `notify limits`: shown, changed and rolled back while servers run."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ def register(app: typer.Typer) -> None:
 
     @group.command("list")
     def list_settings(url: str = URL, as_json: bool = AS_JSON) -> None:
-        """Every setting: its value, where that is from, whether it may change while servers run."""
-        found = call(url, "GET", "settings")
+        """List settings: value, where it is from, and whether it may change while servers run."""
+        answer = call(url, "GET", "settings")
         if not as_json:
             columns = ("name", "value", "from", "live", "low", "high")
-            found["settings"] = [{c: row[c] for c in columns} for row in found["settings"]]
-        show(found, as_json, "settings")
+            answer["settings"] = [{c: row[c] for c in columns} for row in answer["settings"]]
+        show(answer, as_json, "settings")
 
     @group.command("set")
     def set_settings(
-        changes: list[str] = typer.Argument(..., help="NAME=VALUE, or NAME= for what the server was started with."),
+        changes: list[str] = typer.Argument(
+            ..., help="NAME=VALUE, or NAME= for the value that the server was started with."
+        ),
         reason: str = REASON,
         dry_run: bool = DRY_RUN,
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
-        """Change settings of all servers: a new revision."""
+        """Change settings of all servers, as a new revision."""
         values: dict[str, str | None] = {}
         for change in changes:
             name, equals, value = change.partition("=")
@@ -41,18 +43,18 @@ def register(app: typer.Typer) -> None:
 
     @group.command()
     def history(max: int = typer.Option(20, min=1, max=10_000), url: str = URL, as_json: bool = AS_JSON) -> None:
-        """Revisions: what was changed, by whom, when and why."""
+        """List revisions: what was changed, by whom, when and why."""
         show(call(url, "GET", "settings", "revisions", query=f"?max={max}"), as_json, "revisions")
 
     @group.command()
     def rollback(
-        to: int = typer.Argument(..., min=0, help="A revision; 0: as the servers were started."),
+        to: int = typer.Argument(..., min=0, help="The revision to return to; 0: as the servers were started."),
         reason: str = REASON,
         dry_run: bool = DRY_RUN,
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
-        """Settings and limits as an earlier revision had them."""
+        """Return to the settings and limits of an earlier revision."""
         show(call(url, "POST", "settings", "rollback", body=write(reason, dry_run, to=to)), as_json)
 
     limits = typer.Typer(help="Rates of topics and groups.", no_args_is_help=True)
@@ -60,7 +62,7 @@ def register(app: typer.Typer) -> None:
 
     @limits.command("show")
     def show_limits(url: str = URL, as_json: bool = AS_JSON) -> None:
-        """Messages and transactions a second, by name; what is not named has no bound."""
+        """Show limits by name, in messages or transactions a second; other names have no limit."""
         show(call(url, "GET", "limits"), as_json)
 
     @limits.command("set")
@@ -73,7 +75,7 @@ def register(app: typer.Typer) -> None:
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
-        """Change rates; `NAME=` drops one, and what is not given stays."""
+        """Change limits; `NAME=` removes one, and others stay."""
         known: dict[str, dict[str, Any]] = call(url, "GET", "limits")
         for kind, changes in (
             ("topics", topic),

@@ -1,4 +1,4 @@
-"""Plots as SVG, drawn here: a page that must open anywhere, for years, brings no library."""
+"""Draws plots as SVG, so that a report opens anywhere, for years, without a library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 28
 
 @dataclass(frozen=True)
 class Line:
-    """One series: (instant in microseconds, value); None leaves a gap. `style` is a CSS class, s1 to s4."""
+    """One series of (instant in microseconds, value); None leaves a gap. `style` is a CSS class, s1 to s4."""
 
     name: str
     points: Sequence[tuple[int, float | None]]
@@ -24,11 +24,11 @@ class Line:
 def lines(
     title: str, series: Sequence[Line], show: Callable[[float], str], *, log: bool = False, most: float = math.inf
 ) -> str:
-    """A plot over time. `show` writes a value; `log`: the scale is logarithmic; `most`: what no value can be above."""
+    """A plot over time. `show` formats a value; `log`: logarithmic scale; `most`: the upper end of the scale."""
     values = [v for line in series for _, v in line.points if v is not None and (v > 0 or not log)]
     times = [t for line in series for t, _ in line.points]
     if not values or not times:
-        return f'<p class="quiet">{escape(title)}: nothing to draw.</p>'
+        return f'<p class="quiet">{escape(title)}: no data.</p>'
     scale: Callable[[float], float] = (lambda v: math.log10(max(v, 1e-9))) if log else (lambda v: v)
     low, high = scale(min(values)), scale(max(values))
     if not log:

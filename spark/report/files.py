@@ -1,4 +1,4 @@
-"""Writing a report: report.html, report.json, findings.parquet and buckets.parquet in one directory."""
+"""Writes a report: report.html, report.json, findings.parquet and buckets.parquet in one directory."""
 
 from __future__ import annotations
 
@@ -34,39 +34,39 @@ FINDINGS = pa.schema(
     ]
 )
 IN_JSON = 1000
-"""Findings that report.json holds; all of them are in findings.parquet."""
+"""The most findings in report.json; findings.parquet has all."""
 
 
-def row_of(found: Found) -> dict[str, Any]:
+def row_of(case: Found) -> dict[str, Any]:
     """A finding as plain values."""
     return {
-        "finding": found.finding,
-        "key": found.key,
-        "message_id": found.message_id,
-        "at_us": found.at_us,
-        "detail": found.detail,
-        "topic": found.topic,
-        "queue": found.queue,
-        "offset": found.offset,
-        "producer_group": found.producer_group,
-        "consumer_groups": found.groups,
-        "database": found.database,
-        "log": found.log,
-        "repair": BY_NAME[found.finding].repair,
-        "evidence": found.evidence,
+        "finding": case.finding,
+        "key": case.key,
+        "message_id": case.message_id,
+        "at_us": case.at_us,
+        "detail": case.detail,
+        "topic": case.topic,
+        "queue": case.queue,
+        "offset": case.offset,
+        "producer_group": case.producer_group,
+        "consumer_groups": case.groups,
+        "database": case.database,
+        "log": case.log,
+        "repair": BY_NAME[case.finding].repair,
+        "evidence": case.evidence,
     }
 
 
 def plain(result: Result) -> dict[str, Any]:
-    """The whole result but its plots, as report.json and `--json` give it."""
-    found = asdict(result)
+    """The result without the data of its plots, as in report.json and `--json`."""
+    fields = asdict(result)
     for name in ("found", "buckets", "latencies"):
-        del found[name]
-    return found | {"exit_code": result.exit_code, "findings": [row_of(f) for f in result.found[:IN_JSON]]}
+        del fields[name]
+    return fields | {"exit_code": result.exit_code, "findings": [row_of(f) for f in result.found[:IN_JSON]]}
 
 
 def write(result: Result, directory: Path) -> Path:
-    """Write the four files, each under another name first; the page's path."""
+    """Write the four files, each under a temporary name first. Returns the path of report.html."""
     directory.mkdir(parents=True, exist_ok=True)
     rows = [row_of(f) for f in result.found]
     for row in rows:

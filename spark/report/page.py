@@ -1,4 +1,4 @@
-"""The report's page: verdict first, then how complete, how fast, what was found, and how fresh the inputs were."""
+"""The report's page: the verdict, then completeness, latencies, findings, and the freshness of the inputs."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from notify.spark.report.histogram import merged, percentile, shown
 from notify.spark.result import LATENCIES, Found, Result
 
 SHOWN = 50
-"""Rows of evidence of a class on the page; all of them are in findings.parquet."""
+"""The most rows of evidence for a class on the page; findings.parquet has all."""
 POINTS = 600
-"""The most points of a plot; where there are more buckets, neighbours are put together."""
+"""The most points of a plot; with more buckets, neighbours are added up."""
 
 
 def page(result: Result) -> str:
-    """HTML, whole: no script, no font, no image from elsewhere."""
+    """The page as HTML, without scripts, fonts or images from elsewhere."""
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     by_class: dict[str, list[Found]] = defaultdict(list)
-    for found in result.found:
-        by_class[found.finding].append(found)
+    for case in result.found:
+        by_class[case.finding].append(case)
     classes = [
         {
             "name": f.name,
@@ -37,8 +37,8 @@ def page(result: Result) -> str:
             "meaning": f.meaning,
             "action": f.action,
             "unchecked": result.not_checked.get(f.name, ""),
-            "rows": [_row(found) for found in by_class[f.name][:SHOWN]],
-            "repaired": sum(1 for found in by_class[f.name] if found.evidence.get("repaired")),
+            "rows": [_row(case) for case in by_class[f.name][:SHOWN]],
+            "repaired": sum(1 for case in by_class[f.name] if case.evidence.get("repaired")),
         }
         for f in FINDINGS
     ]
@@ -47,7 +47,7 @@ def page(result: Result) -> str:
         result=result,
         classes=classes,
         made=_instant(time.time_ns() // 1000),
-        span=(_instant(result.from_us) if result.from_us else "what is retained", _instant(result.to_us)),
+        span=(_instant(result.from_us) if result.from_us else "the oldest retained data", _instant(result.to_us)),
         closed=_instant(result.closed_us),
         inputs=[e | {"watermark": _instant(e["watermark_us"]), "since": _instant(e["from_us"])} for e in result.inputs],
         plots=[_completeness(result), _amounts(result), _latencies(result)],
@@ -71,15 +71,15 @@ def _sentence(result: Result) -> str:
     return "The inputs do not allow a verdict: " + "; ".join(result.reasons) + "."
 
 
-def _row(found: Found) -> dict[str, Any]:
-    times = {k: v for k, v in found.evidence.items() if k.endswith("_us")}
-    rest = {k: v for k, v in found.evidence.items() if not k.endswith("_us") and v not in ("", None)}
+def _row(case: Found) -> dict[str, Any]:
+    times = {k: v for k, v in case.evidence.items() if k.endswith("_us")}
+    rest = {k: v for k, v in case.evidence.items() if not k.endswith("_us") and v not in ("", None)}
     return {
-        "id": found.message_id or found.log,
-        "place": f"{found.topic}/{found.queue}@{found.offset}" if found.offset is not None else found.topic,
-        "at": _instant(found.at_us),
-        "detail": found.detail,
-        "database": found.database,
+        "id": case.message_id or case.log,
+        "place": f"{case.topic}/{case.queue}@{case.offset}" if case.offset is not None else case.topic,
+        "at": _instant(case.at_us),
+        "detail": case.detail,
+        "database": case.database,
         "times": ", ".join(f"{_NAMES.get(k, k[:-3])} {_instant(v)}" for k, v in sorted(times.items(), key=_second)),
         "rest": ", ".join(f"{k} {v}" for k, v in rest.items()),
     }
@@ -93,7 +93,7 @@ def _second(pair: tuple[str, int]) -> int:
 
 
 def _by_time(result: Result) -> list[dict[str, Any]]:
-    """The buckets' sums over topics, put together to at most POINTS."""
+    """The buckets' sums over all topics, in at most POINTS rows."""
     sums: dict[int, dict[str, int]] = {}
     for bucket in result.buckets:
         row = sums.setdefault(bucket["at_us"], defaultdict(int))
@@ -123,11 +123,11 @@ def _completeness(result: Result) -> str:
         return charts.Line(name, [(r["at_us"], _share(r[part], r[whole])) for r in rows], style)
 
     return charts.lines(
-        "Completeness, of what was committed",
+        "Completeness",
         [
-            line("in a queue", "queued", "committed", "s1"),
-            line("acknowledged, of what is in queues", "acknowledged", "in_queues", "s2"),
-            line("took effect, of what is in queues", "effects", "in_queues", "s3"),
+            line("in a queue, of committed", "queued", "committed", "s1"),
+            line("acknowledged, of those in queues", "acknowledged", "in_queues", "s2"),
+            line("took effect, of those in queues", "effects", "in_queues", "s3"),
         ],
         lambda v: f"{v:.4g} %",
         most=100.0,

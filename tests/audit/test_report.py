@@ -61,7 +61,7 @@ def test_the_page_is_whole_and_escapes_what_it_shows(tmp_path: Path) -> None:
     assert not re.search(r"(src|href)\s*=", html) and "url(" not in html and "@import" not in html
     assert html.count("<svg") == 3 and "not checked" in html
     assert "PASS</h1>" in page(result(bad=False))
-    assert "nothing to draw" in page(Result(counts={}, reasons=["nothing there"], totals={"committed": 0}))
+    assert "no data" in page(Result(counts={}, reasons=["nothing there"], totals={"committed": 0}))
 
 
 def test_the_files_say_the_same(tmp_path: Path) -> None:

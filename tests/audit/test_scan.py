@@ -155,7 +155,7 @@ def test_the_source_is_read_by_spark(spark: Any, log: Any) -> None:
 
 
 def test_bad_options_say_what_there_is(log: Any) -> None:
-    with pytest.raises(InvalidRequest, match="there are messages"):
+    with pytest.raises(InvalidRequest, match="use one of messages"):
         rows_of(log[0], table="nonsense")
     with pytest.raises(InvalidRequest, match="has no colour"):
         rows_of(log[0], columns="id,colour")

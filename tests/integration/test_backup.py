@@ -115,7 +115,7 @@ def test_what_is_no_backup_is_refused(tmp_path: Path) -> None:
             post(server.url, "/v1/messages", {"messages": [{"topic": "t", "body": "x" * 50_000}] * 20})
         copy = tmp_path / "b"
         assert backup(copy, server.url)[0] == 0
-        assert "exists already" in backup(copy, server.url)[1]["text"]
+        assert "exists: name" in backup(copy, server.url)[1]["text"]
         assert "not empty" in restore(copy, tmp_path / "data")[1]["text"]
         assert "no backup" in restore(tmp_path, tmp_path / "n")[1]["text"]
         segment = min((copy / "log").glob("*.log"))
