@@ -159,7 +159,7 @@ def test_bad_options_say_what_there_is(log: Any) -> None:
         rows_of(log[0], table="nonsense")
     with pytest.raises(InvalidRequest, match="has no colour"):
         rows_of(log[0], columns="id,colour")
-    with pytest.raises(InvalidRequest, match="no log is there"):
+    with pytest.raises(InvalidRequest, match="has no log"):
         rows_of(log[0].parent / "nowhere")
 
 

@@ -127,7 +127,7 @@ def test_what_is_no_backup_is_refused(tmp_path: Path) -> None:
         assert code == 1 and len(damaged["damages"]) >= 1
         segment.write_bytes(sound[:-7])
         code, refused = restore(copy, tmp_path / "cut")
-        assert code == 2 and "another size" in refused["text"]
+        assert code == 2 and "its size has changed" in refused["text"]
         assert not (tmp_path / "cut").exists()
         for path in ("nothing", "20260101T000000-000000Z", "..", "%2e%2e"):
             assert ask(server.url, "GET", f"/v1/admin/backups/{path}/files/admin.db")[0] == 404

@@ -194,7 +194,7 @@ def test_doctor_names_groups_in_doubt_that_nobody_answers_for(
     asyncio.run(killed_before_its_outcome())
     memory.advance(60)
     (finding,) = findings()
-    assert "no producer of it is there" in finding and "producer.start()" in finding
+    assert "none of its producers answers" in finding and "producer.start()" in finding
 
     class Undecided(CheckMessageListener):
         topics = (unique,)
