@@ -29,8 +29,8 @@ from notify.storage.records import (
     StoredMessage,
     Transaction,
 )
-from notify.storage.store import NO_SHARDS, NO_TOKENS, counted
 from notify.storage.topics import Topic, with_growth
+from notify.storage.transactions import NO_SHARDS, NO_TOKENS, counted
 
 SETTLEMENTS = 100_000
 """How many are remembered, to tell a message's timeline."""
@@ -76,12 +76,6 @@ class MemoryStore:
         """(topic, queue, first offset, count, what was done)."""
         self._visible: list[Callable[[set[str]], None]] = []
 
-    def shards(self) -> Sequence[str]:
-        return ()
-
-    def queues(self) -> MemoryStore:
-        return self
-
     async def open(self, now_us: int) -> None:
         """Nothing is there to be read back."""
 
@@ -91,13 +85,6 @@ class MemoryStore:
 
     async def sync(self) -> None:
         """Memory is as durable as it gets."""
-
-    async def retain(self, now_us: int) -> int:
-        """Memory keeps everything until it is gone itself."""
-        return 0
-
-    def keep(self, retention_us: int, retention_bytes: int) -> None:
-        """See `retain`."""
 
     def on_visible(self, callback: Callable[[set[str]], None]) -> None:
         self._visible.append(callback)
@@ -257,9 +244,6 @@ class MemoryStore:
         records = [self._open(due.id) for due in claimed]
         return [[m.payload for m in record.new.messages] if record is not None else [] for record in records]
 
-    def ripen_checks(self, now_us: int) -> None:
-        """Nothing is kept for decided transactions here."""
-
     def next_check_us(self, producer_group: str) -> int | None:
         return min((r.next_check_us for r in self._undecided(producer_group)), default=None)
 
@@ -288,9 +272,6 @@ class MemoryStore:
             list(shown),
             forced=record.forced,
         )
-
-    def complaints(self) -> list[str]:
-        return []
 
     async def in_doubt(self) -> InDoubt:
         return await counted(self)

@@ -23,7 +23,7 @@ from notify.server.data.routes import Request as DataRequest
 from notify.server.running import Running
 from notify.server.start import started
 from notify.settings import Settings
-from notify.storage.store import TransactionStore
+from notify.storage.transactions import TransactionStore
 
 
 def _nothing() -> None:

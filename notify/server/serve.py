@@ -25,7 +25,7 @@ from notify.server.connections.protocol import Protocol
 from notify.server.connections.tls import Certificates
 from notify.settings import Settings
 from notify.storage.log import LogStore
-from notify.storage.store import TransactionStore
+from notify.storage.transactions import TransactionStore
 
 log = structlog.get_logger("notify.server")
 

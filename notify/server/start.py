@@ -25,8 +25,10 @@ from notify.server.tasks import ended
 from notify.server.watch.alarms import Alarms
 from notify.server.watch.history import History
 from notify.settings import Settings
+from notify.storage.capabilities import shard_names
+from notify.storage.queues import queues_of
 from notify.storage.sql.registry import Member
-from notify.storage.store import TransactionStore
+from notify.storage.transactions import TransactionStore
 
 
 @contextlib.asynccontextmanager
@@ -93,7 +95,8 @@ async def started(
 
 def _membership(settings: Settings, url: str, store: TransactionStore) -> Membership | None:
     """This server's place in the registry, if there is one. Raises InvalidRequest or StorageFailed for a bad one."""
-    if not settings.registry and store.queues() is not None:
+    queues = queues_of(store)
+    if not settings.registry and queues is not None:
         return None  # what follows needs more than the extra `server`
     from notify.storage.sql import schema
     from notify.storage.sql.dialects import open_engine
@@ -109,9 +112,9 @@ def _membership(settings: Settings, url: str, store: TransactionStore) -> Member
         engine = store.engine
     else:
         return None
-    roles = ("transactions",) if store.queues() is None else roles_of(settings)
+    roles = ("transactions",) if queues is None else roles_of(settings)
     name = f"server-{uuid.uuid4().hex[:12]}"
-    shards = tuple(store.shards()) or (settings.shard,)
+    shards = shard_names(store, settings.shard)
     me = Member(name, "server", url, roles, shards, settings.room)
     return Membership(engine, me, store if isinstance(store, SqlShards) else None)
 

@@ -11,8 +11,9 @@ from notify.errors import InvalidRequest, UnknownTopic
 from notify.limits import check_name
 from notify.storage.groups import Subscription
 from notify.storage.names import DEAD_LETTER_PREFIX
-from notify.storage.store import Store, TransactionStore
+from notify.storage.queues import Store, queues_of
 from notify.storage.topics import Topic
+from notify.storage.transactions import TransactionStore
 
 
 class Topics:
@@ -20,6 +21,7 @@ class Topics:
 
     def __init__(self, store: TransactionStore, *, on_first_use: bool = True) -> None:
         self._store = store
+        self._queues = queues_of(store)
         self.on_first_use = on_first_use
         """Whether a topic that is only named is made."""
         self._told: list[Callable[[Topic], None]] = []
@@ -56,8 +58,7 @@ class Topics:
 
     def _followers(self, topic: Topic) -> Sequence[Subscription]:
         """The subscriptions that patterns make to a new topic, one a group."""
-        queues = self._store.queues()
-        patterns = () if queues is None else queues.patterns()
+        patterns = () if self._queues is None else self._queues.patterns()
         groups: dict[str, Subscription] = {}
         for pattern in patterns:
             if is_meant(pattern.topic, topic.name):

@@ -30,7 +30,7 @@ from notify.server.data.routes import Answer, Request
 from notify.settings import Settings
 from notify.storage.memory import MemoryStore
 from notify.storage.records import State
-from notify.storage.store import TransactionStore
+from notify.storage.transactions import TransactionStore
 from notify.wire import Outcomes, decode_payload
 
 START_SECONDS = 60.0

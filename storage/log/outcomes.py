@@ -13,7 +13,7 @@ from notify.storage.log.queues import Queue
 from notify.storage.log.records import RecordType
 from notify.storage.log.state import LogState
 from notify.storage.records import Decided, State
-from notify.storage.store import NO_SHARDS, NO_TOKENS
+from notify.storage.transactions import NO_SHARDS, NO_TOKENS
 
 _ROLLBACK = int(EntryKind.ROLLBACK)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -125,7 +125,6 @@ class LogStore:
         self.checking = checks.checking
         self.resume_checks = checks.resume
         self.half_payloads = checks.half_payloads
-        self.ripen_checks = checks.ripen
         self.next_check_us = checks.next_us
         self.transaction = history.transaction
         self.undecided = history.undecided
@@ -169,15 +168,11 @@ class LogStore:
         self.bridges = bridges.all
         self.append_from_bridge = bridges.append
 
+        # Lent: further capabilities.
         self.keep = self._retention.keep
+        self.tend = checks.ripen
         self.checkpoint = self._checkpoints.take
         self.sealed_up = self._sealer.idle
-
-    def shards(self) -> Sequence[str]:
-        return ()
-
-    def queues(self) -> LogStore:
-        return self
 
     # --- opening and closing ----------------------------------------------------------------------------------
 

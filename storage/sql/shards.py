@@ -20,8 +20,8 @@ from notify.storage.hashing import key_hash
 from notify.storage.records import Decided, InDoubt, NewTransaction, PartlyStored, PutResult, State, Transaction
 from notify.storage.sql.key_map import LEASE_SECONDS, KeyMap
 from notify.storage.sql.store import DatabaseAway, SqlStore
-from notify.storage.store import NO_SHARDS, NO_TOKENS, Store, counted
 from notify.storage.topics import Topic
+from notify.storage.transactions import NO_SHARDS, NO_TOKENS, counted
 
 log = structlog.get_logger("notify.sql")
 
@@ -81,9 +81,6 @@ class SqlShards:
 
     def shards(self) -> Sequence[str]:
         return tuple(self.by_name)
-
-    def queues(self) -> Store | None:
-        return None
 
     def topics(self) -> list[Topic]:
         return self.first.topics()
@@ -300,8 +297,8 @@ class SqlShards:
                 found[(name, due.id)] = payloads
         return [found[(due.shard, due.id)] for due in claimed]
 
-    def ripen_checks(self, now_us: int) -> None:
-        """Called at every tick: look whether a database that was left out answers again."""
+    def tend(self, now_us: int) -> None:
+        """Look whether a database that was left out answers again."""
         for store in self.by_name.values():
             out = store.shard not in self._opened or store.writer.failing_since
             task = self._probing.get(store.shard)
@@ -330,9 +327,6 @@ class SqlShards:
 
     async def transaction(self, transaction_id: bytes) -> Transaction | None:
         return next((t for t in await self._each(lambda s: s.transaction(transaction_id)) if t is not None), None)
-
-    def complaints(self) -> list[str]:
-        return []
 
     async def in_doubt(self) -> InDoubt:
         return await counted(self)

@@ -33,8 +33,8 @@ from notify.storage.sql.registry import read_through_us
 from notify.storage.sql.rows import UNDECIDED, microseconds_of, moment_of, payload_of
 from notify.storage.sql.tables import server_half_message
 from notify.storage.sql.writer import WRITERS, Writer
-from notify.storage.store import NO_SHARDS, NO_TOKENS, Store, counted
 from notify.storage.topics import Topic
+from notify.storage.transactions import NO_SHARDS, NO_TOKENS, counted
 
 log = structlog.get_logger("notify.sql")
 
@@ -125,9 +125,6 @@ class SqlStore:
 
     def shards(self) -> Sequence[str]:
         return (self.shard,)
-
-    def queues(self) -> Store | None:
-        return None
 
     def topics(self) -> list[Topic]:
         return list(self._topics.values())
@@ -296,9 +293,6 @@ class SqlStore:
         found = await self._read(lambda connection: _rows(connection, names))
         return [[payload_of(row) for row in found.get(name, [])] for name in names]
 
-    def ripen_checks(self, now_us: int) -> None:
-        """The database's index is the schedule."""
-
     def next_check_us(self, producer_group: str) -> int | None:
         return self._look_us.get(producer_group, 0)
 
@@ -308,9 +302,6 @@ class SqlStore:
         name = ids.to_text(transaction_id)
         rows = (await self._read(lambda connection: _rows(connection, [name]))).get(name)
         return _transaction(rows, self.shard) if rows else None
-
-    def complaints(self) -> list[str]:
-        return []
 
     async def in_doubt(self) -> InDoubt:
         return await counted(self)

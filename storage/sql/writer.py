@@ -24,7 +24,7 @@ from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailabl
 from notify.storage.records import Decided, NewTransaction, Put, PutResult, State
 from notify.storage.sql.dialects import Again, Dialect, Duplicate, Gone
 from notify.storage.sql.rows import UNDECIDED, is_same, rows_of, text_of
-from notify.storage.store import NO_TOKENS
+from notify.storage.transactions import NO_TOKENS
 
 log = structlog.get_logger("notify.sql")
 

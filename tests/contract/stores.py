@@ -12,11 +12,11 @@ import sqlalchemy as sa
 from notify import ids
 from notify.storage.log import LogStore
 from notify.storage.memory import MemoryStore
+from notify.storage.queues import Store
 from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.sql.rows import payload_of
 from notify.storage.sql.store import SqlStore
 from notify.storage.sql.tables import server_half_message
-from notify.storage.store import Store
 from notify.storage.topics import Topic
 from tests.support.disks import UnsyncedDisk
 from tests.support.transactions import bodies_in

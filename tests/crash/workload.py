@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from notify import ids
 from notify.errors import NotifyError, StorageFailed
 from notify.storage.groups import SettleKind, Subscription
+from notify.storage.queues import Store
 from notify.storage.records import NewMessage, NewTransaction, State
-from notify.storage.store import Store
 from notify.storage.topics import Topic
 
 T0 = 1_800_000_000_000_000

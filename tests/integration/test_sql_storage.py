@@ -285,7 +285,7 @@ def test_a_shard_that_fails_is_left_out_and_comes_back(database_urls: dict[str, 
             proxy.reopen()
 
             def is_back() -> bool:
-                store.ripen_checks(now())  # as every tick of a server does
+                store.tend(now())  # as every tick of a server does
                 return len(store.healthy()) == 2
 
             await eventually_async(is_back, "database b to be used again")

@@ -12,6 +12,7 @@ from fastapi import APIRouter
 from notify import __version__
 from notify.server.admin.writes import Desk
 from notify.server.core.core import Core
+from notify.storage.capabilities import shard_names
 from notify.storage.names import dead_letter_topic
 from notify.wire import instant
 
@@ -32,7 +33,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         return {
             "at": instant(now_us),
             "version": __version__,
-            "shards": list(core.store.shards()) or [core.settings.shard],
+            "shards": shard_names(core.store, core.settings.shard),
             "rates": desk.history.rates(),
             "in_doubt": {
                 "count": doubt.prepared,

@@ -16,8 +16,8 @@ from notify import ids
 from notify.errors import InvalidRequest, NotFound, NotifyError
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.jobs.redrive import send_to_group
+from notify.storage.queues import Store
 from notify.storage.records import StoredMessage
-from notify.storage.store import Store
 from notify.wire import PackedMessages, PackedPublished, decode_payload
 
 AT_ONCE = 1000

@@ -11,8 +11,8 @@ from notify.limits import LIMITS, check_message, check_name
 from notify.server.clock import Clock
 from notify.server.topics import Topics
 from notify.storage.bridged import BridgeBatch, BridgeState
+from notify.storage.queues import Store
 from notify.storage.records import NewMessage, NewTransaction, Put
-from notify.storage.store import Store
 from notify.storage.topics import Topic
 from notify.wire import Bridged, Item, JsonBridgeBatch, PackedBridgeBatch, instant
 

@@ -13,7 +13,7 @@ from notify.server.clock import Clock
 from notify.server.core.check_log import CheckLog
 from notify.server.metrics import Metrics
 from notify.storage.checks import Due
-from notify.storage.store import TransactionStore
+from notify.storage.transactions import TransactionStore
 from notify.wire import Payload, Poll, decode_payload
 
 ONLINE_US = 5_000_000

@@ -23,7 +23,9 @@ from notify.server.log_rate import LogRate
 from notify.server.metrics import Metrics
 from notify.server.topics import Topics
 from notify.settings import Settings
-from notify.storage.store import Store, TransactionStore
+from notify.storage.capabilities import Retaining, Tended
+from notify.storage.queues import Store, queues_of
+from notify.storage.transactions import TransactionStore
 
 log = structlog.get_logger("notify.server")
 
@@ -54,7 +56,8 @@ class Core:
         self.clock = clock
         self.metrics = Metrics()
         schedule = _schedule(settings)
-        queues = store.queues()
+        self._queues = queues = queues_of(store)
+        self._tended = store if isinstance(store, Tended) else None
         self.topics = Topics(store, on_first_use=settings.create_topics)
         self._delivery = None if queues is None else Delivery(queues, clock, self.metrics, self.topics)
         self._bridges = None if queues is None else Bridges(queues, clock, self.topics, settings.tracing)
@@ -103,17 +106,17 @@ class Core:
         self.settings = settings
         self.transactions.schedule = self.checks.schedule = _schedule(settings)
         self.topics.on_first_use = settings.create_topics
-        self.store.keep(round(settings.retention_seconds * 1_000_000), settings.retention_bytes)
+        if isinstance(self.store, Retaining):
+            self.store.keep(round(settings.retention_seconds * 1_000_000), settings.retention_bytes)
         if limits != self.flow.limits:
             self.flow.set_limits(limits)
 
     @property
     def queues(self) -> Store:
         """The storage in its queue role. Raises WrongRole where this server has none."""
-        queues = self.store.queues()
-        if queues is None:
+        if self._queues is None:
             raise WrongRole(NO_QUEUES)
-        return queues
+        return self._queues
 
     @property
     def delivery(self) -> Delivery:
@@ -175,7 +178,8 @@ class Core:
 
     async def _ask(self) -> None:
         await self.checks.tick()
-        self.store.ripen_checks(self.clock())
+        if self._tended is not None:
+            self._tended.tend(self.clock())
 
     async def act(self) -> None:
         """Act at once on what is due by now, and return when that is done: for a clock that jumps, as a test's does."""
@@ -188,7 +192,7 @@ class Core:
     async def _retain_now_and_then(self) -> None:
         """Retention runs beside everything else; what stops it (a full disk, say) is tried again later."""
         now_us = self.clock()
-        if now_us - self._retained_us < RETAIN_EVERY_US:
+        if now_us - self._retained_us < RETAIN_EVERY_US or not isinstance(self.store, Retaining):
             return
         self._retained_us = now_us
         if self._retaining is None or self._retaining.done():

@@ -12,8 +12,9 @@ from notify.server.clock import Clock
 from notify.server.delivery import Delivery
 from notify.server.metrics import Metrics
 from notify.server.rate import TokenBucket
-from notify.storage.store import TransactionStore
+from notify.storage.queues import queues_of
 from notify.storage.topics import Backlog, Topic
+from notify.storage.transactions import TransactionStore
 
 HOLD_SECONDS = 2.0
 """How long a producer waits for room where the policy is `hold`: less than the SDK waits for its half."""
@@ -68,6 +69,7 @@ class Flow:
 
     def __init__(self, store: TransactionStore, delivery: Delivery | None, clock: Clock, metrics: Metrics) -> None:
         self._store = store
+        self._queues = queues_of(store)
         self._delivery = delivery
         self._clock = clock
         self._metrics = metrics
@@ -136,7 +138,7 @@ class Flow:
 
     def drop_oldest(self) -> None:
         """Topics with that policy let go of what is beyond their backlog, for groups to pass over."""
-        queues = self._store.queues()
+        queues = self._queues
         if queues is None or self._delivery is None:
             return
         for gate in self.gates.values():

@@ -19,7 +19,7 @@ from notify.server.delivery.filter import Filter
 from notify.server.delivery.instances import ACTIVE_US
 from notify.server.topics import check_retry
 from notify.storage.groups import Subscription
-from notify.storage.store import Store
+from notify.storage.queues import Store
 from notify.wire import Subscribe
 
 log = structlog.get_logger("notify.server")

@@ -15,10 +15,11 @@ from notify.server.core.check_log import CheckLog
 from notify.server.core.flow import HOLD_SECONDS, Flow, retry_after
 from notify.server.metrics import Metrics
 from notify.server.topics import Topics
+from notify.storage.capabilities import shard_names
 from notify.storage.checks import CheckAnswer
 from notify.storage.records import Decided, NewMessage, NewTransaction, PartlyStored, Put, PutResult, State
-from notify.storage.store import TransactionStore
 from notify.storage.topics import Flush
+from notify.storage.transactions import TransactionStore
 from notify.wire import (
     Item,
     JsonMessage,
@@ -62,7 +63,7 @@ class Transactions:
         self.store = store
         self.clock = clock
         self.shard = shard
-        self.shards = tuple(store.shards()) or (shard,)
+        self.shards = shard_names(store, shard)
         self._topics = topics
         self.schedule = schedule
         self._jitter = jitter or random.Random()

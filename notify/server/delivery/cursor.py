@@ -11,8 +11,8 @@ from notify.server.metrics import Metrics
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.hashing import tag_hash
 from notify.storage.progress import to_runs
+from notify.storage.queues import Store
 from notify.storage.records import StoredMessage
-from notify.storage.store import Store
 from notify.wire import decode_payload
 
 RUNS_BOUND = 100_000

@@ -24,7 +24,7 @@ from notify.server.metrics import Metrics
 from notify.server.rate import TokenBucket
 from notify.server.topics import Topics, is_meant
 from notify.storage.groups import Priorities, Subscription
-from notify.storage.store import Store
+from notify.storage.queues import Store
 from notify.storage.topics import Topic
 from notify.wire import Receive, SettledItem, SettleItem, microseconds
 

@@ -22,8 +22,8 @@ from notify.server.metrics import Metrics
 from notify.server.rate import TokenBucket
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.progress import to_runs
+from notify.storage.queues import Store
 from notify.storage.records import StoredMessage
-from notify.storage.store import Store
 from notify.wire import Payload, SettledItem, SettleItem, decode_payload, encode_msgpack
 
 READ_BYTES = 8 << 20

@@ -13,8 +13,8 @@ from notify import ids
 from notify.errors import Conflict
 from notify.message import FIRST_ID
 from notify.storage.groups import Subscription
+from notify.storage.queues import Store
 from notify.storage.records import StoredMessage
-from notify.storage.store import Store
 from notify.wire import Payload, instant
 
 NEVER_TOLD = -1

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from notify.server.delivery.cursor import MOST_EVALUATED, READ_BYTES, Cursor
 from notify.server.metrics import Metrics
 from notify.storage.groups import Subscription
+from notify.storage.queues import Store
 from notify.storage.records import StoredMessage
-from notify.storage.store import Store
 
 WAITING_BOUND = 20_000
 """Offsets that wait behind busy keys, at most: beyond it a queue is not read further until some are settled."""

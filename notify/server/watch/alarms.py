@@ -17,6 +17,7 @@ from notify.server import webhooks
 from notify.server.core.core import Core
 from notify.server.delivery.instances import states
 from notify.server.tasks import ended
+from notify.storage.capabilities import Complaining
 from notify.wire import encode_json, instant
 
 log = structlog.get_logger("notify.server")
@@ -130,7 +131,8 @@ class Alarms:
             found.append(("audit", str(audit["id"]), f"The audit of {instant(audit['at_us'])} found {counts}"))
         with contextlib.suppress(WrongRole):
             found += [*self._groups(now_us), *self._bridges()]
-        found += [("damage", "", f"The log is damaged: {complaint}") for complaint in core.store.complaints()[:1]]
+        if isinstance(core.store, Complaining):
+            found += [("damage", "", f"The log is damaged: {complaint}") for complaint in core.store.complaints()[:1]]
         if core.retention_failed:
             found.append(("retention", "", f"Retention failed: {core.retention_failed}"))
         return found
