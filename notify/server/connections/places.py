@@ -10,7 +10,7 @@ import structlog
 
 from notify.errors import Unavailable
 from notify.limits import LIMITS
-from notify.server.log_rate import LogRate
+from notify.log_rate import LogRate
 
 log = structlog.get_logger("notify.server")
 

@@ -11,6 +11,7 @@ import structlog
 
 from notify.check.schedule import CheckSchedule
 from notify.errors import Unavailable, WrongRole
+from notify.log_rate import LogRate
 from notify.server.clock import Clock, wall_clock
 from notify.server.core.bridges import Bridges
 from notify.server.core.check_log import CheckLog
@@ -19,7 +20,6 @@ from notify.server.core.flow import Flow, RateLimits
 from notify.server.core.subscriptions import Subscriptions
 from notify.server.core.transactions import Transactions
 from notify.server.delivery import Delivery
-from notify.server.log_rate import LogRate
 from notify.server.metrics import Metrics
 from notify.server.topics import Topics
 from notify.settings import Settings

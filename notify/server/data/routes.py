@@ -18,13 +18,13 @@ import structlog
 from notify import ids, tracing
 from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError, StorageFailed, Unauthorized
 from notify.limits import LIMITS, bounds_of_clients, check_between, check_name
+from notify.log_rate import LogRate
 from notify.server.access import EVERYONE, Principal
 from notify.server.access.browsers import refuse_foreign_host, refuse_foreign_pages
 from notify.server.access.principal import ENDED
 from notify.server.core.core import Core
 from notify.server.core.flow import retry_after
 from notify.server.delivery.leases import Handed
-from notify.server.log_rate import LogRate
 from notify.server.topics import described
 from notify.settings import Settings
 from notify.storage import crash_point
