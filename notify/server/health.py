@@ -11,6 +11,7 @@ from collections.abc import Callable
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 
+from notify import faults
 from notify.server.connections.places import Connections
 from notify.server.core.core import Core
 from notify.server.data.routes import Answer
@@ -68,6 +69,9 @@ def router(what_runs: Callable[[], Running | None], connections: Connections) ->
         disk = await asyncio.to_thread(shutil.disk_usage, core.settings.data_dir)
         doubt = await core.store.in_doubt()
         shown = Exposition(core.metrics)
+        shown.counter(
+            "notify_unexpected_errors", "Faults of the server itself; the log has each one's traceback", faults.count()
+        )
         shown.gauge(
             "notify_oldest_undecided_seconds",
             "Age of the oldest undecided transaction that is not parked",

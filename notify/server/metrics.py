@@ -70,6 +70,10 @@ class Exposition:
             CounterMetricFamily(f"notify_{f.name}", HELP[f.name], getattr(metrics, f.name)) for f in fields(metrics)
         ]
 
+    def counter(self, name: str, text: str, value: float) -> None:
+        """Add a counter of one sample; `name` without `_total`."""
+        self._families.append(CounterMetricFamily(name, text, value))
+
     def gauge(self, name: str, text: str, value: float) -> None:
         """Add a metric of one sample."""
         self._families.append(GaugeMetricFamily(name, text, value))

@@ -18,7 +18,7 @@ from typing import Any
 
 import structlog
 
-from notify import ids
+from notify import faults, ids
 from notify.backoff import Backoff
 from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailable
 from notify.storage.records import Decided, NewTransaction, Put, PutResult, State
@@ -198,8 +198,10 @@ class Writer:
         if not isinstance(error, Gone):
             try:
                 self._dialect.rollback(connection)
-            except Exception:
-                pass  # then it is lost, too
+            except Exception as failed:
+                if not _is_of_the_database(failed):
+                    faults.unexpected("rollback_failed", failed, shard=self._name)
+                # Otherwise the connection is lost, too.
             else:
                 return connection
         _close(connection)
@@ -222,12 +224,16 @@ class Writer:
                 results += [part.result] * len(halves) if isinstance(part.result, NotifyError) else part.result
             job.result = results
             return connection
-        log.error("database_refused", shard=self._name, error=str(error)[:500])
         refused: NotifyError
-        if _is_a_values_fault(error):
-            refused = InvalidRequest(f"the database cannot hold this: {str(error)[:300]}", "invalid_value")
+        if not (_is_a_values_fault(error) or _is_of_the_database(error)):
+            faults.unexpected("write_failed", error, shard=self._name)
+            refused = StorageFailed("the server failed on this; its log says why")
         else:
-            refused = StorageFailed(f"the database refuses this: {error}")
+            log.error("database_refused", shard=self._name, error=str(error)[:500])
+            if _is_a_values_fault(error):
+                refused = InvalidRequest(f"the database cannot hold this: {str(error)[:300]}", "invalid_value")
+            else:
+                refused = StorageFailed(f"the database refuses this: {error}")
         job.result = [refused] if job.halves else refused
         return connection
 
@@ -361,6 +367,11 @@ class _LookFirst(Again):
 def _is_a_values_fault(error: Exception) -> bool:
     """Whether the driver calls it a DataError, as the DB-API names what is wrong with a value."""
     return isinstance(error, ValueError) or any(kind.__name__ == "DataError" for kind in type(error).__mro__)
+
+
+def _is_of_the_database(error: Exception) -> bool:
+    """Whether a driver raised it: each one's errors have the base that the DB-API names Error."""
+    return isinstance(error, OSError) or any(kind.__name__ == "Error" for kind in type(error).__mro__)
 
 
 def _stored(t: NewTransaction) -> PutResult:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+import structlog
 
-from notify import ids
+from notify import faults, ids
 from notify.client.transactions import HALF_SECONDS
 from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailable
 from notify.server.clock import wall_clock
@@ -182,6 +183,34 @@ def test_what_the_database_refuses_fails_alone(storage: str) -> None:
         if bad is not None:
             assert isinstance(results[20], PartlyStored)
             assert [error.code for error in results[20].results if isinstance(error, NotifyError)] == ["invalid_value"]
+
+    use(storage, scenario, writers=1)
+
+
+def test_a_fault_of_the_server_is_not_called_the_databases(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails its own transaction alone, and the log has its traceback."""
+
+    async def scenario(store: SqlStore) -> None:
+        good, bad = sent(), sent()
+
+        def rows_of(t: NewTransaction, now_us: int) -> Any:
+            if t.id == bad.id:
+                raise TypeError("unsupported operand")
+            return rows(t, now_us)
+
+        rows = writer.rows_of
+        monkeypatch.setattr(writer, "rows_of", rows_of)
+        before = faults.count()
+        with structlog.testing.capture_logs() as logged:
+            stored, refused = await asyncio.gather(
+                store.put([good], now()), store.put([bad], now()), return_exceptions=True
+            )
+        assert isinstance(stored, list) and stored[0].put is Put.STORED
+        assert isinstance(refused, PartlyStored)
+        assert [str(error) for error in refused.results] == ["the server failed on this; its log says why"]
+        assert faults.count() == before + 1
+        (line,) = [line for line in logged if line["event"] == "write_failed"]
+        assert "unsupported operand" in line["trace"]
 
     use(storage, scenario, writers=1)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from notify import faults
 from notify.errors import NotifyError, Unauthorized, Unavailable
 from notify.log_rate import LogRate
 from notify.server.access import tokens
@@ -292,6 +293,8 @@ class Access:
             await loop.run_in_executor(self._fetch_thread, provider.fetch)
         except Exception as error:
             self._fetch_failure = error
+            if not isinstance(error, faults.PASSING):
+                faults.unexpected("provider_keys_not_fetched", error)
         else:
             self._fetch_failure = None
         self._fetch_not_before = loop.time() + (FETCH_FAILED_SECONDS if self._fetch_failure else FETCH_AGAIN_SECONDS)

@@ -9,6 +9,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
+from notify import faults
 from notify.errors import Unavailable
 
 LOOKS_A_SECOND = 20
@@ -66,6 +67,8 @@ class Lookup:
                     await self._look()
                 except Exception as error:
                     self._failure = error
+                    if not isinstance(error, faults.PASSING):
+                        faults.unexpected("records_not_read", error)
                 else:
                     self._failure = None
                 self._ended = self._begun

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.engine import Engine
 
+from notify import faults
 from notify.server.clock import wall_clock
 from notify.server.tasks import ended
 from notify.storage.sql import key_map, registry
@@ -96,7 +97,7 @@ class Membership:
             try:
                 await asyncio.to_thread(self._beat, consumers)
             except Exception as error:
-                log.warning("heartbeat_failed", reason=str(error)[:300])
+                faults.note("heartbeat_failed", error)
             # Beside the heartbeats: a shard that does not answer must not make this server look gone.
             shards = self._shards
             if shards is not None and shards.key_map.previous and (self._changing is None or self._changing.done()):
@@ -140,8 +141,8 @@ class Membership:
         try:
             with self.engine.begin() as connection:
                 key_map.advance(connection, shards.key_map, shards.engines)
-        except (sa.exc.SQLAlchemyError, OSError) as error:
-            log.warning("key_map_waits", version=shards.key_map.version, reason=str(error)[:300])
+        except Exception as error:
+            faults.note("key_map_waits", error, version=shards.key_map.version)
 
     def _compare_clocks(self, database_us: int, mine_us: int) -> None:
         offset = database_us - mine_us
@@ -169,8 +170,10 @@ class Membership:
         await ended(self._task)
         if self._changing is not None:
             await asyncio.wait([self._changing], timeout=STOP_SECONDS)
-        with contextlib.suppress(Exception):
+        try:
             await asyncio.to_thread(self._leave)
+        except Exception as error:
+            faults.note("not_left", error)  # others see it by the heartbeats that are missed
 
     def _leave(self) -> None:
         with self.engine.begin() as connection:

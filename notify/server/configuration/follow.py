@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 import structlog
 from sqlalchemy.engine import Engine
 
+from notify import faults
 from notify.errors import NotifyError, Unavailable
 from notify.server.access import Access
 from notify.server.clock import Clock
@@ -118,7 +118,7 @@ class Administration:
                 if looks % NOTE_USED_EVERY == 0:
                     await self._note_used()
             except Exception as error:
-                log.warning("look_failed", reason=str(error)[:300])
+                faults.note("look_failed", error)
 
     async def _note_used(self) -> None:
         used, self.access.used_us = self.access.used_us, {}
@@ -128,7 +128,9 @@ class Administration:
     async def stop(self) -> None:
         if self._task is not None:
             await ended(self._task)
-            with contextlib.suppress(Exception):
+            try:
                 await self._note_used()
+            except Exception as error:
+                faults.note("use_not_noted", error)
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.access.close()

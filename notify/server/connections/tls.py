@@ -8,6 +8,7 @@ import ssl
 
 import structlog
 
+from notify import faults
 from notify.errors import InvalidRequest
 from notify.settings import Settings
 
@@ -77,4 +78,7 @@ class Certificates:
         """Look now and then, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            await asyncio.to_thread(self.look)
+            try:
+                await asyncio.to_thread(self.look)
+            except Exception as error:
+                faults.note("tls_files_not_looked_at", error)

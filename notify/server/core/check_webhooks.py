@@ -11,16 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-import structlog
 
+from notify import faults
 from notify.backoff import Backoff
 from notify.errors import NotifyError
 from notify.server import webhooks
 from notify.server.core.core import Core
 from notify.server.tasks import ended
 from notify.wire import OutcomeItem, Outcomes, Poll, encode_json
-
-log = structlog.get_logger("notify.server")
 
 POLL_SECONDS = 5.0
 AT_ONCE = 50
@@ -64,8 +62,8 @@ class CheckWebhooks:
                 if checks:
                     await self._ask(group, url, checks)
                 backoff.reset()
-            except NotifyError as error:
-                log.warning("check_webhook_failed", group=group, url=url, reason=str(error)[:300])
+            except Exception as error:
+                faults.note("check_webhook_failed", error, group=group, url=url)
                 await asyncio.sleep(backoff.next())
 
     async def _ask(self, group: str, url: str, checks: list[dict[str, Any]]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-import traceback
 from collections.abc import Awaitable, Callable
 
 import structlog
 
+from notify import faults
 from notify.check.schedule import CheckSchedule
 from notify.errors import Unavailable, WrongRole
 from notify.log_rate import LogRate
@@ -32,8 +32,6 @@ log = structlog.get_logger("notify.server")
 LONGEST_SLEEP_SECONDS = 0.25
 POSTPONED_SECONDS = 0.05
 """After a step that the storage refused."""
-TRACE_CHARACTERS = 8000
-"""The log shows so much of the traceback of a step that failed."""
 RETAIN_EVERY_US = 30_000_000
 NO_QUEUES = (
     "this server plays only the transactions role: a bridge or a relay moves its messages to a queue server; ask that "
@@ -82,7 +80,7 @@ class Core:
         self.checks = Checks(store, clock, schedule, settings.shard, self.metrics, check_log, settings.tracing)
         self.one_search = asyncio.Lock()
         """Held by the administrator's search that goes on: they share what searches may take of the server's time."""
-        self._retaining: asyncio.Task[int] | None = None
+        self._retaining: asyncio.Task[None] | None = None
         self._retained_us = clock()
         self.retention_failed = ""
         """Why retention failed when it was last tried; "" where it did not."""
@@ -161,8 +159,7 @@ class Core:
                     # pass, `/livez` says so.
                     failed = True
                     self.faults += 1
-                    if self._postponed.may():
-                        log.error("step_failed", step=step.__name__, trace=traceback.format_exc()[-TRACE_CHARACTERS:])
+                    faults.unexpected("step_failed", step=step.__name__)
                     await asyncio.sleep(POSTPONED_SECONDS)
             if not failed:
                 self.ticked_us = self.clock()
@@ -196,11 +193,16 @@ class Core:
             return
         self._retained_us = now_us
         if self._retaining is None or self._retaining.done():
-            failed = None if self._retaining is None else self._retaining.exception()
-            self.retention_failed = "" if failed is None else str(failed)[:300]
-            if failed is not None:
-                log.error("retention_failed", reason=str(failed))
-            self._retaining = asyncio.get_running_loop().create_task(self.store.retain(now_us))
+            self._retaining = asyncio.get_running_loop().create_task(self._retain(now_us))
+
+    async def _retain(self, now_us: int) -> None:
+        try:
+            await self.store.retain(now_us)
+        except Exception as error:
+            self.retention_failed = str(error)[:300] or type(error).__name__
+            faults.note("retention_failed", error)
+        else:
+            self.retention_failed = ""
 
     async def stop(self) -> None:
         """Wait for what runs beside `run`."""

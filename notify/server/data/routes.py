@@ -7,18 +7,15 @@ import contextlib
 import dataclasses
 import math
 import struct
-import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from http import HTTPStatus
 from typing import Any, ClassVar
 
 import msgspec
-import structlog
 
-from notify import ids, tracing
+from notify import faults, ids, tracing
 from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError, StorageFailed, Unauthorized
 from notify.limits import LIMITS, bounds_of_clients, check_between, check_name
-from notify.log_rate import LogRate
 from notify.server.access import EVERYONE, Principal
 from notify.server.access.browsers import refuse_foreign_host, refuse_foreign_pages
 from notify.server.access.principal import ENDED
@@ -61,28 +58,16 @@ from notify.wire import (
     microseconds,
 )
 
-log = structlog.get_logger("notify.server")
-
 Route = Callable[..., Awaitable[bytes]]
 """A function that answers a request to a data route: called with the request, and with the names in its path."""
 
 PROBES = ("/livez", "/readyz")
 """Paths that are answered to anyone, and as directly as the data routes: orchestrators ask for them often."""
 
-FAULTS_A_SECOND = 10
-"""How many faults of the server itself are logged: each comes with its traceback."""
-TRACE_FRAMES, TRACE_CHARACTERS = 20, 8000
-"""The log shows so much of the end of a traceback."""
-_faults = LogRate(FAULTS_A_SECOND)
-
 
 def fault_of(event: str, method: str, path: str) -> NotifyError:
     """The answer to a request on which the server itself failed; the log says why, from within the `except` block."""
-    if _faults.may():
-        # As plain text: structlog's own way to show it, with the values of all variables, took seconds of the loop for
-        # one, and would have put tokens and bodies into the log.
-        trace = traceback.format_exc(limit=-TRACE_FRAMES)[-TRACE_CHARACTERS:]
-        log.error(event, method=method, path=path[:200], trace=trace)
+    faults.unexpected(event, method=method, path=path[:200])
     return StorageFailed("the server failed on this request; its log says why")
 
 

@@ -17,6 +17,8 @@ LONGEST = 1000
 VARIABLES = ("headers", "key", "tag", "topic")
 AT_ONCE_US = 30_000.0
 """Messages that could take so long together are evaluated in one go: then others have their turn."""
+FAILURES = (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError)
+"""The errors of an expression over a message that does not have what it needs."""
 
 
 class Filter:
@@ -42,7 +44,7 @@ class Filter:
             )
         try:
             result = self._program.execute({"headers": {}, "key": "", "tag": "", "topic": ""})
-        except Exception:
+        except FAILURES:
             return  # a header it needs is not there
         if not isinstance(result, bool):
             raise InvalidRequest(
@@ -56,7 +58,7 @@ class Filter:
             found = self._program.execute(
                 {"headers": p.headers or {}, "key": p.key or "", "tag": p.tag or "", "topic": p.topic}
             )
-        except Exception:
+        except FAILURES:
             return False
         return found is True
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import structlog
-
+from notify import faults
 from notify.errors import Conflict
 from notify.server.core.core import Core
 from notify.server.jobs.records import JobRecords
 from notify.server.jobs.redrive import DeadLetters, Wanted
 from notify.server.tasks import ended
-
-log = structlog.get_logger("notify.server")
 
 BATCH = 500
 
@@ -59,29 +56,42 @@ class Jobs:
             raise Conflict(f"job {number} has ended already")
 
     async def _redrive(self, number: int) -> None:
-        """Send a group's dead letters of [from, until) that match again. Repeating a batch sends none twice."""
-        records, core = self.records, self._core
+        """Carry out a job, and note its end, unless it was cancelled: who cancels it notes that."""
+        state, why = "done", ""
+        try:
+            if not await self._send_all(number):
+                return
+        except Exception as error:
+            faults.note("job_failed", error, job=number)
+            state, why = "failed", str(error)[:500]
+        try:
+            await asyncio.to_thread(self.records.end_job, number, state, why, self._core.clock())
+        except Exception as error:
+            faults.note("job_not_ended", error, job=number)  # the next start goes on with it
+
+    async def _send_all(self, number: int) -> bool:
+        """Send a group's dead letters of [from, until) that match again; False where the job was cancelled.
+
+        Repeating a batch sends none twice.
+        """
+        records = self.records
         job = await asyncio.to_thread(records.job, number)
         spec = job["spec"]
         position, done = job["position"], job["done"]
-        try:
-            letters = DeadLetters(core, spec["group"])
-            wanted = Wanted(**spec["wanted"])  # of an earlier version it may be refused now
-            while position < spec["until"]:
-                if number in self._cancelled:
-                    return
-                batch = [m for m in letters.read(position, min(BATCH, wanted.at_once)) if m.offset < spec["until"]]
-                if not batch:
-                    break
-                items = await letters.send_again(
-                    [m for m in batch if wanted.matches(m)],
-                    replay_effects=spec.get("replay_effects", False),
-                    force=spec.get("force", False),
-                )
-                position = batch[-1].offset + 1
-                await asyncio.to_thread(records.advance, number, items, position, done)
-                done += len(items)
-            await asyncio.to_thread(records.end_job, number, "done", "", core.clock())
-        except Exception as error:
-            log.error("job_failed", job=number, reason=repr(error)[:500])
-            await asyncio.to_thread(records.end_job, number, "failed", str(error)[:500], core.clock())
+        letters = DeadLetters(self._core, spec["group"])
+        wanted = Wanted(**spec["wanted"])  # of an earlier version it may be refused now
+        while position < spec["until"]:
+            if number in self._cancelled:
+                return False
+            batch = [m for m in letters.read(position, min(BATCH, wanted.at_once)) if m.offset < spec["until"]]
+            if not batch:
+                break
+            items = await letters.send_again(
+                [m for m in batch if wanted.matches(m)],
+                replay_effects=spec.get("replay_effects", False),
+                force=spec.get("force", False),
+            )
+            position = batch[-1].offset + 1
+            await asyncio.to_thread(records.advance, number, items, position, done)
+            done += len(items)
+        return True

@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from notify import faults
 from notify.errors import NotifyError, WrongRole
 from notify.server import webhooks
 from notify.server.core.core import Core
@@ -94,8 +95,8 @@ class Alarms:
             await asyncio.sleep(self._core.settings.alarm_every_seconds)
             try:
                 await self.look()
-            except NotifyError as error:
-                log.warning("alarms_failed", reason=str(error)[:300])
+            except Exception as error:
+                faults.note("alarms_failed", error)
 
     async def look(self) -> None:
         """See what is wrong; say what has become so, and what is so no more."""
@@ -203,3 +204,6 @@ class Alarms:
                         if not error.retryable:
                             break
                         await asyncio.sleep(2.0**attempt)
+                    except Exception as error:
+                        faults.note("alarm_not_sent", error)
+                        break

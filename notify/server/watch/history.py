@@ -7,6 +7,7 @@ import time
 from collections import deque
 from typing import Any
 
+from notify import faults
 from notify.server.core.core import Core
 from notify.server.tasks import ended
 
@@ -34,7 +35,10 @@ class History:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(EVERY_SECONDS)
-            self.sample()
+            try:
+                self.sample()
+            except Exception as error:
+                faults.note("history_failed", error)
 
     def sample(self) -> None:
         """One row: the time, a rate for each counter since the last row, and the lag of all groups."""

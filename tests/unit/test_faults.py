@@ -1,0 +1,139 @@
+"""Faults of the product: logged with their traceback and counted; what is outside and passes is one line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+import structlog
+from notify.server.alarms import Alarms
+from notify.server.check_webhooks import CheckWebhooks
+from notify.server.history import History
+from notify.server.subscriptions import Subscriptions
+
+from notify import faults
+from notify.errors import Unavailable
+from notify.testing import InMemoryServer
+from tests.support.clock import PATIENCE_SECONDS
+from tests.support.http import ask, metric
+
+
+def fault() -> RuntimeError:
+    """An error with a traceback."""
+    try:
+        raise RuntimeError("dictionary changed size during iteration")
+    except RuntimeError as error:
+        return error
+
+
+def test_a_fault_is_logged_with_its_traceback_and_counted() -> None:
+    before = faults.count()
+    with structlog.testing.capture_logs() as logged:
+        faults.note("look_failed", fault(), job=7)
+    (line,) = logged
+    assert (line["event"], line["log_level"], line["job"]) == ("look_failed", "error", 7)
+    assert "Traceback" in line["trace"] and "dictionary changed size" in line["trace"]
+    assert faults.count() == before + 1
+
+
+def test_many_faults_are_all_counted_and_not_all_logged() -> None:
+    before = faults.count()
+    with structlog.testing.capture_logs() as logged:
+        for _ in range(1000):
+            faults.unexpected("request_failed", fault())
+    assert faults.count() == before + 1000
+    assert 0 < len(logged) < 500
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Unavailable("the shard is away"), ConnectionResetError("reset"), sa.exc.OperationalError("q", {}, Exception("x"))],
+)
+def test_a_failure_that_passes_is_one_line_and_no_fault(error: Exception) -> None:
+    before = faults.count()
+    with structlog.testing.capture_logs() as logged:
+        faults.note("heartbeat_failed", error)
+    (line,) = logged
+    assert (line["log_level"], "trace" in line, faults.count()) == ("warning", False, before)
+
+
+def test_the_metrics_show_faults(notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, name = notify_server.url, "notify_unexpected_errors_total"
+    before = metric(url, name)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(Subscriptions, "checked", fail)
+    assert ask(url, "PUT", "/v1/groups/g/subscriptions/t", {})[0] == 500
+    assert ask(url, "PUT", "/v1/admin/groups/g/subscriptions/t", {"reason": "a test"})[0] == 500
+    assert metric(url, name) == before + 2
+
+
+class Failing:
+    """Work that fails for no known reason the first time, and is noted when it is tried again."""
+
+    def __init__(self) -> None:
+        self.again = asyncio.Event()
+        self._has_failed = False
+
+    def __call__(self) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            raise RuntimeError("a fault")
+        self.again.set()
+
+
+async def _alarms(failing: Failing) -> Callable[[], Awaitable[None]]:
+    alarms = Alarms(SimpleNamespace(settings=SimpleNamespace(alarm_every_seconds=0.001)), None)  # type: ignore[arg-type]
+
+    async def look() -> None:
+        failing()
+
+    alarms.look = look  # type: ignore[method-assign]
+    alarms.start()
+    return alarms.stop
+
+
+async def _history(failing: Failing) -> Callable[[], Awaitable[None]]:
+    history = History(SimpleNamespace(metrics=SimpleNamespace(**dict.fromkeys(COUNTERS, 0))))  # type: ignore[arg-type]
+    history.sample = failing  # type: ignore[method-assign]
+    history.start()
+    return history.stop
+
+
+async def _check_webhooks(failing: Failing) -> Callable[[], Awaitable[None]]:
+    async def poll(_: Any) -> list[Any]:
+        failing()
+        await asyncio.Event().wait()
+        return []
+
+    webhooks = CheckWebhooks(SimpleNamespace(checks=SimpleNamespace(poll=poll)), dict)  # type: ignore[arg-type]
+    webhooks.follow({"g": "http://127.0.0.1:9"})
+    return webhooks.stop
+
+
+COUNTERS = ("halves", "committed", "published", "delivered", "acked", "dead_lettered")
+
+
+@pytest.mark.parametrize("begin", [_alarms, _history, _check_webhooks])
+def test_a_fault_beside_the_requests_is_tried_again(
+    begin: Callable[[Failing], Awaitable[Callable[[], Awaitable[None]]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the task for good, and nothing said so."""
+    monkeypatch.setattr("notify.server.history.EVERY_SECONDS", 0.001)
+    monkeypatch.setattr("notify.server.check_webhooks.RETRY_SECONDS", 0.001)
+
+    async def scenario() -> None:
+        before = faults.count()
+        failing = Failing()
+        stop = await begin(failing)
+        await asyncio.wait_for(failing.again.wait(), PATIENCE_SECONDS)
+        await stop()
+        assert faults.count() == before + 1
+
+    asyncio.run(scenario())
