@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -222,7 +223,7 @@ class SegmentScan:
         for key in self._source_numbers:
             try:
                 names.append(sender_of(key).source)
-            except Exception:  # the frame is damaged
+            except (msgspec.MsgspecError, ValueError):  # the frame is damaged
                 names.append("")
         return names
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pymysql
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
@@ -327,8 +328,12 @@ def _read(reader: BinlogReader, batches: queue.Queue[Batch | Exception], stop: t
         for batch in reader.batches():
             if not give(batch):
                 return
+    except NotifyError as error:
+        give(error)
     except Exception as error:
-        give(error if isinstance(error, NotifyError) else Unavailable(f"reading the binlog failed: {error!r}"))
+        if not isinstance(error, OSError | pymysql.err.Error):
+            log.exception("reading the binlog failed for no known reason")
+        give(Unavailable(f"reading the binlog failed: {error!r}"))
 
 
 def _engine(url: str) -> Engine:

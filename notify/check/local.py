@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from sqlalchemy.engine import Connection, Engine
@@ -9,6 +10,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from notify.check.listener import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
 from notify.check.question import ask, read_source, short_waits
+
+log = logging.getLogger("notify.check")
 
 
 class LocalTransactionCheck(CheckMessageListener):
@@ -25,7 +28,14 @@ class LocalTransactionCheck(CheckMessageListener):
         except CheckUnavailable:
             raise
         except Exception as error:
-            raise CheckUnavailable(f"the database is out of reach: {type(error).__name__}") from error
+            raise out_of_reach(error) from error
+
+
+def out_of_reach(error: Exception) -> CheckUnavailable:
+    """The answer to a check whose database could not be asked; the log has the traceback of what no database raises."""
+    if not isinstance(error, SQLAlchemyError | OSError):
+        log.error("asking the database failed, and it is not the database's fault", exc_info=error)
+    return CheckUnavailable(f"the database is out of reach: {type(error).__name__}")
 
 
 def answer(connection: Connection, half: HalfMessage) -> Outcome:

@@ -6,11 +6,14 @@ No linger and no knob: alone, an item leaves at once; under load, batches are as
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from notify.errors import InvalidRequest, NotifyError, Unavailable
+
+log = logging.getLogger("notify.client")
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -107,8 +110,9 @@ class Batcher(Generic[Item, Result]):
                     elif not future.done():
                         future.set_result(result)
         except BaseException as error:
+            told = _told(error)
             for _, future in batch:
-                _refuse(future, _told(error))
+                _refuse(future, told)
             if isinstance(error, asyncio.CancelledError):
                 raise
         finally:
@@ -145,7 +149,14 @@ class Batcher(Generic[Item, Result]):
 
 
 def _told(error: BaseException) -> NotifyError:
-    return error if isinstance(error, NotifyError) else Unavailable(f"the request failed: {error!r}")
+    """The error for those who wait; the log has the traceback of what no server or connection answers with."""
+    if isinstance(error, NotifyError):
+        return error
+    if not isinstance(error, asyncio.CancelledError):
+        log.error("a request failed for no known reason", exc_info=error)
+    told = Unavailable(f"the request failed: {error!r}")
+    told.__cause__ = error
+    return told
 
 
 def _refuse(future: asyncio.Future[Any], error: NotifyError) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from notify import tracing
 from notify.backoff import Backoff
 from notify.check.listener import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
-from notify.check.local import LocalTransactionCheck, answer, is_async
+from notify.check.local import LocalTransactionCheck, answer, is_async, out_of_reach
 from notify.check.question import read_source
 from notify.client.transactions import TransactionClient, call
 from notify.errors import NotifyError
@@ -93,11 +93,11 @@ def _in_thread(function: Callable[..., Any], *arguments: Any) -> asyncio.Future[
         try:
             result = function(*arguments)
         except (StopIteration, StopAsyncIteration) as raised:  # a future cannot hold these
-            error = CheckUnavailable(f"the listener raised {type(raised).__name__}")
+            error = _raised(raised)
         except Exception as raised:
             error = raised
         except BaseException as raised:  # SystemExit and its like would end the loop
-            error = CheckUnavailable(f"the listener raised {type(raised).__name__}")
+            error = _raised(raised)
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:
@@ -105,6 +105,12 @@ def _in_thread(function: Callable[..., Any], *arguments: Any) -> asyncio.Future[
 
     threading.Thread(target=run, name="notify-check", daemon=True).start()
     return future
+
+
+def _raised(raised: BaseException) -> CheckUnavailable:
+    """The error to hand on for one that no future can hold."""
+    log.error("a check listener raised %s; the answer is UNKNOWN", type(raised).__name__, exc_info=raised)
+    return CheckUnavailable(f"the listener raised {type(raised).__name__}")
 
 
 class Checker:
@@ -159,6 +165,7 @@ class Checker:
             wait,
             type(error).__name__,
             error,
+            exc_info=None if isinstance(error, NotifyError | CheckUnavailable) else error,
         )
 
     async def _poll(self) -> list[Check]:
@@ -185,7 +192,7 @@ class Checker:
         except CheckUnavailable:
             raise
         except Exception as error:
-            raise CheckUnavailable(f"the database is out of reach: {type(error).__name__}") from error
+            raise out_of_reach(error) from error
 
     def _read_source_sync(self) -> str:
         with self._engine.connect() as connection:

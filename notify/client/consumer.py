@@ -99,6 +99,8 @@ class _Consumer:
         self._handlers: dict[str, Handler] = {}
         self._stopping: asyncio.Event | None = None
         self._is_stopped = False
+        self._left: BaseException | None = None
+        """SystemExit or the like, which a handler raised: it ends the consumer."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self.handled = 0
         self.failed = 0
@@ -162,15 +164,18 @@ class _Consumer:
     async def _ask_inbox(self, inbox: Inbox, function: Callable[..., T], *arguments: Any) -> T:
         raise TypeError("a shell says how the inbox's database is asked")
 
-    async def _consume(self) -> None:
-        """Until `stop`: then what is under way is finished and settled."""
+    async def _consume(self) -> BaseException | None:
+        """Until `stop`: then what is under way is finished and settled.
+
+        SystemExit and the like, which a handler raised, are the result: raised here they would end the loop at once.
+        """
         if not self._handlers:
             raise InvalidRequest("subscribe to a topic before running the consumer")
         self._stopping = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         try:
             if self._is_stopped:  # before there was a loop to tell
-                return
+                return None
             broadcast = [h.topic for h in self._handlers.values() if h.mode == "broadcast"]
             if broadcast and not self._is_named:
                 log.warning(
@@ -191,6 +196,8 @@ class _Consumer:
                 await self._keep_sessions(self._stopping)
         finally:
             self._is_stopped, self._stopping = False, None
+            left, self._left = self._left, None
+        return left
 
     async def _until_inbox_is_good(self, inbox: Inbox) -> None:
         """Wait while the inbox's database is away. Raises InvalidRequest where an inbox cannot work in it."""
@@ -291,10 +298,19 @@ class _Consumer:
     async def _call_counted(self, handler: Handler, message: ReceivedMessage) -> None:
         try:
             await self._call_handler(handler, message)
-        except BaseException:
+        except BaseException as error:
             self.failed += 1
+            if not isinstance(error, Exception | asyncio.CancelledError):
+                self._leave(error)
             raise
         self.handled += 1
+
+    def _leave(self, error: BaseException) -> None:
+        """A handler wants the process to end: stop, and have `run` raise it once all is settled."""
+        log.warning("a handler raised %s: the consumer stops", type(error).__name__)
+        self._left = self._left or error
+        if self._stopping is not None:
+            self._stopping.set()
 
     def stop(self) -> None:
         """Stop receiving; `run` returns when what is under way is settled. From any thread or a signal handler.
@@ -326,7 +342,9 @@ class AsyncConsumer(_Consumer):
         InvalidRequest where the inbox cannot work in its database.
         """
         self._room = asyncio.Semaphore(self._concurrency)
-        await self._consume()
+        left = await self._consume()
+        if left is not None:
+            raise left
 
     async def _ask_inbox(self, inbox: Inbox, function: Callable[..., T], *arguments: Any) -> T:
         return await inbox.call_async(function, *arguments)
@@ -358,13 +376,15 @@ class Consumer(_Consumer):
         thread = LoopThread(f"notify-consumer-{self.group}")
         self._pool = concurrent.futures.ThreadPoolExecutor(self._concurrency, "notify-handler")
         try:
-            thread.run(self._consume())
+            left = thread.run(self._consume())
         finally:
             # A handler that outlasts the drain is not waited for: the log has said so.
             self._pool.shutdown(wait=False, cancel_futures=True)
             thread.close()
             for number, handler in previous.items():
                 signal.signal(number, handler)
+        if left is not None:
+            raise left
 
     async def _ask_inbox(self, inbox: Inbox, function: Callable[..., T], *arguments: Any) -> T:
         call = functools.partial(inbox.call, function, *arguments)

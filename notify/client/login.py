@@ -69,18 +69,18 @@ class Token:
         self._read_at = time.monotonic()
         try:
             header = _header(self._read())
-        except Exception as error:
-            self._complain(f"{type(error).__name__}: {error}")
+        except Exception as error:  # of the user's own function
+            self._complain(f"{type(error).__name__}: {error}", None if isinstance(error, OSError) else error)
         else:
             if header or not self._header:
                 self._header, self._complaint = header, ""
             else:
                 self._complain("it is empty")  # a file that is being written
 
-    def _complain(self, why: str) -> None:
+    def _complain(self, why: str, error: Exception | None = None) -> None:
         if why != self._complaint:
             self._complaint = why
-            log.warning("the token could not be read again, the one before is shown on: %s", why)
+            log.warning("the token could not be read again, the one before is shown on: %s", why, exc_info=error)
 
 
 def _header(token: str) -> str:

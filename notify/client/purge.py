@@ -148,8 +148,10 @@ class RowPurge:
         while True:
             try:
                 await self.once()
-            except (sa.exc.SQLAlchemyError, NotifyError) as error:
+            except (sa.exc.SQLAlchemyError, NotifyError, OSError) as error:
                 log.warning("old half_message rows were not purged; again later: %s", str(error)[:300])
+            except Exception:
+                log.exception("old half_message rows were not purged; again later")
             await asyncio.sleep(EVERY_SECONDS)
 
     async def once(self) -> Purged:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -145,6 +146,44 @@ def test_stopping_finishes_what_is_under_way(server: ServerProcess, producer: Tr
         may_end.set()
     assert consumer.handled == 1
     assert lag(server.url, unique) == 0
+
+
+@pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])
+def test_a_handler_that_exits_ends_its_consumer(
+    notify_server: InMemoryServer, kind: type[Consumer] | type[AsyncConsumer]
+) -> None:
+    """What is under way is settled first; its own message is another one's to try. It was only tried again."""
+    url = notify_server.url
+    publish(url, "t", ["exits", "goes on"])
+    consumer = kind(url, group="g", concurrency=2)
+    both, handled = threading.Barrier(2), []
+
+    def handle(message: ReceivedMessage) -> None:
+        both.wait(PATIENCE_SECONDS)
+        if message.text == "exits":
+            raise SystemExit(3)
+        handled.append(message.text)
+
+    if isinstance(consumer, Consumer):
+        consumer.subscribe("t", start="earliest", retry_min=0.01)(handle)
+        run: Any = functools.partial(consumer.run, signals=False)
+    else:
+
+        async def handle_in_thread(message: ReceivedMessage) -> None:
+            await asyncio.to_thread(handle, message)
+
+        consumer.subscribe("t", start="earliest", retry_min=0.01)(handle_in_thread)
+        run = lambda: asyncio.run(consumer.run())  # noqa: E731
+    with pytest.raises(SystemExit) as left:
+        run()
+    assert (left.value.code, consumer.failed, consumer.handled, handled) == (3, 1, 1, ["goes on"])
+    assert lag(url, "g") == 1
+    again: list[tuple[str, int]] = []
+    other = Consumer(url, group="g")
+    other.subscribe("t", retry_min=0.01)(lambda message: again.append((message.text, message.attempt)))
+    with running(other):
+        eventually(lambda: again, "the message to come again")
+    assert again == [("exits", 2)]
 
 
 def test_stopping_while_the_server_is_away_asks_for_nothing_more(
