@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 import structlog
-from notify.server.alarms import Alarms
-from notify.server.check_webhooks import CheckWebhooks
-from notify.server.history import History
-from notify.server.subscriptions import Subscriptions
 
 from notify import faults
 from notify.errors import Unavailable
+from notify.server.core.check_webhooks import CheckWebhooks
+from notify.server.core.subscriptions import Subscriptions
+from notify.server.watch.alarms import Alarms
+from notify.server.watch.history import History
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.http import ask, metric
@@ -125,8 +125,8 @@ def test_a_fault_beside_the_requests_is_tried_again(
     begin: Callable[[Failing], Awaitable[Callable[[], Awaitable[None]]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ended the task for good, and nothing said so."""
-    monkeypatch.setattr("notify.server.history.EVERY_SECONDS", 0.001)
-    monkeypatch.setattr("notify.server.check_webhooks.RETRY_SECONDS", 0.001)
+    monkeypatch.setattr("notify.server.watch.history.EVERY_SECONDS", 0.001)
+    monkeypatch.setattr("notify.server.core.check_webhooks.RETRY_SECONDS", 0.001)
 
     async def scenario() -> None:
         before = faults.count()
