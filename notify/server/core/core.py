@@ -189,15 +189,16 @@ class Core:
     async def _retain_now_and_then(self) -> None:
         """Retention runs beside everything else; what stops it (a full disk, say) is tried again later."""
         now_us = self.clock()
-        if now_us - self._retained_us < RETAIN_EVERY_US or not isinstance(self.store, Retaining):
+        store = self.store
+        if now_us - self._retained_us < RETAIN_EVERY_US or not isinstance(store, Retaining):
             return
         self._retained_us = now_us
         if self._retaining is None or self._retaining.done():
-            self._retaining = asyncio.get_running_loop().create_task(self._retain(now_us))
+            self._retaining = asyncio.get_running_loop().create_task(self._retain(store, now_us))
 
-    async def _retain(self, now_us: int) -> None:
+    async def _retain(self, store: Retaining, now_us: int) -> None:
         try:
-            await self.store.retain(now_us)
+            await store.retain(now_us)
         except Exception as error:
             self.retention_failed = str(error)[:300] or type(error).__name__
             faults.note("retention_failed", error)
