@@ -19,7 +19,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from notify.errors import NotifyError
 from notify.server.access import tokens
-from notify.server.connections.protocol import DataCycle, Protocol
+from notify.server.connections.cycle import DataCycle
+from notify.server.connections.protocol import Protocol
 from notify.testing import InMemoryServer
 from tests.support.clock import eventually
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from notify.errors import Unauthorized
-from notify.server.connections import held, protocol
+from notify.server.connections import held, pipeline, protocol
+from notify.server.connections.head import HEADER_FIELDS
 from notify.server.connections.held import Unread, Unverified
 from notify.server.data.routes import Answer, Request
 from tests.support import virtual_loop
@@ -43,13 +44,13 @@ def test_of_pipelined_requests_a_bounded_number_is_held(request_bytes: bytes) ->
         await settled()
         served.send(request_bytes * 10_000)
         served.protocol.data_received(request_bytes * 10_000)  # one read of the socket may bring them all
-        assert len(served.protocol.pipeline) <= protocol.PIPELINED
+        assert len(served.protocol.pipeline) <= pipeline.PIPELINED
         served.may_answer.set()
         await settled()
-        await pass_seconds(protocol.PIPELINED * protocol.PACE_SECONDS)
+        await pass_seconds(pipeline.PIPELINED * pipeline.PACE_SECONDS)
         await settled()
         # Those that were taken are answered, the last says that the connection ends, and it does.
-        assert served.statuses() == [200] * (protocol.PIPELINED + 1)
+        assert served.statuses() == [200] * (pipeline.PIPELINED + 1)
         assert served.transport.written.count(b"connection: close") == 1
         assert served.transport.written.rindex(b"HTTP/1.1") < served.transport.written.index(b"connection: close")
         await pass_seconds(protocol.LINGER_SECONDS + 1)
@@ -67,7 +68,7 @@ def test_nothing_is_read_while_requests_wait_for_their_turn() -> None:
         served.send(PAGE * 20)
         while served.protocol.pipeline:
             assert served.transport.is_paused
-            await pass_seconds(protocol.PACE_SECONDS / 2)
+            await pass_seconds(pipeline.PACE_SECONDS / 2)
         await settled()
         assert served.statuses() == [200] * 20 and not served.transport.is_paused
         served.send(KNOWN)
@@ -85,12 +86,12 @@ def test_pipelined_requests_of_strangers_come_at_a_pace(request_bytes: bytes) ->
         served.send(request_bytes * 10)
         await settled()
         assert served.statuses() == [200]
-        await pass_seconds(3.5 * protocol.PACE_SECONDS)
+        await pass_seconds(3.5 * pipeline.PACE_SECONDS)
         assert served.statuses() == [200] * 4
         # The connection is lost: the others are never begun.
         served.transport.is_closed = True
         served.protocol.connection_lost(None)
-        await pass_seconds(10 * protocol.PACE_SECONDS)
+        await pass_seconds(10 * pipeline.PACE_SECONDS)
         assert served.statuses() == [200] * 4
 
     virtual_loop.run(run())
@@ -141,7 +142,7 @@ def test_what_is_no_request_is_refused_behind_the_answers_that_wait() -> None:
     "lines",
     [
         b"x-long: " + b"y" * (70 << 10) + b"\r\n",
-        b"".join(b"x-%d: y\r\n" % n for n in range(protocol.HEADER_FIELDS)),
+        b"".join(b"x-%d: y\r\n" % n for n in range(HEADER_FIELDS)),
     ],
 )
 @pytest.mark.parametrize("at_once", [True, False])
@@ -252,7 +253,7 @@ def test_100_continue_comes_behind_the_answers_before_it() -> None:
             await settled()
             assert served.transport.written == b""
             served.may_answer.set()
-            await pass_seconds(protocol.PACE_SECONDS)
+            await pass_seconds(pipeline.PACE_SECONDS)
             await settled()
             assert served.statuses() == [200, 100]
             served.send(b"[1,2]")
@@ -381,13 +382,13 @@ def test_who_does_not_read_is_cut() -> None:
         served.send(KNOWN)
         await settled()
         served.protocol.pause_writing()
-        await pass_seconds(protocol.WRITE_SECONDS - 1)
+        await pass_seconds(held.WRITE_SECONDS - 1)
         assert not served.transport.is_aborted
         served.protocol.resume_writing()  # it has read in time
-        await pass_seconds(protocol.WRITE_SECONDS)
+        await pass_seconds(held.WRITE_SECONDS)
         assert not served.transport.is_aborted
         served.protocol.pause_writing()
-        await pass_seconds(protocol.WRITE_SECONDS)
+        await pass_seconds(held.WRITE_SECONDS)
         assert served.transport.is_aborted
 
     virtual_loop.run(run())

@@ -1,0 +1,21 @@
+"""The application behind connections, as far as they need it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from notify.server.access.guard import Door
+from notify.server.connections.held import Unread, Unverified
+from notify.server.connections.places import Connections
+from notify.server.data.routes import Answer, Request
+
+
+class Application(Door, Protocol):
+    """The application whose requests a connection reads, as far as a connection needs it."""
+
+    connections: Connections
+    unread: Unread
+    unverified: Unverified
+
+    async def answer(self, request: Request) -> Answer:
+        """The answer to a request to a data route, or a probe."""

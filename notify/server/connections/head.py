@@ -1,0 +1,59 @@
+"""A request's head: its bounds, and the data request that it begins."""
+
+from __future__ import annotations
+
+import urllib.parse
+
+import httptools
+from httptools import HttpRequestParser
+
+from notify.errors import TooLarge
+from notify.server.access.principal import NOBODY
+from notify.server.data.routes import PROBES, Request
+
+HEADER_BYTES = 64 << 10
+"""The most that a request's head may have, and as much again for chunk extensions and trailers."""
+HEADER_FIELDS = 100
+
+Fields = list[tuple[bytes, bytes]]
+"""Header fields: names in lower case, and values."""
+
+_PROBES = tuple(path.encode() for path in PROBES)
+
+
+def data_request(method: bytes, url: bytes, headers: Fields) -> Request | None:
+    """The request without its body; None where it is neither a probe nor for a data route."""
+    if url in _PROBES and method in (b"GET", b"HEAD"):
+        request = Request(method.decode("latin-1"), url.decode(), b"", headers)
+        request.principal = NOBODY
+        return request
+    if not url.startswith(b"/"):
+        try:
+            parsed = httptools.parse_url(url)
+        except httptools.HttpParserInvalidURLError:
+            return None
+        url = parsed.path + (b"?" + parsed.query if parsed.query else b"")
+    if not url.startswith(b"/v1/") or url.startswith(b"/v1/admin"):
+        return None
+    raw_path, _, query = url.partition(b"?")
+    path = raw_path.decode("latin-1")
+    if "%" in path:
+        path = urllib.parse.unquote(path)
+    return Request(method.decode("latin-1"), path, query, headers)
+
+
+def without_upgrade(parser: HttpRequestParser, url: bytes, headers: Fields) -> bytes:
+    """The head that a parser has read, as bytes, without the field `Upgrade`."""
+    version = parser.get_http_version().encode()
+    lines = [parser.get_method() + b" " + url + b" HTTP/" + version]
+    lines += [name + b": " + value for name, value in headers if name != b"upgrade"]
+    return b"\r\n".join((*lines, b"", b""))
+
+
+def too_large() -> TooLarge:
+    """The refusal of a head beyond its bounds."""
+    return TooLarge(
+        f"a head has at most {HEADER_FIELDS} fields and {HEADER_BYTES} bytes, and trailers no more than that",
+        "head_too_large",
+        431,
+    )

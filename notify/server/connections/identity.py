@@ -1,0 +1,57 @@
+"""Who sends a request: by the token that it shows, or by its connection's certificate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from notify.errors import NotifyError, Unavailable
+from notify.server.access import Access
+from notify.server.access.guard import NOT_RUNNING
+from notify.server.access.principal import NOBODY
+from notify.server.data.routes import Request, fault_of
+
+
+def admit(access: Access | None, request: Request, certificate: str | None) -> NotifyError | None:
+    """Note who asks before the body is taken, where access is on: None if that takes a while. Why not, if so."""
+    if access is None or not access.on or request.principal is NOBODY:
+        return None
+    for name, value in request.headers:
+        if name == b"authorization":
+            request.authorization = value
+    try:
+        request.principal = access.admit(request.authorization, certificate)
+    except NotifyError as error:
+        return _without_frames(error)
+    return None
+
+
+async def verify(access: Access | None, request: Request, certificate: str | None) -> NotifyError | None:
+    """Note who asks where `admit` could not tell. Why they may not, if so."""
+    if access is None:
+        return Unavailable(NOT_RUNNING)
+    try:
+        request.principal = await access.verify(request.authorization, certificate)
+    except NotifyError as error:
+        return _without_frames(error)
+    except Exception:
+        return fault_of("verification_failed", request.method, request.path)
+    return None
+
+
+def _without_frames(error: NotifyError) -> NotifyError:
+    """An error that is kept instead of raised.
+
+    The frames of its traceback refer to whoever keeps it, and to all that the request showed: together they would stay
+    until a full collection, which is rare.
+    """
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return error
+
+
+def common_name(certificate: Any) -> str | None:
+    """The common name of a client's verified certificate, as Python's ssl shows it; None where there is none."""
+    for names in (certificate or {}).get("subject", ()):
+        for name, value in names:
+            if name == "commonName":
+                return str(value)
+    return None
