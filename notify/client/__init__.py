@@ -1,8 +1,10 @@
 """The SDK: what a business service imports. It needs neither the server nor its storage."""
 
+from notify.client.async_producer import AsyncTransactionProducer
 from notify.client.consumer import AsyncConsumer, Consumer
+from notify.client.handles import Prepared
 from notify.client.inbox import Inbox
-from notify.client.producer import AsyncTransactionProducer, Prepared, TransactionProducer
+from notify.client.producer import TransactionProducer
 from notify.client.reader import AsyncReader, Reader
 from notify.client.table import create_tables
 from notify.databases import use_explicit_begin

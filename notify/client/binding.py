@@ -3,85 +3,37 @@
 The work happens in the engine's `commit` event, the last moment before COMMIT: the flush is over, keys are known,
 and what raises there stops the commit. The half goes to the server, then its rows into the same transaction. A
 state belongs to one root transaction, and the guard proceeds only for that one: a pooled connection outlives it.
-
-SQLAlchemy's session events are full of traps (savepoints fire before_commit and after_commit, close() fires no
-rollback); the few used here are after_commit, to queue the outcome, after_transaction_end, to let go, and those that
-come before the first of a session's connections commits, to see that there is one.
 """
 
 from __future__ import annotations
 
-import logging
-import sys
 import threading
 import weakref
-from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
-import msgspec
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine, TwoPhaseTransaction
 from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session
-from sqlalchemy.sql.compiler import SQLCompiler
 
 from notify import ids, tracing
 from notify.check.question import read_source
-from notify.client.table import half_message
+from notify.client.bound import (
+    INFO_KEY,
+    SEVERAL,
+    BoundTransaction,
+    connections_of_bound,
+    connections_of_session,
+    listen_to_sessions,
+)
+from notify.client.outgoing import CLOSED, Outgoing
+from notify.client.rows import HalfRows, Mode
 from notify.client.transactions import give_key, pack_unkeyed
-from notify.databases import begins_explicitly, commits_by_itself, database_now
+from notify.databases import begins_explicitly, commits_by_itself
 from notify.errors import Backpressure, BindingRefused, Closed, InvalidRequest, NotifyError, TransactionRefused
 from notify.limits import LIMITS
 from notify.message import Message
-from notify.wire import Item, PackedMessage
-
-log = logging.getLogger("notify.client")
-
-INFO_KEY = "notify_transaction"
-
-SEVERAL = (
-    "this session commits to several databases, or in several transactions of one: in no order, and without a common "
-    "outcome; send messages from a session whose work goes through one engine"
-)
-CLOSED = "this producer is closed: make another one"
-
-
-class Sender(Protocol):
-    """A producer as the binding needs it; both producers have these."""
-
-    group: str
-    mode: str
-    engine: Engine
-
-    def store_half(self, transaction_id: str, messages: list[PackedMessage], source: str) -> Item:
-        """Send a half and wait; raises NotifyError."""
-        ...
-
-    def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> None:
-        """Queue an outcome; never raises, never blocks."""
-        ...
-
-
-class BoundTransaction:
-    """The messages of one root transaction."""
-
-    __slots__ = ("dropped", "failed", "id", "prepared", "rolled_back", "root", "sends", "session", "shard")
-
-    def __init__(self, root: Any) -> None:
-        self.root = root
-        self.session: weakref.ref[Session] | None = None
-        """The session that the transaction belongs to, if one does."""
-        self.sends: list[tuple[tuple[str, ...], PackedMessage, Message | None]] = []
-        """Each message, encoded, with the savepoints that it was sent within; and as it was given, if its key is a
-        callable, which is asked at the commit."""
-        self.failed: BaseException | None = None
-        self.rolled_back = False
-        """Whether the session's owner asked for the rollback."""
-        self.dropped: list[PackedMessage] = []
-        """The messages that a rollback of the whole transaction took with it."""
-        self.prepared = False
-        self.id = ""
-        self.shard: str | None = None
+from notify.wire import PackedMessage
 
 
 def base_of(engine: Any) -> Any:
@@ -97,22 +49,30 @@ def unscoped(session: Any) -> Any:
     return session() if hasattr(session, "registry") else session
 
 
+def existing(binding: Binding | None) -> Binding:
+    """The binding of a producer. Raises BindingRefused where it has none."""
+    if binding is None:
+        raise BindingRefused("this producer has no engine: give engine= to bind messages to its transactions")
+    return binding
+
+
 class Binding:
     """One producer's listeners on its engine, and on sessions that use it."""
 
-    def __init__(self, sender: Sender) -> None:
-        self._sender = sender
-        self._engine = sender.engine
-        self._base: Engine = base_of(sender.engine)
+    def __init__(self, engine: Engine, group: str, mode: Mode, outgoing: Outgoing) -> None:
+        self._engine = engine
+        self._mode = mode
+        self._outgoing = outgoing
+        self._rows = HalfRows(group, mode)
+        self._base: Engine = base_of(engine)
         self._lock = threading.Lock()
         """Between the beginning of a transaction and `detach`, which may run in another thread."""
         self._closed = False
         self._by_connection: weakref.WeakKeyDictionary[Connection, BoundTransaction] = weakref.WeakKeyDictionary()
         self._source = ""
-        self._mark: SQLCompiler | None = None
         for name, listener in self._listeners():
             event.listen(self._base, name, listener)
-        _listen_to_sessions()
+        listen_to_sessions()
 
     def _listeners(self) -> tuple[tuple[str, Any], ...]:
         return (
@@ -160,10 +120,10 @@ class Binding:
 
     def _connection_of(self, session: Session) -> Connection:
         """The session's only connection, or a first one from the engine that it works with."""
-        there = _connections(session)
-        if len(there) > 1:
+        connections = connections_of_session(session)
+        if len(connections) > 1:
             raise BindingRefused(SEVERAL)
-        bind: Any = there[0].engine if there else session.bind or self._chosen(session)
+        bind: Any = connections[0].engine if connections else session.bind or self._chosen(session)
         if base_of(bind) is not self._base:
             raise self._foreign(bind)
         # Also where there is one: a savepoint that has not used it yet becomes a part of it.
@@ -260,7 +220,7 @@ class Binding:
         try:
             if self._closed:
                 raise TransactionRefused(f"nothing is committed: the messages cannot be sent any more. {CLOSED}")
-            if len(_connections_of(bound)) > 1:
+            if len(connections_of_bound(bound)) > 1:
                 raise BindingRefused(SEVERAL)
             _check_driver(connection)
             self._prepare(connection, bound)
@@ -280,13 +240,13 @@ class Binding:
         bound.id = ids.to_text(ids.new_id())
         if not self._source:
             self._source = read_source(connection)[0]
-        if self._sender.mode == "outbox":
+        if self._mode == "outbox":
             with tracing.sending(messages):
                 pass  # the row carries the context; a bridge or relay moves it
         else:
             try:
                 with tracing.sending(messages):
-                    item = self._sender.store_half(bound.id, messages, self._source)
+                    item = self._outgoing.store_half(bound.id, messages, self._source)
             except NotifyError as error:
                 detail = f"the half message was not stored, so nothing is committed: {error}"
                 if isinstance(error, Backpressure):
@@ -300,54 +260,12 @@ class Binding:
         except BaseException:
             # COMMIT is never issued after this: the half cannot come true any more.
             if bound.shard is not None:
-                self._sender.outcome_soon(bound.id, bound.shard, "ROLLBACK")
+                self._outgoing.outcome_soon(bound.id, bound.shard, "ROLLBACK")
             raise
         bound.prepared = True
 
     def _insert(self, connection: Connection, bound: BoundTransaction, messages: list[PackedMessage]) -> None:
-        fixed: dict[str, Any] = {
-            "transaction_id": bound.id,
-            "producer_group": self._sender.group,
-            "mode": self._sender.mode,
-            "state": "COMMITTED",
-            "shards": bound.shard or "",
-        }
-        if self._sender.mode == "half":
-            rows = [
-                fixed | {"message_no": number, "topic": m.topic, "key": m.key, "tag": m.tag, "relayed": 1}
-                for number, m in enumerate(messages)
-            ]
-            self._insert_marks(connection, rows)
-            return
-        rows = [
-            fixed
-            | {
-                "message_no": number,
-                "topic": m.topic,
-                "key": m.key,
-                "tag": m.tag,
-                "headers": encode_headers(m.headers),
-                "body": m.body,
-                "delay": m.delay,
-                "deliver_at": naive_utc(m.deliver_at),
-                "ttl": m.ttl,
-                "relayed": 0,
-            }
-            for number, m in enumerate(messages)
-        ]
-        connection.execute(_INSERT, rows)
-
-    def _insert_marks(self, connection: Connection, rows: list[dict[str, Any]]) -> None:
-        """Rows without bodies: the server has those. Text and numbers only, so that no type has to be converted,
-        and the statement, compiled once, goes to the driver as it is: half the CPU time of `execute`."""
-        if connection.get_execution_options().get("schema_translate_map"):
-            connection.execute(_INSERT, rows)
-            return
-        if self._mark is None:
-            self._mark = _INSERT.compile(dialect=connection.dialect, column_keys=list(rows[0]))
-        order = self._mark.positiontup
-        given: list[Any] = rows if order is None else [tuple([row[name] for name in order]) for row in rows]
-        connection.exec_driver_sql(self._mark.string, given[0] if len(given) == 1 else given)
+        self._rows.insert(connection, bound.id, bound.shard, messages)
 
     def bound(self, connection: Connection) -> BoundTransaction | None:
         """The messages of the connection's current transaction."""
@@ -356,8 +274,8 @@ class Binding:
 
     def committed(self, bound: BoundTransaction) -> None:
         """The transaction's COMMIT has returned: tell the server, in the background."""
-        if bound.prepared and self._sender.mode == "half":
-            self._sender.outcome_soon(bound.id, bound.shard, "COMMIT")
+        if bound.prepared and self._mode == "half":
+            self._outgoing.outcome_soon(bound.id, bound.shard, "COMMIT")
 
 
 def _roll_back(connection: Connection) -> None:
@@ -390,95 +308,3 @@ def _open_savepoints(connection: Connection) -> tuple[str, ...]:
         names.append(nested._savepoint)
         nested = nested._previous_nested
     return tuple(names)
-
-
-_INSERT = half_message.insert().values(created_at=database_now())
-
-
-def encode_headers(headers: dict[str, str] | None) -> str | None:
-    """Headers as the column holds them."""
-    return msgspec.json.encode(headers).decode() if headers else None
-
-
-def naive_utc(moment: datetime | None) -> datetime | None:
-    """An instant as the column holds it: UTC without a zone. Raises InvalidRequest if it names no zone."""
-    if moment is None:
-        return None
-    if moment.tzinfo is None:
-        raise InvalidRequest("deliver_at needs its time zone, for example datetime.now(UTC)")
-    return moment.astimezone(UTC).replace(tzinfo=None)
-
-
-# --- sessions -------------------------------------------------------------------------------------------------
-
-_listening = False
-
-
-def _listen_to_sessions() -> None:
-    """Once a process, on the Session class: listeners on instances cost twenty times as much."""
-    global _listening
-    if not _listening:
-        _listening = True
-        event.listen(Session, "before_commit", _see_one_transaction)
-        event.listen(Session, "after_flush", _see_one_transaction)
-        event.listen(Session, "after_commit", _after_commit)
-        event.listen(Session, "after_rollback", _after_rollback)
-        event.listen(Session, "after_transaction_end", _after_transaction_end)
-
-
-def _connections(session: Session) -> list[Connection]:
-    """The connections of the session's root transaction."""
-    root = session.get_transaction()
-    there = (key for key in getattr(root, "_connections", None) or () if isinstance(key, Connection))
-    return list({id(connection): connection for connection in there}.values())
-
-
-def _connections_of(bound: BoundTransaction) -> list[Connection]:
-    session = None if bound.session is None else bound.session()
-    return [] if session is None else _connections(session)
-
-
-def _see_one_transaction(session: Session, context: Any = None) -> None:
-    """Several have no common outcome: refuse before any of them commits, also one that the commit's own flush began."""
-    bound_here = session.info.get(INFO_KEY)
-    if bound_here is None or not bound_here[1].sends:
-        return
-    if len(_connections(session)) > 1:
-        bound_here[1].failed = BindingRefused(SEVERAL)
-        raise bound_here[1].failed
-
-
-def _after_commit(session: Session) -> None:
-    bound_here = session.info.get(INFO_KEY)
-    if bound_here is not None:
-        binding, bound = bound_here
-        # A released savepoint comes here too; only the guard of the root's COMMIT prepares.
-        if bound.prepared:
-            del session.info[INFO_KEY]
-            binding.committed(bound)
-
-
-def _after_rollback(session: Session) -> None:
-    """A savepoint's rollback comes here too, with the root still active; `close` does not."""
-    bound_here = session.info.get(INFO_KEY)
-    if bound_here is not None and not bound_here[1].root.is_active:
-        bound_here[1].rolled_back = True
-
-
-def _after_transaction_end(session: Session, transaction: Any) -> None:
-    if transaction.parent is not None:
-        return
-    bound_here = session.info.pop(INFO_KEY, None)
-    if bound_here is None:
-        return
-    bound: BoundTransaction = bound_here[1]
-    lost = [packed for _, packed, _ in bound.sends] + bound.dropped
-    # While an error passes through, that is what ends the session, and what is said.
-    if lost and not bound.prepared and not bound.rolled_back and bound.failed is None and sys.exc_info()[0] is None:
-        topics = ", ".join(sorted({packed.topic for packed in lost})[:5])
-        log.warning(
-            "a session was closed before its commit: its %d messages to %s are dropped, and so are its changes; call "
-            "session.commit(), or session.rollback() where that is meant",
-            len(lost),
-            topics,
-        )

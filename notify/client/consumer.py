@@ -23,9 +23,9 @@ from notify.client import inbox as inboxes
 from notify.client.handlers import Handler, call_to_the_end, check_callable, refuse_unfinished
 from notify.client.http import HttpClient
 from notify.client.inbox import Inbox
+from notify.client.instance import instance_name
 from notify.client.login import Shown, Token
 from notify.client.loop import LoopThread
-from notify.client.producer import instance_name
 from notify.client.servers import Servers
 from notify.client.session import Session, Work
 from notify.errors import InvalidRequest, NotifyError

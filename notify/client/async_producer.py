@@ -1,0 +1,178 @@
+"""AsyncTransactionProducer: a thin shell for coroutines over what runs on their event loop."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from notify import tracing
+from notify.check.listener import CheckMessageListener, Outcome
+from notify.check.local import is_async
+from notify.client.binding import Binding, existing, unscoped
+from notify.client.callables import check_transactional
+from notify.client.handles import AsyncTransactionHandle, Prepared
+from notify.client.http import error_of
+from notify.client.inbox import PURGE_AFTER_SECONDS
+from notify.client.login import Shown
+from notify.client.loop_outgoing import LoopOutgoing
+from notify.client.rows import Mode
+from notify.client.running import Plan, check_check_after
+from notify.client.transactions import HALF_SECONDS, pack
+from notify.errors import BindingRefused
+from notify.message import Message
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class AsyncTransactionProducer:
+    """The asyncio twin: for AsyncSession and AsyncConnection, nothing blocks the loop. Use it as `async with`.
+
+    The arguments are those of TransactionProducer. Checks are answered on the event loop: from the construction where
+    that is within a running loop, else from `async with`, `await start()` or the first send. Made at import, before a
+    loop runs, it answers nothing until then: call `await producer.start()` when the application starts.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        group: str,
+        engine: Any = None,
+        mode: Mode = "half",
+        batching: bool = True,
+        answer_checks: bool = True,
+        half_timeout: float = HALF_SECONDS,
+        check_after: float | None = None,
+        purge_after: float | None = PURGE_AFTER_SECONDS,
+        token: Shown = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        if engine is not None and not is_async(engine):
+            raise BindingRefused("a sync Engine needs TransactionProducer; give this one an AsyncEngine")
+        self.url = url
+        self.group = group
+        self.mode = mode
+        self._plan = Plan(
+            url, group, engine, mode, batching, answer_checks, half_timeout, check_after, purge_after, token, tls
+        )
+        self._outgoing = LoopOutgoing(self._plan)
+        self._binding = None if engine is None else Binding(engine.sync_engine, group, mode, self._outgoing)
+        if engine is not None:
+            self._outgoing.start_in_a_loop()
+
+    async def start(self) -> None:
+        """Begin to answer checks, where that has not begun yet. Raises Closed after `close`."""
+        self._outgoing.start()
+
+    @property
+    def instance(self) -> str:
+        """The name of this process among the instances of its group."""
+        return self._plan.instance
+
+    @property
+    def binding(self) -> Binding:
+        """What binds messages to the engine's transactions. Raises BindingRefused where there is no engine."""
+        return existing(self._binding)
+
+    def add_check_listener(self, listener: CheckMessageListener) -> None:
+        """Have a listener answer checks for its topics, instead of the local table. Raises InvalidRequest."""
+        self._plan.add_listener(listener)
+        self._outgoing.start_in_a_loop()
+
+    async def send(self, session: Any, message: Message) -> None:
+        """Send a message with the transaction of an AsyncSession, or of an async_scoped_session's current one; see
+        TransactionProducer.send."""
+        self._outgoing.start()
+        await unscoped(session).run_sync(self.binding.send_in_session, message)
+
+    @contextlib.asynccontextmanager
+    async def transaction(self, target: Any) -> AsyncIterator[AsyncTransactionHandle]:
+        """Sends into the transaction of an AsyncSession or AsyncConnection; see TransactionProducer.transaction."""
+        self._outgoing.start()
+        target = unscoped(target)
+        if hasattr(target, "sync_session"):
+            session_handle = AsyncTransactionHandle(functools.partial(self.send, target))
+            if target.in_transaction():
+                yield session_handle
+            else:
+                async with target.begin():
+                    yield session_handle
+            return
+        binding = self.binding
+        handle = AsyncTransactionHandle(functools.partial(target.run_sync, binding.send_in_connection))
+        if target.in_transaction():
+            yield handle
+            return
+        async with target.begin():
+            yield handle
+            bound = binding.bound(target.sync_connection)
+        if bound is not None:
+            binding.committed(bound)
+
+    def transactional(
+        self, session_factory: Callable[[], Any]
+    ) -> Callable[[Callable[Concatenate[Any, P], Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
+        """Decorator for coroutine functions: opens an AsyncSession, passes it first, commits it.
+
+        Raises InvalidRequest for a plain function, and for one with a `yield`.
+        """
+
+        def decorate(function: Callable[Concatenate[Any, P], Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+            check_transactional(function, is_async=True)
+
+            @functools.wraps(function)
+            async def call(*args: P.args, **kwargs: P.kwargs) -> R:
+                async with session_factory() as session, session.begin():
+                    return await function(session, *args, **kwargs)
+
+            return call
+
+        return decorate
+
+    async def publish(self, message: Message) -> str:
+        """Send a message without a transaction; its id. Durable when it returns."""
+        packed = pack(message)
+        with tracing.sending([packed]):
+            return await self._outgoing.start().client.publish(packed)
+
+    async def prepare(self, messages: Sequence[Message], *, check_after: float | None = None) -> Prepared:
+        """Store a half for a transaction of your own kind (no database): settle it with commit() or rollback().
+
+        `check_after`: seconds until the server asks what became of it; None: the producer's. Raises InvalidRequest,
+        TransactionRefused, Unavailable, and Closed after `close`.
+        """
+        if check_after is not None:
+            check_check_after(check_after)
+        packed = [pack(m) for m in messages]
+        with tracing.sending(packed):
+            item = await self._outgoing.start().client.half(packed, check_after=check_after)
+        return Prepared(self.resolve, item.id, item.shard)
+
+    async def resolve(self, prepared: Prepared, outcome: Outcome) -> str:
+        """Record the outcome of a prepared half; the state.
+
+        Raises OutcomeConflict if the opposite is recorded, IdInUse if the half is another producer group's.
+        """
+        item = await self._outgoing.start().client.outcome_soon(prepared.id, prepared.shard, outcome.value)
+        if item.status != 200:
+            raise error_of(item.status, item.code or "refused", item.detail or "")
+        return item.state or ""
+
+    async def close(self) -> None:
+        """Flush outcomes that wait, stop answering checks, let go."""
+        if self._outgoing.is_closed:
+            return
+        if self._binding is not None:
+            self._binding.detach()
+        await self._outgoing.close()
+
+    async def __aenter__(self) -> AsyncTransactionProducer:
+        self._outgoing.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()

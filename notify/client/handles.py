@@ -1,0 +1,56 @@
+"""Handles of transactions: what a `with` block sends into, and a half that its sender settles itself."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from notify.check.listener import Outcome
+from notify.message import Message
+
+
+class TransactionHandle:
+    """The object of `with producer.transaction(…) as tx`: it sends into that transaction."""
+
+    __slots__ = ("_send",)
+
+    def __init__(self, send: Callable[[Message], object]) -> None:
+        self._send = send
+
+    def send(self, message: Message) -> None:
+        """Send a message with this transaction."""
+        self._send(message)
+
+
+class AsyncTransactionHandle:
+    """The object of `async with producer.transaction(…) as tx`."""
+
+    __slots__ = ("_send",)
+
+    def __init__(self, send: Callable[[Message], Awaitable[object]]) -> None:
+        self._send = send
+
+    async def send(self, message: Message) -> None:
+        """Send a message with this transaction."""
+        await self._send(message)
+
+
+class Prepared:
+    """A half that the server holds, of a transaction that is not a database's: settle it yourself."""
+
+    __slots__ = ("_resolve", "id", "shard")
+
+    def __init__(
+        self, resolve: Callable[[Prepared, Outcome], Awaitable[str]], transaction_id: str, shard: str | None
+    ) -> None:
+        """`resolve` records the outcome of such a half, and gives the recorded state."""
+        self._resolve = resolve
+        self.id = transaction_id
+        self.shard = shard
+
+    async def commit(self) -> str:
+        """Make it a message; the recorded state. Raises OutcomeConflict if a rollback is recorded."""
+        return await self._resolve(self, Outcome.COMMIT)
+
+    async def rollback(self) -> str:
+        """Discard it; the recorded state. Raises OutcomeConflict if a commit is recorded."""
+        return await self._resolve(self, Outcome.ROLLBACK)

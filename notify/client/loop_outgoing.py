@@ -1,0 +1,56 @@
+"""Outgoing of coroutines: the client runs on the event loop of whoever sends."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sqlalchemy.util import await_only
+
+from notify.client.outgoing import CLOSED
+from notify.client.running import Plan, Running
+from notify.client.transactions import accepted
+from notify.errors import Closed
+from notify.wire import Item, PackedMessage
+
+
+class LoopOutgoing:
+    """Sends for coroutines. What runs is made within their loop, at the first use at the latest."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._running: Running | None = None
+        self.is_closed = False
+
+    def start(self) -> Running:
+        """The client, and what answers checks. To be called on the loop. Raises Closed after `close`."""
+        if self.is_closed:
+            raise Closed(CLOSED)
+        if self._running is None:
+            self._running = Running(self._plan)
+        return self._running
+
+    def start_in_a_loop(self) -> None:
+        """Start, and answer checks, where an event loop runs already."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return  # `start` comes later, within one
+        self.start().answer_checks()
+
+    def store_half(self, transaction_id: str, messages: list[PackedMessage], source: str) -> Item:
+        """Send a half and wait, in SQLAlchemy's greenlet; its item. Raises what `accepted` raises."""
+        client = self.start().client
+        client.source = source
+        return accepted(await_only(client.half_soon(transaction_id, messages)))
+
+    def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> None:
+        """Queue an outcome; after `close`, or before the first half, none."""
+        if self._running is not None:
+            self._running.queue_outcome(transaction_id, shard, outcome)
+
+    async def close(self) -> None:
+        """Flush outcomes that wait, stop answering checks, let go."""
+        self.is_closed = True
+        running, self._running = self._running, None
+        if running is not None:
+            await running.close()

@@ -1,0 +1,22 @@
+"""The way out of a binding: a half to the server, and the outcome behind it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from notify.wire import Item, PackedMessage
+
+CLOSED = "this producer is closed: make another one"
+
+
+class Outgoing(Protocol):
+    """Sends for a binding, from the thread or the greenlet in which SQLAlchemy commits."""
+
+    def store_half(self, transaction_id: str, messages: list[PackedMessage], source: str) -> Item:
+        """Send a half and wait until it is stored; its item. Raises NotifyError.
+
+        `source`: the id of the database that holds the local transaction.
+        """
+
+    def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> None:
+        """Queue an outcome. Never raises, never blocks."""

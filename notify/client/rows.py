@@ -1,0 +1,93 @@
+"""Rows of half_message that commit with the local transaction: what a check looks for, or what a relay moves."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+from sqlalchemy.engine import Connection
+from sqlalchemy.sql.compiler import SQLCompiler
+
+from notify.client.table import half_message
+from notify.databases import database_now
+from notify.errors import InvalidRequest
+from notify.wire import PackedMessage
+
+Mode = Literal["half", "outbox"]
+"""`half`: the server has the messages, a row only says that the transaction committed; `outbox`: rows carry them."""
+MODES: tuple[Mode, ...] = ("half", "outbox")
+
+_INSERT = half_message.insert().values(created_at=database_now())
+
+
+class HalfRows:
+    """Inserts the rows of one producer group's transactions."""
+
+    def __init__(self, group: str, mode: Mode) -> None:
+        self._group = group
+        self._mode = mode
+        self._mark: SQLCompiler | None = None
+        """The statement that inserts rows without bodies, once it is compiled."""
+
+    def insert(
+        self, connection: Connection, transaction_id: str, shard: str | None, messages: list[PackedMessage]
+    ) -> None:
+        """Insert a transaction's rows. `shard`: the one that has its half."""
+        fixed: dict[str, Any] = {
+            "transaction_id": transaction_id,
+            "producer_group": self._group,
+            "mode": self._mode,
+            "state": "COMMITTED",
+            "shards": shard or "",
+        }
+        if self._mode == "half":
+            rows = [
+                fixed | {"message_no": number, "topic": m.topic, "key": m.key, "tag": m.tag, "relayed": 1}
+                for number, m in enumerate(messages)
+            ]
+            self._insert_marks(connection, rows)
+            return
+        rows = [
+            fixed
+            | {
+                "message_no": number,
+                "topic": m.topic,
+                "key": m.key,
+                "tag": m.tag,
+                "headers": encode_headers(m.headers),
+                "body": m.body,
+                "delay": m.delay,
+                "deliver_at": naive_utc(m.deliver_at),
+                "ttl": m.ttl,
+                "relayed": 0,
+            }
+            for number, m in enumerate(messages)
+        ]
+        connection.execute(_INSERT, rows)
+
+    def _insert_marks(self, connection: Connection, rows: list[dict[str, Any]]) -> None:
+        """Rows without bodies: the server has those. Text and numbers only, so that no type has to be converted,
+        and the statement, compiled once, goes to the driver as it is: half the CPU time of `execute`."""
+        if connection.get_execution_options().get("schema_translate_map"):
+            connection.execute(_INSERT, rows)
+            return
+        if self._mark is None:
+            self._mark = _INSERT.compile(dialect=connection.dialect, column_keys=list(rows[0]))
+        order = self._mark.positiontup
+        given: list[Any] = rows if order is None else [tuple([row[name] for name in order]) for row in rows]
+        connection.exec_driver_sql(self._mark.string, given[0] if len(given) == 1 else given)
+
+
+def encode_headers(headers: dict[str, str] | None) -> str | None:
+    """Headers as the column holds them."""
+    return msgspec.json.encode(headers).decode() if headers else None
+
+
+def naive_utc(moment: datetime | None) -> datetime | None:
+    """An instant as the column holds it: UTC without a zone. Raises InvalidRequest if it names no zone."""
+    if moment is None:
+        return None
+    if moment.tzinfo is None:
+        raise InvalidRequest("deliver_at needs its time zone, for example datetime.now(UTC)")
+    return moment.astimezone(UTC).replace(tzinfo=None)

@@ -1,0 +1,120 @@
+"""The core of both producers: their arguments, checked, and what runs for them on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import ssl
+from dataclasses import dataclass, field
+from typing import Any
+
+from notify.check.listener import CheckMessageListener
+from notify.client.checker import Checker
+from notify.client.instance import instance_name
+from notify.client.login import Shown
+from notify.client.purge import RowPurge, check_purge_after
+from notify.client.rows import MODES, Mode
+from notify.client.transactions import TransactionClient
+from notify.errors import InvalidRequest, Unavailable
+from notify.limits import LIMITS, check_between, check_name
+from notify.message import number_of_seconds
+
+
+@dataclass(slots=True)
+class Plan:
+    """The arguments of a producer; see TransactionProducer. Raises InvalidRequest for what cannot be."""
+
+    url: str
+    group: str
+    engine: Any
+    """As it was given: an Engine, an AsyncEngine or None."""
+    mode: Mode
+    batching: bool
+    answer_checks: bool
+    half_timeout: float
+    check_after: float | None
+    purge_after: float | None
+    token: Shown
+    tls: ssl.SSLContext | None
+    instance: str = field(default_factory=instance_name)
+    listeners: list[CheckMessageListener] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        check_name("producer_group", self.group)
+        if self.check_after is not None:
+            check_check_after(self.check_after)
+        if self.purge_after is not None:
+            self.purge_after = number_of_seconds("purge_after", self.purge_after)
+        check_purge_after(self.purge_after)
+        if self.mode not in MODES:
+            raise InvalidRequest(f"mode {self.mode!r} is neither half nor outbox")
+        if self.mode == "outbox" and self.engine is None:
+            raise InvalidRequest("mode outbox needs the engine: messages wait in its half_message table")
+
+    def add_listener(self, listener: CheckMessageListener) -> None:
+        """Have a listener answer checks for its topics. Raises InvalidRequest for one that cannot."""
+        name = type(listener).__name__
+        if not listener.topics:
+            raise InvalidRequest(f"{name} names no topics")
+        if isinstance(listener.topics, str):
+            raise InvalidRequest(f"{name}.topics is text; it should be a list of topics, such as [{listener.topics!r}]")
+        if inspect.iscoroutinefunction(listener.check):
+            raise InvalidRequest(f"{name}.check is a coroutine function; it is called in a thread: write `def check`")
+        self.listeners.append(listener)
+
+
+def check_check_after(seconds: float) -> None:
+    """Raises InvalidRequest for seconds until a check that the server would refuse."""
+    low, high = LIMITS.check_after_min_seconds, LIMITS.check_after_max_seconds
+    check_between("check_after", number_of_seconds("check_after", seconds), low, high)
+
+
+class Running:
+    """A producer's client, and what answers checks beside it. To be made on the event loop that it belongs to."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.client = TransactionClient(
+            plan.url,
+            plan.group,
+            instance=plan.instance,
+            batching=plan.batching,
+            half_seconds=plan.half_timeout,
+            check_after=plan.check_after,
+            token=plan.token,
+            tls=plan.tls,
+        )
+        self._checker: Checker | None = None
+        self._purging: RowPurge | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.answer_checks()
+
+    def answer_checks(self) -> None:
+        """Answer checks, and purge the table that answers them, from now on, where there is something to answer."""
+        plan = self._plan
+        if self._checker is not None or not plan.answer_checks or (plan.engine is None and not plan.listeners):
+            return
+        loop = asyncio.get_running_loop()
+        self._checker = Checker(self.client, plan.engine, plan.listeners)
+        self._tasks.append(loop.create_task(self._checker.run()))
+        if plan.engine is not None and plan.purge_after is not None:
+            self._purging = RowPurge(self.client.http, plan.group, plan.engine, plan.purge_after)
+            self._tasks.append(loop.create_task(self._purging.run()))
+
+    def queue_outcome(self, transaction_id: str, shard: str | None, outcome: str) -> None:
+        """A refusal is no concern of the caller, whose transaction is over: check-back asks."""
+        try:
+            self.client.outcome_soon(transaction_id, shard, outcome)
+        except Unavailable:
+            return
+
+    async def close(self) -> None:
+        """Stop answering checks, flush outcomes that wait, let go."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._checker is not None:
+            await self._checker.close()
+        if self._purging is not None:
+            await self._purging.close()
+        await self.client.close()

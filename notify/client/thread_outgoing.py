@@ -1,0 +1,105 @@
+"""Outgoing of threads: the client runs on an event loop in a thread of its own, which a fork leaves behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import TypeVar
+
+from notify.client.instance import instance_name
+from notify.client.loop import LoopThread
+from notify.client.outgoing import CLOSED
+from notify.client.running import Plan, Running
+from notify.client.transactions import accepted
+from notify.errors import Closed, Timeout
+from notify.wire import Item, PackedMessage
+
+T = TypeVar("T")
+
+
+class ThreadOutgoing:
+    """Sends for threads. Its loop starts with the first use."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._starting = threading.Lock()
+        self._started: tuple[LoopThread, Running] | None = None
+        self._abandoned: object = None
+        self.is_closed = False
+        _open.add(self)
+
+    def start(self) -> tuple[LoopThread, Running]:
+        """The loop's thread and what runs on it. Raises Closed after `close`."""
+        if self.is_closed:
+            raise Closed(CLOSED)
+        if self._started is None:
+            with self._starting:  # threads that are the first at the same time start one loop
+                if self._started is None:
+                    thread = LoopThread(f"notify-producer-{self._plan.group}")
+                    self._started = thread, thread.run(self._make())
+        return self._started
+
+    async def _make(self) -> Running:
+        return Running(self._plan)
+
+    def answer_checks(self) -> None:
+        """Answer checks from now on: there is another listener."""
+        thread, running = self.start()
+        thread.run(_answer_checks(running))
+
+    def store_half(self, transaction_id: str, messages: list[PackedMessage], source: str) -> Item:
+        """Send a half and wait; its item. Raises Timeout, and what `accepted` raises."""
+        thread, running = self.start()
+        client = running.client
+        client.source = source
+        seconds = self._plan.half_timeout + 1
+        try:
+            return accepted(thread.wait_for(lambda: client.half_soon(transaction_id, messages), seconds))
+        except TimeoutError:
+            raise Timeout("the half was not answered in time") from None
+
+    def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> None:
+        """Queue an outcome; after `close`, or before the first half, none."""
+        if self._started is not None and not self.is_closed:
+            thread, running = self._started
+            thread.call(running.queue_outcome, transaction_id, shard, outcome)
+
+    def publish(self, message: PackedMessage) -> str:
+        """Send a message without a transaction and wait; its id. Raises InvalidRequest, Unavailable or Closed."""
+        thread, running = self.start()
+        return thread.run(running.client.publish(message))
+
+    def renew_after_fork(self) -> None:
+        """The parent's thread does not exist in the child: its first use begins anew.
+
+        Not here: a thread cannot be started before the fork has returned.
+        """
+        self._abandoned = self._started  # the parent's loop must not be closed by this process
+        self._started = None
+        self._starting = threading.Lock()  # another thread of the parent may have held it
+        self._plan.instance = instance_name()
+
+    def close(self) -> None:
+        """Flush outcomes that wait, stop answering checks, let go."""
+        self.is_closed = True
+        _open.discard(self)
+        if self._started is not None:
+            thread, running = self._started
+            thread.run(running.close())
+            thread.close()
+
+
+async def _answer_checks(running: Running) -> None:
+    running.answer_checks()
+
+
+_open: weakref.WeakSet[ThreadOutgoing] = weakref.WeakSet()
+
+
+def _renew_all_after_fork() -> None:
+    for outgoing in list(_open):
+        outgoing.renew_after_fork()
+
+
+os.register_at_fork(after_in_child=_renew_all_after_fork)
