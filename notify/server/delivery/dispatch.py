@@ -16,10 +16,11 @@ from typing import Any
 from notify.errors import Conflict, InvalidRequest, NotFound, NotifyError, Unavailable
 from notify.limits import LIMITS, check_between, check_name
 from notify.server.clock import Clock
-from notify.server.delivery.group import LOOK_AGAIN_US, Group, lease_of
+from notify.server.delivery.group import Group
 from notify.server.delivery.instances import ACTIVE_US, Instance
-from notify.server.delivery.leases import Handed
+from notify.server.delivery.leases import LOOK_AGAIN_US, Handed
 from notify.server.delivery.pace import Pace
+from notify.server.delivery.receipts import lease_of
 from notify.server.metrics import Metrics
 from notify.server.rate import TokenBucket
 from notify.server.topics import Topics, is_meant
@@ -72,8 +73,8 @@ class Delivery:
         self._rates: dict[str, TokenBucket] = {}
         self._instances: dict[str, list[Group]] = {}
         """The instances of each broadcasting group; an instance is a group of its own, named `group@instance`."""
-        self._holders: dict[int, Group] = {}
-        """Whose each lease of such an instance is."""
+        self._holders: dict[int, str] = {}
+        """Whose each lease of such an instance is, by the name of its group."""
         self._forgot_us = clock()
         self._lease_ids = _lease_ids()
         self._events: list[tuple[int, int, Group]] = []
@@ -475,10 +476,10 @@ class Delivery:
         by_group: dict[str, list[int]] = {}
         for number, item in enumerate(items):
             lease_id = lease_of(item.receipt)
-            holder = None if lease_id is None else self._holders.get(lease_id)
-            if holder is None or holder.name.partition("@")[0] != group.name:
-                holder = group
-            by_group.setdefault(holder.name, []).append(number)
+            holder = group.name if lease_id is None else self._holders.get(lease_id, group.name)
+            if holder.partition("@")[0] != group.name:
+                holder = group.name
+            by_group.setdefault(holder, []).append(number)
         answered: dict[int, SettledItem] = {}
         for name, numbers in by_group.items():
             results = await self._settle(self.groups[name], [items[n] for n in numbers], may)

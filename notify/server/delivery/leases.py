@@ -1,14 +1,17 @@
-"""Messages that are handed out, and how they are settled: leases, owners, and the plan of a request that settles."""
+"""Leases: messages that are handed out to an instance, each until a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.instances import Instance
 from notify.storage.records import StoredMessage
+
+LOOK_AGAIN_US = 250_000
+"""A lease that ran out while the storage refused to record it is looked at again after so long."""
 
 
 class Lease:
@@ -46,51 +49,76 @@ class Handed:
             yield f"{self.token}{i}", message, 1 if self.attempts is None else self.attempts[i]
 
 
-class Acked(NamedTuple):
-    """Messages of a lease that are acknowledged."""
+class Leases:
+    """The leases of one group."""
 
-    lease: Lease
-    places: range
-    item: int
-    """Which item of the request says so."""
+    __slots__ = ("_deadlines", "_group", "_holders", "_ids", "by_id")
 
+    def __init__(self, group: str, ids: Iterator[int], holders: dict[int, str] | None = None) -> None:
+        """`ids` gives the id of each new lease. `holders`: where to note, for as long as there is one, whose a lease
+        is, by the group's name."""
+        self.by_id: dict[int, Lease] = {}
+        self._group = group
+        self._ids = ids
+        self._holders = holders
+        self._deadlines: list[tuple[int, int]] = []
+        """Heap of when each lease is looked at, and its id."""
 
-class Attempt(NamedTuple):
-    """A message of a lease whose attempt failed: how many there were, and when the next is due (0: at once)."""
+    def add(self, cursor: Cursor, offsets: list[int], now_us: int, length_us: int, instance: Instance) -> Lease:
+        """A new lease of these messages."""
+        lease = Lease(next(self._ids), cursor, offsets, now_us, length_us, instance)
+        self.by_id[lease.id] = lease
+        if self._holders is not None:
+            self._holders[lease.id] = self._group
+        heapq.heappush(self._deadlines, (lease.deadline_us, lease.id))
+        return lease
 
-    lease: Lease
-    place: int
-    attempts: int
-    due_us: int
-    item: int = 0
-    """Which item of the request asks for it."""
+    def close(self, lease: Lease, places: range) -> None:
+        """These messages of a lease are no longer leased; with its last one it ends."""
+        lease.open.difference_update(places)
+        if lease.extended:
+            for place in places:
+                lease.extended.pop(place, None)
+        if not lease.open:
+            self._end(lease)
 
+    def drop(self, topic: str, queue: int) -> None:
+        """Receipts of this queue become stale."""
+        stale = [ls for ls in self.by_id.values() if ls.cursor.topic == topic and ls.cursor.queue == queue]
+        for lease in stale:
+            self._end(lease)
+            lease.instance.drop(len(lease.open))
 
-class Dead(NamedTuple):
-    """A message of a lease that is tried no more, and why."""
+    def _end(self, lease: Lease) -> None:
+        self.by_id.pop(lease.id, None)
+        if self._holders is not None:
+            self._holders.pop(lease.id, None)
 
-    lease: Lease
-    place: int
-    reason: str
-    item: int = 0
+    def open_of(self, topic: str) -> list[tuple[Lease, int]]:
+        """The messages of a topic that are leased, each with its place in its lease; within a lease in their order."""
+        leases = [lease for lease in self.by_id.values() if lease.cursor.topic == topic]
+        return [(lease, place) for lease in leases for place in sorted(lease.open)]
 
+    def in_flight(self) -> int:
+        """How many messages are leased."""
+        return sum(len(lease.open) for lease in self.by_id.values())
 
-class Plan:
-    """The changes that a request's items ask for, by queue. Nothing is done yet."""
+    def next_us(self) -> int | None:
+        """When a lease has to be looked at next."""
+        return self._deadlines[0][0] if self._deadlines else None
 
-    __slots__ = ("acked", "again", "dead", "taken")
+    def run_out(self, now_us: int) -> list[Lease]:
+        """Leases whose time is over by now, but for messages that were extended; to be given to `look_again` then."""
+        leases: list[Lease] = []
+        while self._deadlines and self._deadlines[0][0] <= now_us:
+            lease = self.by_id.get(heapq.heappop(self._deadlines)[1])
+            if lease is not None:
+                leases.append(lease)
+        return leases
 
-    def __init__(self) -> None:
-        self.acked: dict[Cursor, list[Acked]] = {}
-        self.again: dict[Cursor, list[Attempt]] = {}
-        self.dead: dict[Cursor, list[Dead]] = {}
-        self.taken: dict[int, set[int]] = {}
-        """By lease, the messages that an item settles."""
-
-
-@dataclass(slots=True)
-class Owner:
-    """The instance that alone receives a topic, until it has asked for nothing, and settled nothing, for its lease."""
-
-    instance: str
-    until_us: int
+    def look_again(self, leases: Iterable[Lease], now_us: int) -> None:
+        """Look at these again, if anything of them is still leased, when the first of that runs out."""
+        for lease in leases:
+            if lease.open:
+                until_us = min(lease.extended.get(place, 0) for place in lease.open)
+                heapq.heappush(self._deadlines, (max(until_us, now_us + LOOK_AGAIN_US), lease.id))

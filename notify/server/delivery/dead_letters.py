@@ -1,0 +1,22 @@
+"""Dead letters: a message that is tried no more, with headers that say where it comes from and why."""
+
+from __future__ import annotations
+
+from notify.message import REPLAY
+from notify.storage.records import StoredMessage
+from notify.wire import Payload, decode_payload, encode_msgpack
+
+
+def dead_payload(group: str, message: StoredMessage, attempts: int, reason: str, replay: int) -> bytes:
+    """The payload of a group's dead letter. `replay`: which run of the topic's messages it is for an inbox, or 0."""
+    payload = decode_payload(message.payload)
+    headers = dict(payload.headers or {})
+    headers["notify-dead-letter-group"] = group
+    headers["notify-dead-letter-topic"] = payload.topic
+    headers["notify-dead-letter-queue"] = str(message.queue)
+    headers["notify-dead-letter-offset"] = str(message.offset)
+    headers["notify-dead-letter-attempts"] = str(attempts)
+    headers["notify-dead-letter-reason"] = reason[:500]
+    if replay:
+        headers[REPLAY] = str(replay)
+    return encode_msgpack(Payload(payload.topic, payload.body, payload.key, payload.tag, headers))

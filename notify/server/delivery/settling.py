@@ -1,0 +1,242 @@
+"""Settling: what becomes of leased messages, because their consumer says so or because their lease ran out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from notify.errors import Forbidden, InvalidRequest, NotifyError, StaleReceipt
+from notify.limits import LIMITS, check_between
+from notify.server.delivery.cursor import Cursor
+from notify.server.delivery.dead_letters import dead_payload
+from notify.server.delivery.instances import Instance
+from notify.server.delivery.leases import Lease, Leases
+from notify.server.delivery.owners import Owners
+from notify.server.delivery.plan import Acked, Attempt, Dead, Plan
+from notify.server.delivery.receipts import places_of
+from notify.server.delivery.retries import Retries
+from notify.server.delivery.turns import Turns
+from notify.server.metrics import Metrics
+from notify.storage.groups import SettleKind
+from notify.storage.progress import to_runs
+from notify.storage.records import StoredMessage
+from notify.storage.queues import Store
+from notify.wire import SettledItem, SettleItem
+
+READ_BYTES = 8 << 20
+
+
+class Settling:
+    """Ends leases of one group: what is settled, tried again, or dead, in the storage first and then in memory."""
+
+    def __init__(
+        self,
+        group: str,
+        store: Store,
+        metrics: Metrics,
+        leases: Leases,
+        owners: Owners,
+        turns: Turns,
+        retries: Retries,
+    ) -> None:
+        self._group = group
+        self._store = store
+        self._metrics = metrics
+        self._leases = leases
+        self._owners = owners
+        self._turns = turns
+        self._retries = retries
+
+    async def settle(
+        self, items: list[SettleItem], now_us: int, may: Callable[[str], bool] | None = None
+    ) -> list[SettledItem]:
+        """Carry out what a consumer says of its messages; durable when it returns.
+
+        `may`: whether who asks may settle messages of a topic; None: of every one. Raises what the storage refuses
+        with where it refuses all of them. An item that it refused may be sent again: its lease goes on.
+        """
+        plan = Plan()
+        answered: list[SettledItem | None] = []
+        for number, item in enumerate(items):
+            try:
+                lease, indexes = self._leased(item.receipt, plan)
+                if may is not None and not may(lease.cursor.serves):
+                    raise Forbidden(f"these are messages of topic {lease.cursor.serves!r}, which you may not consume")
+                self._plan(plan, number, item, lease, indexes, now_us)
+            except NotifyError as error:
+                answered.append(SettledItem(item.receipt, error.status, error.code, str(error)))
+            else:
+                answered.append(None)
+        refused = self._carry_out(plan, now_us)
+        if refused and len(refused) == len(items):
+            raise next(iter(refused.values()))
+        await self._store.sync()
+        for number, refusal in refused.items():
+            answered[number] = SettledItem(items[number].receipt, refusal.status, refusal.code, str(refusal))
+        return [
+            SettledItem(item.receipt, 200) if answer is None else answer
+            for item, answer in zip(items, answered, strict=True)
+        ]
+
+    def _carry_out(self, plan: Plan, now_us: int) -> dict[int, NotifyError]:
+        """Append what was planned, and change what is in memory as far as that succeeds; else why, by the item."""
+        refused: dict[int, NotifyError] = {}
+        steps: tuple[tuple[Callable[[Cursor, list[Any], int], None], dict[Cursor, list[Any]]], ...] = (
+            (self._ack, plan.acked),
+            (self._try_again, plan.again),
+            (self._bury, plan.dead),
+        )
+        for step, by_cursor in steps:
+            for cursor, asked in by_cursor.items():
+                try:
+                    step(cursor, asked, now_us)
+                except NotifyError as refusal:
+                    refused.update(dict.fromkeys([one.item for one in asked], refusal))
+        return refused
+
+    def _ack(self, cursor: Cursor, acked: list[Acked], now_us: int) -> None:
+        offsets: list[int] = []
+        for lease, places, _ in acked:
+            offsets += lease.offsets[places.start : places.stop]
+        self._store.settle_soon(self._group, cursor.topic, cursor.queue, to_runs(sorted(offsets)), SettleKind.ACK)
+        for lease, places, _ in acked:
+            lease.instance.finish(len(places), now_us)
+            self._leases.close(lease, places)
+        self._metrics.acked += len(offsets)
+        cursor.finished(offsets)
+        self._turns.wake(cursor)
+
+    def _try_again(
+        self, cursor: Cursor, again: list[Attempt], now_us: int, expired: Counter[Instance] | None = None
+    ) -> None:
+        """These attempts failed: another follows when it is due. `expired` counts those whose lease ran out."""
+        if not again:
+            return
+        attempts = [(a.lease.offsets[a.place], a.attempts, a.due_us) for a in again]
+        self._store.attempted(self._group, cursor.topic, cursor.queue, attempts)
+        for a in again:
+            self._end(a.lease, a.place, now_us, expired)
+            cursor.come_back(a.lease.offsets[a.place], a.due_us or now_us)
+            if a.due_us:
+                self._retries.add(cursor, a.due_us)
+            else:
+                self._turns.wake(cursor)
+
+    def _bury(self, cursor: Cursor, dead: list[Dead], now_us: int, expired: Counter[Instance] | None = None) -> None:
+        """Move messages to the dead letters; damaged ones and those that are not retained are only settled."""
+        letters: list[tuple[StoredMessage, bytes]] = []
+        gone: list[tuple[int, SettleKind]] = []
+        for d in dead:
+            offset = d.lease.offsets[d.place]
+            read = self._store.read(cursor.topic, cursor.queue, offset, 1, READ_BYTES)
+            if read and read[0].offset == offset and not read[0].corrupt:
+                attempts = cursor.attempts(offset) + 1
+                letter = dead_payload(self._group, read[0], attempts, d.reason, cursor.subscription.replay)
+                letters.append((read[0], letter))
+            else:
+                is_corrupt = bool(read) and read[0].offset == offset
+                gone.append((offset, SettleKind.CORRUPT if is_corrupt else SettleKind.EXPIRED))
+        for offset, kind in gone:
+            self._store.settle_soon(self._group, cursor.topic, cursor.queue, [(offset, 1)], kind)
+        if letters:
+            self._store.dead_letter_soon(self._group, letters, now_us)
+            self._metrics.dead_lettered += len(letters)
+        for d in dead:
+            self._end(d.lease, d.place, now_us, expired)
+            cursor.finished((d.lease.offsets[d.place],))
+            self._turns.wake(cursor)
+
+    def _end(self, lease: Lease, index: int, now_us: int, expired: Counter[Instance] | None) -> None:
+        """One message of a lease is no longer with its instance."""
+        if expired is None:
+            lease.instance.finish(1, now_us)
+        else:
+            expired[lease.instance] += 1
+        self._leases.close(lease, range(index, index + 1))
+
+    def come_back(self, ended: list[tuple[Lease, int]], now_us: int) -> None:
+        """Leases of these messages have ended unsettled: they are available at once, or dead after their last attempt.
+
+        Raises what the storage refuses with; the messages that it did not record stay leased.
+        """
+        by_cursor: dict[Cursor, list[tuple[Lease, int]]] = {}
+        for lease, index in ended:
+            by_cursor.setdefault(lease.cursor, []).append((lease, index))
+        expired: Counter[Instance] = Counter()
+        try:
+            self._end_all(by_cursor, now_us, expired)
+        finally:
+            for instance, count in expired.items():
+                instance.expire(count)
+                self._metrics.leases_expired += count
+
+    def _end_all(
+        self, by_cursor: dict[Cursor, list[tuple[Lease, int]]], now_us: int, expired: Counter[Instance]
+    ) -> None:
+        for cursor, ended in by_cursor.items():
+            again: list[Attempt] = []
+            dead: list[Dead] = []
+            for lease, index in ended:
+                offset = lease.offsets[index]
+                attempts = cursor.attempts(offset) + 1
+                if attempts >= cursor.subscription.max_attempts:
+                    dead.append(Dead(lease, index, f"{attempts} attempts, the last one's lease ran out"))
+                else:
+                    again.append(Attempt(lease, index, attempts, 0))
+            self._try_again(cursor, again, now_us, expired)
+            self._bury(cursor, dead, now_us, expired)
+
+    def _plan(self, plan: Plan, number: int, item: SettleItem, lease: Lease, indexes: range, now_us: int) -> None:
+        """Note what an item asks for. Raises InvalidRequest for what cannot be asked for."""
+        cursor = lease.cursor
+        if item.action == "renew":
+            self._renew(lease, indexes, item.lease, now_us)
+            return
+        if item.action == "ack":
+            plan.acked.setdefault(cursor, []).append(Acked(lease, indexes, number))
+        elif item.action == "dead_letter":
+            reason = item.reason or "refused by the consumer"
+            plan.dead.setdefault(cursor, []).extend([Dead(lease, index, reason, number) for index in indexes])
+        elif item.action == "retry":
+            if item.delay is not None:
+                check_between("delay", item.delay, 0, LIMITS.delay_seconds)
+            for index in indexes:
+                attempts = cursor.attempts(lease.offsets[index]) + 1
+                if attempts >= cursor.subscription.max_attempts:
+                    reason = item.reason or f"{attempts} attempts failed"
+                    plan.dead.setdefault(cursor, []).append(Dead(lease, index, reason, number))
+                else:
+                    due_us = now_us + self._back_off_us(cursor, attempts, item.delay)
+                    plan.again.setdefault(cursor, []).append(Attempt(lease, index, attempts, due_us, number))
+        else:
+            raise InvalidRequest(
+                f"action {item.action[:20]!r} is not ack, retry, dead_letter or renew", "invalid_action"
+            )
+        plan.taken.setdefault(lease.id, set()).update(indexes)
+        # An owner that settles keeps its topic for as long as its leases were; one that renews, as long as it asks.
+        self._owners.prolong(cursor.topic, lease.instance.name, now_us + lease.length_us)
+
+    def _renew(self, lease: Lease, indexes: range, seconds: float | None, now_us: int) -> None:
+        seconds = 30.0 if seconds is None else seconds
+        check_between("lease", seconds, LIMITS.lease_min_seconds, LIMITS.lease_max_seconds)
+        until_us = now_us + round(seconds * 1_000_000)
+        lease.extended.update(dict.fromkeys(indexes, until_us))
+        self._owners.prolong(lease.cursor.topic, lease.instance.name, until_us)
+
+    def _back_off_us(self, cursor: Cursor, attempts: int, delay: float | None) -> int:
+        if delay is not None:
+            return round(delay * 1_000_000)
+        s = cursor.subscription
+        return min(s.retry_max_us, s.retry_min_us << min(attempts - 1, 40))
+
+    def _leased(self, receipt: str, plan: Plan) -> tuple[Lease, range]:
+        """The messages that a receipt names. Raises InvalidRequest, and StaleReceipt where they are leased no more."""
+        lease_id, places = places_of(receipt)
+        lease = self._leases.by_id.get(lease_id)
+        if lease is None or places.stop > len(lease.offsets) or not lease.open.issuperset(places):
+            raise StaleReceipt("the lease is over: the message was settled, or it is with another consumer now")
+        planned = plan.taken.get(lease_id)
+        if planned is not None and not planned.isdisjoint(places):
+            raise StaleReceipt("another item of this request settles the message already")
+        return lease, places
