@@ -14,7 +14,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from notify.client.binding import Binding, BoundTransaction
+from notify.client.binding import Binding
+from notify.client.bound import BoundTransaction
 from notify.errors import InvalidRequest
 
 

@@ -24,7 +24,7 @@ def test_a_letter_that_an_earlier_version_sent_again_is_known_as_such(run: Calla
         payload = encode_msgpack(Payload("t", b"x"))
         sent = NewTransaction(ids.new_id(), "", [NewMessage("t", payload)], committed=True)
         for group in ("g", "h"):
-            await core.delivery.subscribe(Subscription(group, "t"), "earliest")
+            await core.delivery.following.subscribe(Subscription(group, "t"), "earliest")
         await b.store.put([sent], T0)
         (message,) = b.store.read("t", 0, 0, 10, 1 << 20)
         for group in ("g", "h"):

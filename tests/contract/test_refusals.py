@@ -123,7 +123,7 @@ def test_no_message_is_lost_track_of(run: Callable[..., None], mode: str, wanted
             await b.store.create_topic(Topic("t"))
             delivery = Delivery(store, lambda now_us=now_us: now_us[0], Metrics(), Topics(store))
             subscription = Subscription("g", "t", mode, max_attempts=3, retry_min_us=SECOND, **wanted)
-            await delivery.subscribe(subscription, "earliest")
+            await delivery.following.subscribe(subscription, "earliest")
             await b.store.put([_sent(number) for number in range(MESSAGES)], T0)
             end = b.store.bounds("t", 0)[1]
             consumers = Consumers(delivery, chance)
@@ -159,7 +159,7 @@ def test_a_full_disk_loses_no_lease(run: Callable[..., None]) -> None:
         store: Any = Refusing(b.store, random.Random(1))
         store._chance.random = lambda: 0.0  # refuses every append
         delivery = Delivery(store, lambda: now_us[0], Metrics(), Topics(store))
-        await delivery.subscribe(Subscription("g", "t", max_attempts=1), "earliest")
+        await delivery.following.subscribe(Subscription("g", "t", max_attempts=1), "earliest")
         await b.store.put([_sent(number) for number in range(4)], T0)
         handed = await delivery.receive("g", Receive(instance="a", max=10, lease=30))
         receipts = [receipt for h in handed for receipt, _, _ in h.each()]
@@ -192,7 +192,7 @@ def test_a_topic_and_the_groups_whose_pattern_it_meets_are_stored_together(
     async def scenario(b: Bench) -> None:
         topics = Topics(b.store)
         delivery = Delivery(b.store, lambda: T0, Metrics(), topics)
-        await delivery.subscribe_pattern(Subscription("g", "made.*"), None)
+        await delivery.following.subscribe_pattern(Subscription("g", "made.*"), None)
         for refused_call in (1, 2):
             with monkeypatch.context() as patched, contextlib.suppress(DiskFull):
                 if b.kind != "memory":
@@ -216,16 +216,16 @@ def test_a_pattern_does_not_follow_again_what_its_group_has_left(run: Callable[.
     async def scenario(b: Bench) -> None:
         topics = Topics(b.store)
         delivery = Delivery(b.store, lambda: T0, Metrics(), topics)
-        await delivery.subscribe_pattern(Subscription("g", "made.*"), None)
+        await delivery.following.subscribe_pattern(Subscription("g", "made.*"), None)
         topics.put_soon(Topic("made.empty"))
-        await delivery.unsubscribe("g", "made.empty")
+        await delivery.following.unsubscribe("g", "made.empty")
         topics.put_soon(Topic("made.empty", queues=2))
         assert b.store.subscription("g", "made.empty") is None
         await b.restart()
         delivery = Delivery(b.store, lambda: T0, Metrics(), Topics(b.store))
         await delivery.tick()
         assert b.store.subscription("g", "made.empty") is None
-        await delivery.subscribe_pattern(Subscription("g", "made.*"), None)
+        await delivery.following.subscribe_pattern(Subscription("g", "made.*"), None)
         assert b.store.subscription("g", "made.empty") is not None
 
     run(scenario)

@@ -340,7 +340,7 @@ class World:
             assert self.core is not None
             await self.core.delivery.receive(GROUP, Receive(instance="x", topics=[TOPIC], max=1))
             mode = "shared" if self.unordered else self.mode
-            await self.core.delivery.subscribe(Subscription(SECOND, TOPIC, mode), "latest")
+            await self.core.delivery.following.subscribe(Subscription(SECOND, TOPIC, mode), "latest")
             for instance in ("x", "y") if self.mode == "broadcast" else ():
                 await self.core.delivery.receive(SECOND, Receive(instance=instance, max=1))
             actors = [asyncio.ensure_future(f()) for f in (self.answer_checks, self.consume, self.consume)]

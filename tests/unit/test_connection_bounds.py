@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from notify.errors import Unauthorized
+from notify.server.connections import head as request_head
 from notify.server.connections import held, pipeline, protocol
 from notify.server.connections.head import HEADER_FIELDS
 from notify.server.connections.held import Unread, Unverified
@@ -305,7 +306,7 @@ def test_nothing_of_a_request_stays_with_its_connection(is_lost: bool) -> None:
 
         served.protocol.app.answer = note  # type: ignore[method-assign]
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(protocol, "Request", Followed)
+            patched.setattr(request_head, "Request", Followed)
             served.send(head("known", 1 << 20) + b"x" * (1 << 20))
             await settled()
         if is_lost:

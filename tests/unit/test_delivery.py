@@ -12,8 +12,8 @@ import pytest
 from notify import ids
 from notify.errors import Conflict, InvalidRequest, NotifyError, UnknownTopic
 from notify.limits import LIMITS
+from notify.server.delivery.broadcast import INSTANCE_IDLE_US, MOST_BROADCAST_INSTANCES
 from notify.server.delivery.cursor import RUNS_BOUND
-from notify.server.delivery.dispatch import INSTANCE_IDLE_US, MOST_BROADCAST_INSTANCES
 from notify.storage.groups import Subscription
 from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.topics import MOST_GROWN, Topic
@@ -60,8 +60,8 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 def test_a_pattern_meets_topics_whoever_makes_them() -> None:
     async def scenario() -> None:
         s = Groups()
-        await s.delivery.subscribe_pattern(Subscription("g", "order.*"), None)
-        await s.delivery.subscribe(Subscription("other", "order.placed"), None)
+        await s.delivery.following.subscribe_pattern(Subscription("g", "order.*"), None)
+        await s.delivery.following.subscribe(Subscription("other", "order.placed"), None)
         await s.delivery.receive("another", Receive(instance="x", topics=["order.sent"]))
         s.topics.use("order.paid")
         s.topics.put_soon(Topic("order.gone"))
@@ -77,7 +77,7 @@ def test_a_message_that_fails_for_ever_does_not_stop_its_queue() -> None:
 
     async def scenario() -> None:
         s = Groups()
-        await s.delivery.subscribe(Subscription("g", "t", max_attempts=1000), "earliest")
+        await s.delivery.following.subscribe(Subscription("g", "t", max_attempts=1000), "earliest")
         await s.send("t", "poison")
         poison = await s.receive(limit=1)
         payload = encode_msgpack(Payload("t", b"x"))
@@ -98,7 +98,7 @@ def test_a_message_that_fails_for_ever_does_not_stop_its_queue() -> None:
 def test_an_instance_alone_gets_messages_after_its_leases_ran_out() -> None:
     async def scenario() -> None:
         s = Groups()
-        await s.delivery.subscribe(Subscription("g", "t"), "earliest")
+        await s.delivery.following.subscribe(Subscription("g", "t"), "earliest")
         await s.send("t", *[f"m{n}" for n in range(40)])
         held = await s.receive(limit=20, lease=3600)
         assert len(await s.receive(limit=10, lease=1)) == 10
@@ -116,7 +116,7 @@ def test_an_instance_alone_gets_messages_after_its_leases_ran_out() -> None:
 def test_a_receipt_cannot_be_guessed() -> None:
     async def scenario() -> None:
         s = Groups()
-        await s.delivery.subscribe(Subscription("g", "t"), "earliest")
+        await s.delivery.following.subscribe(Subscription("g", "t"), "earliest")
         await s.send("t", "a", "b")
         first, second = [next(iter(await s.receive(limit=1))) for _ in range(2)]
         low, high = sorted(int(receipt.partition(".")[0], 16) for receipt in (first, second))
@@ -130,7 +130,7 @@ def test_rights_are_asked_when_a_message_is_handed_out_and_when_it_is_settled() 
     async def scenario() -> None:
         s = Groups()
         for topic in ("a.x", "b.x"):
-            await s.delivery.subscribe(Subscription("g", topic), "earliest")
+            await s.delivery.following.subscribe(Subscription("g", topic), "earliest")
         await s.send("b.x", "secret")
         mine: set[str] = {"a.x"}
         waiting = asyncio.ensure_future(
@@ -163,7 +163,7 @@ def test_a_request_to_receive_makes_no_topic_where_first_use_makes_none() -> Non
 def test_a_renewal_keeps_the_topic_for_its_owner() -> None:
     async def scenario() -> None:
         s = Groups()
-        await s.delivery.subscribe(Subscription("g", "t", "failover"), "earliest")
+        await s.delivery.following.subscribe(Subscription("g", "t", "failover"), "earliest")
         await s.send("t", "a", "b")
         held = await s.receive(limit=1, lease=5)
         items = [SettleItem(receipt=receipt, action="renew", lease=100.0) for receipt in held]
@@ -182,7 +182,7 @@ def test_a_topic_that_grows_keeps_the_order_of_each_key() -> None:
     async def scenario() -> None:
         s = Groups()
         s.topics.put_soon(Topic("t", queues=2))
-        await s.delivery.subscribe(Subscription("g", "t", "ordered"), "earliest")
+        await s.delivery.following.subscribe(Subscription("g", "t", "ordered"), "earliest")
         keys = [f"k{n}" for n in range(12)]
         await s.send("t", *[f"{key}-0" for key in keys], keyed=True)
         held = await s.receive()
@@ -210,7 +210,7 @@ def test_first_deliveries_of_a_key_keep_its_order_where_the_topic_grows(mode: st
     async def scenario() -> None:
         s = Groups()
         s.topics.put_soon(Topic("t", queues=1))
-        await s.delivery.subscribe(Subscription("g", "t", mode), "earliest")
+        await s.delivery.following.subscribe(Subscription("g", "t", mode), "earliest")
         await s.receive()  # an instance that is broadcast to begins now
         keys = [f"k{n}" for n in range(8)]
         await s.send("t", *[f"{key}-{n}" for n in range(100) for key in keys], keyed=True)
@@ -232,7 +232,7 @@ def test_a_poll_goes_on_behind_a_growth_whose_last_messages_nobody_wants() -> No
     async def scenario(mode: str) -> None:
         s = Groups()
         s.topics.put_soon(Topic("t", queues=1))
-        await s.delivery.subscribe(Subscription("g", "t", mode, tags=("b",)), "earliest")
+        await s.delivery.following.subscribe(Subscription("g", "t", mode, tags=("b",)), "earliest")
         payload = encode_msgpack(Payload("t", b"old", "k", "a"))
         old = NewMessage("t", payload, "k", "a")
         await s.store.put([NewTransaction(ids.new_id(), "", [old], committed=True)], s.now_us)
@@ -266,7 +266,7 @@ def test_a_topic_does_not_grow_without_end() -> None:
 def test_a_group_has_a_bound_of_instances_that_a_topic_is_broadcast_to() -> None:
     async def scenario() -> None:
         s = Groups()
-        await s.delivery.subscribe(Subscription("g", "t", "broadcast"), None)
+        await s.delivery.following.subscribe(Subscription("g", "t", "broadcast"), None)
         for number in range(MOST_BROADCAST_INSTANCES):
             await s.receive(instance=f"i{number}")
         with pytest.raises(Conflict, match="stays the same"):
@@ -284,17 +284,17 @@ def test_time_goes_on_whoever_joins_while_old_instances_are_forgotten() -> None:
     async def scenario() -> None:
         s = Groups()
         for group in ("g", "h"):
-            await s.delivery.subscribe(Subscription(group, "t", "broadcast"), None)
+            await s.delivery.following.subscribe(Subscription(group, "t", "broadcast"), None)
             for instance in ("a", "b"):
                 await s.delivery.receive(group, Receive(instance=instance))
-        await s.delivery.subscribe(Subscription("late", "t", "broadcast"), None)
+        await s.delivery.following.subscribe(Subscription("late", "t", "broadcast"), None)
         unsubscribe, joined = s.store.unsubscribe, []
 
         async def slowly(group: str, topic: str) -> None:
             await unsubscribe(group, topic)
             if not joined:
                 joined.append(await s.delivery.receive("late", Receive(instance="c")))
-                await s.delivery.unsubscribe("h", "t")
+                await s.delivery.following.unsubscribe("h", "t")
 
         s.store.unsubscribe = slowly  # type: ignore[method-assign]
         s.now_us += 2 * INSTANCE_IDLE_US
@@ -303,7 +303,7 @@ def test_time_goes_on_whoever_joins_while_old_instances_are_forgotten() -> None:
         assert s.store.subscription("late@c", "t") is not None
         assert not [x for x in s.store.subscriptions() if x.group.startswith(("g@", "h"))]
         assert not [name for name in s.delivery.groups if name.startswith(("g@", "h@"))]
-        assert s.delivery.instances_of("g") == s.delivery.instances_of("h") == []
+        assert s.delivery.followers.instances_of("g") == s.delivery.followers.instances_of("h") == []
 
     run(scenario())
 
@@ -313,7 +313,7 @@ def test_an_instance_that_comes_back_while_it_is_forgotten_asks_again() -> None:
 
     async def scenario() -> None:
         s = Groups()
-        await s.delivery.subscribe(Subscription("g", "t", "broadcast"), None)
+        await s.delivery.following.subscribe(Subscription("g", "t", "broadcast"), None)
         await s.receive(instance="a")
         unsubscribe, polls = s.store.unsubscribe, []
 
@@ -340,7 +340,7 @@ def test_settling_costs_no_more_where_many_instances_are_broadcast_to() -> None:
 
     async def scenario() -> None:
         s = Groups()
-        await s.delivery.subscribe(Subscription("g", "t", "broadcast"), None)
+        await s.delivery.following.subscribe(Subscription("g", "t", "broadcast"), None)
         for number in range(200):
             await s.receive(instance=f"i{number}")
         await s.send("t", "to all")

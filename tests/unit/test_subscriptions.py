@@ -68,7 +68,7 @@ def test_a_patterns_new_settings_reach_the_topics_that_it_follows() -> None:
         s.topics.use("order.before")
         await put("order.*", Subscribe())
         s.topics.use("order.after")
-        reset = await s.delivery.reset(s.store.subscription("g", "order.after"), "latest")  # type: ignore[arg-type]
+        reset = await s.delivery.following.reset(s.store.subscription("g", "order.after"), "latest")  # type: ignore[arg-type]
         await put("order.*", Subscribe(mode="ordered", max_attempts=7, tags=["vip"]))
         for topic in ("order.before", "order.after"):
             assert settings(topic) == ("ordered", 7, ("vip",))

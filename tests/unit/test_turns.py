@@ -26,7 +26,7 @@ class Groups(Scene):
 
     async def subscribe(self, *topics: str, group: str = "g", **fields: Any) -> None:
         for topic in topics:
-            await self.delivery.subscribe(Subscription(group, topic, **fields), "earliest")
+            await self.delivery.following.subscribe(Subscription(group, topic, **fields), "earliest")
 
     async def fill(self, topic: str, count: int) -> None:
         payload = encode_msgpack(Payload(topic, b"x"))
@@ -48,7 +48,7 @@ def test_weights_hold_while_all_classes_have_work() -> None:
         s = Groups()
         topics = ["high-1", "high-2", "plain", "low-1"]
         await s.subscribe(*topics)
-        await s.delivery.set_priorities("g", CLASSES)
+        await s.delivery.following.set_priorities("g", CLASSES)
         for topic in topics:
             await s.fill(topic, 20_000)
         for size in (100, 7, 1000):
@@ -65,7 +65,7 @@ def test_an_idle_class_gives_its_share_to_the_others_and_saves_none_up() -> None
     async def run() -> None:
         s = Groups()
         await s.subscribe("high-1", "plain", "low-1")
-        await s.delivery.set_priorities("g", CLASSES)
+        await s.delivery.following.set_priorities("g", CLASSES)
         await s.fill("plain", 20_000)
         await s.fill("low-1", 20_000)
         got = Counter(itertools.chain(*[await s.receive(100) for _ in range(80)]))
@@ -100,10 +100,10 @@ def test_a_share_is_more_turns_and_changes_while_it_runs() -> None:
         await s.subscribe("a", "b")
         await s.fill("a", 60_000)
         await s.fill("b", 60_000)
-        await s.delivery.set_priorities("g", Priorities((PriorityClass("one", 1),), {"a": 3}))
+        await s.delivery.following.set_priorities("g", Priorities((PriorityClass("one", 1),), {"a": 3}))
         got = Counter(itertools.chain(*[await s.receive(256) for _ in range(80)]))
         assert abs(got["a"] / got["b"] - 3) < 0.3
-        await s.delivery.set_priorities("g", Priorities((PriorityClass("one", 1),), {"b": 4}))
+        await s.delivery.following.set_priorities("g", Priorities((PriorityClass("one", 1),), {"b": 4}))
         got = Counter(itertools.chain(*[await s.receive(256) for _ in range(100)]))
         assert abs(got["b"] / got["a"] - 4) < 0.5
 
@@ -129,7 +129,7 @@ def test_topics_of_a_pattern_are_followed_when_they_are_made() -> None:
         s = Groups()
         await s.store.create_topic(Topic("task.1"))
         await s.fill("task.1", 2)
-        assert await s.delivery.subscribe_pattern(Subscription("g", "task.*"), None) == ["task.1"]
+        assert await s.delivery.following.subscribe_pattern(Subscription("g", "task.*"), None) == ["task.1"]
         assert await s.receive(10) == []  # there already: from the latest
         s.topics.put_soon(Topic("task.2"))
         await s.fill("task.2", 2)
@@ -197,7 +197,7 @@ def test_a_takeover_at_the_last_attempt_moves_to_the_dead_letters() -> None:
         assert await s.receive(10, instance="b") == []  # takes over before time has been acted upon
         await s.delivery.tick()
         assert s.store.bounds("dead-letter.g", 0) == (0, 3)
-        assert s.delivery.lag("t") == 0
+        assert s.delivery.followers.lag("t") == 0
 
     asyncio.run(run())
 

@@ -217,7 +217,7 @@ def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
             if is_pattern:
                 await desk.core.queues.drop_pattern(name, topic)
             else:
-                await desk.core.delivery.unsubscribe(name, topic)
+                await desk.core.delivery.following.unsubscribe(name, topic)
             return {"group": name, "topic": topic}
 
         return await desk.carry_out(write, who, "subscription.delete", f"{name}/{topic}", do, {})
@@ -234,7 +234,7 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
         rows, times_us = [], []
         for queue in range(topic.queues):
             floor = desk.core.queues.progress(name, write.topic, queue).floor
-            to = desk.core.delivery.resolve(write.topic, queue, write.to)
+            to = desk.core.delivery.following.offset_of(write.topic, queue, write.to)
             rows.append(
                 {"queue": queue, "from": floor, "to": to, "again": max(0, floor - to), "left_out": max(0, to - floor)}
             )
@@ -247,7 +247,7 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
         preview["effects"] = EFFECTS_AGAIN if write.replay_effects else EFFECTS_KEPT
 
         async def do() -> Any:
-            await desk.core.delivery.reset(moved, write.to)
+            await desk.core.delivery.following.reset(moved, write.to)
             return preview
 
         return await desk.carry_out(write, who, "group.reset", f"{name}/{write.topic}", do, preview)
@@ -264,7 +264,7 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
         wanted = _priorities(write)
 
         async def do() -> Any:
-            await desk.core.delivery.set_priorities(name, wanted)
+            await desk.core.delivery.following.set_priorities(name, wanted)
             return _priorities_shown(wanted)
 
         return await desk.carry_out(write, who, "priorities.put", name, do, _priorities_shown(wanted))

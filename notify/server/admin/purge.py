@@ -33,10 +33,10 @@ def _preview(core: Core, topic: Topic, before: str | int) -> dict[str, Any]:
     """A purge's preview: from where to where in each queue, and how many messages each group would never get."""
     rows = []
     missed: dict[str, int] = {}
-    subscriptions = [s for s, _ in core.delivery.subscriptions_of(topic.name) if s.mode != "broadcast"]
+    subscriptions = [s for s, _ in core.delivery.followers.subscriptions_of(topic.name) if s.mode != "broadcast"]
     for queue in range(topic.queues):
         start = core.queues.bounds(topic.name, queue)[0]
-        to = max(start, core.delivery.resolve(topic.name, queue, before))
+        to = max(start, core.delivery.following.offset_of(topic.name, queue, before))
         rows.append({"queue": queue, "from": start, "to": to, "dropped": to - start})
         for s in subscriptions:
             progress = core.queues.progress(s.group, topic.name, queue)

@@ -79,7 +79,7 @@ def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     async def groups_of(name: str) -> dict[str, Any]:
         """The groups that subscribe to a topic, and how far each is behind."""
         desk.topic(name)
-        found = desk.core.delivery.subscriptions_of(name)
+        found = desk.core.delivery.followers.subscriptions_of(name)
         return {"groups": [{"group": s.group, "mode": s.mode, "lag": lag} for s, lag in found]}
 
     @routes.put("/topics/{name}")
@@ -91,7 +91,7 @@ def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
         if known is not None and topic.queues < known.queues:
             raise InvalidRequest(f"topic {name!r} has {known.queues} queues; the number can grow, not shrink")
         _check_ttl(desk.core, topic)
-        behind = desk.core.delivery.lag(name)
+        behind = desk.core.delivery.followers.lag(name)
         if topic.backlog and topic.backlog < behind:
             raise InvalidRequest(
                 f"a group is {behind} messages behind in topic {name!r}: a backlog of {topic.backlog} is below what is "
@@ -115,7 +115,7 @@ def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
             groups = [s.group for s in desk.core.queues.subscriptions() if s.topic == name]
             await desk.core.queues.delete_topic(name)
             for group in groups:
-                desk.core.delivery.forget(group, name)
+                desk.core.delivery.followers.forget(group, name)
             desk.core.flow.gates.pop(name, None)
             return {"deleted": name}
 

@@ -115,7 +115,7 @@ class Flow:
         if not topic.backlog:
             return
         assert self._delivery is not None, "only a queue has backlogs"
-        while not gate.room(self._delivery.lag, self._clock()):
+        while not gate.room(self._delivery.followers.lag, self._clock()):
             if topic.backlog_policy is Backlog.DROP_OLDEST:
                 break  # `drop_oldest` makes room behind
             if topic.backlog_policy is Backlog.REFUSE or self._clock() >= wait_until_us:
@@ -148,7 +148,7 @@ class Flow:
             a_queue = -(-topic.backlog // topic.queues)
             for queue in range(topic.queues):
                 start, end = queues.bounds(topic.name, queue)
-                floor = self._delivery.floor(topic.name, queue)
+                floor = self._delivery.followers.floor(topic.name, queue)
                 if floor is not None and end - max(start, floor) > a_queue:
                     queues.trim(topic.name, queue, end - a_queue)
 

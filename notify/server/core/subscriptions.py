@@ -82,11 +82,11 @@ class Subscriptions:
             log.info("subscribed", group=wanted.group, topic=wanted.topic, mode=wanted.mode, is_new=known is None)
         shown = {"group": wanted.group, "mode": wanted.mode}
         if "*" in wanted.topic:
-            names = await self._delivery.subscribe_pattern(wanted, start)
+            names = await self._delivery.following.subscribe_pattern(wanted, start)
             return shown | {"pattern": wanted.topic, "topics": names[:1000]}
         is_new = known is None
         # Sending the same again must not move the group: that is a reset.
-        await self._delivery.subscribe(wanted, start if is_new else None)
+        await self._delivery.following.subscribe(wanted, start if is_new else None)
         if is_new and len(self._fresh) < MOST_FRESH:
             self._fresh.add((wanted.group, wanted.topic))
         return shown | {"topic": wanted.topic}
@@ -112,7 +112,7 @@ class Subscriptions:
             self._fresh.discard((s.group, s.topic))
             whole_from_us = inboxes.whole_from(self._queues, s, from_us, self._clock(), is_fresh)
             if whole_from_us != s.inbox_from_us:
-                await self._delivery.subscribe(dataclasses.replace(s, inbox_from_us=whole_from_us), None)
+                await self._delivery.following.subscribe(dataclasses.replace(s, inbox_from_us=whole_from_us), None)
 
     def _known(self, group: str, topic: str) -> Subscription | None:
         """The subscription to a topic, or the pattern."""
@@ -124,7 +124,7 @@ class Subscriptions:
         """Raises Conflict while consumers of the group are there: one mode holds for all of them, and another would
         give them messages again, or out of their order."""
         group = self._delivery.groups.get(known.group)
-        groups = [*([] if group is None else [group]), *self._delivery.instances_of(known.group)]
+        groups = [*([] if group is None else [group]), *self._delivery.followers.instances_of(known.group)]
         now_us = self._clock()
         there = {i.name for g in groups for i in g.instances.values() if now_us - i.asked_us < ACTIVE_US}
         there |= {
@@ -133,7 +133,7 @@ class Subscriptions:
         if there:
             names = ", ".join(sorted(there)[:5])
             why = f"{names} asked for messages within {ACTIVE_SECONDS} s: stop its consumers and wait for so long"
-        elif self._delivery.may_come_back(known.group):
+        elif self._delivery.following.may_come_back(known.group):
             why = (
                 f"this server started less than {ACTIVE_SECONDS} s ago: its consumers may be coming back. Wait for so "
                 "long without them"

@@ -232,7 +232,7 @@ def _followed(core: Core, group: str, topic: str) -> Subscription:
 async def _new_replay(core: Core, s: Subscription) -> str:
     """A replay number for letters of a topic alone: the topic's other messages keep theirs."""
     number = next_replay(s).last_replay
-    await core.delivery.subscribe(dataclasses.replace(s, last_replay=number), None)
+    await core.delivery.following.subscribe(dataclasses.replace(s, last_replay=number), None)
     return str(number)
 
 
@@ -247,7 +247,7 @@ async def _retry_topic(core: Core, group: str, p: Payload) -> str:
         wanted: Subscription = dataclasses.replace(
             followed, topic=name, of_topic=p.topic, tags=(), filter="", epoch=0, replay=0, last_replay=0
         )
-        await core.delivery.follow_retries(wanted)
+        await core.delivery.following.follow_retries(wanted)
     return name
 
 

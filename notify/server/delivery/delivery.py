@@ -1,0 +1,163 @@
+"""Delivery: consumer groups receive and settle, and leases, retries and delays come due."""
+
+from __future__ import annotations
+
+import asyncio
+
+from notify.errors import InvalidRequest, NotFound, Unavailable
+from notify.limits import LIMITS, check_between, check_name
+from notify.server.clock import Clock
+from notify.server.delivery.broadcast import INSTANCE_IDLE_US, Broadcasts
+from notify.server.delivery.followers import Followers
+from notify.server.delivery.following import Following
+from notify.server.delivery.group import Group
+from notify.server.delivery.leases import LOOK_AGAIN_US, Handed
+from notify.server.delivery.receipts import lease_of
+from notify.server.delivery.schedule import Schedule
+from notify.server.delivery.waiters import May, Waiter, Waiters
+from notify.server.metrics import Metrics
+from notify.server.topics import Topics
+from notify.storage.queues import Store
+from notify.wire import Receive, SettledItem, SettleItem
+
+RELEASE_BATCH = 5_000
+FORGET_EVERY_US = 60_000_000
+
+
+class Delivery:
+    """Consumer groups over a storage. Methods belong to the event loop."""
+
+    def __init__(self, store: Store, clock: Clock, metrics: Metrics, topics: Topics) -> None:
+        self._store = store
+        self._clock = clock
+        self._schedule = Schedule(clock)
+        self.followers = Followers(store, clock, metrics, self._schedule)
+        self.groups = self.followers.by_name
+        self._waiters = Waiters(self.groups, self._schedule, clock)
+        self.following = Following(store, topics, clock, self.followers, self._waiters.serve)
+        self._broadcasts = Broadcasts(store, self.followers, self.following, self._waiters)
+        self._forgot_us = clock()
+        self._release_again_us = 0
+        store.on_visible(self.visible)
+
+    async def receive(self, name: str, request: Receive, may: May | None = None) -> list[Handed]:
+        """Messages for an instance of a group, waiting up to `wait` seconds for the first.
+
+        `may` is asked again whenever something is handed out; None: who asks may consume everything.
+        """
+        check_name("group", name)
+        if not 0 < len(request.instance) <= 255:
+            raise InvalidRequest("instance is 1 to 255 characters", "out_of_bounds")
+        check_between("max", request.max, 1, LIMITS.max_messages)
+        check_between("wait", request.wait, 0, LIMITS.wait_seconds)
+        check_between("lease", request.lease, LIMITS.lease_min_seconds, LIMITS.lease_max_seconds)
+        topics = None
+        if request.topics is not None:
+            check_between("the number of topics", len(request.topics), 0, LIMITS.topics)
+            topics = frozenset(request.topics)
+            await self.following.subscribe_missing(name, request.topics)
+        if name in self.groups:
+            name, topics = await self._broadcasts.group_for(name, request.instance, topics, may)
+        group = self.groups.get(name)
+        if group is None:
+            raise NotFound(f"group {name!r} has no subscription; name its topics, or subscribe it first")
+        group.refuse_second(request.instance, topics, self._clock(), may)
+        waiter = Waiter(request, topics, may, asyncio.get_running_loop().create_future())
+        return await self._waiters.messages(group, waiter, request.wait)
+
+    def visible(self, topics: set[str]) -> None:
+        """Messages became durable in these topics: serve who waits."""
+        to_serve: dict[str, None] = {}
+        for topic in topics:
+            for name in self.followers.by_topic.get(topic, ()):
+                self.groups[name].wake(topic)
+                if self._waiters.has(name):
+                    to_serve[name] = None
+        for name in to_serve:
+            self._waiters.serve(name)
+
+    async def settle(self, name: str, items: list[SettleItem], may: May | None = None) -> list[SettledItem]:
+        """Settle receipts of a group; a receipt that is not the group's is stale. `may`: as for `receive`."""
+        check_name("group", name)
+        if not 0 < len(items) <= LIMITS.items:
+            raise InvalidRequest(f"a request carries 1 to {LIMITS.items} items, this one {len(items)}", "out_of_bounds")
+        group = self.groups.get(name)
+        if group is None:
+            raise NotFound(f"group {name!r} has no subscription")
+        if self.followers.instances_of(name):
+            return await self._settle_by_instance(group, items, may)
+        return await self._settle(group, items, may)
+
+    async def _settle(self, group: Group, items: list[SettleItem], may: May | None) -> list[SettledItem]:
+        try:
+            return await group.settle(items, self._clock(), may)
+        finally:
+            self._schedule.note(group)
+            self._waiters.serve(group.name)  # the next of a key, or room of its own, may be what somebody waits for
+
+    async def _settle_by_instance(self, group: Group, items: list[SettleItem], may: May | None) -> list[SettledItem]:
+        """Each item by the group whose lease its receipt is of; in request order."""
+        by_group: dict[str, list[int]] = {}
+        for number, item in enumerate(items):
+            lease_id = lease_of(item.receipt)
+            holder = group.name if lease_id is None else self.followers.holders.get(lease_id, group.name)
+            if holder.partition("@")[0] != group.name:
+                holder = group.name
+            by_group.setdefault(holder, []).append(number)
+        answered: dict[int, SettledItem] = {}
+        for name, numbers in by_group.items():
+            results = await self._settle(self.groups[name], [items[n] for n in numbers], may)
+            answered.update(zip(numbers, results, strict=True))
+        return [answered[number] for number in range(len(items))]
+
+    def set_rates(self, per_second: dict[str, float]) -> None:
+        """How many messages a second each of these groups is given; the others as many as they take."""
+        self.followers.set_rates(per_second)
+        for name in list(self.groups):
+            self._waiters.serve(name)
+
+    async def pause(self, name: str, paused: bool) -> None:
+        """Stop handing out to a group, or go on. It stays so over restarts. Raises NotFound."""
+        if name not in self.groups:
+            raise NotFound(f"there is no group {name!r}")
+        groups = [self.groups[name], *self.followers.instances_of(name)]
+        for group in groups:
+            group.paused = paused
+        await self._store.pause(name, paused)
+        if not paused:
+            for group in groups:
+                self._waiters.serve(group.name)
+
+    # --- time -------------------------------------------------------------------------------------------------
+
+    def next_event_us(self) -> int | None:
+        """When something happens without a request: a lease, a retry, a delayed message."""
+        scheduled_us, due_us = self._schedule.next_us(), self._store.next_due_us()
+        if due_us is not None:
+            due_us = max(due_us, self._release_again_us)
+        return min((time_us for time_us in (scheduled_us, due_us) if time_us is not None), default=None)
+
+    async def tick(self) -> None:
+        """Do what is due now. What the storage refuses for a while is tried again, and holds nothing else up."""
+        now_us = self._clock()
+        if now_us >= self._release_again_us:
+            try:
+                while self._store.release_due(now_us, RELEASE_BATCH) == RELEASE_BATCH:
+                    await self._store.sync()
+            except Unavailable:
+                self._release_again_us = now_us + LOOK_AGAIN_US
+        for group in self._schedule.take_due(now_us):
+            if self.groups.get(group.name) is not group:
+                continue
+            try:
+                group.expire(now_us)
+            except Unavailable:
+                pass  # these leases go on, and have a new time
+            self._waiters.serve(group.name)
+            self._schedule.note(group)
+        if now_us - self._forgot_us > FORGET_EVERY_US:
+            self._forgot_us = now_us
+            for group in self.groups.values():
+                if "@" not in group.name:
+                    group.forget_instances(now_us - INSTANCE_IDLE_US)
+            await self._broadcasts.forget_idle(now_us)

@@ -1,0 +1,118 @@
+"""All groups, and which topics each of them follows."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+from notify.server.clock import Clock
+from notify.server.delivery.group import Group
+from notify.server.delivery.instances import Instance
+from notify.server.delivery.pace import Pace
+from notify.server.delivery.schedule import Schedule
+from notify.server.metrics import Metrics
+from notify.server.rate import TokenBucket
+from notify.storage.groups import Subscription
+from notify.storage.queues import Store
+
+
+class Followers:
+    """The groups of a server by name, and by topic. An instance of a broadcasting group is a group of its own, named
+    `group@instance`."""
+
+    def __init__(self, store: Store, clock: Clock, metrics: Metrics, schedule: Schedule) -> None:
+        self.by_name: dict[str, Group] = {}
+        self.by_topic: dict[str, set[str]] = {}
+        """The names of the groups that follow a topic."""
+        self.holders: dict[int, str] = {}
+        """Whose each lease of a broadcast's instance is, by the name of its group."""
+        self._store = store
+        self._clock = clock
+        self._metrics = metrics
+        self._schedule = schedule
+        self._pace = Pace(metrics, clock())
+        self._rates: dict[str, TokenBucket] = {}
+        self._instances: dict[str, list[Group]] = {}
+        """The instances of each broadcasting group."""
+        self._lease_ids = _lease_ids()
+
+    def follow(self, subscription: Subscription, moved: bool) -> None:
+        """Have a group follow a topic; with `moved` from where its progress in the storage now stands."""
+        group = self.by_name.get(subscription.group)
+        if group is None:
+            name, _, instance = subscription.group.partition("@")
+            holders = self.holders if instance else None
+            group = Group(subscription.group, self._store, self._metrics, self._lease_ids, self._pace, holders)
+            group.paused = name in self._store.paused()
+            group.rate = self._rates.get(name)
+            self.by_name[subscription.group] = group
+            if instance:
+                group.instances[instance] = Instance(instance, self._clock())
+                self._instances.setdefault(name, []).append(group)
+        topic = self._store.topic(subscription.topic)
+        assert topic is not None
+        group.subscribe(subscription, topic.queues, moved)
+        self.by_topic.setdefault(subscription.topic, set()).add(subscription.group)
+        self._schedule.note(group)
+
+    def forget(self, group: str, topic: str) -> None:
+        """Drop a subscription that the storage no longer has."""
+        if group in self.by_name:
+            self.by_name[group].unsubscribe(topic)
+        self.by_topic.get(topic, set()).discard(group)
+
+    def instances_of(self, group: str) -> list[Group]:
+        """The instances of a broadcasting group; none for another group."""
+        return self._instances.get(group, [])
+
+    def all_instances(self) -> list[Group]:
+        """The instances of all broadcasting groups."""
+        return [group for instances in self._instances.values() for group in instances]
+
+    def drop_instance(self, group: Group) -> None:
+        """Nothing is kept for an instance of a broadcast any more; where it has come back it asks, and begins, anew."""
+        instances = self._instances.get(group.name.partition("@")[0], [])
+        if group in instances:
+            instances.remove(group)
+        self.by_name.pop(group.name, None)
+
+    def set_rates(self, per_second: dict[str, float]) -> None:
+        """How many messages a second each of these groups is given; the others as many as they take."""
+        now_us = self._clock()
+        self._rates = {group: TokenBucket(rate, now_us) for group, rate in per_second.items()}
+        for group in self.by_name.values():
+            group.rate = self._rates.get(group.name.partition("@")[0])
+
+    def lag(self, topic: str) -> int:
+        """How far the slowest group is behind in a topic, in messages; 0 where no group subscribes to it."""
+        return max((self._lag_of(group, topic) for group in self.by_topic.get(topic, ())), default=0)
+
+    def subscriptions_of(self, topic: str) -> list[tuple[Subscription, int]]:
+        """Who subscribes to a topic, and how far each is behind, in messages."""
+        subscriptions = []
+        for name in sorted(self.by_topic.get(topic, ())):
+            cursor = self.by_name[name].cursors.get((topic, 0))
+            if cursor is not None:
+                subscriptions.append((cursor.subscription, self._lag_of(name, topic)))
+        return subscriptions
+
+    def floor(self, topic: str, queue: int) -> int | None:
+        """Below it every group has settled everything in a queue; None where no group subscribes."""
+        cursors = [self.by_name[name].cursors.get((topic, queue)) for name in self.by_topic.get(topic, ())]
+        floors = [c.progress.floor for c in cursors if c is not None and c.subscription.mode != "broadcast"]
+        return min(floors, default=None)
+
+    def _lag_of(self, name: str, topic: str) -> int:
+        cursors = self.by_name[name].cursors
+        lag = queue = 0
+        while (cursor := cursors.get((topic, queue))) is not None:
+            lag += cursor.lag()
+            queue += 1
+        return lag
+
+
+def _lease_ids() -> Iterator[int]:
+    """Numbers that nobody can guess, since a receipt stands for the right to settle; and none is given twice, so that
+    a receipt of an earlier run is stale."""
+    while True:
+        yield secrets.randbits(63)

@@ -1,0 +1,121 @@
+"""Who waits for messages: polls of each group, in the order in which they are served."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from notify.errors import NotifyError
+from notify.server.clock import Clock
+from notify.server.delivery.group import Group
+from notify.server.delivery.leases import Handed
+from notify.server.delivery.schedule import Schedule
+from notify.wire import Receive
+
+May = Callable[[str], bool]
+"""Whether who asks may consume a topic, by its name, as of now."""
+
+
+class Waiter:
+    """A poll that waits for messages of a group."""
+
+    __slots__ = ("answer", "instance", "lease_us", "max", "may", "topics")
+
+    def __init__(
+        self,
+        request: Receive,
+        topics: frozenset[str] | None,
+        may: May | None,
+        answer: asyncio.Future[list[Handed]],
+    ) -> None:
+        self.instance = request.instance
+        self.may = may
+        self.topics = topics
+        self.max = request.max
+        self.lease_us = round(request.lease * 1_000_000)
+        self.answer = answer
+
+
+class Waiters:
+    """The polls that wait, by group."""
+
+    def __init__(self, groups: dict[str, Group], schedule: Schedule, clock: Clock) -> None:
+        """`groups`: all there are, by name."""
+        self._groups = groups
+        self._schedule = schedule
+        self._clock = clock
+        self._by_group: dict[str, deque[Waiter]] = {}
+
+    def has(self, name: str) -> bool:
+        """Whether somebody waits for messages of a group."""
+        return bool(self._by_group.get(name))
+
+    async def messages(self, group: Group, waiter: Waiter, seconds: float) -> list[Handed]:
+        """Messages for a poll, which waits for the first of them for so long at most."""
+        handed = self.hand_out(group, waiter)
+        if handed or seconds <= 0:
+            return handed
+        waiting = self._by_group.setdefault(group.name, deque())
+        waiting.append(waiter)
+        self._serve_on(group)
+        try:
+            return await asyncio.wait_for(waiter.answer, seconds)
+        except TimeoutError:
+            return []
+        finally:
+            if waiter in waiting:
+                waiting.remove(waiter)
+
+    def hand_out(self, group: Group, waiter: Waiter) -> list[Handed]:
+        """Messages for a poll, as far as there are some now."""
+        handed = group.receive(waiter.instance, waiter.topics, waiter.max, waiter.lease_us, self._clock(), waiter.may)
+        self._schedule.note(group)
+        return handed
+
+    def end(self, name: str) -> None:
+        """Answer those who wait for a group that is no more: there is nothing for them."""
+        for waiter in self._by_group.pop(name, ()):
+            if not waiter.answer.done():
+                waiter.answer.set_result([])
+
+    def serve(self, name: str) -> None:
+        """Hand out what there is to those who wait for a group's messages."""
+        waiting = self._by_group.get(name)
+        if not waiting:
+            return
+        group = self._groups[name]
+        for waiter in list(waiting):
+            if waiter.answer.done():
+                waiting.remove(waiter)
+                continue
+            try:
+                handed = self.hand_out(group, waiter)
+            except NotifyError as refusal:
+                # The storage's refusal concerns this poll alone, not the request that caused the others to be served.
+                waiting.remove(waiter)
+                waiter.answer.set_exception(refusal)
+                continue
+            if handed:
+                waiting.remove(waiter)
+                waiter.answer.set_result(handed)
+            elif group.has_skipped:
+                # It has looked at as many as may be looked at in one go: the next one's turn is first.
+                waiting.remove(waiter)
+                waiting.append(waiter)
+                break
+            elif group.turns.next() is None:
+                break  # nothing for this one, nothing for the next
+        if waiting:
+            self._serve_on(group)
+
+    def _serve_on(self, group: Group) -> None:
+        """Where it has looked at many that it does not want: on with it, once others have had their turn."""
+        if group.has_skipped and not group.is_to_be_served:
+            group.is_to_be_served = True
+            asyncio.get_running_loop().call_later(group.wait_seconds, self._go_on, group)
+
+    def _go_on(self, group: Group) -> None:
+        group.is_to_be_served = False
+        if self._groups.get(group.name) is group:
+            self.serve(group.name)
