@@ -75,7 +75,7 @@ class AsyncTransactionProducer:
 
     @property
     def binding(self) -> Binding:
-        """What binds messages to the engine's transactions. Raises BindingRefused where there is no engine."""
+        """The binding of messages to transactions of the engine. Raises BindingRefused where there is no engine."""
         return existing(self._binding)
 
     def add_check_listener(self, listener: CheckMessageListener) -> None:
