@@ -59,14 +59,14 @@ class AsyncTransactionProducer:
         self._plan = Plan(
             url, group, engine, mode, batching, answer_checks, half_timeout, check_after, purge_after, token, tls
         )
-        self._outgoing = LoopOutgoing(self._plan)
-        self._binding = None if engine is None else Binding(engine.sync_engine, group, mode, self._outgoing)
+        self.outgoing = LoopOutgoing(self._plan)
+        self._binding = None if engine is None else Binding(engine.sync_engine, group, mode, self.outgoing)
         if engine is not None:
-            self._outgoing.start_in_a_loop()
+            self.outgoing.start_in_a_loop()
 
     async def start(self) -> None:
         """Begin to answer checks, where that has not begun yet. Raises Closed after `close`."""
-        self._outgoing.start()
+        self.outgoing.start()
 
     @property
     def instance(self) -> str:
@@ -81,18 +81,18 @@ class AsyncTransactionProducer:
     def add_check_listener(self, listener: CheckMessageListener) -> None:
         """Have a listener answer checks for its topics, instead of the local table. Raises InvalidRequest."""
         self._plan.add_listener(listener)
-        self._outgoing.start_in_a_loop()
+        self.outgoing.start_in_a_loop()
 
     async def send(self, session: Any, message: Message) -> None:
         """Send a message with the transaction of an AsyncSession, or of an async_scoped_session's current one; see
         TransactionProducer.send."""
-        self._outgoing.start()
+        self.outgoing.start()
         await unscoped(session).run_sync(self.binding.send_in_session, message)
 
     @contextlib.asynccontextmanager
     async def transaction(self, target: Any) -> AsyncIterator[AsyncTransactionHandle]:
         """Sends into the transaction of an AsyncSession or AsyncConnection; see TransactionProducer.transaction."""
-        self._outgoing.start()
+        self.outgoing.start()
         target = unscoped(target)
         if hasattr(target, "sync_session"):
             session_handle = AsyncTransactionHandle(functools.partial(self.send, target))
@@ -137,7 +137,7 @@ class AsyncTransactionProducer:
         """Send a message without a transaction; its id. Durable when it returns."""
         packed = pack(message)
         with tracing.sending([packed]):
-            return await self._outgoing.start().client.publish(packed)
+            return await self.outgoing.start().client.publish(packed)
 
     async def prepare(self, messages: Sequence[Message], *, check_after: float | None = None) -> Prepared:
         """Store a half for a transaction of your own kind (no database): settle it with commit() or rollback().
@@ -149,7 +149,7 @@ class AsyncTransactionProducer:
             check_check_after(check_after)
         packed = [pack(m) for m in messages]
         with tracing.sending(packed):
-            item = await self._outgoing.start().client.half(packed, check_after=check_after)
+            item = await self.outgoing.start().client.half(packed, check_after=check_after)
         return Prepared(self.resolve, item.id, item.shard)
 
     async def resolve(self, prepared: Prepared, outcome: Outcome) -> str:
@@ -157,21 +157,21 @@ class AsyncTransactionProducer:
 
         Raises OutcomeConflict if the opposite is recorded, IdInUse if the half is another producer group's.
         """
-        item = await self._outgoing.start().client.outcome_soon(prepared.id, prepared.shard, outcome.value)
+        item = await self.outgoing.start().client.outcome_soon(prepared.id, prepared.shard, outcome.value)
         if item.status != 200:
             raise error_of(item.status, item.code or "refused", item.detail or "")
         return item.state or ""
 
     async def close(self) -> None:
         """Flush outcomes that wait, stop answering checks, let go."""
-        if self._outgoing.is_closed:
+        if self.outgoing.is_closed:
             return
         if self._binding is not None:
             self._binding.detach()
-        await self._outgoing.close()
+        await self.outgoing.close()
 
     async def __aenter__(self) -> AsyncTransactionProducer:
-        self._outgoing.start()
+        self.outgoing.start()
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -67,10 +67,10 @@ class TransactionProducer:
         self._plan = Plan(
             url, group, engine, mode, batching, answer_checks, half_timeout, check_after, purge_after, token, tls
         )
-        self._outgoing = ThreadOutgoing(self._plan)
-        self._binding = None if engine is None else Binding(engine, group, mode, self._outgoing)
+        self.outgoing = ThreadOutgoing(self._plan)
+        self._binding = None if engine is None else Binding(engine, group, mode, self.outgoing)
         if engine is not None:
-            self._outgoing.start()
+            self.outgoing.start()
 
     @property
     def instance(self) -> str:
@@ -85,7 +85,7 @@ class TransactionProducer:
     def add_check_listener(self, listener: CheckMessageListener) -> None:
         """Have a listener answer checks for its topics, instead of the local table. Raises InvalidRequest."""
         self._plan.add_listener(listener)
-        self._outgoing.answer_checks()
+        self.outgoing.answer_checks()
 
     def send(self, session: Session | scoped_session[Any], message: Message) -> None:
         """Send a message with the session's transaction: it becomes a message if and only if that commits.
@@ -153,10 +153,10 @@ class TransactionProducer:
 
         Raises InvalidRequest, Unavailable, IdInUse, and Closed after `close`.
         """
-        self._outgoing.start()
+        self.outgoing.start()
         packed = pack(message)
         with tracing.sending([packed]):
-            return self._outgoing.publish(packed)
+            return self.outgoing.publish(packed)
 
     def close(self) -> None:
         """Flush outcomes that wait, stop answering checks, let go.
@@ -164,11 +164,11 @@ class TransactionProducer:
         A transaction that has messages and has not committed yet cannot commit any more: that raises
         TransactionRefused.
         """
-        if self._outgoing.is_closed:
+        if self.outgoing.is_closed:
             return
         if self._binding is not None:
             self._binding.detach()
-        self._outgoing.close()
+        self.outgoing.close()
 
     def __enter__(self) -> TransactionProducer:
         return self

@@ -28,6 +28,7 @@ from notify.client.table import database_now, half_message, notify_source
 from notify.client.transactions import pack
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
+from tests.support.dying import lose_outcomes
 from tests.support.http import admin
 from tests.support.shop import Order, make_engine
 from tests.support.transactions import new_id
@@ -230,15 +231,9 @@ def state_of(server: InMemoryServer, transaction_id: str) -> str:
     return eventually(decided, f"the outcome of {transaction_id}")
 
 
-class LostOutcomes(TransactionProducer):
-    """A producer whose outcomes never arrive, as if it had been killed after each COMMIT."""
-
-    def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> None:
-        return
-
-
 def test_lost_outcomes_are_asked_back(engine: sa.Engine, memory: InMemoryServer, unique: str) -> None:
-    with LostOutcomes(memory.url, group=unique, engine=engine, half_timeout=PATIENCE_SECONDS) as producer:
+    with TransactionProducer(memory.url, group=unique, engine=engine, half_timeout=PATIENCE_SECONDS) as producer:
+        lose_outcomes(producer)
         for n in range(5):
             with Session(engine) as session, session.begin():
                 session.add(Order(item=str(n)))
@@ -253,7 +248,7 @@ def test_a_half_whose_commit_never_came_is_rolled_back_by_check(
 ) -> None:
     """The connection dies between half and COMMIT: the client cannot know, so it says nothing; the check does."""
     with TransactionProducer(memory.url, group=unique, engine=engine, half_timeout=PATIENCE_SECONDS) as producer:
-        item = producer.store_half(new_id(), [pack(Message(unique, "x"))], half_of(engine).source)
+        item = producer.outgoing.store_half(new_id(), [pack(Message(unique, "x"))], half_of(engine).source)
         assert state_of(memory, item.id) == "ROLLED_BACK"
 
 
@@ -271,7 +266,9 @@ def test_a_listener_of_the_users_own(memory: InMemoryServer, unique: str) -> Non
 
     with TransactionProducer(memory.url, group=unique, half_timeout=PATIENCE_SECONDS) as producer:
         producer.add_check_listener(Listener())
-        good, bad = (producer.store_half(new_id(), [pack(Message(unique, body))], "").id for body in ("good", "bad"))
+        good, bad = (
+            producer.outgoing.store_half(new_id(), [pack(Message(unique, body))], "").id for body in ("good", "bad")
+        )
         assert state_of(memory, good) == "COMMITTED"
         assert state_of(memory, bad) == "ROLLED_BACK"
     assert {half.attempt for half in asked} == {1, 2}
@@ -284,7 +281,8 @@ def test_an_async_producer_answers_before_it_sends(
     """After a kill and a restart what is in doubt waits for no new message."""
     sync = make_engine(f"sqlite:///{tmp_path}/shop.db")
     create_tables(sync)
-    with LostOutcomes(memory.url, group=unique, engine=sync, answer_checks=False) as killed:
+    with TransactionProducer(memory.url, group=unique, engine=sync, answer_checks=False) as killed:
+        lose_outcomes(killed)
         with Session(sync) as session, session.begin():
             killed.send(session, Message(unique, "x"))
     sync.dispose()

@@ -6,7 +6,6 @@ import asyncio
 import json
 import time
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -20,6 +19,7 @@ from notify.errors import InvalidRequest, Unavailable
 from notify.relay.relay import Relay
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
+from tests.support.dying import lose_outcomes
 from tests.support.groups import bodies, drain, subscribe
 from tests.support.shop import Base, Order
 
@@ -82,11 +82,8 @@ def test_what_the_server_refuses_stays_visible(engine: sa.Engine, server: Server
 
 
 def test_purge_asks_first(engine: sa.Engine, server: ServerProcess, unique: str) -> None:
-    class LostOutcomes(TransactionProducer):
-        def outcome_soon(self, *_: Any) -> None:
-            return
-
-    lost = LostOutcomes(server.url, group=unique, engine=engine, answer_checks=False)
+    lost = TransactionProducer(server.url, group=unique, engine=engine, answer_checks=False)
+    lose_outcomes(lost)
     with Session(engine) as session, session.begin():
         lost.send(session, Message(unique, "open"))
     lost.close()

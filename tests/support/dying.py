@@ -1,14 +1,15 @@
-"""A producer in a process of its own, which kills itself at one of the worst moments of its transaction."""
+"""Producers that die at one of the worst moments of their transaction, in a process of their own, or seem to."""
 
 from __future__ import annotations
 
 import os
 import signal
-from typing import Any
+from typing import Any, NoReturn
 
 from sqlalchemy.orm import Session
 
 from notify.client import Message, TransactionProducer
+from notify.client.thread_outgoing import ThreadOutgoing
 from notify.testing import forked
 from notify.wire import Item, PackedMessage
 from tests.support.clock import PATIENCE_SECONDS
@@ -17,30 +18,33 @@ from tests.support.shop import Order, make_engine
 POINTS = ("after half", "after local commit", "before outcome")
 
 
-class _Dying(TransactionProducer):
-    point = ""
+def _die_at(point: str, outgoing: ThreadOutgoing) -> None:
+    """Have a producer's way out kill this process at a point."""
+    store_half = outgoing.store_half
 
-    def store_half(self, transaction_id: str, messages: list[PackedMessage], source: str) -> Item:
-        item = super().store_half(transaction_id, messages, source)
-        if self.point == "after half":
-            _die()
-        return item
+    def half_and_die(transaction_id: str, messages: list[PackedMessage], source: str) -> Item:
+        store_half(transaction_id, messages, source)
+        _die()
 
-    def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> None:
-        if self.point == "before outcome":
-            _die()
-        super().outcome_soon(transaction_id, shard, outcome)
+    def die_first(transaction_id: str, shard: str | None, outcome: str) -> None:
+        _die()
+
+    if point == "after half":
+        outgoing.store_half = half_and_die  # type: ignore[method-assign]
+    elif point == "before outcome":
+        outgoing.outcome_soon = die_first  # type: ignore[method-assign]
 
 
-def _die() -> None:
+def _die() -> NoReturn:
     os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("a killed process goes on")
 
 
 def _order(url: str, group: str, dsn: str, point: str) -> None:
     """An order with a message, both named after the point, in the topic named after the group."""
     engine = make_engine(dsn)
-    producer = _Dying(url, group=group, engine=engine, half_timeout=PATIENCE_SECONDS)
-    producer.point = point
+    producer = TransactionProducer(url, group=group, engine=engine, half_timeout=PATIENCE_SECONDS)
+    _die_at(point, producer.outgoing)
     if point == "after local commit":
         dialect: Any = engine.dialect
         commit = dialect.do_commit
@@ -48,6 +52,11 @@ def _order(url: str, group: str, dsn: str, point: str) -> None:
     with Session(engine) as session, session.begin():
         session.add(Order(item=point))
         producer.send(session, Message(group, point))
+
+
+def lose_outcomes(producer: TransactionProducer) -> None:
+    """From now on no outcome of a producer arrives, as if it were killed after each COMMIT."""
+    producer.outgoing.outcome_soon = lambda *_: None  # type: ignore[method-assign]
 
 
 def order_and_die(url: str, group: str, dsn: str, point: str) -> int | None:
