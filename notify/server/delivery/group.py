@@ -19,8 +19,8 @@ from notify.server.delivery.turns import Turns
 from notify.server.metrics import Metrics
 from notify.server.rate import TokenBucket
 from notify.storage.groups import Subscription
-from notify.storage.records import StoredMessage
 from notify.storage.queues import Store
+from notify.storage.records import StoredMessage
 from notify.wire import SettledItem, SettleItem
 
 READ_BYTES = 8 << 20

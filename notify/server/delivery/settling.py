@@ -20,8 +20,8 @@ from notify.server.delivery.turns import Turns
 from notify.server.metrics import Metrics
 from notify.storage.groups import SettleKind
 from notify.storage.progress import to_runs
-from notify.storage.records import StoredMessage
 from notify.storage.queues import Store
+from notify.storage.records import StoredMessage
 from notify.wire import SettledItem, SettleItem
 
 READ_BYTES = 8 << 20
