@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+from notify.clock import Clock, wall_clock
 from notify.errors import InvalidRequest, NotFound
 from notify.storage.bridged import BridgeBatch, BridgeState, check_bridge, is_prepared_by, refuse_foreign
 from notify.storage.checks import CheckAnswer, Checking, Due, new_token
@@ -59,7 +59,9 @@ class _Queue:
 class MemoryStore:
     """Dictionaries and lists. Same methods and same answers as every storage."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = wall_clock) -> None:
+        """`clock` gives the time that settlements carry (microseconds since 1970)."""
+        self._clock = clock
         self._records: dict[bytes, _Record] = {}
         self._topics: dict[str, Topic] = {}
         self._paused: set[str] = set()
@@ -491,13 +493,13 @@ class MemoryStore:
         self.settle_soon(group, topic, queue, list(runs), kind)
 
     def settle_soon(self, group: str, topic: str, queue: int, runs: list[tuple[int, int]], kind: SettleKind) -> None:
-        now_us = time.time_ns() // 1000
+        now_us = self._clock()
         for first, count in runs:
             self.progress(group, topic, queue).settle(first, count)
             self._settlements.append((topic, queue, first, count, Settlement(group, kind, now_us)))
 
     def attempted(self, group: str, topic: str, queue: int, offsets: Sequence[tuple[int, int, int]]) -> None:
-        now_us = time.time_ns() // 1000
+        now_us = self._clock()
         self.progress(group, topic, queue).again(offsets)
         for offset, attempts, *_ in offsets:
             self._settlements.append((topic, queue, offset, 1, Settlement(group, None, now_us, attempts)))

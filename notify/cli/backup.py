@@ -125,7 +125,7 @@ def restore(
 
 async def _verified(log: Path) -> dict[str, Any]:
     """Open the log as a server would; its counts, and its damages."""
-    from notify.server.clock import wall_clock
+    from notify.clock import wall_clock
     from notify.storage.log import LogStore
 
     store = LogStore(log)

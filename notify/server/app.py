@@ -10,11 +10,11 @@ from typing import Any
 from fastapi import FastAPI
 
 from notify import __version__
+from notify.clock import Clock, wall_clock
 from notify.errors import NotifyError, Unavailable
 from notify.server import admin, console, health, problems
 from notify.server.access import Access, guard
 from notify.server.access.guard import NOT_RUNNING
-from notify.server.clock import Clock, wall_clock
 from notify.server.connections.held import Unread, Unverified
 from notify.server.connections.places import Connections
 from notify.server.data.openapi import describe_data_routes

@@ -8,8 +8,8 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from notify.clock import Clock, wall_clock
 from notify.errors import InvalidRequest
-from notify.server.clock import Clock, wall_clock
 from notify.server.cluster.membership import Membership, shown
 from notify.server.cluster.work import CoreWork
 from notify.server.configuration.follow import Administration

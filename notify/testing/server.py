@@ -21,9 +21,9 @@ import uvicorn
 from notify import ids
 from notify.client.http import error_of
 from notify.client.loop import new_event_loop
+from notify.clock import Clock, wall_clock
 from notify.errors import StorageFailed, Unavailable
 from notify.server.app import App
-from notify.server.clock import Clock, wall_clock
 from notify.server.configuration import first_token
 from notify.server.connections.protocol import Protocol
 from notify.server.data.routes import Answer, Request
@@ -110,7 +110,7 @@ class InMemoryServer:
         self._settings = Settings(**(quick | settings | {"data_dir": self._directory.name, "port": 0}))
         self._offset_us = 0
         self._frozen_us: int | None = None
-        self._store = MemoryStore()
+        self._store = MemoryStore(self._clock)
         self._loop = new_event_loop()
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None

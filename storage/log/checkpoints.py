@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable
 
+from notify.clock import Clock
 from notify.storage.log import checkpoint
 from notify.storage.log.disk import Disk
 from notify.storage.log.journal import Journal
@@ -20,7 +21,7 @@ Beside = Callable[..., Awaitable[None]]
 class Checkpoints:
     """Takes checkpoints of one log's state."""
 
-    def __init__(self, disk: Disk, state: LogState, journal: Journal, clock: Callable[[], int], beside: Beside) -> None:
+    def __init__(self, disk: Disk, state: LogState, journal: Journal, clock: Clock, beside: Beside) -> None:
         self._disk = disk
         self._state = state
         self._journal = journal

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from notify.clock import Clock
 from notify.errors import DiskFull, StorageFailed, Unavailable
 from notify.storage import crash_point
 from notify.storage.log.disk import Disk
@@ -54,7 +55,7 @@ class Journal:
         on_durable: Callable[[Frame], None],
         on_roll: Callable[[Segment], LivePart],
         on_failure: Callable[[StorageFailed], None],
-        clock: Callable[[], int],
+        clock: Clock,
         write_delay: Callable[[], float] | None = None,
     ) -> None:
         """`clock` gives the time that frames and segments carry, in microseconds.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import structlog
 
+from notify.clock import Clock, wall_clock
 from notify.errors import DiskFull, StorageFailed
 from notify.storage.log.ballast import Ballast
 from notify.storage.log.bridges import Bridges
@@ -43,11 +44,6 @@ log = structlog.get_logger("notify.log")
 SEGMENT_BYTES = 256 << 20
 
 
-def wall_clock_us() -> int:
-    """The time of day, in microseconds since 1970."""
-    return time.time_ns() // 1000
-
-
 class LogStore:
     """Transactions and queues in one log under a directory. One process at a time; methods belong to one loop.
 
@@ -61,7 +57,7 @@ class LogStore:
         *,
         segment_bytes: int = SEGMENT_BYTES,
         disk: Disk | None = None,
-        clock: Callable[[], int] = wall_clock_us,
+        clock: Clock = wall_clock,
         write_delay: Callable[[], float] | None = None,
         on_failure: Callable[[StorageFailed], None] | None = None,
         retention_us: int = 0,

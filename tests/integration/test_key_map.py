@@ -16,9 +16,9 @@ import sqlalchemy as sa
 
 from notify.client.http import HttpClient
 from notify.client.transactions import TransactionClient, accepted
+from notify.clock import wall_clock
 from notify.errors import InvalidRequest, NotifyError, Unavailable
 from notify.relay.relay import Relay
-from notify.server.clock import wall_clock
 from notify.storage.hashing import key_hash
 from notify.storage.records import State
 from notify.storage.sql import key_map, shards

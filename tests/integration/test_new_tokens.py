@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 import pytest
 import sqlalchemy as sa
 
+from notify.clock import wall_clock
 from notify.server.access import tokens
 from notify.server.access.credential import Credential
-from notify.server.clock import wall_clock
 from notify.server.configuration.follow import Administration
 from notify.server.configuration.records import Records
 from notify.settings import Settings

@@ -14,9 +14,9 @@ from sqlalchemy.orm import Session
 
 from notify import ids
 from notify.client import Message, TransactionProducer, create_tables
+from notify.clock import wall_clock
 from notify.relay.leases import BUCKETS, PostgreSqlLeases
 from notify.relay.relay import Relay
-from notify.server.clock import wall_clock
 from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.sql.store import SqlStore
 from notify.testing.process import ServerProcess

@@ -13,8 +13,8 @@ import structlog
 
 from notify import faults, ids
 from notify.client.transactions import HALF_SECONDS
+from notify.clock import wall_clock
 from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailable
-from notify.server.clock import wall_clock
 from notify.storage.checks import CheckAnswer
 from notify.storage.records import NewMessage, NewTransaction, PartlyStored, Put, State
 from notify.storage.sql import registry, schema, writer

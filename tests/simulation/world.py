@@ -137,6 +137,7 @@ class World:
             self._directory,
             disk=LittleRoom(self._directory, lambda: self.is_full),
             segment_bytes=1 << 13,
+            clock=self.clock,
             write_delay=lambda: self.chance.random() * 0.01,
         )
         await store.open(self.clock())

@@ -17,7 +17,7 @@ class Scene:
 
     def __init__(self, *, on_first_use: bool = True) -> None:
         self.now_us = T0
-        self.store = MemoryStore()
+        self.store = MemoryStore(lambda: self.now_us)
         self._on_first_use = on_first_use
         self.restart()
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from notify import faults
+from notify.clock import Clock, wall_clock
 from notify.errors import NotifyError, Unauthorized, Unavailable
 from notify.log_rate import LogRate
 from notify.server.access import tokens
@@ -20,7 +21,6 @@ from notify.server.access.credential import Credential
 from notify.server.access.lookup import Lookup, Unknown
 from notify.server.access.principal import EVERYONE, Principal, Quota
 from notify.server.access.rights import Right, parse_rights
-from notify.server.clock import Clock, wall_clock
 from notify.settings import Settings
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import structlog
 from sqlalchemy.engine import Engine
 
 from notify import faults
-from notify.server.clock import wall_clock
+from notify.clock import wall_clock
 from notify.server.tasks import ended
 from notify.storage.sql import key_map, registry
 from notify.storage.sql.registry import Member

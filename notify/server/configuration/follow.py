@@ -12,9 +12,9 @@ import structlog
 from sqlalchemy.engine import Engine
 
 from notify import faults
+from notify.clock import Clock
 from notify.errors import NotifyError, Unavailable
 from notify.server.access import Access
-from notify.server.clock import Clock
 from notify.server.configuration.first_token import leave_first_token
 from notify.server.configuration.records import CREDENTIALS, SETTINGS, Records
 from notify.server.configuration.revisions import Configuration, Revision

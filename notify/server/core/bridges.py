@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from notify import ids, tracing
+from notify.clock import Clock
 from notify.errors import InvalidRequest, NotFound, NotifyError
 from notify.limits import LIMITS, check_message, check_name
-from notify.server.clock import Clock
 from notify.server.topics import Topics
 from notify.storage.bridged import BridgeBatch, BridgeState
 from notify.storage.queues import Store

@@ -8,8 +8,8 @@ from typing import Any
 
 from notify import ids, tracing
 from notify.check.schedule import CheckSchedule
+from notify.clock import Clock
 from notify.limits import LIMITS, check_between, check_name
-from notify.server.clock import Clock
 from notify.server.core.check_log import CheckLog
 from notify.server.metrics import Metrics
 from notify.storage.checks import Due

@@ -10,9 +10,9 @@ import structlog
 
 from notify import faults
 from notify.check.schedule import CheckSchedule
+from notify.clock import Clock, wall_clock
 from notify.errors import Unavailable, WrongRole
 from notify.log_rate import LogRate
-from notify.server.clock import Clock, wall_clock
 from notify.server.core.bridges import Bridges
 from notify.server.core.check_log import CheckLog
 from notify.server.core.checks import Checks

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from notify.clock import Clock
 from notify.errors import Backpressure, NotifyError
 from notify.server.access import Principal
-from notify.server.clock import Clock
 from notify.server.delivery import Delivery
 from notify.server.metrics import Metrics
 from notify.server.rate import TokenBucket

@@ -11,9 +11,9 @@ from typing import Any
 
 import structlog
 
+from notify.clock import Clock
 from notify.errors import Conflict, InvalidRequest, NotFound
 from notify.limits import LIMITS, MODES, check_between, check_name
-from notify.server.clock import Clock
 from notify.server.delivery import Delivery, inboxes
 from notify.server.delivery.filter import Filter
 from notify.server.delivery.instances import ACTIVE_US

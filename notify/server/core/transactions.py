@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from notify import ids, tracing
 from notify.check.schedule import CheckSchedule
+from notify.clock import Clock
 from notify.errors import InvalidRequest, NotifyError
 from notify.limits import LIMITS, check_between, check_message, check_name
 from notify.server.access import Principal
-from notify.server.clock import Clock
 from notify.server.core.check_log import CheckLog
 from notify.server.core.flow import HOLD_SECONDS, Flow, retry_after
 from notify.server.metrics import Metrics

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from notify.clock import Clock
 from notify.errors import InvalidRequest, NotFound, Unavailable
 from notify.limits import LIMITS, check_between, check_name
-from notify.server.clock import Clock
 from notify.server.delivery.broadcast import INSTANCE_IDLE_US, Broadcasts
 from notify.server.delivery.followers import Followers
 from notify.server.delivery.following import Following

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 
-from notify.server.clock import Clock
+from notify.clock import Clock
 from notify.server.delivery.group import Group
 from notify.server.delivery.instances import Instance
 from notify.server.delivery.pace import Pace

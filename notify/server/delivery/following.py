@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from notify.clock import Clock
 from notify.errors import NotFound
 from notify.limits import check_name
-from notify.server.clock import Clock
 from notify.server.delivery.followers import Followers
 from notify.server.delivery.instances import ACTIVE_US
 from notify.server.delivery.start import Start, offset_of

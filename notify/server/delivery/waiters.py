@@ -6,8 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from notify.clock import Clock
 from notify.errors import NotifyError
-from notify.server.clock import Clock
 from notify.server.delivery.group import Group
 from notify.server.delivery.leases import Handed
 from notify.server.delivery.schedule import Schedule

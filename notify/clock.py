@@ -1,4 +1,4 @@
-"""Time from outside, so that a simulation can drive it."""
+"""The time of day as an argument, so that a test or a simulation can drive it."""
 
 from __future__ import annotations
 
