@@ -84,10 +84,10 @@ def main() -> None:
             with {"postgresql": postgresql, "mariadb": mariadb}[given.database]() as url:
                 made = made_run(directory, url, count)
                 for again in (False, True):
-                    found = audit(url, made.log, directory / "report")
-                    print(json.dumps({"segments copied before": again} | found), flush=True)
+                    figures = audit(url, made.log, directory / "report")
+                    print(json.dumps({"segments copied before": again} | figures), flush=True)
                     if not again:
-                        seconds.append(found["seconds"])
+                        seconds.append(figures["seconds"])
         finally:
             shutil.rmtree(directory, ignore_errors=True)
     print(json.dumps({"ratio_of_twice_the_work": round(seconds[1] / seconds[0], 2)}))

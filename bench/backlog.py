@@ -25,12 +25,14 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0)
     options = parser.parse_args()
-    found = run(Plan(messages=options.messages, runs=options.runs, seconds=options.seconds))
-    print(json.dumps(found), flush=True)
-    missed = [f"{found['lost']} lost, {found['duplicated']} doubled"] if found["lost"] or found["duplicated"] else []
+    figures = run(Plan(messages=options.messages, runs=options.runs, seconds=options.seconds))
+    print(json.dumps(figures), flush=True)
+    missed = (
+        [f"{figures['lost']} lost, {figures['duplicated']} doubled"] if figures["lost"] or figures["duplicated"] else []
+    )
     for name, (limit, at_most) in BARS.items():
-        met = found[name] <= limit if at_most else found[name] >= limit
-        print(f"{name}: {found[name]:,}, bar {'≤' if at_most else '≥'} {limit:,g}: {'met' if met else 'MISSED'}")
+        met = figures[name] <= limit if at_most else figures[name] >= limit
+        print(f"{name}: {figures[name]:,}, bar {'≤' if at_most else '≥'} {limit:,g}: {'met' if met else 'MISSED'}")
         missed += [] if met else [name]
     print(f"VERDICT: {'FAIL ' + '; '.join(missed) if missed else 'PASS every bar is met'}")
     return 1 if missed else 0

@@ -73,12 +73,12 @@ def measure(bar: Bar, repeats: int, tell: Callable[[str], None]) -> bool:
 
 def measure_pile(messages: int, tell: Callable[[str], None]) -> bool:
     """Memory with a pile, and the start after kill -9; False if a bar is missed."""
-    found = pile.measure(messages)
-    ready = statistics.median(found.ready_seconds)
-    met = found.anonymous_mb <= PILE_MB and ready <= READY_SECONDS
+    memory = pile.measure(messages)
+    ready = statistics.median(memory.ready_seconds)
+    met = memory.anonymous_mb <= PILE_MB and ready <= READY_SECONDS
     tell(
-        f"{messages:,} undelivered messages: RssAnon {found.anonymous_mb:,.0f} MB, bar ≤ {PILE_MB}; "
-        f"ready after kill -9 in {ready:.2f} s ({min(found.ready_seconds):.2f} to {max(found.ready_seconds):.2f}), "
+        f"{messages:,} undelivered messages: RssAnon {memory.anonymous_mb:,.0f} MB, bar ≤ {PILE_MB}; "
+        f"ready after kill -9 in {ready:.2f} s ({min(memory.ready_seconds):.2f} to {max(memory.ready_seconds):.2f}), "
         f"bar ≤ {READY_SECONDS:g}: {'met' if met else 'MISSED'}"
     )
     return met

@@ -41,8 +41,8 @@ def call(url: str, method: str, path: str, body: object) -> dict[str, object]:
     data = json.dumps(body).encode()
     request = urllib.request.Request(url + path, data, {"content-type": "application/json"}, method=method)
     with urllib.request.urlopen(request, timeout=60) as answer:
-        found: dict[str, object] = json.loads(answer.read())
-        return found
+        reply: dict[str, object] = json.loads(answer.read())
+        return reply
 
 
 def timed(url: str, path: str) -> float:

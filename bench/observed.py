@@ -145,20 +145,20 @@ def main() -> None:
             window(server, "bare", given.seconds)
             before = window(server, "bare", given.seconds)[1]
             for _ in range(given.rounds):
-                for kind, found in costs.items():
-                    per_second, its = window(server, kind, given.seconds, given.one_in)
+                for kind, ratios in costs.items():
+                    per_second, cost = window(server, kind, given.seconds, given.one_in)
                     after = window(server, "bare", given.seconds)[1]
-                    found.append(2 * its / (before + after) - 1)
+                    ratios.append(2 * cost / (before + after) - 1)
                     bare.append(after)
                     before = after
-                    print(f"{kind:8} {per_second:,.0f}/s, {its:.2f} µs of CPU each: {found[-1]:+.1%}", flush=True)
+                    print(f"{kind:8} {per_second:,.0f}/s, {cost:.2f} µs of CPU each: {ratios[-1]:+.1%}", flush=True)
         finally:
             server.stop()
     print(f"bare {statistics.median(bare):.2f} µs of CPU a transaction")
-    for kind, found in costs.items():
-        low, middle, high = statistics.quantiles(found, n=4)
+    for kind, ratios in costs.items():
+        low, middle, high = statistics.quantiles(ratios, n=4)
         print(f"{kind:8} {middle:+.1%} (half of the windows between {low:+.1%} and {high:+.1%})")
-    worst = max(statistics.median(found) for found in costs.values())
+    worst = max(statistics.median(ratios) for ratios in costs.values())
     print(f"VERDICT: {'FAIL' if worst > BAR else 'PASS'} at most {BAR:.0%} is allowed")
     raise SystemExit(1 if worst > BAR else 0)
 

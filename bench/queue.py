@@ -13,21 +13,21 @@ from tests.crash import delayed
 Tell = Callable[[str], None]
 
 
-def bar(tell: Tell, name: str, value: float, limit: float, *, at_most: bool = False, more: str = "") -> list[str]:
+def bar(tell: Tell, name: str, value: float, limit: float, *, at_most: bool = False, spread: str = "") -> list[str]:
     """Say whether a bar is met; its name if it is missed."""
     met = value <= limit if at_most else value >= limit
     sign = "≤" if at_most else "≥"
-    tell(f"{name}: {value:,.3f}, bar {sign} {limit:,g}: {'met' if met else 'MISSED'} {more}".rstrip())
+    tell(f"{name}: {value:,.3f}, bar {sign} {limit:,g}: {'met' if met else 'MISSED'} {spread}".rstrip())
     return [] if met else [name]
 
 
 def measure_topics(tell: Tell, runs: int) -> list[str]:
-    found = topics.run(topics.Plan(runs=runs))
-    tell(f"topics: {found}")
-    missed = bar(tell, "10,000 topics against 16", found["ratio_10000_to_16"], 0.9)
-    missed += bar(tell, "100,000 topics against 16", found["ratio_100000_to_16"], 0.75)
-    missed += bar(tell, "bytes an idle topic", found["bytes_per_idle_topic"], 600, at_most=True)
-    return missed + ["topics lost or doubled"] * bool(found["lost"] or found["duplicated"])
+    figures = topics.run(topics.Plan(runs=runs))
+    tell(f"topics: {figures}")
+    missed = bar(tell, "10,000 topics against 16", figures["ratio_10000_to_16"], 0.9)
+    missed += bar(tell, "100,000 topics against 16", figures["ratio_100000_to_16"], 0.75)
+    missed += bar(tell, "bytes an idle topic", figures["bytes_per_idle_topic"], 600, at_most=True)
+    return missed + ["topics lost or doubled"] * bool(figures["lost"] or figures["duplicated"])
 
 
 def measure_delivery(tell: Tell, runs: int) -> list[str]:
@@ -38,16 +38,16 @@ def measure_delivery(tell: Tell, runs: int) -> list[str]:
     ):
         results = [delivery.run(plan) for _ in range(runs)]
         values = [r["deliveries_per_second"] for r in results]
-        missed += bar(tell, name, statistics.median(values), limit, more=f"({min(values):,} to {max(values):,})")
+        missed += bar(tell, name, statistics.median(values), limit, spread=f"({min(values):,} to {max(values):,})")
         missed += [f"{name}: lost or doubled"] * any(r["lost"] or r["duplicated"] for r in results)
     return missed
 
 
 def measure_slow_group(tell: Tell, runs: int) -> list[str]:
-    found = slow_group.run(slow_group.Plan(runs=runs))
-    tell(f"one of 15 groups stopped: {found}")
-    missed = bar(tell, "the other 14 with one of 15 stopped", found["ratio_others"], 0.95)
-    return missed + bar(tell, "producers with one of 15 stopped", found["ratio_producers"], 0.95)
+    figures = slow_group.run(slow_group.Plan(runs=runs))
+    tell(f"one of 15 groups stopped: {figures}")
+    missed = bar(tell, "the other 14 with one of 15 stopped", figures["ratio_others"], 0.95)
+    return missed + bar(tell, "producers with one of 15 stopped", figures["ratio_producers"], 0.95)
 
 
 def measure_delayed(tell: Tell, _: int) -> list[str]:

@@ -352,8 +352,8 @@ async def prepare(server: ServerProcess, admin: str, webhook: str) -> dict[str, 
         messages = [{"topic": "failing", "body": "x", "key": str(n)} for n in range(500)]
         await call("POST", "/v1/messages", {"messages": messages})
         asked = {"instance": "i", "max": 500, "wait": 1, "lease": 60}
-        found = (await call("POST", "/v1/groups/dead/receive", asked))["messages"]
-        items = [{"receipt": m["receipt"], "action": "dead_letter", "reason": "siege"} for m in found]
+        leased = (await call("POST", "/v1/groups/dead/receive", asked))["messages"]
+        items = [{"receipt": m["receipt"], "action": "dead_letter", "reason": "siege"} for m in leased]
         await call("POST", "/v1/groups/dead/settle", {"items": items})
     http.close()
     http = HttpClient(server.url, token=made["dripped"])
@@ -377,10 +377,10 @@ class Measured:
         self.received = (received.value - before[1]) / passed
         self.cores = (server.cpu_seconds() - before[2]) / passed
 
-    def line(self, what: str) -> str:
+    def line(self, phase: str) -> str:
         memory = self.most_bytes / (1 << 20)
         return (
-            f"{what:<16}{self.sent:>10,.0f} sent/s{self.received:>10,.0f} received/s{memory:>8,.0f} MiB at most"
+            f"{phase:<16}{self.sent:>10,.0f} sent/s{self.received:>10,.0f} received/s{memory:>8,.0f} MiB at most"
             f"{self.cores:>8.2f} cores"
         )
 
@@ -426,7 +426,7 @@ def besiege(directory: Path, seconds: float, share: float, only: str = "") -> bo
     }
     growth = max(0, during.most_bytes - before.most_bytes)
     good = min(kept.values()) >= KEPT_SHARE and growth < GROWTH_BYTES
-    shares = ", ".join(f"the {who} keeps {share:.0%} of its rate" for who, share in kept.items())
+    shares = ", ".join(f"the {client} keeps {share:.0%} of its rate" for client, share in kept.items())
     print(
         f"VERDICT: {'PASS' if good else 'FAIL'} {shares} (at least {KEPT_SHARE:.0%}), memory grows by "
         f"{growth / (1 << 20):.0f} MiB (less than {GROWTH_BYTES >> 20})"

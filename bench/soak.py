@@ -150,8 +150,8 @@ async def consume(url: str, seconds: float) -> dict[str, int]:
     return {topic: consumer.handled for topic, consumer in zip(TOPICS, consumers, strict=True)}
 
 
-def _child(what: str, url: str, seconds: float) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "bench.soak", "--child", what, "--url", url, "--seconds", str(seconds)]
+def _child(role: str, url: str, seconds: float) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "bench.soak", "--child", role, "--url", url, "--seconds", str(seconds)]
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
 
@@ -193,8 +193,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.child is None:
         return run(options.seconds)
-    what = produce if options.child == "produce" else consume
-    print(json.dumps(asyncio.run(what(options.url, options.seconds))))
+    work = produce if options.child == "produce" else consume
+    print(json.dumps(asyncio.run(work(options.url, options.seconds))))
     return 0
 
 

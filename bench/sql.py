@@ -73,9 +73,9 @@ def postgresql_ceiling(url: str, seconds: int) -> float:
             ],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
-    found = re.search(r"tps = ([0-9.]+)", done.stdout)
-    assert found is not None, done.stdout
-    return float(found[1])
+    rate = re.search(r"tps = ([0-9.]+)", done.stdout)
+    assert rate is not None, done.stdout
+    return float(rate[1])
 
 
 def mariadb_ceiling(url: str, seconds: int) -> float:
@@ -99,9 +99,9 @@ def mariadb_ceiling(url: str, seconds: int) -> float:
         ],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    found = re.search(r"Average number of seconds to run all queries: ([0-9.]+)", done.stdout)
-    assert found is not None, done.stdout
-    return queries / float(found[1])
+    average = re.search(r"Average number of seconds to run all queries: ([0-9.]+)", done.stdout)
+    assert average is not None, done.stdout
+    return queries / float(average[1])
 
 
 def storage(kind: str, rounds: int, seconds: int) -> dict[str, Any]:
@@ -112,11 +112,11 @@ def storage(kind: str, rounds: int, seconds: int) -> dict[str, Any]:
         ceiling = postgresql_ceiling if kind == "postgresql" else mariadb_ceiling
         for _ in range(rounds):
             ceilings.append(ceiling(url, seconds))
-            found = transactions.run(
+            figures = transactions.run(
                 transactions.Plan(clients=CONNECTIONS, body=BODY, seconds=seconds, storage=fresh(url))
             )
-            assert found["lost"] == 0, found
-            reached.append(found["transactions_per_second"])
+            assert figures["lost"] == 0, figures
+            reached.append(figures["transactions_per_second"])
             shares.append(reached[-1] / ceilings[-1])
     return {
         "database": kind,
@@ -127,7 +127,7 @@ def storage(kind: str, rounds: int, seconds: int) -> dict[str, Any]:
     }
 
 
-def load_of(what: str, server: databases.MariaDbServer, rows: int) -> dict[str, Any]:
+def load_of(command_name: str, server: databases.MariaDbServer, rows: int) -> dict[str, Any]:
     """What moving rows by the bridge, or by a relay that polls the table, costs database, queue server and mover."""
     url = fresh(server.url)
     engine = sa.create_engine(url)
@@ -142,8 +142,8 @@ def load_of(what: str, server: databases.MariaDbServer, rows: int) -> dict[str, 
         asyncio.run(_stand_at(queue.url, position))
         bridge_bench.write(sa.make_url(url), rows, BODY)
         before = (_cpu(server.process.pid), queue.cpu_seconds(), _status(server))  # type: ignore[union-attr]
-        command = [sys.executable, "-m", "notify.cli.main", what, "--url", queue.url, "--once", "--dsn"]
-        command.append(f"{SOURCE}={url}" if what == "bridge" else url)
+        command = [sys.executable, "-m", "notify.cli.main", command_name, "--url", queue.url, "--once", "--dsn"]
+        command.append(f"{SOURCE}={url}" if command_name == "bridge" else url)
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
         started = time.perf_counter()
         subprocess.run(command, check=True, capture_output=True)
@@ -152,7 +152,7 @@ def load_of(what: str, server: databases.MariaDbServer, rows: int) -> dict[str, 
         after = (_cpu(server.process.pid), queue.cpu_seconds(), _status(server))  # type: ignore[union-attr]
         mover = used.ru_utime + used.ru_stime - children.ru_utime - children.ru_stime
     return {
-        "mover": what,
+        "mover": command_name,
         "rows_per_second": round(rows / seconds),
         "database_cpu_us_a_row": round((after[0] - before[0]) / rows * 1e6, 1),
         "queue_cpu_us_a_row": round((after[1] - before[1]) / rows * 1e6, 1),
@@ -195,8 +195,8 @@ def main() -> None:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-b-")))
         server = databases.MariaDbServer(directory).create()
         stack.callback(server.stop)
-        for what in ("bridge", "relay"):
-            print(json.dumps(load_of(what, server, 30_000)), flush=True)
+        for command_name in ("bridge", "relay"):
+            print(json.dumps(load_of(command_name, server, 30_000)), flush=True)
         for _ in range(a.rounds):
             print(json.dumps({"bridge": bridge_bench.run(bridge_bench.Plan(fresh(server.url)))}), flush=True)
 

@@ -1,3 +1,3 @@
-"""Transactional messages: a service changes its database and announces it, and either both happen or neither."""
+"""Transactional messages: a service changes its database and announces it, and either both happen or neither does."""
 
 __version__ = "0.1.0"

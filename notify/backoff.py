@@ -1,25 +1,25 @@
-"""Waits between attempts at what failed for now."""
+"""The waits between attempts that fail for a while."""
 
 from __future__ import annotations
 
 import random
 
 SPREAD = 0.2
-"""A wait is longer by up to this share of it, so that those who failed together do not try again together."""
+"""Each wait is lengthened by up to this share, at random, so that callers that failed together spread out."""
 
 
 class Backoff:
-    """Each wait is twice as long as the one before, up to a bound; after a success they begin anew."""
+    """Exponential back-off: each wait is twice the one before, up to a bound; a success resets it."""
 
     __slots__ = ("_first", "_most", "_next")
 
     def __init__(self, first: float, most: float) -> None:
-        """`first` and `most` in seconds, before they are spread."""
+        """The `first` and the longest wait (`most`), in seconds before spreading."""
         self._first = self._next = first
         self._most = most
 
     def next(self) -> float:
-        """Seconds to wait now, after one more failure."""
+        """The seconds to wait after this failure."""
         seconds = self._next
         self._next = min(seconds * 2, self._most)
         return seconds * (1 + SPREAD * random.random())

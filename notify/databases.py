@@ -1,4 +1,4 @@
-"""Differences between databases that client and server need to know: the clock, how SQLite begins, and asyncio."""
+"""Differences between databases for client and server: column types, the clock, and how SQLite begins."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ INSTANT = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), *_MYSQL)
 
 
 WAKE_CHANNEL = "notify_outbox"
-"""On PostgreSQL: whoever commits what a relay is to move notifies it here."""
+"""The channel of PostgreSQL's NOTIFY that wakes a relay when a transaction commits outbox rows."""
 
 
 def use_explicit_begin(engine: Any) -> None:
-    """Make SQLite begin transactions where SQLAlchemy does, with BEGIN IMMEDIATE. For sync and async engines.
+    """Make SQLite begin a transaction when SQLAlchemy does, with BEGIN IMMEDIATE. For sync and async engines.
 
-    Without it, sqlite3 begins with the first write and keeps a released savepoint past the rollback.
+    Without this, sqlite3 begins at the first write, and a released savepoint survives the rollback.
     """
     sync_engine = getattr(engine, "sync_engine", engine)
 
@@ -45,12 +45,12 @@ def use_explicit_begin(engine: Any) -> None:
     def begin(connection: Connection) -> None:
         driver: Any = connection.connection.dbapi_connection
         if driver.isolation_level is not None:
-            driver.isolation_level = None  # an isolation level of the connection's last user set it otherwise
+            driver.isolation_level = None  # the connection's last user may have set an isolation level
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def begins_explicitly(connection: Connection) -> bool:
-    """Whether SQLite's transaction is one that SQLAlchemy began, as after `use_explicit_begin`."""
+    """Whether SQLAlchemy began SQLite's transaction, as after `use_explicit_begin`."""
     driver: Any = connection.connection.driver_connection
     return getattr(driver, "isolation_level", "") is None and bool(getattr(driver, "in_transaction", False))
 
@@ -61,18 +61,18 @@ def commits_by_itself(connection: Connection) -> bool:
         connection.dialect, "_on_connect_isolation_level", None
     )
     pooled: Any = connection.connection
-    # SQLAlchemy's adapter of an asyncio driver may know it, or the driver itself.
+    # Either SQLAlchemy's adapter of an asyncio driver knows it, or the driver itself.
     return isolation == "AUTOCOMMIT" or any(map(_autocommits, (pooled.dbapi_connection, pooled.driver_connection)))
 
 
 def _autocommits(driver: Any) -> bool:
     ask = getattr(driver, "get_autocommit", None)
     said = ask() if callable(ask) else getattr(driver, "autocommit", False)
-    return bool(said == 1)  # a bool or a number; sqlite3 says -1 where it is left to `isolation_level`
+    return bool(said == 1)  # a bool or a number; in sqlite3 -1 means that `isolation_level` decides
 
 
 class database_now(FunctionElement[Any]):
-    """The database's clock in UTC at this moment, not at the start of its transaction."""
+    """The database's clock in UTC at this moment, not at the start of the transaction."""
 
     type = INSTANT
     inherit_cache = True
@@ -100,13 +100,13 @@ def _now_sqlite(element: Any, compiler: Any, **kw: Any) -> str:
 
 
 def in_transaction(engine: Engine, function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function of a connection in a transaction of its own, and return its result."""
+    """Call `function(connection, *arguments)` in a transaction of its own, and return its result."""
     with engine.begin() as connection:
         return function(connection, *arguments)
 
 
 async def in_transaction_async(engine: Any, function: Callable[..., T], *arguments: Any) -> T:
-    """The same for an AsyncEngine."""
+    """`in_transaction` for an AsyncEngine."""
     async with engine.begin() as connection:
         result: T = await connection.run_sync(function, *arguments)
         return result

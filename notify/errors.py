@@ -1,30 +1,30 @@
 """Every error of the product, as one tree.
 
     NotifyError
-    ├── InvalidRequest            what was asked cannot be done as written (422, or 400 where it is malformed)
+    ├── InvalidRequest            the request cannot be carried out as written (422, or 400 if it is malformed)
     │   ├── TooLarge              a body, header, batch or request above its bound (413)
-    │   └── UnknownTopic          the topic does not exist and creation on first use is switched off (404)
-    ├── Conflict                  something else is recorded already (409)
+    │   └── UnknownTopic          the topic does not exist, and `create_topics` is off (404)
+    ├── Conflict                  the request contradicts what is recorded (409)
     │   ├── IdInUse               the transaction id belongs to another group or to other content
     │   └── OutcomeConflict       the opposite outcome is recorded
-    ├── NotFound                  nothing by that name or id (404)
-    ├── Unauthorized              no token, or one that is not (or no longer) valid (401)
-    ├── Forbidden                 who asks has no right to this (403)
-    ├── WrongRole                 this server does not play the role that is asked for: ask another member (421)
-    ├── StaleReceipt              the lease behind the receipt is over (410)
+    ├── NotFound                  nothing has that name or id (404)
+    ├── Unauthorized              no token, or a token that is not valid (401)
+    ├── Forbidden                 the caller lacks the right (403)
+    ├── WrongRole                 this server lacks the role for the request: ask another member (421)
+    ├── StaleReceipt              the receipt's lease has ended (410)
     ├── Unavailable               try again: the server is away, starting or overloaded (503)
-    │   ├── Backpressure          a rate limit, or a topic's backlog is full: again after `retry_after` s (429)
-    │   ├── Closed                this producer or client was closed: make another (not retryable)
-    │   ├── Timeout               no answer in time: the request may have been carried out (504)
-    │   └── DiskFull              the server's disk is full: reading goes on, writing waits for room (507)
+    │   ├── Backpressure          a rate limit, or a full backlog: try again after `retry_after` s (429)
+    │   ├── Closed                this producer or client was closed: make another one (not retryable)
+    │   ├── Timeout               no answer in time; the request may have been carried out (504)
+    │   └── DiskFull              the server's disk is full: reads go on, writes are refused (507)
     ├── StorageFailed             the disk refused a write or a sync: the server has stopped (500)
-    │   └── Corrupt               bytes on the disk are not what was written
-    ├── BindingRefused            a session or engine that cannot carry a transactional message safely
+    │   └── Corrupt               bytes on the disk differ from what was written
+    ├── BindingRefused            the session or engine cannot carry a transactional message safely
     ├── TransactionRefused        the half was not stored, so the local transaction must not commit
     └── DeadLetter                raised by a handler: move this message to the dead-letter queue
 
-Each has a stable `code`, which is also the `code` of the HTTP problem (RFC 9457), and a message that says what
-to do next. `retryable` says whether sending the same again can succeed.
+Each has a stable `code`, which is also the `code` of the HTTP problem (RFC 9457), and a message that says what to do
+next. `retryable` says whether the same request can succeed later.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class NotifyError(Exception):
     retryable = False
 
     def __init__(self, detail: str = "", code: str | None = None, status: int | None = None) -> None:
-        """`code`, `status`: others than the class has, for what is told apart by its code alone."""
+        """`code`, `status`: replace those of the class, for errors that differ only in their code."""
         super().__init__(detail)
         if code is not None:
             self.code = code
@@ -111,14 +111,14 @@ class Timeout(Unavailable):
 
 
 class Closed(Unavailable):
-    """The object was closed by this process itself: trying again cannot help."""
+    """This process closed the object: trying again cannot help."""
 
     code = "closed"
     retryable = False
 
 
 class Backpressure(Unavailable):
-    """The server takes no more of this for now. `retry_after`: seconds after which it may."""
+    """The server takes no more for now. `retry_after`: seconds to wait before the next try."""
 
     code = "backpressure"
     status = 429

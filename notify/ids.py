@@ -1,7 +1,7 @@
 """Transaction and message ids: UUIDs of version 7 (RFC 9562), made by the producer.
 
 An id is 16 bytes in storage and the usual 36 characters on the wire. A message's id is `{transaction}.{n}`, n
-counting from 0. Ids made by one process rise strictly, so that a server finds at once that an id is new.
+counting from 0. The ids of one process rise strictly, so that a server sees quickly that an id is new.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TEXT = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9
 
 
 class _Generator:
-    """Milliseconds, then 74 bits that start at random in each millisecond and rise by random steps within it."""
+    """Makes ids: milliseconds, then 74 bits, random at first and rising by random steps within a millisecond."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,7 +30,7 @@ class _Generator:
         with self._lock:
             if now > self._millisecond:
                 self._millisecond = now
-                # The top bit stays free, so that a millisecond's rising steps never run over.
+                # The top bits stay free, so that the steps of a millisecond never overflow.
                 self._low = int.from_bytes(os.urandom(9)) & ((1 << 71) - 1)
             else:
                 if not self._steps:
@@ -60,9 +60,9 @@ def new_id() -> bytes:
 
 
 def derived(transaction_id: bytes, salt: bytes) -> bytes:
-    """An id that follows from another: for a message that is sent again, so that a repetition is known as one.
+    """An id computed from another one, for a message that is sent again: repeating it gives the same id.
 
-    It says the same time as the one it comes from.
+    It holds the same time as the original id.
     """
     digest = bytearray(blake2b(transaction_id + salt, digest_size=16).digest())
     digest[:6] = transaction_id[:6]
@@ -72,12 +72,12 @@ def derived(transaction_id: bytes, salt: bytes) -> bytes:
 
 
 def republished(message_no: int) -> bytes:
-    """The salt of a message that is published again since no queue had it."""
+    """The salt of a message that is published again because no queue has it."""
     return b"republish" + message_no.to_bytes(2)
 
 
 def redelivered(group: str, message_no: int) -> bytes:
-    """The salt of a message that a group gets again since it had no effect there."""
+    """The salt of a message that is sent to a group again because it had no effect there."""
     return b"redeliver" + message_no.to_bytes(2) + group.encode()
 
 
@@ -87,7 +87,7 @@ def to_text(transaction_id: bytes) -> str:
     return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
 
 
-@lru_cache(16_384)  # a server reads each id twice within a moment: with the half, then with its outcome
+@lru_cache(16_384)  # a server reads each id twice in quick succession: with the half, then with its outcome
 def from_text(text: str) -> bytes:
     """The 16 bytes of a UUID of version 7 in its usual form, lower case.
 
@@ -99,12 +99,12 @@ def from_text(text: str) -> bytes:
 
 
 def message_id(transaction_id: bytes, message_no: int) -> str:
-    """`{transaction}.{n}`."""
+    """The message id `{transaction}.{n}`."""
     return f"{to_text(transaction_id)}.{message_no}"
 
 
 def parse_message_id(text: str) -> tuple[bytes, int]:
-    """The transaction and the number of a message id; a bare transaction id stands for its message 0."""
+    """(transaction id, message number) of a message id; a transaction id alone means message 0. Raises ValueError."""
     transaction, dot, number = text.partition(".")
     if dot and not (number.isascii() and number.isdigit() and len(number) <= 4):
         raise ValueError(f"{text[:60]!r} is not a message id: it should read {{transaction}}.{{n}}")
@@ -112,5 +112,5 @@ def parse_message_id(text: str) -> tuple[bytes, int]:
 
 
 def milliseconds(transaction_id: bytes) -> int:
-    """When the id was made by its producer's clock, in milliseconds since 1970."""
+    """When the id was made, by its producer's clock, in milliseconds since 1970."""
     return int.from_bytes(transaction_id[:6])

@@ -1,12 +1,12 @@
-"""A message as a Kafka record: what any Kafka client, or Spark, may read. docs/reference/kafka.md describes it.
+"""A message as a Kafka record, which any Kafka client and Spark can read. docs/distributed.md has this table, too.
 
 | record | message |
 |---|---|
-| topic, key, value | topic, key (UTF-8, null where there is none), body |
+| topic, key, value | topic, key (UTF-8, or null), body |
 | header `notify-id` | message id, `{transaction}.{n}` |
 | header `notify-group` | producer group |
-| header `notify-tag` | tag, where there is one |
-| header `notify-expires` | when it expires, microseconds since 1970, where it has a ttl |
+| header `notify-tag` | tag, if there is one |
+| header `notify-expires` | when the message expires, in microseconds since 1970, if it has a ttl |
 | every other header | the message's own, UTF-8 |
 """
 
@@ -21,14 +21,14 @@ SCHEME = "kafka://"
 ID, GROUP, TAG, EXPIRES = "notify-id", "notify-group", "notify-tag", "notify-expires"
 ATTEMPT, DUE, TARGET, REASON = "notify-attempt", "notify-due", "notify-topic", "notify-reason"
 OWN = "notify-"
-"""Headers that begin so are not the message's."""
+"""Headers with this prefix are Notify's, not the message's own."""
 
 POSITIONS = "notify-bridge-positions"
-"""Compacted: by source the position behind what was published, written in the same Kafka transaction."""
+"""A compacted topic: each source's position after the published records, written in the same Kafka transaction."""
 DELAYED = "notify-delayed"
-"""Compacted: by message id what waits for its time; a tombstone goes with its release."""
+"""A compacted topic: delayed messages by id; the release of a message writes a tombstone."""
 RETRY_SECONDS = (1, 5, 30, 300)
-"""One retry topic for each wait: in one with equal waits the first is always due first."""
+"""One retry topic for each wait, so that the first record of a topic is always due first."""
 
 Headers = list[tuple[str, str | bytes | None]]
 
@@ -58,7 +58,7 @@ def headers_of(t: BridgedTransaction, number: int, m: PackedMessage, now_us: int
 
 
 def due_us(m: PackedMessage, now_us: int) -> int:
-    """When a message is to be delivered, 0 for at once."""
+    """When a message is due, in microseconds since 1970; 0: at once."""
     if m.delay:
         return now_us + round(m.delay * 1_000_000)
     at = microseconds(m.deliver_at) if m.deliver_at is not None else 0
@@ -66,15 +66,15 @@ def due_us(m: PackedMessage, now_us: int) -> int:
 
 
 def listed(message: Any) -> Headers:
-    """The headers of a Kafka client's message."""
-    found = message.headers() or []
-    return list(found.items()) if isinstance(found, dict) else list(found)
+    """The headers of a message of the Kafka client."""
+    headers = message.headers() or []
+    return list(headers.items()) if isinstance(headers, dict) else list(headers)
 
 
 def header(headers: Sequence[tuple[str, str | bytes | None]] | None, name: str) -> str | None:
-    """A header's text, None where it is missing."""
-    for found, value in headers or ():
-        if found == name and value is not None:
+    """The text of a header; None if it is missing."""
+    for header_name, value in headers or ():
+        if header_name == name and value is not None:
             return value.decode() if isinstance(value, bytes) else value
     return None
 

@@ -1,4 +1,4 @@
-"""The bounds of the contract, and the checks that a message meets them. Beyond a bound is an error, never a clamp."""
+"""The bounds of requests, and the checks against them. A value beyond a bound is an error and is never clamped."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ class Limits:
     wait_seconds: float = 60
     max_messages: int = 10_000
     topics: int = 1_000
-    """Topics that a request to receive names."""
+    """The most topics that a request to receive may name."""
     reply_bytes: int = 8 << 20
     connections: int = 10_000
-    """To a server in all, where the setting `connections` says nothing else."""
+    """The most connections to a server; the default of the setting `connections`."""
     operator_connections: int = 32
-    """Beyond those, for health, metrics, admin routes and the console alone."""
+    """Further connections, only for health, metrics, admin routes and the console."""
     lease_min_seconds: float = 1
     lease_max_seconds: float = 3600
     check_after_min_seconds: float = 0.5
     check_after_max_seconds: float = 86_400
     tags: int = 64
-    """A subscription has so many at most."""
+    """The most tags of a subscription."""
     attempts: int = 1000
     retry_min_seconds: float = 0.01
     retry_first_seconds: float = 86_400
-    """The longest wait before the second attempt."""
+    """The longest `retry_min`, the wait before the second attempt."""
     retry_max_seconds: float = 40 * 86_400
 
 
@@ -60,31 +60,31 @@ _OF_SERVERS = ("connections", "operator_connections")
 
 
 def bounds_of_clients() -> dict[str, float]:
-    """The bounds of what clients send, by name."""
+    """The bounds of clients' requests, by name."""
     return {name: bound for name, bound in asdict(LIMITS).items() if name not in _OF_SERVERS}
 
 
-def check_name(what: str, name: str) -> None:
-    """Raises InvalidRequest unless the name is one the contract allows."""
+def check_name(kind: str, name: str) -> None:
+    """Raises InvalidRequest (`invalid_name`) unless `name` is a valid name; `kind` says whose name it is."""
     if NAME.match(name) is None:
         raise InvalidRequest(
-            f"{what} {name[:60]!r} is not a name: 1 to 127 of A-Z a-z 0-9 . _ -, not beginning with . or -",
+            f"{kind} {name[:60]!r} is not a name: 1 to 127 of A-Z a-z 0-9 . _ -, not beginning with . or -",
             "invalid_name",
         )
 
 
-def check_between(what: str, value: float, low: float, high: float) -> None:
-    """Raises InvalidRequest unless low <= value <= high."""
+def check_between(name: str, value: float, low: float, high: float) -> None:
+    """Raises InvalidRequest (`out_of_bounds`) unless low <= value <= high."""
     if not low <= value <= high:  # also refuses NaN
-        raise InvalidRequest(f"{what} is {value}; it must be from {low:g} to {high:g}", "out_of_bounds")
+        raise InvalidRequest(f"{name} is {value}; it must be from {low:g} to {high:g}", "out_of_bounds")
 
 
 def check_message(
     message: JsonMessage | PackedMessage, now_us: int, limits: Limits = LIMITS
 ) -> tuple[bytes, int, int, int]:
-    """The canonical payload, the delay, the delivery time and the time to live (microseconds, 0 for none).
+    """Check a message. Returns its canonical payload, delay, delivery time and time to live (microseconds; 0: none).
 
-    Raises InvalidRequest or TooLarge for what goes beyond a bound.
+    Raises InvalidRequest or TooLarge for a value beyond its bound.
     """
     if message.body_base64 is not None:
         if message.body is not None:
@@ -135,7 +135,7 @@ def check_key(key: str, limits: Limits = LIMITS) -> None:
 def check_delay(
     delay: float | None, deliver_at: datetime | None, now_us: int, limits: Limits = LIMITS
 ) -> tuple[int, int]:
-    """A delay or a delivery time in microseconds. Raises InvalidRequest."""
+    """(delay, delivery time) in microseconds; one of them is 0. Raises InvalidRequest."""
     if delay is not None:
         if deliver_at is not None:
             raise InvalidRequest("give delay or deliver_at, not both", "invalid_delay")

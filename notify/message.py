@@ -17,21 +17,20 @@ T = TypeVar("T")
 _MESSAGE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.[0-9]{1,9}\Z")
 CONTENT_TYPE = "content-type"
 FIRST_ID = "notify-first-id"
-"""The header of a message that is sent to a group again under another id: the id that it had at first."""
+"""The header with the first id of a message that is sent to a group again under a new id."""
 REPLAY = "notify-replay"
-"""The header of a message that was dead: the replay that it belongs to, where that is not 0."""
+"""The header with the replay number of a redriven message, if that is not 0."""
 
 
 @dataclass(slots=True)
 class Message:
-    """A message to send. It is read once, by `send`: what is changed in it afterwards changes nothing.
+    """A message to send. `send` reads it once; later changes to it have no effect.
 
-    `body`: bytes as they are, str as UTF-8 text, anything else (pydantic models and dataclasses, too) as JSON; the
-    `content-type` header says which.
-    `key`: messages of one key keep their order; a callable is asked just before the commit, when an autoincrement id
-    is known (`key=lambda: order.id`). `tag`: what subscriptions filter by. `delay`: seconds from the commit;
-    `deliver_at`: an instant with its time zone. `ttl`: seconds from when it may be delivered; a group that gets to it
-    later passes over it.
+    `body`: bytes are sent unchanged, str as UTF-8 text, anything else (also pydantic models and dataclasses) as JSON;
+    the header `content-type` says which. `key`: messages of one key keep their order; a callable is called just before
+    the commit, when an autoincrement id is known (`key=lambda: order.id`). `tag`: subscriptions may filter by it.
+    `delay`: seconds from the commit; `deliver_at`: an instant with its time zone. `ttl`: seconds from when the message
+    may be delivered; a group that reaches it later skips it.
     """
 
     topic: str
@@ -45,7 +44,7 @@ class Message:
 
 
 def encode_body(message: Message) -> tuple[bytes, dict[str, str] | None]:
-    """Body bytes and headers of a message. Raises InvalidRequest if the body is no JSON value, or a header no text."""
+    """Body bytes and headers of a message. Raises InvalidRequest for a body without a JSON form."""
     body = message.body
     headers = _headers(message.headers) if message.headers else None
     if isinstance(body, bytes):
@@ -57,7 +56,7 @@ def encode_body(message: Message) -> tuple[bytes, dict[str, str] | None]:
         headers.setdefault(CONTENT_TYPE, "text/plain; charset=utf-8")
         return utf8("body", body), headers
     try:
-        # A pydantic model writes itself; dataclasses and msgspec's structs are written as JSON objects.
+        # A pydantic model encodes itself; msgspec encodes dataclasses and its own structs.
         write = getattr(body, "model_dump_json", None)
         data = write().encode() if write is not None else msgspec.json.encode(body)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -78,54 +77,54 @@ def _headers(given: Mapping[str, str]) -> dict[str, str]:
     return headers
 
 
-def as_text(what: str, value: object) -> str:
-    """Text as an exact str: members of enums and other kinds of str as the text they hold. Raises InvalidRequest."""
+def as_text(name: str, value: object) -> str:
+    """The value as an exact str, also of an enum member or another subclass of str. Raises InvalidRequest."""
     if type(value) is str:
         return value
     if not isinstance(value, str):
-        raise InvalidRequest(f"{what} is text, not {type(value).__name__}: {value!r:.60}", "invalid_type")
+        raise InvalidRequest(f"{name} is text, not {type(value).__name__}: {value!r:.60}", "invalid_type")
     return str.__str__(value)
 
 
-def utf8(what: str, value: str) -> bytes:
-    """The text's bytes. Raises InvalidRequest for half of a surrogate pair, which is no Unicode."""
+def utf8(name: str, value: str) -> bytes:
+    """The text as UTF-8. Raises InvalidRequest for half of a surrogate pair."""
     try:
         return value.encode()
     except UnicodeEncodeError as error:
-        raise InvalidRequest(f"{what} is no Unicode text: {error}", "invalid_text") from None
+        raise InvalidRequest(f"{name} is no Unicode text: {error}", "invalid_text") from None
 
 
-def number_of_seconds(what: str, value: object) -> float:
-    """A number of seconds. Raises InvalidRequest for anything else, a timedelta and a bool included."""
+def number_of_seconds(name: str, value: object) -> float:
+    """The value as seconds. Raises InvalidRequest unless it is a number; a timedelta or bool is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         hint = "; write its .total_seconds()" if isinstance(value, timedelta) else ""
-        raise InvalidRequest(f"{what} is a number of seconds, not {type(value).__name__}{hint}", "invalid_type")
+        raise InvalidRequest(f"{name} is a number of seconds, not {type(value).__name__}{hint}", "invalid_type")
     try:
         return float(value)
     except OverflowError:
-        raise InvalidRequest(f"{what} is too large a number of seconds", "out_of_bounds") from None
+        raise InvalidRequest(f"{name} is too large a number of seconds", "out_of_bounds") from None
 
 
 def resolve_key(message: Message) -> str | None:
-    """The key as text; asks a callable. Raises InvalidRequest if that gives nothing, bytes, or no Unicode text."""
+    """The key as text; calls a callable. Raises InvalidRequest if that returns None, bytes, or no Unicode text."""
     key = message.key
     if callable(key):
         key = key()
         if key is None:
             raise InvalidRequest(
-                f"the key of a message to {message.topic!r} is None even after the flush; is its row in this session?",
+                f"the key of a message to {message.topic!r} is None even after the flush: add its row to this session",
                 "invalid_key",
             )
-    if isinstance(key, bytes | bytearray | memoryview):  # their `str` is how Python shows them
-        raise InvalidRequest(f"a key is text or a number, not {type(key).__name__}: decode it", "invalid_type")
+    if isinstance(key, bytes | bytearray | memoryview):  # str() would give Python's notation of the bytes
+        raise InvalidRequest(f"a key must be text or a number, not {type(key).__name__}: decode it", "invalid_type")
     return None if key is None else as_text("a key", key if isinstance(key, str) else str(key))
 
 
 @dataclass(slots=True, frozen=True)
 class ReceivedMessage:
-    """A message as a handler gets it. `attempt` counts from 1; `committed_at` is RFC 3339 in UTC.
+    """A message as a handler receives it. `attempt` counts from 1; `committed_at` is RFC 3339 in UTC.
 
-    `replay` is 0, or the number of a reset or redrive that was to repeat effects: an inbox keeps the runs apart.
+    `replay` is 0, or the number of the reset or redrive that repeats effects; it is part of an inbox row's key.
     """
 
     id: str
@@ -142,7 +141,7 @@ class ReceivedMessage:
 
     @property
     def first_id(self) -> str:
-        """The id that the message had before it was dead and sent again; its own if it never was."""
+        """The id of the message before it was redriven; its own id if it never was."""
         named = self.headers.get(FIRST_ID, "")
         return named if _MESSAGE_ID.match(named) else self.id
 
@@ -156,13 +155,13 @@ class ReceivedMessage:
         return msgspec.json.decode(self.body)
 
     def decode(self, kind: type[T]) -> T:
-        """The body as a pydantic model, a dataclass, a msgspec struct or what else its JSON fits.
+        """The JSON body as a pydantic model, a dataclass, a msgspec struct or any other type that msgspec decodes.
 
-        Raises DeadLetter for a body that does not fit: trying again would not help.
+        Raises DeadLetter if the body does not fit the type, because another attempt would not help.
         """
         read = getattr(kind, "model_validate_json", None)
         try:
-            found: T = read(self.body) if read is not None else msgspec.json.decode(self.body, type=kind)
+            value: T = read(self.body) if read is not None else msgspec.json.decode(self.body, type=kind)
         except (ValueError, msgspec.DecodeError) as error:
-            raise DeadLetter(f"the body is no {kind.__name__}: {str(error)[:300]}") from None
-        return found
+            raise DeadLetter(f"the body does not fit {kind.__name__}: {str(error)[:300]}") from None
+        return value

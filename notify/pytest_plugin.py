@@ -1,4 +1,4 @@
-"""pytest: the fixture `notify_server`, a server in memory of each test's own. Every pytest loads this: it is small."""
+"""The pytest fixture `notify_server`: a server in memory for each test. Small, because every pytest run loads it."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ from notify.errors import InvalidRequest
 from notify.limits import LIMITS
 
 
-def _setting(default: Any, doc: str, low: float | None = None, high: float | None = None, **more: bool) -> Any:
+def _setting(default: Any, doc: str, low: float | None = None, high: float | None = None, **flags: bool) -> Any:
     """A field of Settings. `live=True`: it may change while servers run; `secret=True`: its value is never shown."""
     return field(
-        default=default, metadata={"doc": doc, "low": low, "high": high, "live": False, "secret": False} | more
+        default=default, metadata={"doc": doc, "low": low, "high": high, "live": False, "secret": False} | flags
     )
 
 

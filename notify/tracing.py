@@ -1,8 +1,7 @@
-"""Traces by OpenTelemetry, in a message's headers from its producer to its effect.
+"""OpenTelemetry traces from a message's producer to its effect; the message's header `traceparent` carries the context.
 
-Where `opentelemetry-api` is not installed, or nobody has set a tracer provider, nothing happens. Names and attributes
-follow the conventions for messaging (https://opentelemetry.io/docs/specs/semconv/messaging/): the context travels
-inside the message, as W3C's `traceparent`.
+Without `opentelemetry-api`, or without a tracer provider, nothing is traced. Names and attributes follow the
+conventions for messaging (https://opentelemetry.io/docs/specs/semconv/messaging/).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _SCOPE = "notify"
 
 
 class Traced(Protocol):
-    """A message on its way out."""
+    """A message that is being sent."""
 
     topic: str
     headers: dict[str, str] | None
@@ -36,12 +35,12 @@ class Traced(Protocol):
 
 @cache
 def _tracer() -> trace.Tracer:
-    """Made once; before a provider is set it stands for the one to come."""
+    """The tracer, made once; OpenTelemetry connects it to a provider that is set later."""
     return trace.get_tracer(_SCOPE)
 
 
 def parse(headers: Mapping[str, str] | None) -> SpanContext | None:
-    """The sampled context that headers carry; None where there is none, or it is not sampled."""
+    """The span context in the headers; None if there is none, or it is not sampled."""
     text = (headers or {}).get(HEADER) if trace is not None else None
     if text is None or len(text) != 55 or text[:3] != "00-":
         return None
@@ -49,13 +48,13 @@ def parse(headers: Mapping[str, str] | None) -> SpanContext | None:
         trace_id, span_id, flags = int(text[3:35], 16), int(text[36:52], 16), int(text[53:], 16)
     except ValueError:
         return None
-    found = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
-    return found if found.is_valid and found.trace_flags.sampled else None
+    context = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
+    return context if context.is_valid and context.trace_flags.sampled else None
 
 
 @contextlib.contextmanager
 def sending(messages: Sequence[Traced]) -> Iterator[None]:
-    """A span around sending messages; each gets its context. A header that is there already stays."""
+    """A span around sending messages; each message gets its context, unless it has a `traceparent` already."""
     if trace is None or not messages:
         yield
         return
@@ -73,7 +72,7 @@ def sending(messages: Sequence[Traced]) -> Iterator[None]:
 
 
 def _has_room(headers: Mapping[str, str], text: str) -> bool:
-    """Whether one more header is within the bounds: a trace must not have a message refused."""
+    """Whether one more header is within the bounds; tracing must not cause a refusal."""
     size = sum([len(name.encode()) + len(value.encode()) for name, value in headers.items()])
     return len(headers) < LIMITS.headers and size + len(HEADER) + len(text) <= LIMITS.headers_bytes
 
@@ -82,20 +81,20 @@ def _has_room(headers: Mapping[str, str], text: str) -> bool:
 def continued(
     operation: str, topic: str, headers: Mapping[str, str] | None, **attributes: str | int
 ) -> Iterator[Callable[[str, str | int], None]]:
-    """A span `operation topic` that goes on with what the headers say. Gives what sets further attributes."""
+    """A span `operation topic` whose parent is in the headers. Yields a function that sets further attributes."""
     context = parse(headers)
     if context is None:
         yield lambda name, value: None
         return
     parent = trace.set_span_in_context(NonRecordingSpan(context))
     kind = SpanKind.CONSUMER if operation == "process" else SpanKind.CLIENT
-    found = _attributes(operation, topic) | {f"messaging.{name}": value for name, value in attributes.items()}
-    with _tracer().start_as_current_span(f"{operation} {topic}", parent, kind, found) as span:
+    span_attributes = _attributes(operation, topic) | {f"messaging.{name}": value for name, value in attributes.items()}
+    with _tracer().start_as_current_span(f"{operation} {topic}", parent, kind, span_attributes) as span:
         yield span.set_attribute
 
 
 def traced(function: Callable[..., T], group: str, message: Any) -> Callable[..., T]:
-    """`function` within `processing`, for a thread; the function itself where the message has no trace."""
+    """`function` wrapped in `processing`, for a thread; unwrapped if the message has no trace."""
     if parse(message.headers) is None:
         return function
 
@@ -107,7 +106,7 @@ def traced(function: Callable[..., T], group: str, message: Any) -> Callable[...
 
 
 def processing(group: str, message: Any) -> Any:
-    """A span around the handling of a message that was received."""
+    """A span around the handling of a received message."""
     attributes = {"consumer.group.name": group, "message.id": message.id, "notify.attempt": message.attempt}
     return continued("process", message.topic, message.headers, **attributes)
 
@@ -115,13 +114,15 @@ def processing(group: str, message: Any) -> Any:
 def record(
     operation: str, topic: str, headers: Mapping[str, str] | None, start_us: int, end_us: int, **attributes: str | int
 ) -> None:
-    """Records a server's work for a message, from and to microseconds since 1970, as a span of the message's trace."""
+    """Record a server's work for a message as a span of its trace; instants in microseconds since 1970."""
     context = parse(headers)
     if context is None:
         return
     parent = trace.set_span_in_context(NonRecordingSpan(context))
-    found = _attributes(operation, topic) | {f"messaging.{name}": value for name, value in attributes.items()}
-    span = _tracer().start_span(f"{operation} {topic}", parent, SpanKind.SERVER, found, start_time=start_us * 1000)
+    span_attributes = _attributes(operation, topic) | {f"messaging.{name}": value for name, value in attributes.items()}
+    span = _tracer().start_span(
+        f"{operation} {topic}", parent, SpanKind.SERVER, span_attributes, start_time=start_us * 1000
+    )
     span.end(end_us * 1000)
 
 
@@ -134,9 +135,9 @@ def _attributes(operation: str, topic: str) -> dict[str, Any]:
 
 
 def export_from_environment() -> None:
-    """Send this process's spans where OpenTelemetry's environment variables say (`OTEL_EXPORTER_OTLP_ENDPOINT`, …).
+    """Export this process's spans as OpenTelemetry's environment variables say (`OTEL_EXPORTER_OTLP_ENDPOINT`, …).
 
-    Raises ImportError where the extra `otel` is not installed.
+    Raises ImportError if the extra `otel` is not installed.
     """
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource

@@ -1,7 +1,7 @@
-"""The schemas of the data routes, once for JSON and msgpack, and the canonical encoding of a message in storage.
+"""The schemas of the data routes, for JSON and msgpack, and the canonical encoding of a message in storage.
 
-The two formats differ in one field: a body is text in JSON and bytes in msgpack; `body_base64` serves both. What
-the types cannot say (bounds, names) is checked in notify/limits.py.
+The two formats differ in one field: a body is text in JSON and bytes in msgpack; `body_base64` works in both.
+notify/limits.py checks bounds and names, which types cannot express.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 
 class Fields(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of what comes in: an unknown field refuses the request."""
+    """The base of requests: an unknown field is refused."""
 
 
 # --- messages -------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ class PackedPublished(PackedMessage):
 
 
 class Payload(Struct, omit_defaults=True):
-    """A message as storage keeps it and deliveries repeat it: its msgpack form is canonical."""
+    """A message as storage keeps it and deliveries send it; its msgpack form is canonical."""
 
     topic: str
     body: bytes
@@ -144,19 +144,19 @@ class JsonBridgedTransaction(Fields):
 
 
 class BridgeFields(Fields):
-    """`expected_position` and `position` are the bridge's own words; empty: from the beginning."""
+    """`expected_position` and `position` are opaque texts of the bridge; empty: the beginning."""
 
     epoch: int
     expected_position: str
     position: str
     claim: bool = False
     prepare: bool = False
-    """A part of a large transaction: it stays invisible until a later batch names its ids in `commit`."""
+    """Whether this is a part of a large transaction: invisible until a later batch names its ids in `commit`."""
     commit: list[str] = []
     lag: float | None = None
-    """Seconds between a commit in the database and now, of the newest one in this batch."""
+    """Seconds since the newest commit of this batch in the database."""
     note: str | None = None
-    """The bridge's report of itself, shown by the administrator's list."""
+    """The bridge's report about itself, shown in the list of bridges."""
 
 
 class JsonBridgeBatch(BridgeFields):
@@ -174,7 +174,7 @@ class Bridged(Struct, omit_defaults=True):
     epoch: int
     stored: int = 0
     known: int = 0
-    """Transactions that were there already."""
+    """Transactions that the log had already."""
     refused: list[Item] = []
 
 
@@ -224,7 +224,7 @@ class Settle(Fields):
 
 
 class Item(Struct, omit_defaults=True, gc=False):
-    """The result of one item of a batch; `status` is the HTTP status it alone would have had."""
+    """The result of one item of a batch; `status` is the HTTP status of a request with this item alone."""
 
     id: str
     status: int
@@ -252,7 +252,7 @@ class SettledItems(Struct):
 
 
 class DeliveryHead(Struct, gc=False):
-    """The part of a delivery that is not the message itself."""
+    """A delivery without the message itself."""
 
     receipt: str
     id: str
@@ -263,7 +263,7 @@ class DeliveryHead(Struct, gc=False):
 
 
 class ReplayedHead(DeliveryHead, gc=False):
-    """The head of a delivery that is to have its effects again. An older SDK passes over the field `replay`."""
+    """The head of a delivery that repeats effects. An older SDK ignores the field `replay`."""
 
     replay: int
 
@@ -290,7 +290,7 @@ class Received(Struct):
 
 
 class Pulled(Struct):
-    """The answer to a pull (msgpack)."""
+    """The answer to a read of a queue (msgpack)."""
 
     messages: list[Delivered]
     next_offset: int
@@ -320,7 +320,7 @@ class Checks(Struct):
 
 
 class Problem(Struct, omit_defaults=True):
-    """RFC 9457."""
+    """An error as RFC 9457 describes it."""
 
     type: str
     title: str

@@ -118,7 +118,7 @@ def _beside_a_drain(plan: Plan, server: ServerProcess, directory: Path) -> dict[
     beside: list[tuple[float, float, int]] = []
     sent = 0
     for _ in range(plan.runs):
-        for found, draining in ((alone, False), (beside, True)):
+        for samples, draining in ((alone, False), (beside, True)):
             stop = directory / "stop"
             stop.unlink(missing_ok=True)
             groups = [[HEAD_GROUP], [FROM_START]] if draining else [[HEAD_GROUP]]
@@ -136,7 +136,7 @@ def _beside_a_drain(plan: Plan, server: ServerProcess, directory: Path) -> dict[
             drained = children.result(drains[1])["groups"][0]["unique"] if draining else 0
             sent += load["acknowledged"]
             rate = load["committed"] / load["seconds"]
-            found.append((rate, _median(head["latencies"]), drained))
+            samples.append((rate, _median(head["latencies"]), drained))
     ratios = [b[0] / a[0] for a, b in zip(alone, beside, strict=True)]
     slower = [b[1] / a[1] for a, b in zip(alone, beside, strict=True) if a[1]]
     return {
@@ -155,8 +155,8 @@ def _median(values: list[float]) -> float:
 
 def _drain(server: ServerProcess, group: str, messages: int) -> dict[str, Any]:
     spec = {"url": server.url, "groups": [group], "expected": messages}
-    found: dict[str, Any] = children.result(children.start("notify.bench.drain", spec))["groups"][0]
-    return found
+    group_result: dict[str, Any] = children.result(children.start("notify.bench.drain", spec))["groups"][0]
+    return group_result
 
 
 def drop_caches(directory: Path) -> bool:

@@ -64,14 +64,14 @@ def run(plan: Plan) -> dict[str, Any]:
         per_second = plan.rows / seconds
         rate = min(plan.rate, per_second / 2)
         live = asyncio.run(_live(plan, url, server.url, name, rate))
-        found = asyncio.run(_pull(server.url))
-        lags = sorted(at - began for name, (at, began) in found.times.items() if name in live)
+        messages = asyncio.run(_pull(server.url))
+        lags = sorted(at - began for name, (at, began) in messages.times.items() if name in live)
         wanted = written | live
         return {
             "rows_per_second": round(per_second),
             "lag_p99_ms": _ms(lags, 0.99),
-            "lost": len(wanted - found.times.keys()),
-            "duplicated": found.duplicated,
+            "lost": len(wanted - messages.times.keys()),
+            "duplicated": messages.duplicated,
             "rows": len(wanted),
             "lag_p50_ms": _ms(lags, 0.5),
             "lag_at_rows_per_second": round(rate),
@@ -100,8 +100,8 @@ def write(url: URL, rows: int, body: int, rate: float = 0.0) -> set[str]:
             database=url.database, autocommit=True,
         )  # fmt: skip
         started = time.perf_counter()
-        mine = range(number, rows, WRITERS)
-        for done, _ in enumerate(mine):
+        numbers = range(number, rows, WRITERS)
+        for done, _ in enumerate(numbers):
             if rate:
                 time.sleep(max(0.0, started + done * WRITERS / rate - time.perf_counter()))
             name = ids.to_text(ids.new_id())
@@ -161,14 +161,14 @@ class _Found:
 
 async def _pull(url: str) -> _Found:
     http = HttpClient(url)
-    found = _Found({}, 0)
+    messages = _Found({}, 0)
     try:
         async for m in pulled(http, TOPIC):
             name = m.id.partition(".")[0]
-            found.duplicated += name in found.times
+            messages.duplicated += name in messages.times
             at = msgspec.convert(m.committed_at, type=datetime).timestamp()
-            found.times[name] = (at, int.from_bytes(m.body[:8]) / 1e9)
-        return found
+            messages.times[name] = (at, int.from_bytes(m.body[:8]) / 1e9)
+        return messages
     finally:
         http.close()
 

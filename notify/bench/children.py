@@ -52,5 +52,5 @@ def result(child: subprocess.Popen[str], seconds: float = LONGEST_SECONDS) -> di
         raise NotifyError(f"a process of the bench was not done after {seconds:g} s") from None
     if child.returncode != 0:
         raise NotifyError(f"a process of the bench failed with exit code {child.returncode}")
-    found: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return found
+    printed: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return printed

@@ -61,20 +61,20 @@ async def consume(spec: dict[str, Any]) -> dict[str, Any]:
     settling: set[asyncio.Task[bytes]] = set()
     stop = Path(spec["stop"])
     while True:
-        found = (await receive(0.3)).messages
-        if not found:
+        messages = (await receive(0.3)).messages
+        if not messages:
             if await asyncio.to_thread(stop.exists):
                 break
             continue
         now = time.time()
         last_at = time.perf_counter()
         first_at = first_at or last_at
-        counts.update([m.id for m in found])
-        if len(found) < 200:
-            latencies.extend([now - datetime.fromisoformat(m.committed_at).timestamp() for m in found])
+        counts.update([m.id for m in messages])
+        if len(messages) < 200:
+            latencies.extend([now - datetime.fromisoformat(m.committed_at).timestamp() for m in messages])
         else:
-            latencies.append(now - datetime.fromisoformat(found[0].committed_at).timestamp())
-        body = encode_msgpack(Settle(ranges([m.receipt for m in found])))
+            latencies.append(now - datetime.fromisoformat(messages[0].committed_at).timestamp())
+        body = encode_msgpack(Settle(ranges([m.receipt for m in messages])))
         settle = asyncio.ensure_future(http.call("POST", f"/v1/groups/{GROUP}/settle", body, 60))
         settling.add(settle)
         settle.add_done_callback(settling.discard)

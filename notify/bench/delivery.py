@@ -48,14 +48,14 @@ def run(plan: Plan) -> dict[str, Any]:
         ]
         results = [children.result(child) for child in drains]
         cpu = server.cpu_seconds() - cpu
-    found = [group for r in results for group in r["groups"]]
+    drained = [group for r in results for group in r["groups"]]
     seconds = max(r["seconds"] for r in results)
-    unique = sum(g["unique"] for g in found)
+    unique = sum(g["unique"] for g in drained)
     return {
         "deliveries_per_second": round(unique / seconds),
         "groups": plan.groups,
         "lost": plan.groups * plan.messages - unique,
-        "duplicated": sum(g["received"] for g in found) - unique,
+        "duplicated": sum(g["received"] for g in drained) - unique,
         "flush": "sync",
         "cores": round(cpu / seconds, 2),
     }

@@ -47,9 +47,9 @@ class Drain:
         request = Receive(instance=f"{self.group}-bench", max=self.spec.get("max", MAX), wait=wait, lease=60)
         return _decode(await self.http.call("POST", f"/v1/groups/{self.group}/receive", encode_msgpack(request), 90))
 
-    def count(self, found: Received) -> None:
+    def count(self, received: Received) -> None:
         now = time.time()
-        for m in found.messages:
+        for m in received.messages:
             seen = self.seen.get((m.topic, m.queue))
             if seen is None:
                 seen = self.seen[(m.topic, m.queue)] = bytearray(1 << 16)
@@ -58,8 +58,8 @@ class Drain:
             if not seen[m.offset]:
                 seen[m.offset] = 1
                 self.unique += 1
-        self.received += len(found.messages)
-        self.latencies.append(now - datetime.fromisoformat(found.messages[0].committed_at).timestamp())
+        self.received += len(received.messages)
+        self.latencies.append(now - datetime.fromisoformat(received.messages[0].committed_at).timestamp())
 
     async def run(self) -> None:
         expected = self.spec.get("expected") or 0
@@ -67,19 +67,19 @@ class Drain:
         settling: set[asyncio.Task[bytes]] = set()
         until = time.perf_counter() + self.spec.get("seconds", 3600)
         while time.perf_counter() < until and not (expected and self.unique >= expected):
-            found = await self.receive(0.3)
-            if not found.messages:
+            received = await self.receive(0.3)
+            if not received.messages:
                 if stop is not None and await asyncio.to_thread(stop.exists):
                     break
                 continue
             now = time.perf_counter()
             self.first_at = self.first_at or now
             self.last_at = now
-            self.count(found)
-            self.marks.append((time.time(), len(found.messages)))
+            self.count(received)
+            self.marks.append((time.time(), len(received.messages)))
             if self.is_slow:
                 break  # it holds what it has, and asks no more
-            body = encode_msgpack(Settle(ranges([m.receipt for m in found.messages])))
+            body = encode_msgpack(Settle(ranges([m.receipt for m in received.messages])))
             settle = asyncio.ensure_future(self.http.call("POST", f"/v1/groups/{self.group}/settle", body, 60))
             settling.add(settle)
             settle.add_done_callback(settling.discard)

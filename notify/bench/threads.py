@@ -93,11 +93,11 @@ def _round(call: Any, clients: int, seconds: float) -> tuple[list[float], float,
     latencies: list[float] = []
 
     def caller() -> None:
-        mine = []
+        own_latencies = []
         while (started := time.perf_counter()) < stop_at:
             call()
-            mine.append(time.perf_counter() - started)
-        latencies.extend(mine)
+            own_latencies.append(time.perf_counter() - started)
+        latencies.extend(own_latencies)
 
     callers = [threading.Thread(target=caller) for _ in range(clients)]
     began, cpu = time.perf_counter(), time.process_time()

@@ -61,7 +61,7 @@ def run(plan: Plan) -> dict[str, Any]:
     }
     for count, values in rates.items():
         # Each against its neighbour in time: the machine may be busier in one round than in another.
-        ratios = [many / one for many, one in zip(values, few, strict=True)]
+        ratios = [many / few_rate for many, few_rate in zip(values, few, strict=True)]
         summary[f"ratio_{count}_to_16"] = round(statistics.median(ratios), 3)
         summary[f"spread_{count}"] = [round(min(ratios), 3), round(max(ratios), 3)]
     return summary
@@ -74,7 +74,7 @@ def _fill(server: ServerProcess, messages: int, topics: int) -> None:
 
 def _bytes_per_topic(count: int) -> float:
     """Measures what so many topics of one message take beside as many messages in few topics; median of three pairs."""
-    found = []
+    bytes_each = []
     for _ in range(3):
         grown = []
         for topics in (FEW, count):
@@ -86,8 +86,8 @@ def _bytes_per_topic(count: int) -> float:
                 time.sleep(0.5)
                 grown.append(server.anonymous_bytes() - before)
                 server.stop()
-        found.append((grown[1] - grown[0]) / count)
-    return statistics.median(found)
+        bytes_each.append((grown[1] - grown[0]) / count)
+    return statistics.median(bytes_each)
 
 
 def _acknowledged(directory: Path, topics: int) -> list[str]:
@@ -104,7 +104,7 @@ def _rate(plan: Plan, server: ServerProcess, topics: int, directory: Path) -> tu
         body=plan.body,
         topics=topics,
     )
-    found = children.result(load)
+    result = children.result(load)
     with (directory / f"acknowledged-{topics}").open("a") as file:
         file.write((directory / "ids").read_text() + "\n")
-    return found["committed"] / found["seconds"], found["acknowledged"]
+    return result["committed"] / result["seconds"], result["acknowledged"]

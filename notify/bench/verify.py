@@ -27,12 +27,12 @@ async def pulled(http: HttpClient, topic: str, queue: int = 0, offset: int = 0) 
     """Every message of a queue from an offset on, in order. Raises what a pull raises."""
     while True:
         path = f"/v1/topics/{topic}/queues/{queue}/messages?offset={offset}&max=5000"
-        found = msgspec.msgpack.decode(await http.call("GET", path, b"", 60), type=Pulled)
-        if not found.messages:
+        page = msgspec.msgpack.decode(await http.call("GET", path, b"", 60), type=Pulled)
+        if not page.messages:
             return
-        for message in found.messages:
+        for message in page.messages:
             yield message
-        offset = found.next_offset
+        offset = page.next_offset
 
 
 def count_in_queues(url: str, prefix: str) -> dict[str, int]:
@@ -68,8 +68,8 @@ def missing_in_database(storage: str, acknowledged: set[str]) -> int:
     t = server_half_message.c
     with open_engine(storage).connect() as connection:
         connection = connection.execution_options(stream_results=True)
-        found = connection.execute(sa.select(t.transaction_id).where(t.state == "COMMITTED", t.message_no == 0))
-        return len(acknowledged - {str(row[0]) for row in found})
+        rows = connection.execute(sa.select(t.transaction_id).where(t.state == "COMMITTED", t.message_no == 0))
+        return len(acknowledged - {str(row[0]) for row in rows})
 
 
 def committed_in_all(url: str, acknowledged: list[str], sent_besides: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Check-back: when an outcome gets lost, the server asks the producer what became of the local transaction."""
+"""Check-back: if an outcome gets lost, the server asks the producer group whether the local transaction committed."""
 
 from notify.check.listener import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
 from notify.check.local import LocalTransactionCheck

@@ -1,4 +1,4 @@
-"""The answers to checks: the question, the answer, and the listener that a service may write itself."""
+"""The types of check-back: the half that is asked about, the outcome, and the listener that answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from notify.wire import CheckedMessage
 
 
 class Outcome(enum.Enum):
-    """The outcome of a transaction. Only COMMIT and ROLLBACK resolve; UNKNOWN is asked again."""
+    """The answer to a check. COMMIT and ROLLBACK decide the transaction; after UNKNOWN it is checked again."""
 
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"
@@ -19,15 +19,16 @@ class Outcome(enum.Enum):
 
 
 class CheckUnavailable(Exception):
-    """The answer cannot be known now: no check is used up. `str()` says why."""
+    """The check cannot be answered now; it does not count as an attempt. `str()` says why."""
 
 
 @dataclass(slots=True, frozen=True)
 class HalfMessage:
     """An undecided transaction that a server asks about.
 
-    `id`: transaction id as text; `shard`: the server's log that asks; `source`: the database that the half names;
-    `attempt`: which check this is, from 1; `messages`: topic, body (bytes), key, tag and headers of each.
+    `id`: the transaction id as text; `shard`: the log or database that has the half; `source`: the id of the
+    producer's database; `attempt`: the number of this check, from 1; `messages`: topic, body (bytes), key, tag and
+    headers of each.
     """
 
     id: str
@@ -43,11 +44,11 @@ class HalfMessage:
 
 
 class CheckMessageListener:
-    """Answers checks for the topics it names, instead of the local table.
+    """Answers checks of the topics in `topics`, instead of the local table.
 
-    `check` runs in a thread of its own and may look into a database; what it raises counts as UNKNOWN and uses up no
-    check. Beware of the trap: while the local transaction is still in flight, a plain SELECT sees nothing, and
-    ROLLBACK would then be wrong. Answer UNKNOWN unless what you see is final.
+    `check` runs in a thread of its own and may query a database. An exception counts as UNKNOWN, and the check does
+    not count as an attempt. While the local transaction is still running, a plain SELECT does not see its rows, and
+    ROLLBACK would be wrong: answer UNKNOWN unless the result is final.
     """
 
     topics: ClassVar[Sequence[str]] = ()

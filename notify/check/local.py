@@ -1,4 +1,4 @@
-"""LocalTransactionCheck: the default listener, answered by the service's own half_message table."""
+"""LocalTransactionCheck: the default listener, which answers from the service's own half_message table."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ log = logging.getLogger("notify.check")
 
 
 class LocalTransactionCheck(CheckMessageListener):
-    """Asks the database of `engine` (an Engine, or the sync_engine of an AsyncEngine in `answer`)."""
+    """Answers checks from the database of `engine`."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
     def check(self, half: HalfMessage) -> Outcome:
-        """COMMIT or ROLLBACK, as the local row says. Raises CheckUnavailable if that cannot be known now."""
+        """COMMIT or ROLLBACK according to the local row. Raises CheckUnavailable if the database cannot tell now."""
         try:
             with self.engine.connect() as connection:
                 return answer(connection, half)
@@ -32,17 +32,17 @@ class LocalTransactionCheck(CheckMessageListener):
 
 
 def out_of_reach(error: Exception) -> CheckUnavailable:
-    """The answer to a check whose database could not be asked; the log has the traceback of what no database raises."""
+    """The error for a check whose database could not be asked. Logs the traceback of errors that no database raises."""
     if not isinstance(error, SQLAlchemyError | OSError):
-        log.error("asking the database failed, and it is not the database's fault", exc_info=error)
-    return CheckUnavailable(f"the database is out of reach: {type(error).__name__}")
+        log.error("asking the database failed with an error that is not the database's", exc_info=error)
+    return CheckUnavailable(f"the database cannot be reached: {type(error).__name__}")
 
 
 def answer(connection: Connection, half: HalfMessage) -> Outcome:
-    """The outcome of a half by the local table on this connection.
+    """The outcome of a half according to the local table on this connection.
 
-    Raises CheckUnavailable where the database is another one than the half names, where the row may have been
-    purged, or where the database did not answer in time.
+    Raises CheckUnavailable if the half names another database, if the row may have been purged, or if the database
+    does not answer in time.
     """
     with short_waits(connection):
         return _answer(connection, half)
@@ -55,11 +55,13 @@ def _answer(connection: Connection, half: HalfMessage) -> Outcome:
     except SQLAlchemyError as error:
         raise CheckUnavailable(f"the database did not answer: {type(error).__name__}") from error
     if source != half.source:
-        raise CheckUnavailable(f"this database is source {source}, the half came from {half.source or 'none'}")
+        raise CheckUnavailable(
+            f"this database is source {source}, but the half came from source {half.source or '(none)'}"
+        )
     stands = ask(connection, half.id, half.producer_group)
     if stands.state == "COMMITTED" and half.shard in stands.shards:
         return Outcome.COMMIT
-    # A tombstone, or a half that this transaction does not count as its own: a retry stored it elsewhere.
+    # A tombstone; or the transaction stored its half on another shard by a retry, and this half is a leftover.
     return Outcome.ROLLBACK
 
 

@@ -1,9 +1,9 @@
-"""The atomic question: did this transaction commit here? Asking settles it: from then on it cannot commit.
+"""The atomic question: did this transaction commit here? If not, asking makes sure that it never will.
 
-In a fresh READ COMMITTED transaction on the primary a tombstone with the transaction's id is inserted, ignoring a
-conflict, and then what stands there is read. A transaction in flight holds the row's lock, so the question waits
-for it, or gives up after a lock timeout and knows nothing. The answer is always taken from the SELECT, never from
-the row count. https://www.postgresql.org/docs/15/sql-insert.html, https://mariadb.com/kb/en/set-statement/
+In a new READ COMMITTED transaction on the primary a tombstone with the transaction's id is inserted, a conflict is
+ignored, and then the row is read. A running transaction holds the row's lock, so the question waits for it, or gives up
+after a lock timeout without an answer. The answer comes from the SELECT, never from the row count.
+https://www.postgresql.org/docs/15/sql-insert.html, https://mariadb.com/kb/en/set-statement/
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from notify import ids
 from notify.check.listener import CheckUnavailable
 
 LOCK_TIMEOUT_MS = 300
-"""How long a question waits for a transaction in flight; on MariaDB and MySQL a whole second."""
+"""How long a question waits for a running transaction; MariaDB and MySQL round up to a second."""
 
 _TOMBSTONE = (
     "INSERT INTO half_message"
@@ -38,16 +38,16 @@ _SQLITE = sa.text(_TOMBSTONE.format(now="strftime('%Y-%m-%d %H:%M:%f', 'now')", 
 
 @dataclass(slots=True, frozen=True)
 class Stands:
-    """The local table's answer: the row's state, and the shards whose half belongs to it."""
+    """A row of the local table: its state, and the shards that have the transaction's halves."""
 
     state: str
     shards: tuple[str, ...]
 
 
 def read_source(connection: Connection) -> tuple[str, int]:
-    """The database's source id and up to which time (milliseconds) its rows were purged by force.
+    """The database's source id, and the time in milliseconds before which its rows were purged by force.
 
-    Raises CheckUnavailable if the tables are not there.
+    Raises CheckUnavailable if notify_source is empty, SQLAlchemy's error if the table is missing.
     """
     row = connection.execute(_SOURCE).one_or_none()
     if row is None:
@@ -56,10 +56,10 @@ def read_source(connection: Connection) -> tuple[str, int]:
 
 
 def ask(connection: Connection, transaction_id: str, producer_group: str) -> Stands:
-    """Ask in a transaction of its own on a connection that has none open.
+    """Ask in a transaction of its own; the connection must have none open.
 
-    Raises CheckUnavailable on a lock timeout or any error of the database, and where no commit stands and the rows of
-    that time were purged by force: then nothing is known, and no tombstone is left.
+    Raises CheckUnavailable on a lock timeout or another error of the database, and if there is no committed row and
+    rows of that time were purged by force: then the outcome is unknown, and no tombstone remains.
     """
     dialect = connection.dialect
     parameters = {"id": transaction_id, "producer_group": producer_group}
@@ -84,25 +84,25 @@ def ask(connection: Connection, transaction_id: str, producer_group: str) -> Sta
         elif dialect.name == "sqlite":
             stands = _ask_sqlite(connection, parameters)
         else:
-            raise CheckUnavailable(f"there is no check for {dialect.name}; write a CheckMessageListener")
+            raise CheckUnavailable(f"checks do not support {dialect.name}: write a CheckMessageListener")
     except sa.exc.SQLAlchemyError as error:
         raise CheckUnavailable(f"the database did not answer: {type(error).__name__}") from error
     return stands
 
 
 def _read(connection: Connection, parameters: dict[str, str]) -> Stands:
-    """The row that stands after the insert.
+    """The row after the insert.
 
-    The purge's mark is read last, and not before the insert: a purge that deletes the row meanwhile has set it then,
-    and this transaction, which would leave a tombstone in the row's place, is rolled back.
+    The purge's mark is read last. A purge that deleted the row during this transaction has set the mark by then, and
+    this transaction is rolled back, so that it leaves no tombstone in place of the row.
     """
     row = connection.execute(_STANDS, parameters).one_or_none()
     if row is None:
-        raise CheckUnavailable("no row stands after the insert")
+        raise CheckUnavailable("the row is missing after its insert")
     stands = Stands(str(row[0]), tuple(s for s in str(row[1]).split(",") if s))
     purged_before = int(connection.execute(_PURGED).scalar_one())
     if stands.state != "COMMITTED" and ids.milliseconds(ids.from_text(parameters["id"])) <= purged_before:
-        raise CheckUnavailable("rows of that time were purged by force; an operator has to decide")
+        raise CheckUnavailable("rows of that time were purged by force: an operator has to decide")
     return stands
 
 
@@ -116,7 +116,7 @@ def _ask_sqlite(connection: Connection, parameters: dict[str, str]) -> Stands:
 
 @contextmanager
 def short_waits(connection: Connection) -> Iterator[None]:
-    """On SQLite, have statements wait for its one lock no longer than a check may; before a transaction begins."""
+    """On SQLite, bound the wait for its one lock; enter this before a transaction begins."""
     if connection.dialect.name != "sqlite":
         yield
         return
@@ -129,7 +129,7 @@ def short_waits(connection: Connection) -> Iterator[None]:
 
 
 def _busy_timeout(connection: Connection, milliseconds: int | None) -> int:
-    """Read or set it on the driver's connection, past SQLAlchemy, which would begin a transaction."""
+    """Read or set the timeout on the driver's connection, because SQLAlchemy would begin a transaction."""
     cursor = connection.connection.cursor()
     try:
         cursor.execute("PRAGMA busy_timeout" + ("" if milliseconds is None else f" = {milliseconds}"))

@@ -1,4 +1,4 @@
-"""When a transaction is asked about again: exponential back-off with jitter, then parked and asked now and then."""
+"""The times of checks: exponential back-off with jitter, then a slow rate for parked transactions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CheckSchedule:
-    """Times in seconds. Only answered checks count: an unreachable producer uses up none (RocketMQ issue 8311)."""
+    """Times in seconds. Only answered checks count as attempts (RocketMQ issue 8311)."""
 
     attempts: int = 15
     backoff: float = 5.0
@@ -17,7 +17,7 @@ class CheckSchedule:
     parked_every: float = 600.0
 
     def delay_us(self, answered: int, parked: bool, jitter: random.Random) -> int:
-        """Microseconds until the next check after this many answered ones; spread by up to a fifth."""
+        """Microseconds until the next check after `answered` answers; lengthened by up to a fifth at random."""
         if parked:
             seconds = self.parked_every
         else:

@@ -1,4 +1,4 @@
-"""The audit of a demo: `notify audit run --json` on its databases and on what was delivered."""
+"""The audit of a demo: `notify audit run --json` on its databases and queues."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ AUDIT_SECONDS = 1800.0
 
 
 def audited(topology: Topology, shop: str, effects: str, report: Path) -> dict[str, Any]:
-    """Run the audit and return its verdict; the report goes to a directory. Raises NotifyError where it cannot run."""
+    """Run the audit, write its report to a directory, and return its result. Raises NotifyError if it cannot run."""
     databases = {"shop": shop} | ({"points": effects} if effects != shop else {})
-    where = "points" if "points" in databases else "shop"
+    owner = "points" if "points" in databases else "shop"
     command = [sys.executable, "-m", "notify.cli.main", "audit", "run", "--json", *topology.audit_flags()]
     command += [flag for name, url in databases.items() for flag in ("--database", f"{name}={url}")]
-    command += ["--effects", f"{where}:SELECT message_id, '{GROUP}' AS consumer_group FROM points"]
-    # The shop has been quiet for a while: nothing of it is on its way any more.
+    command += ["--effects", f"{owner}:SELECT message_id, '{GROUP}' AS consumer_group FROM points"]
+    # The shop has been idle for a while, so no transaction is still running.
     command += ["--max-transaction-seconds", "2", "--deliver-seconds", "2", "--bucket-seconds", "1"]
     command += ["--report", str(report)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=AUDIT_SECONDS)

@@ -1,4 +1,4 @@
-"""The shop's two databases, as the demo reads them: who has committed and brought about what, and the final count."""
+"""The shop's two databases as the demo reads them: each process's orders and effects, and the final count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from notify.errors import NotifyError
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Committed orders and effects, by the process (one life of it) that brought them about."""
+    """Committed orders and effects by process; each life of a process has a name of its own."""
 
     orders: dict[str, int]
     effects: dict[str, int]
@@ -33,10 +33,10 @@ class Counts:
 
 
 class Books:
-    """The database of orders and the one of effects; they may be the same."""
+    """The database of orders and the database of effects; they may be the same."""
 
     def __init__(self, shop: str, effects: str) -> None:
-        """Makes the tables. Raises NotifyError if a database is out of reach, or holds an earlier demo's orders."""
+        """Make the tables. Raises NotifyError if a database cannot be reached, or has orders of an earlier demo."""
         try:
             for dsn in dict.fromkeys((shop, effects)):
                 make_tables(dsn)
@@ -48,13 +48,13 @@ class Books:
             raise NotifyError("the database holds an earlier demo's orders; give the demo an empty one")
 
     def counts(self) -> Counts:
-        """Effects are counted first: of each that is counted, the order is counted too, if there is one."""
+        """Count effects, then orders: so the order of each counted effect is counted too."""
         effects = _numbers(self._effects, sa.select(Points.process, sa.func.count()).group_by(Points.process))
         orders = _numbers(self._shop, sa.select(ShopOrder.process, sa.func.count()).group_by(ShopOrder.process))
         return Counts(orders, effects)
 
     def prove(self, proof: Proof, attempts: Path) -> None:
-        """Count each order's effects into the proof; `attempts`: the file of every order that was begun."""
+        """Write the counts of the proof; `attempts` is the file of every order that was begun."""
         tried = set(attempts.read_text().split())
         with self._shop.connect() as connection:
             orders = set(connection.scalars(sa.select(ShopOrder.number)))

@@ -1,4 +1,4 @@
-"""The shop's processes: started, killed, and what each leaves behind. When one is killed, the conductor decides."""
+"""Starts and kills the shop's processes, and reads the files that they leave. The conductor decides when."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from notify.demo.end import End, Lost, read_lost
 
 SHOP = (sys.executable, "-m", "notify.demo.shop")
 LINES = 10
-"""The demo shows so many lines of a process's stderr at the end."""
+"""The number of last lines of a process's stderr that the demo shows."""
 REAP_SECONDS = 60.0
-"""A killed process ends at once; what waits for a disk may take a while."""
+"""A killed process ends at once, unless it waits for a disk."""
 
 
 class Children:
-    """Producers and consumers by name ("producer 1"). A killed one is started again: that is its next life."""
+    """Producers and consumers by name ("producer 1"). A killed one is started again, as its next life."""
 
     def __init__(
         self, directory: Path, specs: dict[str, tuple[str, dict[str, Any]]], program: Sequence[str] = SHOP
     ) -> None:
-        """`directory`: of this run; `specs`: role and specification of each, as `program` takes them."""
+        """`directory`: that of the run; `specs`: role and specification of each process, as arguments of `program`."""
         self._directory = directory
         self._specs = specs
         self._program = program
@@ -35,7 +35,7 @@ class Children:
         self._stop = directory / "stop"
         self._lost = directory / "lost"
         self.attempts = directory / "attempts"
-        """The number of every order that was begun."""
+        """The file with the number of every order that was begun."""
 
     def names(self) -> list[str]:
         return list(self._specs)
@@ -43,7 +43,7 @@ class Children:
     # --- lives ------------------------------------------------------------------------------------------------
 
     def start(self, name: str, end: End | None) -> str:
-        """Begin the next life; what it is called. `end`: where the process is to kill itself, None: nowhere."""
+        """Start the next life of a process, and return its name. `end`: where it kills itself; None: nowhere."""
         self._lives[name] += 1
         role, spec = self._specs[name]
         process = self._label(name)
@@ -62,37 +62,37 @@ class Children:
         return process
 
     def kill(self, name: str) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Kill a process with SIGKILL, and wait for its end."""
         self._processes[name].kill()
         self._processes[name].wait(REAP_SECONDS)
 
     def exit_code(self, name: str) -> int | None:
-        """None while it runs."""
+        """The exit code; None while the process runs."""
         return self._processes[name].poll()
 
     def end(self) -> None:
-        """Kill all that run."""
+        """Kill all running processes."""
         for name, process in self._processes.items():
             if process.poll() is None:
                 self.kill(name)
 
-    # --- what they leave behind -------------------------------------------------------------------------------
+    # --- files ------------------------------------------------------------------------------------------------
 
     def lost(self) -> list[Lost]:
         """Transactions whose producers killed themselves before the outcome was sent."""
         return read_lost(self._lost)
 
     def stop_orders(self) -> None:
-        """Tell the producers that no order is to be begun any more."""
+        """Tell the producers to begin no more orders."""
         self._stop.touch()
 
     def orders_have_stopped(self) -> bool:
-        """Whether every producer that runs has said that it begins no order any more."""
+        """Whether every running producer has reported that it begins no more orders."""
         producers = [name for name, (role, _) in self._specs.items() if role == "orders"]
         return all(self._stopped(name).exists() for name in producers)
 
     def last_words(self) -> dict[str, list[str]]:
-        """The last lines of each one's stderr, over all its lives."""
+        """The last lines of each process's stderr, over all its lives."""
         return {name: last_lines(self._stderr(name), LINES) for name in self._specs}
 
     def _label(self, name: str) -> str:
@@ -106,7 +106,7 @@ class Children:
 
 
 def last_lines(file: Path, count: int) -> list[str]:
-    """The last lines of a file that are not empty; of a long one, what its last 16 KiB hold."""
+    """The last lines of a file that are not empty, within its last 16 KiB."""
     if not file.exists():
         return []
     with file.open("rb") as opened:

@@ -1,8 +1,8 @@
-"""The demo's conductor: it kills the shop's processes and what they run on, led by what each has brought about.
+"""The demo's conductor: it kills the shop's processes and servers, each only after it has made progress.
 
 A slow machine takes seconds to start a process, and a fast one milliseconds. So the clock starts with the first order,
-a process is killed only after it has got somewhere since its own start, and the run goes on until each goal is met.
-Every wait has a bound; one that is reached ends the demo with a line that says who was waited for, and for what.
+a process is killed only after it has committed orders or effects since its start, and the run ends when each goal is
+met. Every wait has a bound; reaching it ends the demo with a line that says what was missing.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from notify.demo.proof import DemoFailed, Proof
 from notify.demo.topology import Topology
 
 SECONDS = 18.0
-"""How long processes are killed, unless told otherwise; from the first order."""
+"""How long processes are killed by default, after the first order."""
 ORDERS = 500
-"""So many orders are committed at least; fewer where the seconds are."""
+"""The number of orders to commit; fewer in a shorter run."""
 RESOLVED = ("COMMITTED", "ROLLED_BACK")
-"""At least one transaction is resolved by asking back as each of these."""
+"""Check-back must resolve at least one transaction to each of these states."""
 
 FIRST_ORDER_SECONDS = 180.0
 PROGRESS_SECONDS = 180.0
-"""From a process's start to the first thing that it brings about."""
+"""The longest time from a process's start to its first order or effect."""
 GOALS_SECONDS = 600.0
-"""From the end of the seconds until the goals are met."""
+"""The longest time from the end of the run's seconds until the goals are met."""
 SETTLE_SECONDS = 300.0
 LOOK_SECONDS = 0.2
 
 LIFE_PROGRESS = (20, 60)
-"""Orders or effects before a life may end."""
+"""The number of orders or effects before a life may end, from and to."""
 LIFE_SECONDS = {"producer": (1.2, 2.6), "consumer": (1.8, 3.9)}
-"""From the first of them until it may."""
+"""The seconds from the first order or effect until a life may end, from and to."""
 ANY_MOMENT = ""
 PRODUCER_ENDS = (("after_local_commit", ANY_MOMENT, "after_half", ANY_MOMENT),
                  ("after_half", ANY_MOMENT, "after_local_commit", ANY_MOMENT))  # fmt: skip
-"""How the lives of a producer end, in turn; the second producer's the other way round."""
+"""The ends of a producer's lives, in turn; the second producer has the reverse order."""
 
 
 class Clock:
@@ -61,19 +61,19 @@ class _Life:
     end: End
     waited_for_since: float
     progress_at: float | None = None
-    """When it was first seen to have brought something about."""
+    """When its first order or effect was seen."""
 
 
 @dataclass(slots=True)
 class _Part:
-    """A part of the topology that is to be killed once."""
+    """A part of the topology that will be killed once."""
 
     name: str
     due_at: float
 
 
 class Conductor:
-    """One performance of children on a topology."""
+    """Runs the children on a topology, and kills both."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Conductor:
         seconds: float = SECONDS,
         clock: Clock | None = None,
     ) -> None:
-        """`report` is called a few times a second with what is known so far; `seconds`: how long to kill."""
+        """`report` is called a few times a second with the proof so far; `seconds`: how long to kill."""
         self._children = children
         self._topology = topology
         self._books = books
@@ -106,8 +106,10 @@ class Conductor:
         proof.killed |= dict.fromkeys(topology.parts(), 0)
 
     def run(self) -> None:
-        """Until the first order, until the goals are met, until all is settled. Raises DemoFailed, and what a server or
-        database raises that is out of reach."""
+        """Wait for the first order, kill until the goals are met, then wait until all is settled.
+
+        Raises DemoFailed, and the errors of a server or database that cannot be reached.
+        """
         for name in self._children.names():
             self._start(name)
         self._wait_for_the_first_order()
@@ -128,7 +130,7 @@ class Conductor:
             self._clock.sleep(LOOK_SECONDS)
 
     def _trouble(self) -> None:
-        """Kill producers and consumers again and again, each part of what they run on once, until each goal is met."""
+        """Kill producers and consumers repeatedly, and each part of the topology once, until each goal is met."""
         self._wait_anew()
         began = self._clock.now()
         until = began + self._seconds
@@ -143,32 +145,32 @@ class Conductor:
                 return
             if self._clock.now() > until + GOALS_SECONDS:
                 waited = self._clock.now() - began
-                raise DemoFailed(f"{waited:.0f} s after the first order {', '.join(unmet)}")
+                raise DemoFailed(f"{waited:.0f} s after the first order: {', '.join(unmet)}")
             self._kill_who_has_got_somewhere()
             self._kill_a_part()
-            self._look("killing on until each goal is met" if over else "placing orders while processes are killed")
+            self._look(
+                "killing processes until each goal is met" if over else "placing orders while processes are killed"
+            )
             self._clock.sleep(LOOK_SECONDS)
 
     def _unmet(self) -> list[str]:
-        """The goals that are not met yet, in words."""
+        """The unmet goals, in words."""
         proof = self._proof
         unmet = []
         if proof.committed < self._orders:
             unmet.append(f"{proof.committed:,} of {self._orders:,} orders are committed")
         unmet += [f"no {name} was killed" for name, times in proof.killed.items() if not times]
         unmet += [f"no producer died {point}" for point, times in proof.killed_at.items() if not times]
-        unmet += [
-            f"nothing was resolved by asking back as {state}" for state in RESOLVED if state not in proof.in_doubt
-        ]
+        unmet += [f"check-back resolved no transaction to {state}" for state in RESOLVED if state not in proof.in_doubt]
         return unmet
 
     def _settle(self) -> None:
-        """No new orders, no more kills: wait until every half is decided and every committed order has its effect."""
+        """Stop orders and kills; wait until every half is decided and every committed order has its effect."""
         self._killing = False
         self._children.stop_orders()
         until = self._clock.now() + SETTLE_SECONDS
         while True:
-            # In this order: after the last order no half comes, after the last decision no order commits.
+            # The order matters: no half follows the last order, and no order commits after the last decision.
             stopped = self._children.orders_have_stopped()
             self._look("waiting for check-back and delivery to finish")
             missing = self._counts.committed - self._counts.taken_effect
@@ -185,7 +187,7 @@ class Conductor:
             self._clock.sleep(LOOK_SECONDS)
 
     def _look(self, act: str) -> None:
-        """See who has ended, what is in doubt, and what the databases hold."""
+        """Restart ended processes, and update transactions in doubt, counts and the report."""
         self._see_to_the_ended()
         self._doubts.look()
         self._counts = self._books.counts()
@@ -195,7 +197,7 @@ class Conductor:
     # --- lives and deaths -------------------------------------------------------------------------------------
 
     def _plan_ends(self) -> dict[str, itertools.cycle[str]]:
-        """How the lives of each end, in turn."""
+        """The ends of each process's lives, in turn."""
         producers = itertools.cycle(PRODUCER_ENDS)
         return {
             name: itertools.cycle(next(producers) if _kind(name) == "producer" else (ANY_MOMENT,))
@@ -203,15 +205,15 @@ class Conductor:
         }
 
     def _start(self, name: str) -> None:
-        """Begin the next life of one of them."""
+        """Start the next life of a process."""
         seconds = self._chance.uniform(*LIFE_SECONDS[_kind(name)])
         end = End(next(self._ends[name]), self._chance.randint(*LIFE_PROGRESS), seconds)
         process = self._children.start(name, end if end.point and self._killing else None)
         self._lives[name] = _Life(process, end, self._clock.now())
 
     def _see_to_the_ended(self) -> None:
-        """Start again who killed itself as planned. Raises DemoFailed if another one has ended."""
-        # Whoever has ended has noted before what it lost.
+        """Restart processes that killed themselves as planned. Raises DemoFailed if another process has ended."""
+        # A process notes its lost transaction before it kills itself, so exit codes are read first.
         ended = {name: code for name in self._lives if (code := self._children.exit_code(name)) is not None}
         known = {lost.transaction for lost in self._proof.lost}
         for lost in self._children.lost():
@@ -234,8 +236,8 @@ class Conductor:
             progress = self._counts.of(life.process)
             if not progress:
                 if now - life.waited_for_since > PROGRESS_SECONDS:
-                    what = "committed no order" if _kind(name) == "producer" else "brought about no effect"
-                    line = f"{life.process} {what} within {PROGRESS_SECONDS:g} s"
+                    lack = "committed no order" if _kind(name) == "producer" else "had no effect"
+                    line = f"{life.process} {lack} within {PROGRESS_SECONDS:g} s"
                     raise DemoFailed(_with(line, self._last_words(name)))
                 continue
             if life.progress_at is None:
@@ -247,21 +249,21 @@ class Conductor:
                 self._start(name)
 
     def _kill_a_part(self) -> None:
-        """The next one that is due, if there were orders and effects since the one before came back."""
+        """Kill the next part that is due, if there were orders and effects since the previous one came back."""
         if not self._parts or self._clock.now() < self._parts[0].due_at:
             return
         before = self._when_parts_were_up
         if self._counts.committed == before.committed or self._counts.taken_effect == before.taken_effect:
             return
         part = self._parts.pop(0).name
-        self._report(self._proof, f"the {part} is killed, and starts again")
+        self._report(self._proof, f"killing and restarting the {part}")
         self._topology.kill(part)
         self._proof.killed[part] += 1
         self._when_parts_were_up = self._books.counts()
         self._wait_anew()
 
     def _wait_anew(self) -> None:
-        """Until now nobody could get anywhere."""
+        """Restart the bound on progress, because no process could make progress until now."""
         for life in self._lives.values():
             life.waited_for_since = self._clock.now()
 
@@ -270,9 +272,9 @@ class Conductor:
 
 
 def _kind(name: str) -> str:
-    """producer or consumer."""
+    """The kind of a process: producer or consumer."""
     return name.partition(" ")[0]
 
 
 def _with(line: str, last_words: str) -> str:
-    return f"{line}: {last_words}" if last_words else f"{line}, without a word"
+    return f"{line}: {last_words}" if last_words else f"{line}, and wrote nothing"

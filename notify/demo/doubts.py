@@ -1,8 +1,7 @@
-"""Transactions in doubt, followed until they are decided: which of them were resolved by asking back.
+"""Follows transactions in doubt until they are decided, and counts those that check-back resolved.
 
-The servers' own record says so. A transaction counts where it is decided and the log of its checks holds the answer
-that says how; a late outcome that came by itself leaves no such entry, and a record that died with a killed server
-counts for nothing.
+A transaction counts if it is decided and the servers' record of its checks has the deciding answer. A late outcome of
+the producer leaves no such entry, and the record of a killed server is lost, so neither counts.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from notify.demo.proof import Proof
 from notify.demo.topology import Topology
 
 WATCHED_AFTER_SECONDS = 1.0
-"""Younger than this no half is asked about: it saves asking for the record of each that is just being committed."""
+"""The least age of a half that is followed; most younger halves are just being committed."""
 
 _DECIDED_BY = {"COMMITTED": "COMMIT", "ROLLED_BACK": "ROLLBACK"}
 
 
 class Doubts:
-    """The transactions in doubt now; the proof takes those that are resolved."""
+    """The transactions in doubt now; resolved ones are added to the proof."""
 
     def __init__(self, topology: Topology, proof: Proof) -> None:
         self._topology = topology
@@ -33,7 +32,7 @@ class Doubts:
         self._open[lost.transaction] = lost
 
     def look(self) -> None:
-        """See what is undecided, and look up what is not any more."""
+        """List undecided transactions, and look up those that are no longer undecided."""
         rows = self._topology.undecided()
         self._proof.undecided = len(rows)
         for row in rows:

@@ -1,7 +1,7 @@
-"""How a life of one of the shop's processes ends: the conductor kills it, or it kills itself at the worst moment.
+"""The end of a process's life: the conductor kills it, or it kills itself at the worst moment.
 
-A producer that is to die between half and COMMIT, or between COMMIT and outcome, does so by SIGKILL at that very point
-of the client. It notes the transaction first: so the conductor knows which one has lost its outcome, and never guesses.
+A producer kills itself with SIGKILL between half and COMMIT, or between COMMIT and outcome. It notes the transaction
+first, so that the conductor knows which transaction lost its outcome.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ POINTS = {"after_half": "between half and COMMIT", "after_local_commit": "betwee
 class End:
     """A life ends after `progress` orders or effects of its own, and `seconds` since the first of them.
 
-    `point`: where the process then kills itself, one of POINTS; empty where the conductor kills it, at any moment.
+    `point`: where the process then kills itself, one of POINTS; empty: the conductor kills it, at any moment.
     """
 
     point: str
@@ -37,9 +37,9 @@ class End:
 
 @dataclass(slots=True)
 class Lost:
-    """A transaction whose process died before it sent the outcome. `point`: in words; `state`: what it ended as.
+    """A transaction whose process died before it sent the outcome. `point`: in words; `state`: the final state.
 
-    `checks`: the server's record of whom it asked, and what was answered.
+    `checks`: the server's record of its checks and their answers.
     """
 
     transaction: str
@@ -50,10 +50,10 @@ class Lost:
 
 
 class SelfKill:
-    """In a producer: carries out an End with a point."""
+    """Kills its own process at the point of an End; used in producers."""
 
     def __init__(self, end: End, process: str, notes: Path) -> None:
-        """`process`: what this process is called; `notes`: the file of transactions that lost their outcome."""
+        """`process`: this process's name; `notes`: the file of transactions that lost their outcome."""
         self._end = end
         self._process = process
         self._notes = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -64,7 +64,7 @@ class SelfKill:
         self._armed = False
 
     def committed(self) -> None:
-        """Another order is committed. From any thread."""
+        """Count one more committed order. May be called from any thread."""
         with self._lock:
             self._orders += 1
             self._first_at = self._first_at or time.monotonic()
@@ -80,7 +80,7 @@ class SelfKill:
 
 
 def read_lost(notes: Path) -> list[Lost]:
-    """Every transaction that was noted so far; a line that is being written is left for the next time."""
+    """Every transaction noted so far, except in a line that is still being written."""
     if not notes.exists():
         return []
     whole, _, _ = notes.read_text().rpartition("\n")

@@ -1,4 +1,4 @@
-"""Apache Kafka brokers of our own on loopback (KRaft), for tests and `make cluster-demo KAFKA=1`."""
+"""Apache Kafka brokers (KRaft) on loopback, for tests and `make cluster-demo KAFKA=1`."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ POM = Path(__file__).parents[2] / "tests" / "kafka" / "pom.xml"
 CLUSTER_ID = "5L6g3nShT-eMCtK--X86sw"
 HEAP = "320m"
 QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
-"""These brokers live for minutes: to compile them well and to collect in threads costs more CPU than it saves."""
+"""These brokers run for minutes, too short for optimised compilation and concurrent garbage collection to pay off."""
 
 
 def jars() -> Path:
-    """The directory of Kafka's jars; fetched by Maven once. Raises Unavailable with the reason."""
+    """The directory of Kafka's jars, fetched by Maven once. Raises Unavailable with the reason."""
     directory = Path(os.environ.get("NOTIFY_KAFKA_LIB") or POM.parents[2] / ".venv" / "kafka")
     return fetched(POM, directory, "kafka_2.13-*.jar", "Kafka")
 
 
 class KafkaCluster:
-    """So many nodes, each broker and controller; one may be killed and started again."""
+    """A cluster of nodes, each a broker and controller, which may be killed and started again."""
 
     def __init__(self, directory: Path, nodes: int = 1) -> None:
-        """Raises Unavailable where Kafka cannot be had."""
+        """Raises Unavailable if Kafka's jars are missing."""
         self._classpath = f"{jars()}/*"
         self._directory = directory
         self._ports = free_ports(2 * nodes)
@@ -91,7 +91,7 @@ class KafkaCluster:
         self._processes[node] = self._java(node, "kafka.Kafka", str(file))
 
     def start(self, seconds: float = 90) -> KafkaCluster:
-        """Start all nodes and wait until they answer. Raises Unavailable with their last words."""
+        """Start all nodes and wait until they answer. Raises Unavailable."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 

@@ -1,4 +1,4 @@
-"""The result of a demo: counts and a verdict. Every count is taken from a database or a server, none is assumed."""
+"""The result of a demo: a verdict, and counts from its databases and servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class DemoFailed(Exception):
 
 @dataclass(slots=True)
 class Proof:
-    """`ok` is the verdict; `reasons` says what stands against it."""
+    """The counts of a run. `ok` is the verdict; `reasons` says why it is FAIL."""
 
     attempts: int = 0
     committed: int = 0
@@ -26,33 +26,33 @@ class Proof:
     ghosts: int = 0
     undecided: int = 0
     killed: dict[str, int] = field(default_factory=lambda: {"producer": 0, "consumer": 0})
-    """How often the conductor killed one of a kind, at a random moment."""
+    """How often the conductor killed each kind of process, at random moments."""
     killed_at: dict[str, int] = field(default_factory=lambda: dict.fromkeys(POINTS.values(), 0))
-    """How often a producer killed itself at a point, in words."""
+    """How often producers killed themselves at each point (in words)."""
     in_doubt: dict[str, int] = field(default_factory=dict)
-    """The outcomes of the transactions that were resolved by asking back."""
+    """How many transactions check-back resolved to each state."""
     lost: list[Lost] = field(default_factory=list)
-    """Those among them whose producer killed itself before it sent the outcome."""
+    """The transactions whose producer killed itself before it sent the outcome."""
     redelivered: int = 0
     seconds: float = 0.0
     audit: dict[str, Any] | None = None
-    """The verdict of `notify audit`, where it was asked."""
+    """The result of `notify audit`, if it was asked for."""
     proved: bool = False
-    """Whether the run came as far as the proof."""
+    """Whether the run reached the proof."""
     failure: str = ""
-    """Why it did not, or why it did not settle, in one line."""
+    """Why the run did not reach the proof, or did not settle, in one line."""
     stderr: dict[str, list[str]] = field(default_factory=dict)
-    """The last lines that each process and each part wrote."""
+    """The last lines of output of each process and part."""
     directory: str = ""
-    """Where the run's files are left; only where it failed."""
+    """The directory of the run's files; only if it failed."""
 
     @property
     def resolved_by_check(self) -> int:
-        """Transactions decided by the answer to a check, by the servers' own record."""
+        """The number of transactions that an answered check decided, by the servers' record."""
         return sum(self.in_doubt.values())
 
     def reasons(self) -> list[str]:
-        """Why the verdict is FAIL, in words; empty where it is PASS."""
+        """Why the verdict is FAIL, in words; empty for PASS."""
         if not self.proved:
             return [self.failure or "there is no proof yet"]
         counts = {
@@ -62,16 +62,16 @@ class Proof:
             "transactions are undecided": self.undecided,
         }
         reasons = [self.failure] if self.failure else []
-        reasons += [f"{count:,} {what}" for what, count in counts.items() if count]
+        reasons += [f"{count:,} {fault}" for fault, count in counts.items() if count]
         if not self.committed:
             reasons.append("no order was committed")
         if not self.resolved_by_check:
-            reasons.append("no transaction was resolved by asking back")
+            reasons.append("check-back resolved no transaction")
         reasons += [f"no {name} was killed" for name, times in self.killed.items() if not times]
         if self.audit is not None and self.audit.get("verdict") != "PASS":
             reasons.append(f"the audit says {self.audit.get('verdict')}")
         if not reasons and not self.effects == self.committed == self.exactly_once:
-            reasons.append(f"{self.effects:,} effects of {self.committed:,} orders do not fit together")
+            reasons.append(f"{self.effects:,} effects do not match {self.committed:,} orders")
         return reasons
 
     @property

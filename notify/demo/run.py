@@ -1,4 +1,4 @@
-"""One run of the demo from an empty directory to the verdict: databases, topology, processes, conductor, proof."""
+"""One run of the demo, from an empty directory to the verdict."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from notify.demo.topology import Embedded, Topology
 from notify.errors import NotifyError
 
 PAUSE_SECONDS = 0.004
-"""A customer waits so long between two orders."""
+"""The pause of a customer between two orders."""
 
 
 class Demo:
-    """One run. `report` is called a few times a second with what is known so far."""
+    """One run. `report` is called a few times a second with the proof so far and the current step."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class Demo:
         topology: Callable[[Path, ExitStack], Topology] = Embedded,
         audit: Path | None = None,
     ) -> None:
-        """`dsn`: the shop's database, default SQLite files; `topology` starts what the shop runs on; `audit`: where
-        the report of an audit goes, None for no audit."""
+        """`dsn`: the shop's database; None: SQLite files. `topology` starts the servers. `audit`: the directory for the
+        report of an audit; None: no audit."""
         self._dsn = dsn
         self._seconds = seconds
         self._chance = random.Random(seed)
@@ -50,7 +50,7 @@ class Demo:
         self._proof = Proof()
 
     def run(self) -> Proof:
-        """Run the shop, kill its parts, wait until it settles, and prove; a failed run leaves its files in a directory.
+        """Run the shop, kill its parts, wait until it settles, and count. A failed run keeps its files.
 
         Raises NotifyError if the database cannot be used.
         """
@@ -91,7 +91,7 @@ class Demo:
             books.prove(self._proof, children.attempts)
             self._proof.redelivered = topology.redelivered()
             if self._audit is not None:
-                self._report(self._proof, "Spark reconciles both databases with what was delivered")
+                self._report(self._proof, "Spark compares both databases with the queues")
                 self._proof.audit = audited(topology, shop, effects, self._audit)
         finally:
             self._proof.stderr = children.last_words() | topology.last_words()

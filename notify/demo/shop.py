@@ -1,7 +1,7 @@
 """The shop's tables and its two processes: one places orders, one gives points for them.
 
-Run as `python -m notify.demo.shop orders|points SPEC`; SPEC is JSON with url, dsn, what the process is called and, for
-orders, the files that it shares with the conductor: see `place_orders`.
+Run as `python -m notify.demo.shop orders|points SPEC`; SPEC is JSON with url, dsn, the process's name and, for orders,
+the files that it shares with the conductor: see `place_orders`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TOPIC = "order.placed"
 GROUP = "points"
 CALLERS = 4
 HALF_SECONDS = 5.0
-"""How long an order waits for the server: a slow machine's answer comes, a killed server does not hold customers up."""
+"""How long an order waits for the server: enough for a slow machine, short enough when the server was killed."""
 
 
 class Base(DeclarativeBase):
@@ -51,11 +51,11 @@ class ShopOrder(Base):
     number: Mapped[str] = mapped_column(sa.String(36), unique=True)
     item: Mapped[str] = mapped_column(sa.String(40))
     process: Mapped[str] = mapped_column(sa.String(40))
-    """Which life of which producer committed it: the conductor kills only what has got somewhere."""
+    """The producer's life that committed the order; the conductor kills only processes that made progress."""
 
 
 class Points(Base):
-    """An effect. Nothing here prevents a second row for an order: that is the inbox's work."""
+    """An effect. Only the inbox prevents a second row for an order."""
 
     __tablename__ = "points"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -66,7 +66,7 @@ class Points(Base):
 
 
 def open_engine(dsn: str) -> sa.Engine:
-    """An engine for the shop. SQLite waits for its lock and syncs each commit."""
+    """An engine for the shop; SQLite waits for its lock and syncs each commit."""
     if dsn.startswith("sqlite"):
         engine = sa.create_engine(dsn, connect_args={"timeout": 30})
         use_explicit_begin(engine)
@@ -88,14 +88,14 @@ def make_tables(dsn: str) -> None:
 
 
 class ChangedMind(Exception):
-    """The customer leaves: the order rolls back, after its message was sent."""
+    """The customer leaves after the message was sent, and the order is rolled back."""
 
 
 def place_orders(spec: dict[str, Any]) -> None:
-    """Orders from several threads until the file `stop` is there; then the file `stopped` says that no more will come.
+    """Place orders from several threads until the file `stop` exists; then make the file `stopped`.
 
-    Each attempt is noted in the file `attempts` before it begins. `end`: where this process kills itself, if it does,
-    which it notes in the file `lost`.
+    The file `attempts` gets a line before each attempt. `end` says where this process kills itself, if it does; it
+    notes the transaction in the file `lost` first.
     """
     engine = open_engine(spec["dsn"])
     producer = TransactionProducer(spec["url"], group="shop", engine=engine, half_timeout=HALF_SECONDS)
@@ -124,7 +124,7 @@ def place_orders(spec: dict[str, Any]) -> None:
             except ChangedMind:
                 continue
             except (NotifyError, sa.exc.SQLAlchemyError) as error:
-                # The server or the database is away: this order did not happen.
+                # The server or the database is away, and this order was not placed.
                 print(f"no order: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
                 time.sleep(0.05)
             time.sleep(spec["pause"])
@@ -135,13 +135,13 @@ def place_orders(spec: dict[str, Any]) -> None:
     for thread in customers:
         thread.join()
     Path(spec["stopped"]).touch()
-    # The process stays, as an instance that answers checks, until it is ended.
+    # The process stays and answers checks until SIGTERM.
     signal.sigwait([signal.SIGTERM])
     producer.close()
 
 
 def give_points(spec: dict[str, Any]) -> None:
-    """Points for each order, exactly once, until SIGTERM."""
+    """Give points for each order, exactly once, until SIGTERM."""
     engine = open_engine(spec["dsn"])
     consumer = Consumer(spec["url"], group=GROUP, inbox=Inbox(engine), concurrency=4, lease=3)
 

@@ -1,4 +1,4 @@
-"""The servers of the demo's shop: one embedded server, or stateless servers over a database with a queue or Kafka."""
+"""The servers of the demo: one embedded server, or stateless servers over a database with a queue server or Kafka."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from notify.testing.process import ServerProcess
 SERVERS = 3
 QUICK_CHECKS = {"NOTIFY_CHECK_BACKOFF_SECONDS": "1"}
 START_SECONDS = 180.0
-"""Until a server is ready on a slow and loaded machine."""
+"""The longest start of a server, on a slow and loaded machine."""
 STOP_SECONDS = 120.0
 ANSWER_SECONDS = 60.0
-"""Until one of the servers answers an admin request."""
+"""The longest wait until one of the servers answers an admin request."""
 LINES = 10
-"""A demo that fails shows so many lines of a part's output."""
+"""The number of last lines of a part's output that a failed demo shows."""
 
 
 class Topology(Protocol):
-    """Where producers and consumers go, what of it may be killed, and what it says at the end."""
+    """The servers that producers and consumers use; some parts may be killed."""
 
     producer_url: str
     consumer_url: str
@@ -49,23 +49,23 @@ class Topology(Protocol):
         ...
 
     def last_words(self) -> dict[str, list[str]]:
-        """The last lines that each part wrote."""
+        """The last lines of each part's output."""
         ...
 
     def undecided(self) -> list[dict[str, Any]]: ...
 
     def lag(self, unsettled: int) -> int:
-        """Messages that the shop's group has before it; `unsettled`: committed orders without an effect yet."""
+        """The lag of the shop's group in messages; `unsettled`: committed orders without an effect yet."""
         ...
 
     def transaction(self, transaction_id: str) -> dict[str, Any]:
-        """A transaction's `state` and its `checks`, as the servers have them."""
+        """A transaction's `state` and `checks`, from the servers."""
         ...
 
     def redelivered(self) -> int: ...
 
     def audit_flags(self) -> list[str]:
-        """The inputs for `notify audit`."""
+        """The flags of `notify audit` that name the inputs."""
         ...
 
 
@@ -111,7 +111,7 @@ class Cluster:
     """Three stateless servers over a database, and a bridge (or relay) to a queue server or to Kafka."""
 
     def __init__(self, storage: str, directory: Path, stack: ExitStack, kafka_url: str | None = None) -> None:
-        """`storage`: an empty database of PostgreSQL, MySQL or MariaDB. Raises NotifyError if something won't start."""
+        """`storage`: an empty database of PostgreSQL, MySQL or MariaDB. Raises NotifyError if a part does not start."""
         from notify.storage.sql import schema
         from notify.storage.sql.dialects import open_engine
 
@@ -135,15 +135,15 @@ class Cluster:
             target = self._queue.url
         else:
             target = kafka_url
-        what = "relay" if storage.startswith("postgresql") else "bridge"
-        self._mover = [sys.executable, "-m", "notify.cli.main", what, "--dsn", storage, "--url", target]
-        self._mover_name = what
-        self._mover_output = directory / what
+        mover = "relay" if storage.startswith("postgresql") else "bridge"
+        self._mover = [sys.executable, "-m", "notify.cli.main", mover, "--dsn", storage, "--url", target]
+        self._mover_name = mover
+        self._mover_output = directory / mover
         self._output = self._mover_output.open("ab")
         stack.callback(self._output.close)
         self._moving = self._start_mover()
         stack.callback(self._stop_mover)
-        # Any server is enough to find the others, and the queue.
+        # Clients find all other servers and the queue through any server.
         self.producer_url = self._servers[0].url
         self.consumer_url = kafka_url or self._servers[0].url
 
@@ -203,12 +203,12 @@ class Cluster:
 
 
 def _start(server: ServerProcess, name: str) -> None:
-    """Raises Unavailable with its last line if it does not become ready; all that it said is left beside its data."""
+    """Start a server. Raises Unavailable with its last line if it does not become ready, and keeps its output."""
     try:
         server.start(START_SECONDS)
     except Unavailable:
         server.data_dir.with_name(f"{name}.output").write_text("".join(server.output))
-        line = "".join(server.output[-1:]).strip() or "it said nothing"
+        line = "".join(server.output[-1:]).strip() or "it wrote nothing"
         raise Unavailable(f"the {name} did not become ready: {line}") from None
 
 
@@ -228,7 +228,7 @@ def undecided(urls: list[str]) -> list[dict[str, Any]]:
 
 
 def transaction(urls: list[str], transaction_id: str) -> dict[str, Any]:
-    """Its state, and its checks from every server: each keeps those that went through it, in memory."""
+    """A transaction's state, and its checks from every server: each server keeps only its own, in memory."""
     rows = [json.loads(_answer([url], f"/v1/admin/transactions/{transaction_id}")) for url in urls]
     return {"state": rows[0]["state"], "checks": sorted((c for r in rows for c in r["checks"]), key=lambda c: c["at"])}
 
@@ -246,7 +246,7 @@ def metric(url: str, name: str) -> int:
 
 
 def _answer(urls: list[str], path: str) -> bytes:
-    """The answer of the first server that answers; all are asked in turn. Raises Unavailable with the last reason."""
+    """The first server's answer; all servers are tried in turn. Raises Unavailable with the last reason."""
     until = time.monotonic() + ANSWER_SECONDS
     while True:
         for url in urls:

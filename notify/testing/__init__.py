@@ -1,4 +1,4 @@
-"""For the tests of services that use Notify.
+"""Helpers for the tests of services that use Notify.
 
 `InMemoryServer` is a whole server in the test's own process, with a clock that the test moves:
 
@@ -7,9 +7,9 @@
     with InMemoryServer() as server:
         producer = TransactionProducer(server.url, group="orders", engine=engine)
 
-With pytest the fixture `notify_server` is there by itself. `ServerProcess` is a real server as a child process, which
-a test may kill and start again on the same data; `forked` starts many of them quickly. All need the extra `server`;
-nothing here is for production: what is in memory is gone with the process.
+Under pytest the fixture `notify_server` needs no import. `ServerProcess` is a real server as a child process, which a
+test may kill and start again on the same data; `forked` starts many of them quickly. All need the extra `server`. None
+is for production: data in memory ends with the process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROOMS = {"Crashed": "crashes", "crashing": "crashes", "ServerProcess": "process
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: who only wants a child process (a benchmark) does not load the server into its own."""
+    """Import on first use, so that a benchmark with a child process does not load the server into its own."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -1,11 +1,11 @@
-"""Crashes of the service under test at the moments that matter, without killing the test: the process only stops there.
+"""Simulates a crash of the service under test at the critical moments, without killing the test process.
 
 with crashing("after_local_commit"):
     with pytest.raises(Crashed):
         place_order("book")
 server.wait_until_decided()           # the check found the committed row
 
-A process of its own can die there in earnest: `crashing(point, die=…)`.
+With `crashing(point, die=…)` a separate process really dies there.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from notify.errors import InvalidRequest
 
 
 class Crashed(BaseException):
-    """Stands for the death of the process: no `except Exception` catches it."""
+    """Stands for the death of the process; no `except Exception` catches it."""
 
 
 POINTS = {
-    "after_half": "the server has the half, the local transaction is not committed: it must end as ROLLBACK",
-    "after_local_commit": "the database has committed, no outcome was sent: it must end as COMMIT",
+    "after_half": "the server has the half, and the local transaction has not committed: the outcome must be ROLLBACK",
+    "after_local_commit": "the database has committed, and no outcome was sent: the outcome must be COMMIT",
 }
 
 
 @contextlib.contextmanager
 def crashing(point: str, die: Callable[[str], object] | None = None) -> Iterator[None]:
-    """Raise Crashed in the thread that sends, at one of POINTS. Raises InvalidRequest for another.
+    """Raise Crashed at one of POINTS, in the thread that sends. Raises InvalidRequest for an unknown point.
 
-    `die`: called there first, with the transaction's id, in the thread that sends; it may end the process for good.
+    `die` is first called there with the transaction's id, in the same thread; it may kill the process.
     """
     if point not in POINTS:
-        raise InvalidRequest(f"there is no crash point {point!r}; there are {', '.join(POINTS)}")
+        raise InvalidRequest(f"there is no crash point {point!r}; use one of {', '.join(POINTS)}")
     name = {"after_half": "_insert", "after_local_commit": "committed"}[point]
     original = getattr(Binding, name)
 

@@ -1,12 +1,12 @@
-"""`notify …` forked from one process that has imported everything: for suites that start many servers.
+"""Forks `notify …` from one process that has imported everything, for suites that start many servers.
 
-The imports of `notify serve` take a second of CPU. A suite pays them once if it says, before its first server starts:
+The imports of `notify serve` take a second of CPU. A suite pays for them once if it runs this before its first server:
 
     from notify.testing import ServerProcess, forked
 
     ServerProcess.launch = staticmethod(forked.launch)
 
-A child is a whole server process as any other: it has its own session, signals reach it alone, SIGKILL kills it.
+A child is a server process like any other: it has a session of its own, and signals reach only it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PRELOADED = ("notify.cli.main", "notify.cli.serve", "notify.server.serve", "noti
 
 
 class Forked:
-    """A child and what it prints; offers what `ServerProcess` uses of `subprocess.Popen`."""
+    """A child and its output, with the part of `subprocess.Popen` that `ServerProcess` uses."""
 
     def __init__(self, process: ForkServerProcess, stdout: IO[str], arguments: Sequence[str]) -> None:
         self._process = process
@@ -44,11 +44,11 @@ class Forked:
         return self._process.exitcode
 
     def poll(self) -> int | None:
-        """The exit code, minus the signal's number where one killed it; None while it runs."""
+        """The exit code; negative: the signal that killed it; None while it runs."""
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code once it has ended. Raises subprocess.TimeoutExpired."""
+        """Wait for the end and return the exit code. Raises subprocess.TimeoutExpired."""
         self._process.join(timeout)
         code = self._process.exitcode
         if code is None:
@@ -56,7 +56,7 @@ class Forked:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Nothing where it has ended."""
+        """Send a signal, unless the child has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -68,7 +68,7 @@ class Forked:
 
 
 def launch(arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
-    """Start `notify` with these arguments and exactly this environment; stdout and stderr come as one text."""
+    """Start `notify` with these arguments and exactly this environment; stderr is merged into stdout."""
     reading, writing = context().Pipe(duplex=False)
     process = context().Process(target=_run, args=(list(arguments), dict(environment), os.getcwd(), writing))
     process.start()
@@ -80,14 +80,14 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
 
 @cache
 def context() -> ForkServerContext:
-    """Where processes are forked from: a suite's other children may be, too (`context().Process(target=…)`)."""
+    """The fork server; a suite may fork other children from it, too (`context().Process(target=…)`)."""
     forkserver = multiprocessing.get_context("forkserver")
     forkserver.set_forkserver_preload(list(PRELOADED))
     return forkserver
 
 
 def _run(arguments: list[str], environment: dict[str, str], directory: str, writing: Connection) -> None:
-    """In the child: become `notify`."""
+    """Run `notify`, in the child."""
     from notify.cli import main
     from notify.storage import crash_point
 
@@ -105,7 +105,7 @@ def _run(arguments: list[str], environment: dict[str, str], directory: str, writ
 
 
 def _die_with_the_parent() -> None:
-    """A suite that was killed leaves no server behind."""
+    """Kill this child when the suite ends, even if the suite was killed."""
     suite = multiprocessing.parent_process()
     assert suite is not None
     suite.join()

@@ -1,4 +1,4 @@
-"""Ports for servers that are killed and come back on the same port."""
+"""Free ports for servers that are killed and restarted on the same port."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _TRIES = 200
 
 
 def free_ports(count: int = 1) -> list[int]:
-    """Ports of 127.0.0.1 on which nobody listens now.
+    """Ports of 127.0.0.1 on which nothing listens now. Raises OSError if there are too few.
 
-    They lie below the range from which the kernel serves outgoing connections: a port of that range may be taken by
-    one while its server is away. Raises OSError where none can be had.
+    They are below the kernel's range for outgoing connections, because an outgoing connection could take a port of that
+    range while its server is away.
     """
     ports: list[int] = []
     chance = random.SystemRandom()
@@ -30,11 +30,11 @@ def free_ports(count: int = 1) -> list[int]:
             ports.append(port)
         if len(ports) == count:
             return ports
-    raise OSError(f"could not get {count} free ports on 127.0.0.1 in {_TRIES} tries")
+    raise OSError(f"{_TRIES} tries did not give {count} free ports on 127.0.0.1")
 
 
 def free_port() -> int:
-    """One of them."""
+    """One free port."""
     return free_ports()[0]
 
 

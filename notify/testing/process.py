@@ -1,4 +1,4 @@
-"""`notify serve` as a child process: for tests that kill and restart a real server, for the benchmarks and the demo."""
+"""`notify serve` as a child process, for tests that kill and restart a server, for the benchmarks and the demo."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Child(Protocol):
 
 
 def launch(arguments: Sequence[str], environment: Mapping[str, str]) -> Child:
-    """Start `notify` with these arguments and exactly this environment; stdout and stderr come as one text."""
+    """Start `notify` with these arguments and exactly this environment; stderr is merged into stdout."""
     return subprocess.Popen(
         [sys.executable, "-m", "notify.cli.main", *arguments],
         stdout=subprocess.PIPE,
@@ -49,7 +49,7 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str]) -> Child:
 
 
 class ServerProcess:
-    """A server of the caller's own, on a free port. `url` is its address once it is ready.
+    """A server process on a free port. `url` is its address once it is ready.
 
     server = ServerProcess(tmp_path / "data").start()
     ...
@@ -59,7 +59,7 @@ class ServerProcess:
     """
 
     launch: ClassVar[staticmethod[[Sequence[str], Mapping[str, str]], Child]] = staticmethod(launch)
-    """How a process is started; `notify.testing.forked.launch` is quicker."""
+    """Starts a process; `notify.testing.forked.launch` is a quicker one."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ServerProcess:
         flags: Sequence[str] = (),
         ca: Path | None = None,
     ) -> None:
-        """`port` 0: a free one, kept over restarts; `ca`: the authority of its certificate, where it has one."""
+        """`port` 0: a free one, kept over restarts; `ca`: the authority of the server's certificate, if it has one."""
         self._tls = None if ca is None else ssl.create_default_context(cafile=str(ca))
         self.data_dir = data_dir
         self._port = port or free_port()
@@ -82,7 +82,7 @@ class ServerProcess:
         self._reader: threading.Thread | None = None
 
     def start(self, seconds: float = 120.0) -> ServerProcess:
-        """Start and wait until it is ready. Raises Unavailable with its last words."""
+        """Start the server and wait until it is ready. Raises Unavailable with its last output."""
         started = time.perf_counter()
         arguments = ["serve", "--port", str(self._port), "--data-dir", str(self.data_dir), *self._flags]
         self.process = self.launch(arguments, os.environ | self._environment)
@@ -96,7 +96,7 @@ class ServerProcess:
             if self.url and self._is_ready():
                 self.ready_seconds = time.perf_counter() - started
                 return self
-            time.sleep(0.02)  # the pause between two looks
+            time.sleep(0.02)  # the pause between two polls
         self.stop()
         raise Unavailable("the server did not become ready: " + "".join(self.output)[-2000:])
 
@@ -121,7 +121,7 @@ class ServerProcess:
         self._wait(60)
 
     def stop(self, seconds: float = 60.0) -> int:
-        """SIGTERM and wait; the exit code."""
+        """Stop with SIGTERM, wait, and return the exit code."""
         assert self.process is not None
         if self.process.poll() is None:
             self.process.terminate()
@@ -149,5 +149,5 @@ class ServerProcess:
     def anonymous_bytes(self) -> int:
         """RssAnon of the process (Linux)."""
         assert self.process is not None
-        found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
-        return int(found[1]) * 1024 if found else 0
+        match = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
+        return int(match[1]) * 1024 if match else 0

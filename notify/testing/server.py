@@ -1,4 +1,4 @@
-"""The server in memory: real HTTP on a free port of loopback, the real core, the storage that passes every contract."""
+"""The server in memory: real HTTP on a free port of loopback, the real core, and MemoryStore."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Stored:
 
 
 class _TestedApp(App):
-    """Loses what it is told to lose, and counts the requests that it has answered and those it has not."""
+    """Loses the outcomes and answers that a test asks for, and counts answered and unanswered requests."""
 
     lose_outcomes = False
     lose_answers = ""
@@ -97,14 +97,14 @@ def _are_answers(request: Request) -> bool:
     decode = _packed_outcomes if is_packed else _json_outcomes
     with contextlib.suppress(msgspec.DecodeError):
         return all(o.check is not None for o in decode(request.body).outcomes)
-    return True  # the server says what is wrong with it
+    return True  # malformed: the server refuses it
 
 
 class InMemoryServer:
-    """A server for one test or many. Use it as `with`, or `start` and `stop` it."""
+    """A server for one test or many. Use it in a `with` statement, or call `start` and `stop`."""
 
     def __init__(self, **settings: Any) -> None:
-        """`settings`: as of `notify serve`, such as `check_attempts=2`. Raises InvalidRequest."""
+        """`settings`: those of `notify serve`, such as `check_attempts=2`. Raises InvalidRequest."""
         self._directory = tempfile.TemporaryDirectory(prefix="notify-test-")
         quick = {"check_backoff_seconds": 0.1, "check_backoff_max_seconds": 0.2, "alarm_disk_share": 0.0}
         self._settings = Settings(**(quick | settings | {"data_dir": self._directory.name, "port": 0}))
@@ -116,17 +116,17 @@ class InMemoryServer:
         self._thread: threading.Thread | None = None
         self._app: _TestedApp
         self.url = ""
-        """Its address once it is started."""
+        """The server's address, once it has started."""
 
     # --- running ----------------------------------------------------------------------------------------------
 
     def start(self) -> InMemoryServer:
-        """Serve. Raises StorageFailed where it cannot."""
+        """Start the server. Raises StorageFailed if it cannot start."""
         self._serve(0)
         return self
 
     def restart(self) -> None:
-        """Stop serving, and serve again at the same address what it holds. As after any restart, leases are gone."""
+        """Stop and start again at the same address with the same data; as after any restart, leases are gone."""
         self._end()
         self._serve(int(self.url.rpartition(":")[2]))
 
@@ -154,7 +154,7 @@ class InMemoryServer:
             time.sleep(0.002)
 
     def stop(self) -> None:
-        """Stop serving; what it held is gone."""
+        """Stop the server; its data is gone."""
         if self._server is not None:
             self._end()
             self._loop.close()
@@ -174,7 +174,7 @@ class InMemoryServer:
 
     @property
     def admin_token(self) -> str:
-        """The first token, which may make others. Only a server with `access=True` that is started has one."""
+        """The first token, which may make others. Only a started server with `access=True` has one."""
         return (Path(self._directory.name) / first_token.FILE).read_text().strip()
 
     # --- time -------------------------------------------------------------------------------------------------
@@ -185,19 +185,19 @@ class InMemoryServer:
         return datetime.fromtimestamp(self._clock() / 1_000_000, UTC)
 
     def advance(self, seconds: float) -> None:
-        """Move the server's clock on: delays, retries, leases and checks that are due by then come at once.
+        """Advance the server's clock: delays, retries, leases and checks that are due by then happen at once.
 
-        When it returns the server has acted on them: what was leased may be received, what was delayed is in its queue.
+        When it returns they are done: expired leases are free, and delayed messages are in their queues.
         """
         if seconds < 0:
-            raise ValueError("time goes on, not back")
+            raise ValueError("seconds must not be negative")
         self._offset_us += round(seconds * 1_000_000)
         running = None if self._server is None else self._app.running_or_none()
         if running is not None:
             asyncio.run_coroutine_threadsafe(running.core.act(), self._loop).result(SETTLE_SECONDS)
 
     def freeze(self) -> None:
-        """Stop the server's clock: from now on only `advance` moves it, and nothing runs out on a slow machine."""
+        """Stop the server's clock: only `advance` moves it, so that no lease expires on a slow machine."""
         if self._frozen_us is None:
             self._frozen_us = wall_clock()
 
@@ -208,9 +208,9 @@ class InMemoryServer:
 
     @contextlib.contextmanager
     def losing_outcomes(self) -> Iterator[None]:
-        """Meanwhile no outcome arrives that a producer sends by itself: the server has to ask back.
+        """Lose all outcomes that producers send by themselves, so that the server has to check.
 
-        What your service answers to a check is what this tests.
+        This tests your service's answers to checks.
         """
         self._app.lose_outcomes = True
         try:
@@ -220,7 +220,7 @@ class InMemoryServer:
 
     @contextlib.contextmanager
     def losing_answers(self, path: str) -> Iterator[None]:
-        """Meanwhile requests to this path are carried out, and answered with 503: nobody knows that they were."""
+        """Carry out requests to this path, but answer them with 503."""
         self._app.lose_answers = path
         try:
             yield
@@ -229,42 +229,42 @@ class InMemoryServer:
 
     @contextlib.contextmanager
     def down(self) -> Iterator[None]:
-        """Meanwhile every data route answers 503."""
+        """Answer every data route with 503."""
         self._app.is_down = True
         try:
             yield
         finally:
             self._app.is_down = False
 
-    # --- looking ----------------------------------------------------------------------------------------------
+    # --- contents ---------------------------------------------------------------------------------------------
 
     def messages(self, topic: str | None = None) -> list[Stored]:
-        """The messages that can be delivered, of one topic or of all, in the order of the queues."""
+        """The messages that can be delivered, of one topic or of all, in the order of their queues."""
         return [m for m in self._stored(topic) if m.state == State.COMMITTED.name]
 
     def halves(self, topic: str | None = None) -> list[Stored]:
-        """Messages of transactions whose outcome is not known yet."""
+        """The messages of undecided transactions, of one topic or of all."""
         return [m for m in self._stored(topic) if m.state in (State.PREPARED.name, State.PARKED.name)]
 
     def under_way(self, path: str) -> int:
-        """How many requests to a data route are not answered yet: consumers that wait, producers that it holds."""
+        """How many requests to a data route are not answered yet, such as those of waiting consumers."""
         return self._app.under_way[path]
 
     def answered(self, path: str) -> int:
-        """How many requests to a data route it has answered since it started."""
+        """How many requests to a data route the server has answered since its start."""
         return self._app.answered[path]
 
     def wait_for(self, topic: str, count: int, seconds: float = SETTLE_SECONDS) -> list[Stored]:
-        """The messages of a topic once there are so many. Raises AssertionError after `seconds`."""
+        """Wait until a topic has `count` messages, and return them. Raises AssertionError after `seconds`."""
         deadline = time.monotonic() + seconds
-        while len(found := self.messages(topic)) < count:
+        while len(messages := self.messages(topic)) < count:
             if time.monotonic() > deadline:
-                raise AssertionError(f"topic {topic!r} has {len(found)} messages after {seconds:g} s, not {count}")
+                raise AssertionError(f"topic {topic!r} has {len(messages)} messages after {seconds:g} s, not {count}")
             time.sleep(0.01)
-        return found
+        return messages
 
     def wait_until_decided(self, seconds: float = SETTLE_SECONDS) -> None:
-        """Return once no transaction is in doubt any more. Raises AssertionError after `seconds`."""
+        """Wait until no transaction is in doubt. Raises AssertionError after `seconds`."""
         deadline = time.monotonic() + seconds
         while halves := self.halves():
             if time.monotonic() > deadline:
@@ -279,16 +279,16 @@ class InMemoryServer:
         if running is None:
             raise error_of(503, "unavailable", "the server in memory is not started")
         core = running.core
-        found: list[Stored] = []
+        stored: list[Stored] = []
         for t in core.queues.topics():
             if topic not in (None, t.name):
                 continue
             for queue in range(t.queues):
                 for m in core.queues.read(t.name, queue, 0, 1_000_000, 1 << 40):
-                    found.append(_seen(m, State.COMMITTED))
+                    stored.append(_seen(m, State.COMMITTED))
         for transaction in await core.store.undecided(None, None, None, 1_000_000):
-            found += [_seen(m, transaction.state) for m in transaction.messages if topic in (None, m.topic)]
-        return found
+            stored += [_seen(m, transaction.state) for m in transaction.messages if topic in (None, m.topic)]
+        return stored
 
 
 def _seen(m: Any, state: State) -> Stored:

@@ -224,7 +224,7 @@ def test_a_sigkill_that_nobody_planned_is_a_failure() -> None:
 def test_a_consumer_that_gets_nowhere_is_waited_for_no_longer_than_its_bound() -> None:
     machine = Machine()
     machine.start_seconds["consumer"] = 1e9
-    with pytest.raises(DemoFailed, match=r"^consumer \(life 3\) brought about no effect within 180 s: ImportError"):
+    with pytest.raises(DemoFailed, match=r"^consumer \(life 3\) had no effect within 180 s: ImportError"):
         play(machine)
     assert machine.killed == [(name, progress) for name, progress in machine.killed if name.startswith("producer")]
 
@@ -232,7 +232,7 @@ def test_a_consumer_that_gets_nowhere_is_waited_for_no_longer_than_its_bound() -
 def test_without_an_answer_to_a_check_there_is_no_end() -> None:
     machine = Machine()
     machine.asks = False
-    with pytest.raises(DemoFailed, match=r"^618 s after the first order nothing was resolved by asking back as COMMIT"):
+    with pytest.raises(DemoFailed, match=r"^618 s after the first order: check-back resolved no transaction to COMMIT"):
         play(machine)
 
 
