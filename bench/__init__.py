@@ -1,1 +1,1 @@
-"""Campaigns that measure: slow, noisy, not part of the tests."""
+"""Measuring campaigns: slow, noisy, and no part of the tests."""

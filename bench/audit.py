@@ -1,7 +1,7 @@
-"""What an audit costs: 5 million transactions, T and E by JDBC from a real database, H, Q and A from a real log.
+"""Measures an audit of 5 million transactions, T and E by JDBC from a real database, H, Q and A from a real log.
 
 Each audit is a process of its own, started cold: its time includes Spark's start and the copy of the log's segments.
-Memory is the sum of its JVM, its Python workers and itself, looked at every half second.
+Memory is the sum of its JVM, its Python workers and itself, sampled every half second.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.databases import mariadb, postgresql
 
 
 def resident_mb(root: int) -> float:
-    """Of a process and all below it."""
+    """Resident memory of a process and all its descendants."""
     children: dict[int, list[int]] = {}
     pages: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -41,7 +41,7 @@ def resident_mb(root: int) -> float:
 
 
 def audit(url: str, log: Path, report: Path) -> dict[str, float]:
-    """One run of the command."""
+    """Run the command once, and measure it."""
     command = [
         sys.executable, "-m", "notify.cli.main", "audit", "run", "--json", "--database", f"shop={url}",
         "--log", str(log), "--report", str(report), "--max-transaction-seconds", "5", "--deliver-seconds", "5",

@@ -1,4 +1,4 @@
-"""`make bench-backlog MESSAGES=…`: the bars of a pile of messages, and a verdict."""
+"""`make bench-backlog MESSAGES=…`: the bars of a backlog of messages, and a verdict."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BARS = {
     "head_latency_ratio": (2, True),
     "drain_per_second": (150_000, False),
 }
-"""Figure to its bar, and whether that is the most it may be."""
+"""Each figure's bar, and whether the bar is an upper bound."""
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
-"""`make bench`: every bar of the main job in one run, medians of repeated runs with their spread, and a verdict.
+"""`make bench`: every main bar in one run, medians of repeated runs with their range, and a verdict.
 
-Timings are noisy on a shared machine: a bar that is missed by less than the spread says so.
+Timings are noisy on a shared machine; a bar missed by less than the range is marked so.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ READY_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A figure of a plan's result, and what it has to reach (`at_least`) or stay under."""
+    """A figure of a plan's result, and its bar: a lower bound (`at_least`) or an upper bound."""
 
     name: str
     plan: Plan
@@ -56,7 +56,7 @@ def bars(seconds: float) -> list[Bar]:
 
 
 def measure(bar: Bar, repeats: int, tell: Callable[[str], None]) -> bool:
-    """Median of repeated runs; False if the bar is missed or anything was lost or doubled."""
+    """Measure the median of repeated runs; False if the bar is missed, or a message was lost or doubled."""
     results = [run(bar.plan) for _ in range(repeats)]
     values = [float(r[bar.figure]) for r in results]
     median = statistics.median(values)
@@ -72,7 +72,7 @@ def measure(bar: Bar, repeats: int, tell: Callable[[str], None]) -> bool:
 
 
 def measure_pile(messages: int, tell: Callable[[str], None]) -> bool:
-    """Memory with a pile, and the start after kill -9; False if a bar is missed."""
+    """Measure memory with a backlog, and the start after kill -9; False if a bar is missed."""
     memory = pile.measure(messages)
     ready = statistics.median(memory.ready_seconds)
     met = memory.anonymous_mb <= PILE_MB and ready <= READY_SECONDS

@@ -1,7 +1,7 @@
 """A tree of this project with the environment that runs it: the working tree, or a commit's own in `.compare`.
 
 A commit is checked out as a git worktree and installed as `make install` does, with the commit's own constraints. Both
-are kept for the next time; a file that is written last says that they are whole.
+are kept for the next time; a file that is written last marks them as complete.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INSTALL_SECONDS = 1800.0
 
 
 class NotComparable(Exception):
-    """Nothing could be measured, and why, in one line."""
+    """The comparison is impossible; `str()` is one line that says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ class Checkout:
             raise NotComparable(f"{self.python} runs {printed.strip()}, not {self.tree}: make clean, and again")
 
     def sources(self) -> set[tuple[str, int]]:
-        """The files that a run reads its code from, and when each was last written, in nanoseconds."""
+        """The source files of a run, and when each was last written, in nanoseconds."""
         paths = [path for package in ("notify", "storage") for path in (self.tree / package).rglob("*.py")]
         return {(str(path.relative_to(self.tree)), path.stat().st_mtime_ns) for path in paths}
 
 
 def environment() -> dict[str, str]:
-    """What a run inherits: nothing that leads Python to another tree, be it the current directory."""
+    """The environment of a run, without variables that lead Python to another tree."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return kept | {"PYTHONSAFEPATH": "1"}
 
@@ -60,13 +60,13 @@ def commit_of(revision: str) -> str:
 
 
 def working_tree() -> Checkout:
-    """What is here, changes that are not committed included."""
+    """The working tree, with changes that are not committed."""
     changed = _call(["git", "status", "--porcelain"], ROOT, GIT_SECONDS)
     return Checkout(ROOT, Path(sys.executable), commit_of("HEAD") + ("-dirty" if changed else ""))
 
 
 def committed(commit: str, tell: Callable[[str], None]) -> Checkout:
-    """A commit's own tree and environment, made where they are missing or not whole. Raises NotComparable."""
+    """A commit's tree and environment, made if they are missing or incomplete. Raises NotComparable."""
     room = ROOM / commit[:12]
     checkout = Checkout(room / "tree", room / "venv" / "bin" / "python", commit)
     stamp = room / "whole"
@@ -74,7 +74,7 @@ def committed(commit: str, tell: Callable[[str], None]) -> Checkout:
         return checkout
     tell(f"installing {commit[:12]} in {room.relative_to(ROOT)}")
     shutil.rmtree(room, ignore_errors=True)
-    _call(["git", "worktree", "prune"], ROOT, GIT_SECONDS)  # or git would refuse to make it a second time
+    _call(["git", "worktree", "prune"], ROOT, GIT_SECONDS)  # otherwise git refuses to make it a second time
     _call(["git", "worktree", "add", "--quiet", "--detach", str(checkout.tree), commit], ROOT, GIT_SECONDS)
     _call([sys.executable, "-m", "venv", str(room / "venv")], checkout.tree, GIT_SECONDS)
     install = "-m pip install --quiet --disable-pip-version-check -c constraints.txt -e .[dev]"
@@ -84,7 +84,7 @@ def committed(commit: str, tell: Callable[[str], None]) -> Checkout:
 
 
 def _is_clean(checkout: Checkout) -> bool:
-    """Whether a tree is still its commit, unchanged. Without a `.git` of its own git would speak of the tree around."""
+    """Whether a tree is its commit, unchanged. Without a `.git` of its own git would report on the enclosing tree."""
     if not (checkout.tree / ".git").is_file() or not checkout.python.exists():
         return False
     try:
@@ -95,7 +95,7 @@ def _is_clean(checkout: Checkout) -> bool:
 
 
 def _call(words: Sequence[str], directory: Path, seconds: float) -> str:
-    """What a command prints. Raises NotComparable with its last line."""
+    """A command's output. Raises NotComparable with its last line if it fails."""
     name = " ".join(words)
     try:
         done = subprocess.run(

@@ -1,7 +1,7 @@
 """`make compare BASE=<revision>`: the working tree beside a commit, as ratios of `notify bench` run by turns.
 
-Each side runs its own code in its own environment (bench/checkout.py); what is compared, and what a bar makes of it, is
-in bench/ratios.py. The exit code is 0 for PASS, 1 for FAIL, and 2 where nothing could be said.
+Each side runs its own code in its own environment (bench/checkout.py); bench/ratios.py computes the ratios and compares
+them with the bars. The exit code is 0 for PASS, 1 for FAIL, and 2 for INCONCLUSIVE.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from bench.ratios import Verdict
 BASE, HEAD = "base", "head"
 RUN_SECONDS = 900.0
 STOP_SECONDS = 60.0
-"""For a run that is interrupted to stop its server."""
+"""How long an interrupted run may take to stop its server."""
 LAST_WORDS = 2000
 
 
 class RunFailed(Exception):
-    """A run that gives no figures, and why, in one line."""
+    """A run failed; `str()` is one line that says why."""
 
     word = "INCONCLUSIVE"
 
 
 class Lost(RunFailed):
-    """A run that lost or doubled messages: no rate makes up for that."""
+    """A run lost or doubled messages."""
 
     word = "FAIL"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run that counts: of which pair (from 1) and side, and what it reported."""
+    """One run: its pair (from 1), its side, and its report."""
 
     pair: int
     side: str
@@ -59,7 +59,7 @@ class Run:
 
 @dataclass(slots=True)
 class Comparison:
-    """The runs of a comparison, as they come."""
+    """The runs of a comparison so far."""
 
     base: str
     head: str
@@ -68,7 +68,7 @@ class Comparison:
     runs: list[Run] = field(default_factory=list)
 
     def spreads(self) -> dict[str, ratios.Spread]:
-        """By figure, over the pairs that are complete."""
+        """The spread of each figure over the complete pairs."""
         sides = {(run.pair, run.side): run.figures for run in self.runs}
         numbers = [pair for pair, side in sides if side == HEAD and (pair, BASE) in sides]
         return ratios.spreads([(sides[n, BASE], sides[n, HEAD]) for n in numbers]) if numbers else {}
@@ -106,7 +106,7 @@ class Comparison:
 
 
 def order(pairs: int) -> Iterator[tuple[int, str]]:
-    """Pair and side of each run: whichever went second goes first in the next pair, for the machine changes with time.
+    """(pair, side) of each run: the side that ran second runs first in the next pair, as the machine changes with time.
 
     Pair 0 is the warm-up.
     """
@@ -116,7 +116,7 @@ def order(pairs: int) -> Iterator[tuple[int, str]]:
 
 
 def measure(comparison: Comparison, run: Callable[[str], dict[str, Any]], tell: Callable[[str], None]) -> None:
-    """Every run of the comparison, by turns. Raises RunFailed; the runs until then are kept."""
+    """Make every run of the comparison, by turns. Raises RunFailed; earlier runs are kept."""
     for pair, side in order(comparison.pairs):
         name = f"pair {pair} of {comparison.pairs}, {side}" if pair else f"warm-up, {side}"
         try:
@@ -136,9 +136,9 @@ def _in_words(figures: dict[str, float]) -> str:
 
 
 def run_bench(words: Sequence[str], tree: Path, seconds: float) -> dict[str, Any]:
-    """Run a bench that prints its result as JSON, interrupted after so many seconds. Raises RunFailed, Lost."""
+    """Run a bench that prints JSON; interrupt it after so many seconds. Raises RunFailed, Lost."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell's background job ignores it, and what it starts would, too: it has to be interrupted.
+        # A background job of a shell ignores SIGINT, and its children would, too; but the bench must be interruptible.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         words,
@@ -191,7 +191,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Two comparisons at a time would measure each other. Raises NotComparable."""
+    """Allow one comparison at a time, as two would disturb each other. Raises NotComparable."""
     checkout.ROOM.mkdir(exist_ok=True)
     with (checkout.ROOM / "lock").open("w") as lock:
         try:

@@ -1,4 +1,4 @@
-"""How long the console's pages take with 10 million messages in 10,000 topics: the slowest of five requests each."""
+"""Times the console's pages with 10 million messages in 10,000 topics: the slowest of five requests each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROUNDS = 5
 
 
 async def fill(url: str, messages: int, topics: int) -> None:
-    """Messages over topics, in batches, four at once."""
+    """Publish messages to all topics in batches, four at once."""
     http = HttpClient(url)
     room = asyncio.Semaphore(4)
 
@@ -46,7 +46,7 @@ def call(url: str, method: str, path: str, body: object) -> dict[str, object]:
 
 
 def timed(url: str, path: str) -> float:
-    """Seconds of the slowest of some requests."""
+    """The seconds of the slowest of several requests."""
     slowest = 0.0
     for _ in range(ROUNDS):
         began = time.perf_counter()

@@ -1,9 +1,8 @@
-"""What watching costs: the server's CPU time a transaction bare, with metrics scraped and the console open, and with
-traces too.
+"""The cost of observation: the server's CPU time a transaction without it, with metrics and console, and with traces.
 
-One server, and short windows of each kind by turns: two processes differ by more than what is to be measured, and so
-does the machine from one minute to the next. Each window is compared with the bare ones on both sides of it. The CPU
-time is what limits a server that is given enough to do; transactions a second vary too much to compare.
+One server runs short windows of each kind by turns, because two processes, and two minutes on one machine, differ by
+more than the cost. Each window is compared with the bare windows before and after it. CPU time is compared, because it
+limits a busy server; transactions a second vary too much.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from notify.wire import OutcomeItem, Outcomes, PackedMessage, PackedTransaction,
 CALLERS = 128
 BATCH = 16
 PACE_SECONDS = 0.0128
-"""Between two batches of a caller: 10,000 transactions a second in all."""
+"""The seconds between two batches of a caller, for 10,000 transactions a second in all."""
 EXPORT_MS = 1000
-"""Spans are sent five times as often as they are by default, so that a window holds its own."""
+"""Spans are exported five times as often as by default, so that a window exports its own spans."""
 BAR = 0.05
 
 
 async def rate(url: str, seconds: float, one_in: int = 0) -> float:
-    """Transactions a second, in batches as the SDK sends them, at half of what the server can do; with traces of one
-    in so many.
+    """Send batches as the SDK does, one in `one_in` transactions with a trace; return transactions a second.
 
-    At a steady pace: at its limit the size of the group commits, and with it the CPU time of each, swings by a third.
+    The pace is half of the server's rate: at its limit the size of group commits, and so the CPU time of a transaction,
+    varies by a third.
     """
     http = HttpClient(url)
     until = time.perf_counter() + seconds
@@ -69,7 +68,7 @@ async def rate(url: str, seconds: float, one_in: int = 0) -> float:
 
 
 class _Collector(http.server.BaseHTTPRequestHandler):
-    """Takes spans, and forgets them."""
+    """Accepts spans and drops them."""
 
     protocol_version = "HTTP/1.1"
 
@@ -80,14 +79,14 @@ class _Collector(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Quiet."""
+        """Log nothing."""
 
 
 COLLECTOR = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Collector)
 
 
 class Watcher:
-    """A scrape of the metrics and a refresh of the console, each once in a window of 3 s.
+    """Scrapes the metrics and refreshes the console, each once in a window of 3 s.
 
     That is five times as often as Prometheus scrapes, and as often as the console's overview refreshes itself.
     """
@@ -108,20 +107,20 @@ class Watcher:
 
 
 def cpu_seconds(server: ServerProcess) -> float:
-    """User and system time of the process so far."""
+    """The process's user and system time so far, in seconds."""
     assert server.process is not None
     fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def window(server: ServerProcess, kind: str, seconds: float, one_in: int = 0) -> tuple[float, float]:
-    """Transactions a second, and microseconds of CPU time for each."""
+    """(transactions a second, microseconds of CPU time a transaction) of one window."""
     watcher = Watcher(server.url, seconds) if kind != "bare" else None
     before = cpu_seconds(server)
     per_second = asyncio.run(rate(server.url, seconds, one_in if kind == "traced" else 0))
     if watcher is not None:
         watcher.stop()
-    time.sleep(2 * EXPORT_MS / 1000)  # what it has left to do, such as sending spans, belongs to its own window
+    time.sleep(2 * EXPORT_MS / 1000)  # remaining work, such as exporting spans, belongs to this window
     return per_second, (cpu_seconds(server) - before) / (per_second * seconds) * 1e6
 
 

@@ -1,4 +1,4 @@
-"""A pile of undelivered messages: the server's memory with it, and how soon it is ready again after kill -9."""
+"""Measures a backlog of undelivered messages: the server's memory, and its start after kill -9."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ TOPICS = 16
 
 @dataclass(frozen=True, slots=True)
 class Pile:
-    """`anonymous_mb`: RssAnon with the pile; `ready_seconds`: process start to ready, of each start after a kill."""
+    """`anonymous_mb`: RssAnon with the backlog; `ready_seconds`: from process start to ready, after each kill."""
 
     anonymous_mb: float
     ready_seconds: list[float]
 
 
 def measure(messages: int, starts: int = 3) -> Pile:
-    """Commit so many transactions of 256 bytes that nobody consumes; kill and start a few times."""
+    """Commit transactions of 256 bytes without a consumer; then kill and start the server several times."""
     with tempfile.TemporaryDirectory(prefix="notify-pile-") as directory:
         server = ServerProcess(Path(directory) / "data").start()
         try:
             with asyncio.Runner(loop_factory=new_event_loop) as runner:
                 runner.run(_load(server.url, messages))
-            time.sleep(3)  # whatever is being sealed
+            time.sleep(3)  # lets the server finish sealing a segment
             anonymous = server.anonymous_bytes() / (1 << 20)
             ready = []
             for _ in range(starts):

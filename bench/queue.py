@@ -14,7 +14,7 @@ Tell = Callable[[str], None]
 
 
 def bar(tell: Tell, name: str, value: float, limit: float, *, at_most: bool = False, spread: str = "") -> list[str]:
-    """Say whether a bar is met; its name if it is missed."""
+    """Print whether a bar is met; return its name in a list if it is missed."""
     met = value <= limit if at_most else value >= limit
     sign = "≤" if at_most else "≥"
     tell(f"{name}: {value:,.3f}, bar {sign} {limit:,g}: {'met' if met else 'MISSED'} {spread}".rstrip())

@@ -1,4 +1,4 @@
-"""What two runs of `notify bench` have in common, head by base, its spread over the pairs, and what bars make of it."""
+"""Ratios of two runs' figures (head by base), their spread over the pairs, and the verdict of the bars."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXIT_CODES = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 2}
 
 
 class NoRate(ValueError):
-    """A run that reports no rate, or a rate of zero: there is no ratio to it."""
+    """A run reports no rate, or a rate of zero, so that it has no ratio."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Verdict:
 
 
 def figures(result: Mapping[str, Any]) -> dict[str, float]:
-    """What is compared of one run, by name. Raises NoRate.
+    """The compared figures of one run, by name. Raises NoRate.
 
     `rate` is the first key that ends in `_per_second`. Where there is none (`topics`), the keys that start with
     `ratio_` are the rates, under their own names. `cpu_per_transaction` is the CPU time of the server in microseconds,

@@ -1,9 +1,9 @@
-"""A server under siege: each attack of strangers and of lesser rights, at once, beside a producer and a consumer.
+"""A server under siege: all attacks of strangers and of clients with few rights, beside a producer and a consumer.
 
-The rates of producer and consumer are measured without the attacks, with them, and without them again; with them they
-must keep half, while the server's memory grows by less than 100 MiB. Attackers, producer and consumer are processes of
-their own. On a machine of few cores clients take time from the server whatever they ask for, so that the attackers' own
-CPU is bounded (`--share` of one core): what is measured is what their requests cost the server.
+The rates of producer and consumer are measured without the attacks, with them, and without them again. During the
+attacks they must keep half, and the server's memory may grow by less than 100 MiB. Attackers, producer and consumer are
+separate processes. On few cores any client takes CPU time from the server, so the attackers' own CPU is bounded
+(`--share` of one core): the run measures what their requests cost the server.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ BODY = b"x" * 200
 WARM_SECONDS = 5.0
 SAMPLE_SECONDS = 0.25
 BIG, LETTERS = 60, 2000
-"""Messages of 128 KiB for those who do not read, and dead letters for those who search."""
+"""The number of messages of 128 KiB for unread answers, and of dead letters for searches."""
 DEAREST = (
     " && ".join(['key.matches("' + "(k|kk)*" * 10 + '")', *['headers.all(h, h != "x")'] * 3]) + ' && key == "none"'
 )
-"""A filter that is allowed, and costs about what one may."""
+"""An allowed filter of almost the highest cost."""
 
 
 # --- the producer and the consumer ----------------------------------------------------------------------------------
 
 
 def load(url: str, token: str, sent: Any, received: Any) -> None:
-    """Transactions of half and outcome by some callers, and a consumer that acknowledges all; counts for ever."""
+    """Run producers and a consumer until the process is ended; count both."""
     asyncio.run(_load(url, token, sent, received))
 
 
@@ -100,7 +100,7 @@ async def _load(url: str, token: str, sent: Any, received: Any) -> None:
 
 
 class Attackers:
-    """All attacks in one loop, whose CPU is bounded."""
+    """All attacks, in one event loop with bounded CPU time."""
 
     def __init__(self, url: str, provider: str, rights: dict[str, str], share: float, only: str) -> None:
         parts = urlsplit(url)
@@ -114,7 +114,7 @@ class Attackers:
         self.done: Counter[str] = Counter()
 
     async def turn(self) -> None:
-        """Wait until there is CPU left for one more step."""
+        """Wait until the CPU bound allows one more step."""
         used = time.process_time() - self._cpu
         behind = used / self._share - (time.monotonic() - self._began)
         await asyncio.sleep(max(0.001, min(1.0, behind)))
@@ -140,7 +140,7 @@ class Attackers:
         await asyncio.gather(*[self.again(attack, n) for attack, count in crowds for n in range(count)])
 
     async def again(self, attack: Callable[[int], Awaitable[None]], number: int) -> None:
-        """Cut off, it comes again."""
+        """Repeat an attack, also after the server closed its connection."""
         await asyncio.sleep(random.random() * 2)
         while True:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
@@ -165,7 +165,7 @@ class Attackers:
         return self.head("POST", path, right, "content-type: application/json", f"content-length: {len(data)}") + data
 
     async def asked(self, request: bytes, times: int = 20) -> None:
-        """Send a request again and again on one connection, and read what comes."""
+        """Send a request repeatedly on one connection, and read the answers."""
         async with self.connected() as (reader, writer):
             for _ in range(times):
                 await self.turn()
@@ -214,7 +214,7 @@ class Attackers:
                     return
 
     async def _ended(self, reader: asyncio.StreamReader) -> bool:
-        """Whether the server has closed within a second; a step of those that are slow."""
+        """Whether the server has closed the connection within a second; one step of a slow attack."""
         try:
             return await asyncio.wait_for(reader.read(1000), 1) == b""
         except TimeoutError:
@@ -289,7 +289,7 @@ def attack(url: str, provider: str, rights: dict[str, str], share: float, only: 
 
 
 class Listener:
-    """Takes connections, and answers a byte now and then, or nothing at all."""
+    """Accepts connections, and answers slowly, byte by byte, or not at all."""
 
     def __init__(self, drip: bytes) -> None:
         self._drip = drip
@@ -320,7 +320,7 @@ class Listener:
 
 
 async def prepare(server: ServerProcess, admin: str, webhook: str) -> dict[str, str]:
-    """Topics, groups, what is to be searched and pulled; the tokens by what they are for."""
+    """Make topics, groups, and messages to search and read; return the tokens by purpose."""
     http = HttpClient(server.url, token=admin)
 
     async def call(method: str, path: str, body: Any = None) -> Any:
@@ -365,7 +365,7 @@ async def prepare(server: ServerProcess, admin: str, webhook: str) -> dict[str, 
 
 
 class Measured:
-    """Rates of producer and consumer, and the server's memory, while a phase went on."""
+    """The rates of producer and consumer, and the server's memory, in one phase."""
 
     def __init__(self, server: ServerProcess, sent: Any, received: Any, seconds: float) -> None:
         began, before = time.monotonic(), (sent.value, received.value, server.cpu_seconds())
@@ -386,7 +386,7 @@ class Measured:
 
 
 def besiege(directory: Path, seconds: float, share: float, only: str = "") -> bool:
-    """Print the figures and the verdict; whether it is good."""
+    """Run all phases, print figures and verdict, and return whether it is PASS."""
     provider, webhook = Listener(b""), Listener(b"y")
     environment = {
         "NOTIFY_ACCESS": "1", "NOTIFY_OIDC_ISSUER": f"http://{provider.place}", "NOTIFY_WEBHOOK_SECRET": "siege",

@@ -1,9 +1,9 @@
-"""`make soak SECONDS=3600`: an hour at 1,000 transactions a second, in every mode; what the server holds stays flat.
+"""`make soak SECONDS=3600`: 1,000 transactions a second in every mode; the server's resources must not grow.
 
-A producer prepares, commits, rolls back, and leaves some to check-back; groups of every mode handle, retry and refuse.
-The server's own memory (RssAnon), file descriptors, threads and, with a retention of a minute, its data directory are
-looked at every few seconds: the medians of the first and the last third after the warm-up are compared. The last line
-is the verdict.
+A producer prepares, commits, rolls back, and leaves some transactions to check-back; groups of every mode handle, retry
+and refuse. The server's own memory (RssAnon), file descriptors, threads and, with a retention of a minute, its data
+directory are sampled every few seconds. The medians of the first and the last third after the warm-up are compared. The
+last line is the verdict.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ RETENTION_SECONDS = 60
 SEGMENT_BYTES = 8 << 20
 LOOK_SECONDS = 5.0
 WARM_UP_SHARE = 0.3
-"""Of the whole run, and at least twice the retention."""
+"""The share of the run that is warm-up; it lasts at least twice the retention."""
 SHARES = {"memory": 1.10, "descriptors": 1.10, "threads": 1.0, "directory": 1.25}
-"""How much the last third may be above the first."""
+"""The share by which the last third may exceed the first."""
 ALLOWED = {"memory": 16 << 20, "descriptors": 8, "threads": 2, "directory": 4 * SEGMENT_BYTES}
-"""And what it may be above it besides: what one sample differs from the next by."""
+"""The amount by which it may exceed it in addition: the noise of one sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The server at one moment: bytes, numbers, bytes."""
+    """The server's resources at one moment."""
 
     memory: int
     descriptors: int
@@ -51,7 +51,7 @@ class Sample:
 
 
 def look(server: ServerProcess) -> Sample:
-    """What the server holds now (Linux)."""
+    """Sample the server's resources (Linux)."""
     assert server.process is not None
     process = Path(f"/proc/{server.process.pid}")
     size = 0
@@ -59,12 +59,12 @@ def look(server: ServerProcess) -> Sample:
         try:
             size += path.stat().st_blocks * 512
         except OSError:
-            continue  # retention was quicker
+            continue  # retention deleted the file meanwhile
     return Sample(server.anonymous_bytes(), len(os.listdir(process / "fd")), len(os.listdir(process / "task")), size)
 
 
 def compared(samples: list[Sample]) -> dict[str, dict[str, float | bool]]:
-    """By what is looked at: the medians of the first and the last third, and whether they are alike."""
+    """For each resource the medians of the first and the last third, and whether it stayed flat."""
     third = max(1, len(samples) // 3)
     rows: dict[str, dict[str, float | bool]] = {}
     for name, share in SHARES.items():
@@ -75,7 +75,7 @@ def compared(samples: list[Sample]) -> dict[str, dict[str, float | bool]]:
 
 
 class Forgotten(CheckMessageListener):
-    """Answers for transactions whose outcome the producer keeps to itself."""
+    """Answers checks of the transactions whose outcome the producer does not send."""
 
     topics = TOPICS
 
@@ -84,7 +84,7 @@ class Forgotten(CheckMessageListener):
 
 
 async def produce(url: str, seconds: float) -> dict[str, int]:
-    """Transactions at a steady pace; how many of each kind there were."""
+    """Send transactions at a steady pace; return how many of each kind."""
     counted = {"committed": 0, "rolled_back": 0, "left_to_checks": 0, "failed": 0}
     chance = random.Random()
     until = time.monotonic() + seconds
@@ -114,7 +114,7 @@ async def produce(url: str, seconds: float) -> dict[str, int]:
         due = time.monotonic()
         while time.monotonic() < until:
             for _ in range(PER_SECOND // 50):
-                if len(running) < 5 * PER_SECOND:  # a server that is slow is not buried
+                if len(running) < 5 * PER_SECOND:  # bounds the requests in flight to a slow server
                     task = asyncio.ensure_future(one())
                     running.add(task)
                     task.add_done_callback(running.discard)
@@ -126,7 +126,7 @@ async def produce(url: str, seconds: float) -> dict[str, int]:
 
 
 async def consume(url: str, seconds: float) -> dict[str, int]:
-    """A group of each mode over its topic; how many messages each handled."""
+    """Run a group of each mode; return how many messages each handled."""
     chance = random.Random()
 
     async def handle(message: ReceivedMessage) -> None:
@@ -156,7 +156,7 @@ def _child(role: str, url: str, seconds: float) -> subprocess.Popen[str]:
 
 
 def run(seconds: float) -> int:
-    """The whole; the exit code."""
+    """Run the soak, and return the exit code."""
     with tempfile.TemporaryDirectory(prefix="notify-soak-") as directory:
         environment = {"NOTIFY_RETENTION_SECONDS": str(RETENTION_SECONDS), "NOTIFY_SEGMENT_BYTES": str(SEGMENT_BYTES)}
         server = ServerProcess(Path(directory) / "data", environment=environment).start()
@@ -166,7 +166,7 @@ def run(seconds: float) -> int:
         started = time.monotonic()
         try:
             while time.monotonic() - started < seconds:
-                time.sleep(LOOK_SECONDS)  # the pause between two looks
+                time.sleep(LOOK_SECONDS)  # the pause between two samples
                 if time.monotonic() - started > warm_up:
                     samples.append(look(server))
             results: list[dict[str, Any]] = [json.loads(child.communicate(timeout=180)[0]) for child in children]

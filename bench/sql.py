@@ -1,8 +1,8 @@
-"""SQL storage beside the database's own ceiling for single-row inserts, and the bridge beside a relay that polls.
+"""Compares SQL storage with the database's ceiling for single-row inserts, and the bridge with a polling relay.
 
-Run as `python -m bench.sql`. The ceiling: one row of the same size a transaction, over as many connections as there are
-callers, by pgbench or mysqlslap, in turns with Notify's transactions (two writes each: half and outcome). Databases are
-fully durable (fsync, innodb_flush_log_at_trx_commit = 1, sync_binlog = 1) and started by the bench.
+Run as `python -m bench.sql`. The ceiling is measured by pgbench or mysqlslap: single-row transactions of the same size,
+over as many connections as callers, by turns with Notify's transactions (two writes each: half and outcome). The bench
+starts the databases, fully durable (fsync, innodb_flush_log_at_trx_commit = 1, sync_binlog = 1).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SOURCE = "bench"
 
 
 def fresh(url: str) -> str:
-    """An empty database of its own."""
+    """Make an empty database, and return its URL."""
     name = "b" + uuid.uuid4().hex[:10]
     engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
@@ -105,7 +105,7 @@ def mariadb_ceiling(url: str, seconds: int) -> float:
 
 
 def storage(kind: str, rounds: int, seconds: int) -> dict[str, Any]:
-    """Notify's transactions/s and the ceiling, in turns."""
+    """Measure Notify's transactions/s and the ceiling by turns."""
     ceilings, reached, shares = [], [], []
     with ExitStack() as stack:
         url = stack.enter_context(getattr(databases, kind)())
@@ -128,7 +128,7 @@ def storage(kind: str, rounds: int, seconds: int) -> dict[str, Any]:
 
 
 def load_of(command_name: str, server: databases.MariaDbServer, rows: int) -> dict[str, Any]:
-    """What moving rows by the bridge, or by a relay that polls the table, costs database, queue server and mover."""
+    """Measure what moving rows costs database, queue server and mover (the bridge, or a relay that polls)."""
     url = fresh(server.url)
     engine = sa.create_engine(url)
     create_tables(engine)

@@ -1,4 +1,4 @@
-"""The few admin calls that a bench needs."""
+"""Admin calls of the benches."""
 
 from __future__ import annotations
 

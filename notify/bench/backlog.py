@@ -1,6 +1,6 @@
-"""`notify bench backlog`: producers, memory, restart and draining with millions of messages piled up.
+"""`notify bench backlog`: producers, memory, restart and draining with a backlog of millions of messages.
 
-Every figure is taken against the same one of a server with an empty log, in interleaved runs.
+The producers' rate is compared with that of a server with an empty log, in interleaved runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PILE_GROUP, HEAD_GROUP, FROM_START = "down", "head", "from-start"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`messages` of `body` bytes piled up; producers of `clients` callers; `runs` interleaved runs of `seconds`."""
+    """A backlog of `messages` of `body` bytes; producers of `clients` callers; `runs` interleaved runs of `seconds`."""
 
     messages: int = 1_000_000
     body: int = 256
@@ -36,7 +36,7 @@ class Plan:
 
 
 def run(plan: Plan) -> dict[str, Any]:
-    """Measure; the result as the contract's keys. Raises NotifyError if a process could not run."""
+    """Measure, and return the figures by name. Raises NotifyError if a process could not run."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bench-")))
         piled = ServerProcess(directory / "piled").start()
@@ -76,10 +76,10 @@ def run(plan: Plan) -> dict[str, Any]:
 
 
 def _fill(server: ServerProcess, plan: Plan, messages: int) -> float:
-    """Pile up; RssAnon in MB afterwards."""
+    """Store the backlog, and return the server's RssAnon in MB."""
     spec = {"url": server.url, "messages": messages, "body": plan.body, "topics": TOPICS}
     children.result(children.start("notify.bench.fill", spec))
-    time.sleep(2)  # whatever is being sealed
+    time.sleep(2)  # lets the server finish sealing a segment
     return server.anonymous_bytes() / (1 << 20)
 
 
@@ -97,7 +97,7 @@ def _load(plan: Plan, server: ServerProcess, directory: Path) -> subprocess.Pope
 def _producers(
     plan: Plan, piled: ServerProcess, empty: ServerProcess, directory: Path
 ) -> tuple[float, list[float], float, int]:
-    """The rate with the pile against the rate without: median ratio, its spread, the rate without, how many sent."""
+    """(median ratio of the rate with the backlog to the rate without, its range, the rate without, messages sent)."""
     ratios, rates, sent = [], [], 0
     for _ in range(plan.runs):
         without = children.result(_load(plan, empty, directory))
@@ -110,7 +110,7 @@ def _producers(
 
 
 def _beside_a_drain(plan: Plan, server: ServerProcess, directory: Path) -> dict[str, Any]:
-    """Producers and a group at the head, alone and while another group drains the pile from its start."""
+    """Measure producers and a group at the head, alone and while another group drains the backlog."""
     for n in range(TOPICS):
         subscribe(server.url, HEAD_GROUP, f"bench-{n}", start="latest")
         subscribe(server.url, FROM_START, f"bench-{n}")
@@ -160,7 +160,7 @@ def _drain(server: ServerProcess, group: str, messages: int) -> dict[str, Any]:
 
 
 def drop_caches(directory: Path) -> bool:
-    """Forget file pages, so that reads come from the disk: all of the machine's where permitted, else these files'."""
+    """Drop cached file pages: all of the machine's (True), or, without permission, those of these files (False)."""
     os.sync()
     try:
         Path("/proc/sys/vm/drop_caches").write_text("1\n")

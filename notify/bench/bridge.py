@@ -1,4 +1,4 @@
-"""`notify bench bridge`: a binlog written beforehand through to the durable log, then the lag of rows as they come."""
+"""`notify bench bridge`: the rate from an existing binlog to the durable log, then the lag of new rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TOPIC = "bench-bridge"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`rows` single-row transactions beforehand, then `seconds` at `rate` rows/s (at most half of what was reached)."""
+    """`rows` single-row transactions beforehand, then `seconds` at `rate` rows/s (at most half of the first rate)."""
 
     dsn: str
     rows: int = 100_000
@@ -44,7 +44,7 @@ class Plan:
 
 
 def run(plan: Plan) -> dict[str, Any]:
-    """Measure; the contract's keys. The tables are made if they are missing; rows stay in them."""
+    """Measure, and return the figures by name. Makes missing tables, and leaves its rows in them."""
     url = sa.make_url(plan.dsn)
     engine = sa.create_engine(url)
     create_tables(engine)
@@ -81,7 +81,7 @@ def run(plan: Plan) -> dict[str, Any]:
 
 
 async def _stand_at_the_end(engine: sa.Engine, url: str, name: str) -> None:
-    """Pass over the events that are in the binlog already: they are not part of the bench."""
+    """Skip the events that are in the binlog already."""
     with engine.connect() as connection:
         position = source.current_position(connection).text
     http = HttpClient(url)
@@ -91,7 +91,7 @@ async def _stand_at_the_end(engine: sa.Engine, url: str, name: str) -> None:
 
 
 def write(url: URL, rows: int, body: int, rate: float = 0.0) -> set[str]:
-    """Single-row transactions of the outbox, `rate` a second in all (0: as fast as it goes); their ids."""
+    """Write single-row outbox transactions, `rate` a second in all (0: as fast as possible); return their ids."""
     made: list[list[str]] = [[] for _ in range(WRITERS)]
 
     def work(number: int) -> None:
@@ -135,7 +135,7 @@ async def _until(bridge: Bridge, rows: int, seconds: float = 600) -> None:
 
 
 async def _live(plan: Plan, url: URL, queue_url: str, name: str, rate: float) -> set[str]:
-    """Rows as they come, from another process's worth of threads; their ids."""
+    """Bridge rows while another process writes them; return their ids."""
     bridge = Bridge([plan.dsn], queue_url, name=name)
     rows = round(rate * plan.seconds)
     writing = asyncio.ensure_future(asyncio.to_thread(_write_elsewhere, url, rows, plan.body, rate))
@@ -144,7 +144,7 @@ async def _live(plan: Plan, url: URL, queue_url: str, name: str, rate: float) ->
 
 
 def _write_elsewhere(url: URL, rows: int, body: int, rate: float) -> set[str]:
-    """In a process of its own: the bridge shares its interpreter with nobody in production either."""
+    """Write rows from another process, because in production a bridge has its interpreter to itself."""
     import concurrent.futures
     import multiprocessing
 
@@ -155,7 +155,7 @@ def _write_elsewhere(url: URL, rows: int, body: int, rate: float) -> set[str]:
 @dataclass(slots=True)
 class _Found:
     times: dict[str, tuple[float, float]]
-    """By transaction: seconds since 1970 of its append to the log, and of the statement that wrote its row."""
+    """By transaction the times of its append to the log and of its INSERT, in seconds since 1970."""
     duplicated: int
 
 

@@ -1,4 +1,4 @@
-"""The bench's other processes: started with a JSON specification, answering with one JSON object."""
+"""Child processes of the benches: each takes a JSON specification and prints one JSON object."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST_SECONDS = 3600.0
 
 
 def start(module: str, spec: dict[str, Any], *, wait_for_line: bool = False) -> subprocess.Popen[str]:
-    """Run a module of the bench; with `wait_for_line` return once it has printed that it is ready."""
+    """Start a module of the bench; with `wait_for_line` wait until it prints that it is ready."""
     child = subprocess.Popen([sys.executable, "-m", module, json.dumps(spec)], stdout=subprocess.PIPE, text=True)
     if wait_for_line:
         assert child.stdout is not None
@@ -23,7 +23,7 @@ def start(module: str, spec: dict[str, Any], *, wait_for_line: bool = False) -> 
 
 
 def start_load(url: str, ids: Path, *, clients: int, seconds: float, **others: Any) -> subprocess.Popen[str]:
-    """Producers that write the ids of what was acknowledged to a file; see notify/bench/load.py for the others."""
+    """Start producers, which write the acknowledged ids to a file; notify/bench/load.py has the other fields."""
     spec = {
         "url": url,
         "ids": str(ids),

@@ -1,4 +1,4 @@
-"""The consumer process of a bench: one group over all its topics, acknowledging everything, counting what came.
+"""The consumer process of a bench: one group over all topics acknowledges and counts every message.
 
 Run as `python -m notify.bench.consume` with a JSON specification; prints a line once subscribed, then one JSON object.
 """
@@ -28,7 +28,7 @@ _decode = msgspec.msgpack.Decoder(Received).decode
 
 
 def ranges(receipts: list[str]) -> list[SettleItem]:
-    """Acknowledge whole leases: consecutive receipts of one lease become one range."""
+    """Acks of these receipts; consecutive receipts of one lease become one range."""
     items: list[SettleItem] = []
     lease, first, last = "", 0, -1
     for receipt in [*receipts, "."]:
@@ -44,7 +44,7 @@ def ranges(receipts: list[str]) -> list[SettleItem]:
 
 
 async def consume(spec: dict[str, Any]) -> dict[str, Any]:
-    """Receive and acknowledge until told to stop and nothing is left."""
+    """Receive and acknowledge until the file `stop` exists and no message is left."""
     http = HttpClient(spec["url"])
     topics = [f"bench-{n}" for n in range(spec["topics"])]
     path = f"/v1/groups/{GROUP}/receive"

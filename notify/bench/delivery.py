@@ -1,4 +1,4 @@
-"""`notify bench delivery`: groups over one topic, each of which receives and acknowledges every message."""
+"""`notify bench delivery`: several groups receive and acknowledge every message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from notify.testing.process import ServerProcess
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`groups` in `processes` consumer processes over a pile of `messages`."""
+    """`groups` in `processes` consumer processes, over a backlog of `messages`."""
 
     groups: int = 15
     messages: int = 300_000
@@ -27,7 +27,7 @@ class Plan:
 
 
 def run(plan: Plan) -> dict[str, Any]:
-    """Measure; the result as the contract's keys. Raises NotifyError if a process could not run."""
+    """Measure, and return the figures by name. Raises NotifyError if a process could not run."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bench-")))
         server = ServerProcess(directory / "data").start()

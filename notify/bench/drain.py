@@ -1,8 +1,8 @@
-"""Consumer groups of a bench in one process: receive and acknowledge whole batches, counting what came per group.
+"""Consumer groups of a bench in one process: they receive, acknowledge and count whole batches.
 
 Run as `python -m notify.bench.drain` with a JSON specification; prints a line once every group has asked, then one
-JSON object. It stops when each group that is not slow has `expected` messages, or when the file `stop` is there and
-nothing is left.
+JSON object. It stops when each group that is not slow has `expected` messages, or when the file `stop` exists and no
+message is left.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Drain:
             self.count(received)
             self.marks.append((time.time(), len(received.messages)))
             if self.is_slow:
-                break  # it holds what it has, and asks no more
+                break  # a slow group keeps its messages and asks for no more
             body = encode_msgpack(Settle(ranges([m.receipt for m in received.messages])))
             settle = asyncio.ensure_future(self.http.call("POST", f"/v1/groups/{self.group}/settle", body, 60))
             settling.add(settle)
@@ -102,7 +102,7 @@ class Drain:
 
 
 async def drain(spec: dict[str, Any]) -> dict[str, Any]:
-    """All groups of this process."""
+    """Run all groups of this process."""
     drains = [Drain(spec, group) for group in spec["groups"]]
     print("ready", flush=True)
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Makes a pile: messages published in large batches, as fast as they are stored.
+"""Makes a backlog: publishes messages in large batches, as fast as they are stored.
 
 Run as `python -m notify.bench.fill` with a JSON specification; prints one JSON object.
 """
@@ -23,7 +23,7 @@ IN_FLIGHT = 3
 
 
 async def fill(spec: dict[str, Any]) -> dict[str, Any]:
-    """Publish `messages` messages of `body` bytes over `topics` topics by the prefix, in turn."""
+    """Publish `messages` messages of `body` bytes to `topics` topics with the prefix, in turn."""
     http = HttpClient(spec["url"])
     body = os.urandom(spec["body"])
     topics, prefix = spec["topics"], spec.get("prefix", "bench")

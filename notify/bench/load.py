@@ -1,4 +1,4 @@
-"""One load process of `notify bench transactions`: callers that each prepare and commit, one after the other.
+"""One load process of `notify bench transactions`: each caller stores a half and its outcome, again and again.
 
 Run as `python -m notify.bench.load` with a JSON specification as its argument; prints one JSON object.
 """
@@ -23,7 +23,7 @@ from notify.message import Message
 
 
 class Load:
-    """Callers of one process."""
+    """The callers of one process."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.spec = spec
@@ -36,7 +36,7 @@ class Load:
         self.stop_at = 0.0
 
     async def caller(self, client: TransactionClient, number: int) -> None:
-        """Half, outcome, again; with a rate, at fixed times of its own."""
+        """Store half and outcome repeatedly; with a rate, at fixed times."""
         spec = self.spec
         topics = spec["topics"]
         interval = spec["all_clients"] / spec["rate"] if spec["rate"] else 0.0
@@ -50,7 +50,7 @@ class Load:
             started = perf()
             if started >= self.stop_at:
                 return
-            # All topics in turn, over all callers.
+            # The callers together go through all topics in turn.
             turn += spec["clients"]
             message = pack(Message(f"bench-{turn % topics}", self.body))
             try:

@@ -1,4 +1,4 @@
-"""Measures what one stopped group costs the others and the producers, all at the head of one topic."""
+"""Measures how one stopped group affects the other groups and the producers, all at the head of one topic."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from notify.testing.process import ServerProcess
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`groups` over one topic, producers at `rate` transactions/s (0: as fast as it goes), in `runs` alternating runs.
+    """`groups` over one topic, producers at `rate` transactions/s (0: as fast as possible), in `runs` alternating runs.
 
-    With a fixed rate both figures say whether everyone keeps up; without one, how the machine is shared.
+    With a fixed rate the figures show whether all keep up; without one, how they share the machine.
     """
 
     groups: int = 15
@@ -30,7 +30,7 @@ class Plan:
 
 
 def run(plan: Plan) -> dict[str, Any]:
-    """The ratio with one group stopped to all running, median of the runs. Raises NotifyError."""
+    """Measure the median ratios of one stopped group to all running. Raises NotifyError."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bench-")))
         server = ServerProcess(directory / "data").start()
@@ -57,7 +57,7 @@ def run(plan: Plan) -> dict[str, Any]:
 
 
 def _one(plan: Plan, server: ServerProcess, directory: Path, names: list[str], slow: list[str]) -> tuple[float, float]:
-    """Transactions/s, and deliveries/s in sum over all groups but the first."""
+    """Transactions/s, and deliveries/s of all groups but the first."""
     stop = directory / "stop"
     stop.unlink(missing_ok=True)
     drains = children.start(

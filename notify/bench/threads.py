@@ -1,6 +1,6 @@
-"""`--mode threads`: a real SQLAlchemy session per transaction, bare and with a message, in turns.
+"""`--mode threads`: a real SQLAlchemy session for each transaction, without and with a message by turns.
 
-What a message costs is the difference: in the caller's latency, and in the CPU time of this process.
+The difference, in the caller's latency and in this process's CPU time, is the cost of a message.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class BenchOrder(Base):
 
 
 def run(spec: dict[str, Any]) -> dict[str, Any]:
-    """Alternate bare and messaging rounds; figures per transaction in milliseconds."""
+    """Run rounds without and with messages by turns; figures in milliseconds a transaction."""
     engine = _engine(spec)
     Base.metadata.create_all(engine)
     create_tables(engine)
     producer = TransactionProducer(spec["url"], group="bench-threads", engine=engine, half_timeout=30)
     body = os.urandom(spec["body"])
-    before = _transactions(engine)  # an earlier run's server is gone: those cannot be verified
+    before = _transactions(engine)  # the server of an earlier run is gone, so its rows cannot be verified
 
     def bare() -> None:
         with Session(engine) as session, session.begin():
@@ -88,7 +88,7 @@ def _engine(spec: dict[str, Any]) -> sa.Engine:
 
 
 def _round(call: Any, clients: int, seconds: float) -> tuple[list[float], float, float]:
-    """Latencies, seconds, CPU seconds of callers in threads."""
+    """(latencies, seconds, CPU seconds) of callers in threads."""
     stop_at = time.perf_counter() + seconds
     latencies: list[float] = []
 

@@ -1,4 +1,4 @@
-"""`notify bench topics`: the rate over many topics against the rate over few, and what an idle topic costs."""
+"""`notify bench topics`: the rate over many topics compared with few, and the memory of an idle topic."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from notify.testing.process import ServerProcess
 
 FEW = 16
 SMALL = 16
-"""Bytes of the first message of each topic: what buffers keep of them would hide what the topics themselves take."""
+"""Body bytes of the one message of each topic; small, so that buffers do not hide the memory of the topics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`counts` of topics, each against 16, in `runs` interleaved runs of `seconds`."""
+    """`counts` of topics, each compared with 16, in `runs` interleaved runs of `seconds`."""
 
     counts: tuple[int, ...] = (10_000, 100_000)
     clients: int = 1024
@@ -31,7 +31,7 @@ class Plan:
 
 
 def run(plan: Plan) -> dict[str, Any]:
-    """Measure; the result as the contract's keys. Raises NotifyError if a process could not run."""
+    """Measure, and return the figures by name. Raises NotifyError if a process could not run."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bench-")))
         servers: dict[int, ServerProcess] = {}
@@ -60,7 +60,7 @@ def run(plan: Plan) -> dict[str, Any]:
         "flush": "sync",
     }
     for count, values in rates.items():
-        # Each against its neighbour in time: the machine may be busier in one round than in another.
+        # Compared within a round, because the machine may be busier in another round.
         ratios = [many / few_rate for many, few_rate in zip(values, few, strict=True)]
         summary[f"ratio_{count}_to_16"] = round(statistics.median(ratios), 3)
         summary[f"spread_{count}"] = [round(min(ratios), 3), round(max(ratios), 3)]
@@ -73,7 +73,7 @@ def _fill(server: ServerProcess, messages: int, topics: int) -> None:
 
 
 def _bytes_per_topic(count: int) -> float:
-    """Measures what so many topics of one message take beside as many messages in few topics; median of three pairs."""
+    """Bytes a topic: `count` topics of one message each, minus as many messages in few topics; median of three."""
     bytes_each = []
     for _ in range(3):
         grown = []

@@ -1,4 +1,4 @@
-"""`notify bench transactions`: half and outcome through the SDK, from other processes, verified at the end."""
+"""`notify bench transactions`: halves and outcomes through the SDK from other processes, verified at the end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Plan:
 
 
 def run(plan: Plan) -> dict[str, Any]:
-    """Measure; the result as the contract's keys. Raises NotifyError if a process could not run."""
+    """Measure, and return the figures by name. Raises NotifyError if a process could not run."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bench-")))
         server: ServerProcess | None = None
@@ -93,7 +93,7 @@ def _finish_consumer(child: subprocess.Popen[str], directory: Path) -> dict[str,
 
 
 class _Cpu:
-    """Cores that the server used between begin and end."""
+    """Measures the cores that the server uses between `begin` and `end`."""
 
     def __init__(self, server: ServerProcess | None) -> None:
         self._server = server
@@ -139,7 +139,7 @@ def _summary(
 
 
 def _verify(plan: Plan, url: str, results: list[dict[str, Any]], consumed: dict[str, Any] | None) -> tuple[int, int]:
-    """Acknowledged transactions that are not there, and messages that are there twice: by pull, or as consumed."""
+    """(lost transactions, duplicated messages), by reading the queues or from the consumers' counts."""
     acknowledged: set[str] = set()
     for r in results:
         acknowledged.update(Path(r["ids"]).read_text().split())

@@ -1,4 +1,4 @@
-"""Counts what is really there: every message of the bench's topics, pulled from the queues."""
+"""Verifies a bench: counts every message of its topics in the queues."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Topics(msgspec.Struct):
 
 
 async def pulled(http: HttpClient, topic: str, queue: int = 0, offset: int = 0) -> AsyncIterator[Delivered]:
-    """Every message of a queue from an offset on, in order. Raises what a pull raises."""
+    """Every message of a queue from an offset on, in order. Raises the errors of the request."""
     while True:
         path = f"/v1/topics/{topic}/queues/{queue}/messages?offset={offset}&max=5000"
         page = msgspec.msgpack.decode(await http.call("GET", path, b"", 60), type=Pulled)
@@ -36,7 +36,7 @@ async def pulled(http: HttpClient, topic: str, queue: int = 0, offset: int = 0) 
 
 
 def count_in_queues(url: str, prefix: str) -> dict[str, int]:
-    """Transaction id to the number of its messages, over all topics with a prefix."""
+    """The number of messages of each transaction id, over all topics with a prefix."""
     return asyncio.run(_count(url, prefix))
 
 
@@ -61,7 +61,7 @@ async def _count(url: str, prefix: str) -> dict[str, int]:
 
 
 def missing_in_database(storage: str, acknowledged: set[str]) -> int:
-    """How many of acknowledged transactions are not COMMITTED in a server's database."""
+    """How many acknowledged transactions are not COMMITTED in a server's database."""
     from notify.storage.sql.dialects import open_engine
     from notify.storage.sql.tables import server_half_message
 
@@ -73,9 +73,9 @@ def missing_in_database(storage: str, acknowledged: set[str]) -> int:
 
 
 def committed_in_all(url: str, acknowledged: list[str], sent_besides: int) -> tuple[int, int]:
-    """How many acknowledged transactions of one message are not COMMITTED, and how many messages are too many.
+    """(acknowledged transactions that are not COMMITTED, surplus messages), for transactions of one message.
 
-    Asks for states and for the queues' ends: over 100,000 topics a pull would take longer than the bench.
+    Uses states and the queues' ends: reading 100,000 topics would take longer than the bench.
     """
     return asyncio.run(_committed(url, acknowledged, sent_besides))
 
