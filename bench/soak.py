@@ -35,9 +35,9 @@ LOOK_SECONDS = 5.0
 WARM_UP_SHARE = 0.3
 """The share of the run that is warm-up; it lasts at least twice the retention."""
 SHARES = {"memory": 1.10, "descriptors": 1.10, "threads": 1.0, "directory": 1.25}
-"""The share by which the last third may exceed the first."""
+"""The last third may be at most so many times the first,"""
 ALLOWED = {"memory": 16 << 20, "descriptors": 8, "threads": 2, "directory": 4 * SEGMENT_BYTES}
-"""The amount by which it may exceed it in addition: the noise of one sample."""
+"""plus this amount, the noise of one sample."""
 
 
 @dataclass(frozen=True, slots=True)
