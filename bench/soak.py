@@ -35,9 +35,9 @@ LOOK_SECONDS = 5.0
 WARM_UP_SHARE = 0.3
 """The share of the run that is warm-up; it lasts at least twice the retention."""
 SHARES = {"memory": 1.10, "descriptors": 1.10, "threads": 1.0, "directory": 1.25}
-"""The last third may be at most so many times the first,"""
+"""The last third may be at most so many times the first, plus ALLOWED."""
 ALLOWED = {"memory": 16 << 20, "descriptors": 8, "threads": 2, "directory": 4 * SEGMENT_BYTES}
-"""plus this amount, the noise of one sample."""
+"""The noise of one sample, allowed in addition."""
 
 
 @dataclass(frozen=True, slots=True)
