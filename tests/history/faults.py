@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from notify.errors import NotifyError
 from tests.history.actors import FEW, ORDERED, TOPIC
+from tests.support.clock import eventually
 from tests.support.http import ask
 
 if TYPE_CHECKING:
@@ -131,9 +132,13 @@ class Faults:
 
     def _change_mode(self) -> None:
         """Another mode for a moment; consumers that start meanwhile are refused, and try again."""
-        for mode in (self._chance.choice(("failover", "ordered")), "shared"):
-            self._admin("PUT", f"groups/shared/subscriptions/{TOPIC}", {"mode": mode, "force": True, **RETRIES})
+        path = f"groups/shared/subscriptions/{TOPIC}"
+        try:
+            mode = self._chance.choice(("failover", "ordered"))
+            self._admin("PUT", path, {"mode": mode, "force": True, **RETRIES})
             time.sleep(0.2)  # how long it is so
+        finally:  # also where the answer was lost
+            self._insist("PUT", path, {"mode": "shared", "force": True, **RETRIES})
 
     def _replay(self) -> None:
         """Back by a few seconds; a group that is further behind would be moved on, and miss what lies between."""
@@ -145,16 +150,22 @@ class Faults:
 
     def _pause(self) -> None:
         group = self._chance.choice(("shared", "ordered", "failover"))
-        with contextlib.suppress(NotifyError):
+        try:
             self._admin("POST", f"groups/{group}/pause")
-        time.sleep(0.3)  # how long it is paused
-        while True:
-            try:
-                self._admin("POST", f"groups/{group}/resume")
-                return
-            except NotifyError:
-                if self._over.wait(0.2):
-                    return
+            time.sleep(0.3)  # how long it is paused
+        finally:  # also where the answer was lost
+            self._insist("POST", f"groups/{group}/resume")
+
+    def _insist(self, method: str, path: str, body: dict[str, Any] | None = None) -> None:
+        """Ask until it is carried out, also once the faults are over: nothing that they changed may stay so."""
+
+        def is_done() -> bool:
+            with contextlib.suppress(NotifyError):
+                self._admin(method, path, body)
+                return True
+            return False
+
+        eventually(is_done, f"{method} {path} to be carried out")
 
 
 RETRIES = {"retry_min": 0.2, "retry_max": 2.0}

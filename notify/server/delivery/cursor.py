@@ -132,6 +132,8 @@ class Cursor:
                 break
             taken += wanted
             skipped += passed - (0 if self.evaluates else len(wanted))
+            if self.next >= self._store.bounds(self.topic, self.queue)[1]:
+                break
             scan = min(WIDEST_SCAN, most, scan * 2)
 
     def is_behind(self, messages: int) -> bool:
@@ -143,6 +145,10 @@ class Cursor:
         end = self._store.bounds(self.topic, self.queue)[1]
         end = end if self.until is None else min(end, self.until)
         return self.next < end and not self.is_paused() and self.progress.next_unsettled(self.next) < end
+
+    def may_sleep(self) -> bool:
+        """Whether it has nothing to hand out until something happens to it: no retry, and no message ahead."""
+        return not self.retries and not self.has_more()
 
     def _take_retries(self, taken: list[StoredMessage], limit: int, now_us: int) -> None:
         """Add the retries that are due, until there are `limit`."""

@@ -193,8 +193,9 @@ class Group:
                 if not started and self._pace.is_busy and cursor.is_behind(BEHIND // turns.awake()):
                     started = time.perf_counter()
                     limit = min(limit, BUSY_LIMIT)
-                taken = self._take(cursor, turns.left(cursor, limit - count), now_us)
-                turns.served(cursor, len(taken))
+                asked = turns.left(cursor, limit - count)
+                taken = self._take(cursor, asked, now_us)
+                turns.served(cursor, len(taken), asked)
                 if taken:
                     handed.append(self._lease(cursor, taken, instance, lease_us, now_us))
                     count += len(taken)

@@ -43,6 +43,9 @@ class OrderedCursor(Cursor):
     def has_more(self) -> bool:
         return self._waiting < WAITING_BOUND and super().has_more()
 
+    def may_sleep(self) -> bool:
+        return not self._turn_come and super().may_sleep()
+
     def is_through(self, offset: int) -> bool:
         """In an order the later ones wait until the earlier ones are settled, or no longer retained."""
         start = self._store.bounds(self.topic, self.queue)[0]

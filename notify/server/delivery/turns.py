@@ -71,10 +71,10 @@ class Turns:
         if cursor.is_awake:
             return
         cursor.is_awake = True
-        of = self._class(cursor.serves)
-        if not of.ring:
-            of.served = max(of.served, self._now)
-        of.ring.append(cursor)
+        own_class = self._class(cursor.serves)
+        if not own_class.ring:
+            own_class.served = max(own_class.served, self._now)
+        own_class.ring.append(cursor)
 
     def drop(self, cursor: Cursor) -> None:
         """The queue is no longer the group's."""
@@ -108,22 +108,21 @@ class Turns:
             cursor.turn_left = share * max(SHORTEST_TURN, min(LONGEST_TURN, MESSAGES_A_ROUND // len(ring)))
         return min(limit, cursor.turn_left)
 
-    def served(self, cursor: Cursor, count: int) -> None:
-        """It handed out so many; with none it goes to sleep, unless it has only not got to one that is wanted."""
-        of = self._class(cursor.serves)
-        self._now = of.served
-        if not count:
-            cursor.turn_left = 0
-            if cursor.has_more():
-                of.ring.rotate(-1)
-            else:
-                of.ring.popleft()
-                cursor.is_awake = False
-            return
-        of.served += count / of.weight
+    def served(self, cursor: Cursor, count: int, asked: int) -> None:
+        """It handed out `count` messages of `asked`. One that has nothing left goes to sleep; one that got to none of
+        those ahead that its group wants has its next turn after the others.
+        """
+        own_class = self._class(cursor.serves)
+        self._now = own_class.served
+        own_class.served += count / own_class.weight
         cursor.turn_left -= count
-        if cursor.turn_left <= 0:
-            of.ring.rotate(-1)
+        if count < asked and (cursor.may_sleep() if count else not cursor.has_more()):
+            own_class.ring.popleft()
+            cursor.is_awake = False
+            cursor.turn_left = 0
+        elif not count or cursor.turn_left <= 0:
+            own_class.ring.rotate(-1)
+            cursor.turn_left = 0
 
     def put_aside(self) -> Cursor:
         """Take the next one out: it is not for who asks now. `put_back` follows."""
