@@ -167,8 +167,8 @@ class Protocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
             return  # a trailer: nobody asks for one, and it must not pass for a field of the head
-        self._count_head(len(name) + len(value) + 4)
-        if len(self.headers) >= HEADER_FIELDS:
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > HEADER_BYTES or len(self.headers) >= HEADER_FIELDS:
             self._stop(too_large())
         super().on_header(name, value)
 

@@ -254,16 +254,11 @@ class DataRoutes:
         self._reply_bytes = reply_bytes
         self._members = members or (lambda: {"version": 0, "members": []})
         self._plain: dict[str, dict[str, Route]] = {}
-        self._named: dict[tuple[int, str], list[tuple[list[str], dict[str, Route]]]] = {}
-        """Routes with names in them, by the number of their parts and the part behind the version."""
+        self._named: dict[tuple[object, ...], dict[str, Route]] = {}
+        """Routes with names in them, by their nouns: each noun is followed by a name, or ends the path."""
         for method, path, name in self.ROUTES:
             if "{" in path:
-                parts = path.split("/")
-                of_kind = self._named.setdefault((len(parts), parts[2]), [])
-                methods = next((methods for known, methods in of_kind if known == parts), None)
-                if methods is None:
-                    methods = {}
-                    of_kind.append((parts, methods))
+                methods = self._named.setdefault(_nouns(path.split("/")), {})
             else:
                 methods = self._plain.setdefault(path, {})
             methods[method] = getattr(self, name)
@@ -271,13 +266,13 @@ class DataRoutes:
     async def answer(self, request: Request) -> Answer:
         """Every outcome is an answer: what is refused, and why, too."""
         try:
-            call = self._find(request.method, request.path)
+            route, names = self._find(request.method, request.path)
             request.find_format(self.core.settings)
             principal = request.principal
             assert principal is not None, "a request comes here once it is known who asks"
             if principal is not EVERYONE:
                 principal.take_request(self.core.clock())
-            body = await call(request)
+            body = await route(request, *names)
         except NotifyError as error:
             if error.status == 507:
                 self.core.metrics.refused_full += 1
@@ -286,24 +281,24 @@ class DataRoutes:
             return Answer.problem(fault_of("request_failed", request.method, request.path))
         return Answer(200, MSGPACK if request.packed else JSON, body, request.retry_after)
 
-    def _find(self, method: str, path: str) -> Route:
-        """The function that answers a request. Raises NotFound, InvalidRequest for a route that takes other methods."""
+    def _find(self, method: str, path: str) -> tuple[Route, list[str]]:
+        """The function that answers a request, and the names in its path.
+
+        Raises NotFound, InvalidRequest for a route that takes other methods.
+        """
         methods = self._plain.get(path)
         names: list[str] = []
         if methods is None:
             parts = path.split("/")
-            for known, of_known in self._named.get((len(parts), parts[2]), ()) if len(parts) > 2 else ():
-                if all(part == own or part[:1] == "{" for part, own in zip(known, parts, strict=True)):
-                    methods = of_known
-                    names = [own for part, own in zip(known, parts, strict=True) if part[:1] == "{"]
-                    break
+            methods = self._named.get(_nouns(parts))
+            names = parts[3::2]
         if methods is None:
             raise NotFound(f"there is no route {path[:100]!r}")
         route = methods.get(method)
         if route is None:
             taken = " or ".join(sorted(methods))
             raise InvalidRequest(f"this route takes {taken}, not {method}", "method_not_allowed", 405)
-        return _bound(route, *names) if names else route
+        return route, names
 
     # --- producers --------------------------------------------------------------------------------------------
 
@@ -495,11 +490,9 @@ def _encode_items(request: Request, items: list[Item]) -> bytes:
     return request.encode(Items(items))
 
 
-def _bound(route: Route, *arguments: str) -> Route:
-    async def call(request: Request) -> bytes:
-        return await route(request, *arguments)
-
-    return call
+def _nouns(parts: list[str]) -> tuple[object, ...]:
+    """What the paths of one route have in common: their length, the version, and every second part from there on."""
+    return len(parts), *parts[:3], *parts[4::2]
 
 
 def _pull_query(query: bytes) -> tuple[int, int]:
