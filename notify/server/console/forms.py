@@ -1,0 +1,115 @@
+"""Forms: each write has one, which shows what it would do before it does it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+from urllib.parse import parse_qs, quote
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from starlette.types import ASGIApp
+
+from notify.errors import InvalidRequest, NotFound, NotifyError, TooLarge
+from notify.server.console.api import Api, path_of
+from notify.server.console.rendering import failed, page
+from notify.server.console.writes import CHANGES, Change, Input
+
+FORM_FIELDS = 5000
+
+
+def form_of(body: bytes) -> dict[str, str]:
+    """A posted form; of a name that comes more than once, the values by commas. Raises TooLarge for too many fields."""
+    try:
+        fields = parse_qs(body.decode("utf-8", "replace"), max_num_fields=FORM_FIELDS)
+    except ValueError:
+        raise TooLarge(f"a form has at most {FORM_FIELDS} fields") from None
+    return {name: ",".join(values) for name, values in fields.items()}
+
+
+def add_routes(routes: APIRouter, api: ASGIApp) -> None:
+    """The form of each write, and carrying it out through the admin routes that `api` serves."""
+
+    @routes.get("/do/{name}", response_model=None)
+    async def form(request: Request, name: str) -> Response:
+        try:
+            given = form_of(request.scope["query_string"])
+            change = await _change(Api(api, request), name, given)
+        except NotifyError as error:
+            return failed(request, error)
+        return _form_page(request, name, change, given)
+
+    @routes.post("/do/{name}", response_model=None)
+    async def carry_out(request: Request, name: str) -> Response:
+        try:
+            given = form_of(await request.body())
+        except NotifyError as error:
+            return failed(request, error)
+        asked = Api(api, request)
+        is_preview = given.pop("step", "preview") != "do"
+        try:
+            change = await _change(asked, name, given)
+        except NotifyError as error:
+            return failed(request, error)
+        targets = {target: given.get(target, "") for target in _targets(change)}
+        try:
+            answer = await _carried_out(asked, change, targets, given, is_preview)
+        except NotifyError as error:
+            return _form_page(request, name, change, given, refused=error)
+        if is_preview:
+            return _form_page(request, name, change, given, preview=answer)
+        job = answer["result"].get("job") if isinstance(answer["result"], dict) else None
+        back = change.back.format(**{k: quote(v, safe="") for k, v in targets.items()})
+        back = back if job is None else f"/jobs/{job}"
+        return page("done.html", request, title=change.title, answer=answer, back=back)
+
+
+async def _carried_out(
+    api: Api, change: Change, targets: dict[str, str], given: dict[str, str], is_preview: bool
+) -> dict[str, Any]:
+    """The admin route's answer. Raises InvalidRequest for a form that lacks something, Refused."""
+    missing = [name for name, value in targets.items() if not value]
+    if missing:
+        raise InvalidRequest(f"{', '.join(missing)} is missing")
+    body = change.body(given) | {"reason": given.get("reason", ""), "dry_run": is_preview}
+    return await api.call(change.method, path_of(change.path, **targets), body)
+
+
+def _targets(change: Change) -> list[str]:
+    return re.findall(r"\{(\w+)\}", change.path)
+
+
+async def _change(api: Api, name: str, given: dict[str, str]) -> Change:
+    """The write by this name. Raises NotFound. A setting's input is made from what the setting is."""
+    change = CHANGES.get(name)
+    if change is None:
+        raise NotFound(f"there is no write {name[:60]!r}")
+    if name != "settings.put":
+        return change
+    settings = (await api.get("settings"))["settings"]
+    wanted = given.get("setting", "")
+    row = next((row for row in settings if row["name"] == wanted and row["live"]), None)
+    if row is None:
+        raise NotFound(f"there is no setting {wanted[:60]!r} that may change while servers run")
+    choices = ("true", "false") if row["type"] == "bool" else ()
+    bound = f" From {row['low']:g} to {row['high']:g}." if row["low"] is not None else ""
+    kind = "choice" if choices else "number" if row["type"] in ("int", "float") else "text"
+    field = Input(row["name"], row["name"], kind, choices, help=row["doc"] + bound)
+    return dataclasses.replace(change, title=f"Change {row['name']}", inputs=(field,))
+
+
+def _form_page(
+    request: Request,
+    name: str,
+    change: Change,
+    given: dict[str, str],
+    preview: dict[str, Any] | None = None,
+    refused: NotifyError | None = None,
+) -> Response:
+    targets = {target: given.get(target, "") for target in _targets(change)}
+    status = 200 if refused is None else refused.status
+    return page(
+        "change.html", request, status, title=change.title, name=name, change=change, given=given, targets=targets,
+        preview=preview, refused=refused,
+    )  # fmt: skip

@@ -1,0 +1,85 @@
+"""A page of the console from its template, with the headers that keep it to itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import jinja2
+from fastapi import Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.staticfiles import StaticFiles
+
+from notify import __version__
+from notify.errors import NotifyError, Unauthorized
+from notify.server.access import EVERYONE
+from notify.server.console import shown
+from notify.server.console.writes import CHANGES
+
+HERE = Path(__file__).parent
+SECURITY = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "connect-src 'self'; img-src 'self' data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+NAVIGATION = (
+    ("/", "Overview"),
+    ("/transactions", "Transactions"),
+    ("/messages", "Messages"),
+    ("/topics", "Topics"),
+    ("/groups", "Groups"),
+    ("/dead-letters", "Dead letters"),
+    ("/nodes", "Nodes"),
+    ("/audits", "Audits"),
+    ("/jobs", "Jobs"),
+    ("/settings", "Settings"),
+    ("/access", "Access"),
+    ("/actions", "Who did what"),
+)
+
+_templates = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(HERE / "templates"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_templates.filters |= shown.FILTERS
+_templates.globals |= {"navigation": NAVIGATION, "version": __version__, "changes": CHANGES}
+
+
+def change_url(name: str, **targets: Any) -> str:
+    """Where a write's form is, with what is known filled in."""
+    given = {k: v for k, v in targets.items() if v is not None}
+    return f"/do/{name}" + ("?" + urlencode(given) if given else "")
+
+
+_templates.globals["do"] = change_url
+
+
+def page(template: str, request: Request, status: int = 200, **values: Any) -> HTMLResponse:
+    """A template of the console, filled in."""
+    principal = request.state.principal
+    text = _templates.get_template(template).render(
+        path=request.scope["path"],
+        query=dict(request.query_params),
+        who="" if principal is EVERYONE else principal.name,
+        **values,
+    )
+    return HTMLResponse(text, status, SECURITY)
+
+
+def failed(request: Request, error: NotifyError) -> Response:
+    """A page that says what was refused and why; whoever is not signed in is asked to."""
+    if isinstance(error, Unauthorized):
+        return RedirectResponse("/login?" + urlencode({"next": request.scope["path"]}), 303, SECURITY)
+    return page("error.html", request, error.status, title="That did not work", error=error)
+
+
+def static_files() -> StaticFiles:
+    """Style, scripts and their licences, to be mounted at /static."""
+    return StaticFiles(directory=HERE / "static")

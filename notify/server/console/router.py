@@ -1,0 +1,47 @@
+"""The console's routes: pages, forms, and signing in."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp
+
+from notify.errors import NotifyError
+from notify.server.access.guard import Door
+from notify.server.console import forms, signing_in
+from notify.server.console.api import Api
+from notify.server.console.pages import PAGES, Page
+from notify.server.console.rendering import SECURITY, failed, page
+
+
+def router(api: ASGIApp, door: Door) -> APIRouter:
+    """All pages. `api` serves the admin routes that they ask, `door` says who may sign in."""
+    routes = APIRouter(include_in_schema=False)
+
+    def add(path: str, template: str, title: str, ask: Page) -> None:
+        async def serve(request: Request) -> Response:
+            try:
+                values = await ask(Api(api, request), request)
+            except NotifyError as error:
+                return failed(request, error)
+            return page(template, request, 200, **({"title": title} | values))
+
+        routes.add_api_route(path, serve, methods=["GET"], response_model=None)
+
+    for path, template, title, ask in PAGES:
+        add(path, template, title, ask)
+    signing_in.add_routes(routes, door)
+    forms.add_routes(routes, api)
+
+    @routes.get("/overview/history", response_model=None)
+    async def history(request: Request) -> Response:
+        try:
+            return JSONResponse(await Api(api, request).get("history"), headers=SECURITY)
+        except NotifyError as error:
+            return JSONResponse({"detail": str(error)}, error.status)
+
+    @routes.get("/audits/{number}/report", response_model=None)
+    async def report(number: int) -> Response:
+        return RedirectResponse(f"/v1/admin/audits/{number}/report", 303)
+
+    return routes
