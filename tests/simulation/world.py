@@ -210,7 +210,7 @@ class World:
         for _ in range(chance.choice((1, 1, 2))):
             await pass_seconds(chance.choice((0.0, 0.0, 4.0)) * chance.random())
             try:
-                await self.call(lambda core: core.transactions.outcomes("p", [outcome]))
+                await self.call(lambda core: core.outcomes.record("p", [outcome]))
             except NotifyError:
                 continue
 
@@ -234,7 +234,7 @@ class World:
                     unavailable=found is None,
                 )
                 try:
-                    await self.call(lambda core, item=item: core.transactions.outcomes("p", [item]))
+                    await self.call(lambda core, item=item: core.outcomes.record("p", [item]))
                 except NotifyError:
                     continue
 

@@ -8,11 +8,12 @@ from typing import Any
 from notify import ids, tracing
 from notify.clock import Clock
 from notify.errors import InvalidRequest, NotFound, NotifyError
-from notify.limits import LIMITS, check_message, check_name
+from notify.limits import LIMITS, check_name
+from notify.server.core.admission import new_messages, parse_id
 from notify.server.topics import Topics
 from notify.storage.bridged import BridgeBatch, BridgeState
 from notify.storage.queues import Store
-from notify.storage.records import NewMessage, NewTransaction, Put
+from notify.storage.records import NewTransaction, Put
 from notify.storage.topics import Topic
 from notify.wire import Bridged, Item, JsonBridgeBatch, PackedBridgeBatch, instant
 
@@ -59,24 +60,25 @@ class Bridges:
         has_topic = self._store.has_topic
         for t in batch.transactions:
             try:
-                new = []
-                for m in t.messages:
-                    if not has_topic(m.topic):
-                        self._make_topic(m.topic)
-                    payload, delay_us, deliver_at_us, ttl_us = check_message(m, now_us)
-                    new.append(NewMessage(m.topic, payload, m.key, m.tag, delay_us, deliver_at_us, ttl_us))
+                new = new_messages(t.messages, now_us, has_topic, self._make_topic)
                 if not 0 < len(new) <= LIMITS.messages_per_transaction:
                     raise InvalidRequest(f"a transaction carries 1 to {LIMITS.messages_per_transaction} messages")
                 if t.producer_group or batch.prepare:  # what was published without a transaction has none
                     check_name("producer_group", t.producer_group)
                 accepted.append(
                     NewTransaction(
-                        _id(t.id), t.producer_group, new, source, "", PREPARED_CHECK_US, committed=not batch.prepare
+                        parse_id(t.id),
+                        t.producer_group,
+                        new,
+                        source,
+                        "",
+                        PREPARED_CHECK_US,
+                        committed=not batch.prepare,
                     )
                 )
             except NotifyError as error:
                 refused.append(Item(t.id, error.status, code=error.code, detail=str(error)))
-        commit = [_id(text) for text in batch.commit]
+        commit = [parse_id(text) for text in batch.commit]
         began_us = self._clock()
         results = await self._store.append_from_bridge(
             BridgeBatch(
@@ -132,10 +134,3 @@ class Bridges:
             if row["source"] == source:
                 return row
         raise NotFound(f"no bridge has written for source {source[:60]!r}")
-
-
-def _id(text: str) -> bytes:
-    try:
-        return ids.from_text(text)
-    except ValueError as error:
-        raise InvalidRequest(str(error), "invalid_id") from None

@@ -84,6 +84,6 @@ class CheckWebhooks:
             for name, token in tokens.items()
         ]  # fmt: skip
         request = Outcomes(producer_group=group, outcomes=outcomes)
-        await self._core.transactions.outcomes(request.producer_group, request.outcomes)
+        await self._core.outcomes.record(request.producer_group, request.outcomes)
         if isinstance(failed, NotifyError):
             raise failed

@@ -17,6 +17,8 @@ from notify.server.core.bridges import Bridges
 from notify.server.core.check_log import CheckLog
 from notify.server.core.checks import Checks
 from notify.server.core.flow import Flow, RateLimits
+from notify.server.core.outcomes import Outcomes
+from notify.server.core.queue_role import QueueRole, queue_role_of
 from notify.server.core.subscriptions import Subscriptions
 from notify.server.core.transactions import Transactions
 from notify.server.delivery import Delivery
@@ -24,7 +26,7 @@ from notify.server.metrics import Metrics
 from notify.server.topics import Topics
 from notify.settings import Settings
 from notify.storage.capabilities import Retaining, Tended
-from notify.storage.queues import Store, queues_of
+from notify.storage.queues import Store
 from notify.storage.transactions import TransactionStore
 
 log = structlog.get_logger("notify.server")
@@ -54,15 +56,11 @@ class Core:
         self.clock = clock
         self.metrics = Metrics()
         schedule = _schedule(settings)
-        self._queues = queues = queues_of(store)
         self._tended = store if isinstance(store, Tended) else None
         self.topics = Topics(store, on_first_use=settings.create_topics)
-        self._delivery = None if queues is None else Delivery(queues, clock, self.metrics, self.topics)
-        self._bridges = None if queues is None else Bridges(queues, clock, self.topics, settings.tracing)
-        self._subscriptions = (
-            None if queues is None or self._delivery is None else Subscriptions(queues, self._delivery, clock)
-        )
-        self.flow = Flow(store, self._delivery, clock, self.metrics)
+        role = queue_role_of(store, clock, self.metrics, self.topics, settings.tracing)
+        self._queue_role = role
+        self.flow = Flow(store, None if role is None else role.delivery, clock, self.metrics)
         self.topics.tell(self.flow.changed)
         check_log = CheckLog()
         self.transactions = Transactions(
@@ -70,12 +68,18 @@ class Core:
             clock,
             self.topics,
             shard=settings.shard,
-            schedule=schedule,
-            jitter=jitter,
             metrics=self.metrics,
             flow=self.flow,
-            check_log=check_log,
             with_spans=settings.tracing,
+        )
+        self.outcomes = Outcomes(
+            store,
+            clock,
+            shard=settings.shard,
+            schedule=schedule,
+            metrics=self.metrics,
+            check_log=check_log,
+            jitter=jitter,
         )
         self.checks = Checks(store, clock, schedule, settings.shard, self.metrics, check_log, settings.tracing)
         self.one_search = asyncio.Lock()
@@ -102,44 +106,42 @@ class Core:
     def configure(self, settings: Settings, limits: RateLimits) -> None:
         """Other settings and rates hold from now on."""
         self.settings = settings
-        self.transactions.schedule = self.checks.schedule = _schedule(settings)
+        self.outcomes.schedule = self.checks.schedule = _schedule(settings)
         self.topics.on_first_use = settings.create_topics
         if isinstance(self.store, Retaining):
             self.store.keep(round(settings.retention_seconds * 1_000_000), settings.retention_bytes)
         if limits != self.flow.limits:
             self.flow.set_limits(limits)
 
+    def _as_queue(self) -> QueueRole:
+        if self._queue_role is None:
+            raise WrongRole(NO_QUEUES)
+        return self._queue_role
+
     @property
     def queues(self) -> Store:
         """The storage in its queue role. Raises WrongRole where this server has none."""
-        if self._queues is None:
-            raise WrongRole(NO_QUEUES)
-        return self._queues
+        return self._as_queue().queues
 
     @property
     def delivery(self) -> Delivery:
         """Raises WrongRole where this server has no queues."""
-        if self._delivery is None:
-            raise WrongRole(NO_QUEUES)
-        return self._delivery
+        return self._as_queue().delivery
 
     @property
     def subscriptions(self) -> Subscriptions:
         """Raises WrongRole where this server has no queues."""
-        if self._subscriptions is None:
-            raise WrongRole(NO_QUEUES)
-        return self._subscriptions
+        return self._as_queue().subscriptions
 
     @property
     def bridges(self) -> Bridges:
         """Raises WrongRole where this server has no queues."""
-        if self._bridges is None:
-            raise WrongRole(NO_QUEUES)
-        return self._bridges
+        return self._as_queue().bridges
 
     @property
     def has_queues(self) -> bool:
-        return self._delivery is not None
+        """Whether this server plays the queue role."""
+        return self._queue_role is not None
 
     async def run(self) -> None:
         """Act on leases, retries, delays and checks as they come due, until cancelled."""
@@ -170,8 +172,8 @@ class Core:
         self.flow.drop_oldest()
 
     async def _deliver(self) -> None:
-        if self._delivery is not None:
-            await self._delivery.tick()
+        if self._queue_role is not None:
+            await self._queue_role.delivery.tick()
 
     async def _ask(self) -> None:
         await self.checks.tick()
@@ -212,8 +214,8 @@ class Core:
 
     async def _sleep(self) -> None:
         times = [self.checks.next_event_us()]
-        if self._delivery is not None:
-            times.append(self._delivery.next_event_us())
+        if self._queue_role is not None:
+            times.append(self._queue_role.delivery.next_event_us())
         due_us = min((t for t in times if t is not None), default=None)
         seconds = LONGEST_SLEEP_SECONDS
         if due_us is not None:

@@ -312,12 +312,12 @@ class DataRoutes:
     async def outcomes(self, request: Request) -> bytes:
         asked: Outcomes = request.decode(_OUTCOMES)
         _check(request, "check", asked.producer_group)
-        return request.encode(Items(await self.core.transactions.outcomes(asked.producer_group, asked.outcomes)))
+        return request.encode(Items(await self.core.outcomes.record(asked.producer_group, asked.outcomes)))
 
     async def states(self, request: Request) -> bytes:
         asked: States = request.decode(_STATES)
         _check(request, "check", asked.producer_group)
-        return request.encode(Items(await self.core.transactions.states(asked.producer_group, asked.ids)))
+        return request.encode(Items(await self.core.outcomes.states(asked.producer_group, asked.ids)))
 
     async def messages(self, request: Request) -> bytes:
         return _encode_items(

@@ -1,0 +1,217 @@
+"""Outcomes of halves: those that producers report, answers to checks among them, and how transactions stand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+
+from notify import ids
+from notify.check.schedule import CheckSchedule
+from notify.clock import Clock
+from notify.errors import InvalidRequest, NotifyError
+from notify.limits import check_name
+from notify.server.core.admission import check_count, failed, parse_id
+from notify.server.core.check_log import CheckLog
+from notify.server.metrics import Metrics
+from notify.storage.capabilities import shard_names
+from notify.storage.checks import CheckAnswer
+from notify.storage.records import Decided, State
+from notify.storage.transactions import TransactionStore
+from notify.wire import Item, OutcomeItem
+
+_OUTCOMES = {"COMMIT": State.COMMITTED, "ROLLBACK": State.ROLLED_BACK, "UNKNOWN": None}
+UNKNOWN = "no transaction by this id is known here"
+
+
+class Outcomes:
+    """Records outcomes item by item, on any storage. No I/O of its own."""
+
+    def __init__(
+        self,
+        store: TransactionStore,
+        clock: Clock,
+        *,
+        shard: str,
+        schedule: CheckSchedule,
+        metrics: Metrics,
+        check_log: CheckLog,
+        jitter: random.Random | None = None,
+    ) -> None:
+        """`check_log` keeps what was answered; `jitter` spreads checks that would come due together."""
+        self.schedule = schedule
+        self._store = store
+        self._clock = clock
+        self._shards = shard_names(store, shard)
+        self._metrics = metrics
+        self._check_log = check_log
+        self._jitter = jitter or random.Random()
+
+    async def record(self, group: str, outcomes: Sequence[OutcomeItem]) -> list[Item]:
+        """Record outcomes; answers to checks among them."""
+        check_name("producer_group", group)
+        check_count(outcomes)
+        items: list[Item | None] = []
+        decisions: list[tuple[bytes, str | None, State]] = []
+        answers: list[int | None] = []
+        """For each decision the token of the check that it answers, None where it answers none."""
+        shards: dict[bytes, str] = {}
+        several = len(self._shards) > 1
+        for o in outcomes:
+            try:
+                if o.outcome not in _OUTCOMES:
+                    raise InvalidRequest(
+                        f"outcome {o.outcome[:20]!r} is not COMMIT, ROLLBACK or UNKNOWN", "invalid_outcome"
+                    )
+                transaction_id = parse_id(o.id)
+            except NotifyError as error:
+                items.append(failed(o.id, error))
+                continue
+            if o.shard is not None and o.shard not in self._shards:
+                detail = f"this is shard {', '.join(self._shards)}; send the outcome to {o.shard[:60]!r}"
+                items.append(Item(o.id, 421, code="wrong_shard", detail=detail))
+                continue
+            wanted = _OUTCOMES[o.outcome]
+            if wanted is None:
+                items.append(await self._unknown(transaction_id, group, o))
+            else:
+                if o.shard is not None and several:
+                    shards[transaction_id] = o.shard
+                answers.append(None if o.check is None else _token(o.check))
+                decisions.append((transaction_id, group, wanted))
+                items.append(None)
+        if None not in items:
+            return [item for item in items if item is not None]
+        try:
+            results = iter(await self._decide(decisions, answers, shards))
+        except NotifyError as error:
+            if not error.retryable:
+                raise
+            return [item if item is not None else failed(o.id, error) for o, item in zip(outcomes, items, strict=True)]
+        return self._answered(outcomes, items, results)
+
+    def _answered(
+        self, outcomes: Sequence[OutcomeItem], refused: list[Item | None], results: Iterator[Decided]
+    ) -> list[Item]:
+        """The item for each outcome: why it was refused, or what the storage says."""
+        answered: list[Item] = []
+        metrics = self._metrics
+        for o, item in zip(outcomes, refused, strict=True):
+            if item is None:
+                result = next(results)
+                if o.check is not None and result.found and not (result.foreign or result.stale):
+                    self._check_log.add(ids.from_text(o.id), self._clock(), o.outcome, reason=o.reason or "")
+                if not result.found:
+                    item = Item(o.id, 404, code="unknown_transaction", detail=UNKNOWN)
+                elif result.foreign:
+                    item = _foreign(o.id)
+                elif result.stale:
+                    item = _stale_check(o, result.state)
+                elif result.changed:
+                    if result.state == State.COMMITTED:
+                        metrics.committed += 1
+                    else:
+                        metrics.rolled_back += 1
+                    item = Item(o.id, 200, result.state.name)
+                elif result.state == _OUTCOMES[o.outcome]:
+                    item = Item(o.id, 200, result.state.name)
+                else:
+                    metrics.conflicts += 1
+                    detail = f"{result.state.name} is recorded already and stays"
+                    item = Item(o.id, 409, result.state.name, code="outcome_conflict", detail=detail)
+            answered.append(item)
+        return answered
+
+    async def _decide(
+        self,
+        decisions: Sequence[tuple[bytes, str | None, State]],
+        answers: Sequence[int | None],
+        shards: Mapping[bytes, str],
+    ) -> Sequence[Decided]:
+        tokens = {d[0]: token for d, token in zip(decisions, answers, strict=True) if token is not None}
+        if not tokens or len({d[0] for d in decisions}) == len(decisions):
+            return await self._store.decide(decisions, self._clock(), tokens=tokens, shards=shards)
+        # A storage takes one token for each id. Here an id has several outcomes, and a token is one of them's only: a
+        # producer's outcome and its answer to a check leave in one request.
+        results: list[Decided] = []
+        for decision, token in zip(decisions, answers, strict=True):
+            own = {} if token is None else {decision[0]: token}
+            results += await self._store.decide([decision], self._clock(), tokens=own, shards=shards)
+        return results
+
+    async def _unknown(self, transaction_id: bytes, group: str, o: OutcomeItem) -> Item:
+        """UNKNOWN decides nothing. As the answer to the current check it counts, unless it was `unavailable`."""
+        checking = await self._store.checking(transaction_id, o.shard)
+        if checking is None:
+            return (await self._states(group, {o.id: transaction_id}))[o.id]
+        token, attempts, parked, owner = checking
+        if (owner or group) != group:
+            return _foreign(o.id)
+        state = State.PARKED if parked else State.PREPARED
+        if o.check is None:
+            return Item(o.id, 200, state.name)
+        if not token or token != _token(o.check):
+            return _stale_check(o, state)
+        what = "unavailable" if o.unavailable else "UNKNOWN"
+        self._check_log.add(transaction_id, self._clock(), what, reason=o.reason or "")
+        if not o.unavailable:
+            attempts += 1
+            self._metrics.checks_answered += 1
+        else:
+            self._metrics.checks_unavailable += 1
+        park = parked or attempts >= self.schedule.attempts
+        self._metrics.parked += park and not parked
+        now_us = self._clock()
+        next_us = now_us + self.schedule.delay_us(attempts, park, self._jitter)
+        try:
+            if not await self._store.answer_check(CheckAnswer(transaction_id, token, next_us, attempts, park, o.shard)):
+                return _stale_check(o, state)
+        except NotifyError as error:
+            if not error.retryable:
+                raise
+            return failed(o.id, error)
+        return Item(o.id, 200, (State.PARKED if park else State.PREPARED).name)
+
+    async def states(self, group: str, texts: Sequence[str]) -> list[Item]:
+        """How transactions of a producer group stand."""
+        check_name("producer_group", group)
+        check_count(texts)
+        parsed: dict[str, bytes] = {}
+        items: dict[str, Item] = {}
+        for text in texts:
+            try:
+                parsed[text] = parse_id(text)
+            except InvalidRequest as error:
+                items[text] = failed(text, error)
+        items |= await self._states(group, parsed)
+        return [items[text] for text in texts]
+
+    async def _states(self, group: str, parsed: Mapping[str, bytes]) -> dict[str, Item]:
+        """The item of each id. Another producer group's is said to be one, and nothing more."""
+        if not parsed:
+            return {}
+        wanted = list(parsed.values())
+        states, owners = await self._store.states(wanted), await self._store.producer_groups(wanted)
+        items: dict[str, Item] = {}
+        for text, state, owner in zip(parsed, states, owners, strict=True):
+            if state is None:
+                items[text] = Item(text, 404, code="unknown_transaction", detail=UNKNOWN)
+            elif owner is not None and owner != group:
+                items[text] = _foreign(text)
+            else:
+                items[text] = Item(text, 200, state.name)
+        return items
+
+
+def _token(text: str) -> int:
+    """The token that a check's text stands for; what is none, stands for one that never was."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
+
+
+def _foreign(text: str) -> Item:
+    """Whose transaction it is not is not told how it stands."""
+    return Item(text, 409, code="id_in_use", detail="the transaction belongs to another producer group")
+
+
+def _stale_check(o: OutcomeItem, state: State) -> Item:
+    detail = "this check is not under way: it was answered, or asked again; only the answer to the latest one counts"
+    return Item(o.id, 410, state.name, code="stale_check", detail=detail)

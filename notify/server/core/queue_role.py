@@ -1,0 +1,37 @@
+"""The queue role: what a server has besides transactions where its storage has queues."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from notify.clock import Clock
+from notify.server.core.bridges import Bridges
+from notify.server.core.subscriptions import Subscriptions
+from notify.server.delivery import Delivery
+from notify.server.metrics import Metrics
+from notify.server.topics import Topics
+from notify.storage.queues import Store, queues_of
+from notify.storage.transactions import TransactionStore
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRole:
+    """The queues of a storage, and who works on them."""
+
+    queues: Store
+    delivery: Delivery
+    bridges: Bridges
+    subscriptions: Subscriptions
+
+
+def queue_role_of(
+    store: TransactionStore, clock: Clock, metrics: Metrics, topics: Topics, with_spans: bool
+) -> QueueRole | None:
+    """The queue role of a storage; None where it has no queues. `with_spans`: see Bridges."""
+    queues = queues_of(store)
+    if queues is None:
+        return None
+    delivery = Delivery(queues, clock, metrics, topics)
+    return QueueRole(
+        queues, delivery, Bridges(queues, clock, topics, with_spans), Subscriptions(queues, delivery, clock)
+    )
