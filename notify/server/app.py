@@ -17,9 +17,10 @@ from notify.server.access import Access, guard
 from notify.server.access.guard import NOT_RUNNING
 from notify.server.connections.held import Unread, Unverified
 from notify.server.connections.places import Connections
+from notify.server.data.answer import Answer, fault_of
 from notify.server.data.openapi import describe_data_routes
-from notify.server.data.routes import PROBES, Answer, fault_of
-from notify.server.data.routes import Request as DataRequest
+from notify.server.data.request import PROBES
+from notify.server.data.request import Request as DataRequest
 from notify.server.running import Running
 from notify.server.start import started
 from notify.settings import Settings

@@ -14,7 +14,7 @@ from fastapi.responses import PlainTextResponse, Response
 from notify import faults
 from notify.server.connections.places import Connections
 from notify.server.core.core import Core
-from notify.server.data.routes import Answer
+from notify.server.data.answer import Answer
 from notify.server.delivery.instances import states
 from notify.server.metrics import Exposition
 from notify.server.running import Running

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from notify.errors import InvalidRequest, NotifyError
 from notify.server import console
 from notify.server.core.flow import retry_after
-from notify.server.data.routes import fault_of, problem
+from notify.server.data.answer import fault_of, problem
 from notify.wire import PROBLEM
 
 

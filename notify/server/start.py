@@ -16,7 +16,8 @@ from notify.server.configuration.follow import Administration
 from notify.server.configuration.revisions import Configuration
 from notify.server.core.check_webhooks import CheckWebhooks
 from notify.server.core.core import Core
-from notify.server.data.routes import DataRoutes, json_check
+from notify.server.data.encode import json_check
+from notify.server.data.routes import DataRoutes
 from notify.server.database import open_database
 from notify.server.jobs.records import JobRecords
 from notify.server.jobs.runner import Jobs

@@ -26,7 +26,8 @@ from notify.errors import StorageFailed, Unavailable
 from notify.server.app import App
 from notify.server.configuration import first_token
 from notify.server.connections.protocol import Protocol
-from notify.server.data.routes import Answer, Request
+from notify.server.data.answer import Answer
+from notify.server.data.request import Request
 from notify.settings import Settings
 from notify.storage.memory import MemoryStore
 from notify.storage.records import State

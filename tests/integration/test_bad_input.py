@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from notify.check import Outcome
 from notify.client import AsyncTransactionProducer, Message
 from notify.errors import IdInUse, OutcomeConflict
-from notify.server.data.routes import fault_of
+from notify.server.data.answer import fault_of
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS

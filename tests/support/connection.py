@@ -15,7 +15,8 @@ from notify.server.access import Principal
 from notify.server.connections.held import Unread, Unverified
 from notify.server.connections.places import Connections
 from notify.server.connections.protocol import Protocol
-from notify.server.data.routes import Answer, Request
+from notify.server.data.answer import Answer
+from notify.server.data.request import Request
 from notify.settings import Settings
 
 READ_BYTES = 16 << 10

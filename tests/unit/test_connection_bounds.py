@@ -14,7 +14,8 @@ from notify.server.connections import head as request_head
 from notify.server.connections import held, pipeline, protocol
 from notify.server.connections.head import HEADER_FIELDS
 from notify.server.connections.held import Unread, Unverified
-from notify.server.data.routes import Answer, Request
+from notify.server.data.answer import Answer
+from notify.server.data.request import Request
 from tests.support import virtual_loop
 from tests.support.connection import Served, head, settled
 from tests.support.virtual_loop import pass_seconds

@@ -9,7 +9,7 @@ import pytest
 
 from notify.errors import NotifyError, Unavailable
 from notify.server.app import App
-from notify.server.data.routes import PROBES, Request
+from notify.server.data.request import PROBES, Request
 from notify.settings import Settings
 from notify.storage.memory import MemoryStore
 

@@ -141,3 +141,5 @@ EVERYONE = Principal("anyone", None)
 """While access is off: whoever can reach this machine's loopback."""
 NOBODY = Principal("nobody", ())
 """Who has shown nothing that was looked at."""
+UNVERIFIED = Principal("unverified", ())
+"""Who has shown something that is being looked at."""

@@ -12,7 +12,7 @@ from notify import ids
 from notify.errors import InvalidRequest
 from notify.limits import check_between
 from notify.server.admin.writes import Desk, Who, Write
-from notify.server.data.routes import json_pulled
+from notify.server.data.encode import json_pulled
 from notify.server.jobs.redrive import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT, DeadLetters, Wanted
 from notify.storage.names import dead_letter_topic
 from notify.storage.records import StoredMessage

@@ -12,7 +12,7 @@ from notify.errors import InvalidRequest, NotFound
 from notify.limits import LIMITS, check_between
 from notify.server.admin.shown import transaction_row
 from notify.server.admin.writes import Desk
-from notify.server.data.routes import json_pulled
+from notify.server.data.encode import json_pulled
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.group import Group
 from notify.storage.groups import SettleKind, Settlement

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from notify import ids
-from notify.server.data.routes import json_pulled
+from notify.server.data.encode import json_pulled
 from notify.storage.records import Transaction
 from notify.wire import instant
 

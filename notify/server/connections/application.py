@@ -7,7 +7,8 @@ from typing import Protocol
 from notify.server.access.guard import Door
 from notify.server.connections.held import Unread, Unverified
 from notify.server.connections.places import Connections
-from notify.server.data.routes import Answer, Request
+from notify.server.data.answer import Answer
+from notify.server.data.request import Request
 
 
 class Application(Door, Protocol):

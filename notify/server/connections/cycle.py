@@ -11,7 +11,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from notify.errors import InvalidRequest, NotifyError, TooLarge, Unavailable
 from notify.limits import LIMITS
 from notify.server.connections.application import Application
-from notify.server.data.routes import Request
+from notify.server.data.request import Request
 
 UNVERIFIED_BYTES = 64 << 10
 """The server holds so much of a body while it verifies who sends it, and then reads no further. It holds all that the

@@ -9,7 +9,7 @@ from httptools import HttpRequestParser
 
 from notify.errors import TooLarge
 from notify.server.access.principal import NOBODY
-from notify.server.data.routes import PROBES, Request
+from notify.server.data.request import PROBES, Request
 
 HEADER_BYTES = 64 << 10
 """The most that a request's head may have, and as much again for chunk extensions and trailers."""

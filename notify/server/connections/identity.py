@@ -7,19 +7,23 @@ from typing import Any
 from notify.errors import NotifyError, Unavailable
 from notify.server.access import Access
 from notify.server.access.guard import NOT_RUNNING
-from notify.server.access.principal import NOBODY
-from notify.server.data.routes import Request, fault_of
+from notify.server.access.principal import NOBODY, UNVERIFIED
+from notify.server.data.answer import fault_of
+from notify.server.data.request import Request
 
 
 def admit(access: Access | None, request: Request, certificate: str | None) -> NotifyError | None:
-    """Note who asks before the body is taken, where access is on: None if that takes a while. Why not, if so."""
+    """Note who asks before the body is taken, where access is on: UNVERIFIED if that takes a while.
+
+    Why they may not, if so.
+    """
     if access is None or not access.on or request.principal is NOBODY:
         return None
     for name, value in request.headers:
         if name == b"authorization":
             request.authorization = value
     try:
-        request.principal = access.admit(request.authorization, certificate)
+        request.principal = access.admit(request.authorization, certificate) or UNVERIFIED
     except NotifyError as error:
         return _without_frames(error)
     return None

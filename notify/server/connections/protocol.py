@@ -15,14 +15,15 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from notify.errors import InvalidRequest, NotifyError
-from notify.server.access.principal import NOBODY
+from notify.server.access.principal import NOBODY, UNVERIFIED
 from notify.server.connections import identity
 from notify.server.connections.application import Application
 from notify.server.connections.cycle import ANSWERED, DataCycle
 from notify.server.connections.head import HEADER_BYTES, HEADER_FIELDS, data_request, too_large, without_upgrade
 from notify.server.connections.pipeline import PACE_SECONDS, PIPELINED, PipelineFlow, is_known
 from notify.server.connections.places import Place, too_many
-from notify.server.data.routes import Answer, Request
+from notify.server.data.answer import Answer
+from notify.server.data.request import Request
 
 HEADER_SECONDS = 10.0
 """A head must be complete so long after its first byte, or after the answers of the requests before it are written."""
@@ -215,7 +216,7 @@ class Protocol(HttpToolsProtocol):
         self._enqueue(cycle)
         if refused is not None:
             cycle.refuse(refused)
-        elif request.principal is None:
+        elif request.principal is UNVERIFIED:
             cycle.verify()
 
     async def verify(self, request: Request) -> NotifyError | None:

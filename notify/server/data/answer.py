@@ -1,0 +1,63 @@
+"""An answer to a data route, errors included: one status, one body."""
+
+from __future__ import annotations
+
+import math
+from http import HTTPStatus
+
+from notify import faults
+from notify.errors import NotifyError, StorageFailed
+from notify.server.core.flow import retry_after
+from notify.wire import PROBLEM, Problem, encode_json
+
+
+def fault_of(event: str, method: str, path: str) -> NotifyError:
+    """The answer to a request on which the server itself failed; the log says why, from within the `except` block."""
+    faults.unexpected(event, method=method, path=path[:200])
+    return StorageFailed("the server failed on this request; its log says why")
+
+
+class Answer:
+    """An answer: one status, one body."""
+
+    __slots__ = ("body", "kind", "retry_after", "status")
+
+    def __init__(self, status: int, kind: str, body: bytes, retry_after: int = 0) -> None:
+        """`retry_after` in seconds, 0 for none."""
+        self.status = status
+        self.kind = kind
+        self.body = body
+        self.retry_after = retry_after
+
+    @classmethod
+    def problem(cls, error: NotifyError) -> Answer:
+        """An error as a problem of RFC 9457."""
+        return cls(error.status, PROBLEM, problem(error), math.ceil(retry_after(error) or 0))
+
+    def encoded(self, headers: list[tuple[bytes, bytes]], keep_alive: bool, with_body: bool) -> bytes:
+        """As HTTP/1.1, with these headers of the server's own."""
+        head = _HEADS.get((self.status, self.kind))
+        if head is None:
+            phrase = HTTPStatus(self.status).phrase
+            head = f"HTTP/1.1 {self.status} {phrase}\r\ncontent-type: {self.kind}\r\n".encode()
+            _HEADS[(self.status, self.kind)] = head
+        chunks = [head, b"content-length: %d\r\n" % len(self.body)]
+        chunks += [b"%b: %b\r\n" % header for header in headers]
+        if self.status == 401:
+            chunks.append(b"www-authenticate: Bearer\r\n")
+        if self.retry_after:
+            chunks.append(b"retry-after: %d\r\n" % self.retry_after)
+        chunks.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
+        if with_body:
+            chunks.append(self.body)
+        return b"".join(chunks)
+
+
+_HEADS: dict[tuple[int, str], bytes] = {}
+
+
+def problem(error: NotifyError) -> bytes:
+    """An error as the body of a problem of RFC 9457."""
+    title = type(error).__name__
+    name = f"urn:notify:error:{error.code}"
+    return encode_json(Problem(name, title, error.status, str(error), error.code, error.retryable, retry_after(error)))

@@ -1,0 +1,108 @@
+"""Messages and checks as answers have them, in msgpack and in JSON."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from notify import ids, tracing
+from notify.server.delivery.leases import Handed
+from notify.storage.records import StoredMessage
+from notify.wire import (
+    DeliveryHead,
+    Payload,
+    ReplayedHead,
+    body_fields,
+    decode_payload,
+    encode_msgpack,
+    instant,
+)
+
+
+def _array_head(count: int) -> bytes:
+    return (
+        bytes((0x90 | count,))
+        if count < 16
+        else struct.pack(">BH" if count < 65536 else ">BI", 0xDC if count < 65536 else 0xDD, count)
+    )
+
+
+_MAP_HEADS = [bytes((n,)) for n in range(256)]
+
+
+def packed_deliveries(handed: list[Handed]) -> bytes:
+    """{"messages": […]} in msgpack, joined from the stored bytes: a payload is a map, and gets a head's fields."""
+    chunks = [b"\x81\xa8messages", _array_head(sum([len(h.messages) for h in handed]))]
+    last_us, at = -1, ""
+    for h in handed:
+        for receipt, m, attempt in h.each():
+            if m.committed_us != last_us:
+                last_us, at = m.committed_us, instant(m.committed_us)
+            payload = m.payload
+            name = ids.message_id(m.transaction_id, m.message_no)
+            if h.replay:
+                head = encode_msgpack(ReplayedHead(receipt, name, m.queue, m.offset, attempt, at, h.replay))
+            else:
+                head = encode_msgpack(DeliveryHead(receipt, name, m.queue, m.offset, attempt, at))
+            # Both maps have fewer than 16 fields, so that their heads are one byte each.
+            chunks += (_MAP_HEADS[payload[0] + head[0] - 0x80], head[1:], payload[1:])
+    return b"".join(chunks)
+
+
+def packed_pulled(messages: list[StoredMessage], next_offset: int) -> bytes:
+    """{"messages": […], "next_offset"} in msgpack, joined from the stored bytes."""
+    chunks = [b"\x82\xa8messages", _array_head(len(messages))]
+    for m in messages:
+        fields = {
+            "id": ids.message_id(m.transaction_id, m.message_no),
+            "queue": m.queue,
+            "offset": m.offset,
+            "committed_at": instant(m.committed_us),
+        }
+        chunks += (_MAP_HEADS[m.payload[0] + 4], encode_msgpack(fields)[1:], m.payload[1:])
+    chunks += (encode_msgpack("next_offset"), encode_msgpack(next_offset))
+    return b"".join(chunks)
+
+
+def _json_message(payload: Payload) -> dict[str, Any]:
+    fields: dict[str, Any] = {"topic": payload.topic}
+    if payload.key is not None:
+        fields["key"] = payload.key
+    if payload.tag is not None:
+        fields["tag"] = payload.tag
+    fields["headers"] = payload.headers or {}
+    return fields | body_fields(payload.body)
+
+
+def trace(group: str, handed: list[Handed], now_us: int) -> None:
+    """Add what was handed out to the traces of the messages: from their commit to now."""
+    for h in handed:
+        for _, m, attempt in h.each():
+            p = decode_payload(m.payload)
+            attributes: dict[str, str | int] = {"consumer.group.name": group, "notify.attempt": attempt}
+            tracing.record("deliver", m.topic, p.headers, m.committed_us, now_us, **attributes)
+
+
+def json_check(check: dict[str, Any]) -> dict[str, Any]:
+    """A check of a poll, its messages as JSON has them."""
+    return check | {"messages": [_json_message(m) for m in check["messages"]]}
+
+
+def json_pulled(m: StoredMessage) -> dict[str, Any]:
+    """A message that was pulled, as JSON has it."""
+    return {
+        "id": ids.message_id(m.transaction_id, m.message_no),
+        "queue": m.queue,
+        "offset": m.offset,
+        "committed_at": instant(m.committed_us),
+        **_json_message(decode_payload(m.payload)),
+    }
+
+
+def json_deliveries(handed: list[Handed]) -> list[dict[str, Any]]:
+    """Messages that were handed out, as JSON has them."""
+    return [
+        {"receipt": receipt, "attempt": attempt, **json_pulled(message), **({"replay": h.replay} if h.replay else {})}
+        for h in handed
+        for receipt, message, attempt in h.each()
+    ]
