@@ -10,6 +10,7 @@ import os
 import socket
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -68,40 +69,51 @@ def serve(settings: Settings) -> int:
 
     Raises InvalidRequest for settings that cannot be, StorageFailed where the storage cannot be opened.
     """
-    check_host(settings)
-    certificates = _certificates(settings)
-    if settings.alarm_webhook:
-        webhooks.check_address(settings.alarm_webhook, settings)
+    certificates = _prepared(settings)
     failed: list[StorageFailed] = []
-
-    def open_store() -> TransactionStore:
-        if settings.storage:
-            from notify.storage.sql.shards import open_storage
-
-            retention_us = round(settings.retention_seconds * 1_000_000)
-            return open_storage(
-                settings.storage, settings.shard, retention_us=retention_us, writers=settings.sql_writers
-            )
-        return LogStore(
-            Path(settings.data_dir) / "log",
-            segment_bytes=settings.segment_bytes,
-            on_failure=stop_at_once,
-            retention_us=round(settings.retention_seconds * 1_000_000),
-            retention_bytes=settings.retention_bytes,
-        )
+    following: list[asyncio.Task[None]] = []
 
     def stop_at_once(error: StorageFailed) -> None:
         # Nothing that waits may be acknowledged, and nothing of this process's memory is worth keeping.
         failed.append(error)
         os._exit(1)
 
-    following: list[asyncio.Task[None]] = []
-
     def started() -> None:
         _settle_garbage()
         if certificates is not None:
             following.append(asyncio.get_running_loop().create_task(certificates.follow()))
 
+    def stop_serving() -> None:
+        server.should_exit = True
+
+    app = App(settings, lambda: _open_store(settings, stop_at_once), on_start=started, on_failure=stop_serving)
+    app.connections.most = allowed_by_files(settings.connections)
+    config = _config(app, settings)
+    with _listen(settings) as listening:
+        if certificates is not None:
+            config.load()
+            config.ssl = certificates.context
+        host, port = listening.getsockname()[:2]
+        scheme = "https" if settings.tls_certificate else "http"
+        address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        app.url = app.url or address
+        log.info("listening", url=address, data_dir=settings.data_dir, shard=settings.shard)
+        server = uvicorn.Server(config)
+        server.run(sockets=[listening])
+        if app.failed is not None:
+            raise app.failed
+        return 0 if server.started and not failed else 1
+
+
+def _prepared(settings: Settings) -> Certificates | None:
+    """Check the settings, and prepare this process and its data directory; the certificates, None where TLS is off.
+
+    Raises InvalidRequest for settings that cannot be.
+    """
+    check_host(settings)
+    certificates = _certificates(settings)
+    if settings.alarm_webhook:
+        webhooks.check_address(settings.alarm_webhook, settings)
     if settings.storage and not settings.create_topics:
         raise InvalidRequest(
             "create_topics = false needs to know the topics, and with a database as storage those are the queue "
@@ -118,13 +130,27 @@ def serve(settings: Settings) -> int:
         raise InvalidRequest(f"cannot make the data directory {settings.data_dir}: {error.strerror}") from None
     _keep_to_owner(Path(settings.data_dir))
     sys.setswitchinterval(SWITCH_SECONDS)
+    return certificates
 
-    def stop_serving() -> None:
-        server.should_exit = True
 
-    app = App(settings, open_store, on_start=started, on_failure=stop_serving)
-    app.connections.most = allowed_by_files(settings.connections)
-    config = uvicorn.Config(
+def _open_store(settings: Settings, on_failure: Callable[[StorageFailed], None]) -> TransactionStore:
+    """The storage of the settings, not opened yet. `on_failure` is called where a log cannot be written any more."""
+    retention_us = round(settings.retention_seconds * 1_000_000)
+    if settings.storage:
+        from notify.storage.sql.shards import open_storage
+
+        return open_storage(settings.storage, settings.shard, retention_us=retention_us, writers=settings.sql_writers)
+    return LogStore(
+        Path(settings.data_dir) / "log",
+        segment_bytes=settings.segment_bytes,
+        on_failure=on_failure,
+        retention_us=retention_us,
+        retention_bytes=settings.retention_bytes,
+    )
+
+
+def _config(app: App, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
@@ -141,20 +167,6 @@ def serve(settings: Settings) -> int:
         timeout_graceful_shutdown=5,
         backlog=4096,
     )
-    with _listen(settings) as listening:
-        if certificates is not None:
-            config.load()
-            config.ssl = certificates.context
-        host, port = listening.getsockname()[:2]
-        scheme = "https" if settings.tls_certificate else "http"
-        address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-        app.url = app.url or address
-        log.info("listening", url=address, data_dir=settings.data_dir, shard=settings.shard)
-        server = uvicorn.Server(config)
-        server.run(sockets=[listening])
-        if app.failed is not None:
-            raise app.failed
-        return 0 if server.started and not failed else 1
 
 
 def _keep_to_owner(directory: Path) -> None:
