@@ -31,8 +31,6 @@ LINGER_SECONDS = 2.0
 """How long a client may go on sending what was refused already, so that it reads the answer instead of a reset; and how
 long a connection that is closed may take to hand over what is written."""
 
-CLOSE = (b"connection", b"close")
-
 
 class _Refused(Exception):
     """Raised through the parser, so that it stops: nothing more of this connection is read."""
@@ -227,7 +225,7 @@ class Protocol(HttpToolsProtocol):
         """Let uvicorn make its scope now that the request is known to be none of ours."""
         url, headers, expects = self.url, self.headers, self.expect_100_continue
         if self._is_beyond:
-            headers.append(CLOSE)  # uvicorn says the same in its answer
+            headers.append((b"connection", b"close"))  # uvicorn says the same in its answer
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expects
         self.headers = self.scope["headers"] = headers
