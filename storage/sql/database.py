@@ -1,0 +1,55 @@
+"""One database: its engine, threads to ask it in, and trying again after a deadlock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from notify.errors import Unavailable
+from notify.storage.sql.dialects import Again, Duplicate, Gone, dialect_of, open_engine
+
+READERS = 4
+ATTEMPTS = 5
+
+T = TypeVar("T")
+
+
+class Database:
+    """`shard` is its name among several."""
+
+    def __init__(self, url: str, shard: str) -> None:
+        """Raises InvalidRequest for a bad URL."""
+        self.shard = shard
+        self.engine = open_engine(url)
+        self.dialect = dialect_of(self.engine)
+        self._pool = ThreadPoolExecutor(READERS, f"notify-sql-read-{shard}")
+
+    def close(self) -> None:
+        """Wait for what is asked, then let go of threads and connections."""
+        self._pool.shutdown(wait=True)
+        self.engine.dispose()
+
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """The function's result; it runs in one of the threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+
+    async def run(self, function: Callable[[Connection], T]) -> T:
+        """The function's result in a transaction of its own, tried again after deadlocks. Raises Unavailable."""
+        return await self.in_thread(lambda: self._with_connection(function))
+
+    def _with_connection(self, function: Callable[[Connection], T]) -> T:
+        for attempt in range(ATTEMPTS):
+            try:
+                with self.engine.begin() as connection:
+                    return function(connection)
+            except sa.exc.DBAPIError as error:
+                cause = self.dialect.error(error.orig)
+                again = isinstance(cause, Again | Duplicate) or (isinstance(cause, Gone) and not attempt)
+                if attempt + 1 == ATTEMPTS or not again:
+                    raise Unavailable(f"shard {self.shard!r}: the database does not answer ({error.orig})") from None
+        raise AssertionError("the loop returns or raises")

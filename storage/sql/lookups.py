@@ -1,0 +1,74 @@
+"""Reading the rows of transactions by their ids, on a connection that the caller has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from notify import ids
+from notify.storage.hashing import tag_hash
+from notify.storage.records import State, StoredMessage, Transaction
+from notify.storage.sql.rows import microseconds_of, payload_of
+from notify.storage.sql.tables import server_half_message
+
+IDS_A_STATEMENT = 500
+_t = server_half_message.c
+
+
+def first_message(transaction_id: bytes) -> Any:
+    """The condition for the row of a transaction's first message."""
+    return sa.and_(_t.transaction_id == ids.to_text(transaction_id), _t.message_no == 0)
+
+
+def first_rows(connection: Connection, names: Sequence[str], column: Any) -> dict[str, str]:
+    """A column of the first row of each transaction that is there, by id."""
+    known: dict[str, str] = {}
+    for first in range(0, len(names), IDS_A_STATEMENT):
+        some = names[first : first + IDS_A_STATEMENT]
+        rows = connection.execute(
+            sa.select(_t.transaction_id, column).where(_t.transaction_id.in_(some), _t.message_no == 0)
+        )
+        known.update((str(r[0]), str(r[1])) for r in rows)
+    return known
+
+
+def rows_by_id(connection: Connection, names: Sequence[str]) -> dict[str, list[Any]]:
+    """All rows of transactions, in message order."""
+    by_id: dict[str, list[Any]] = {}
+    for first in range(0, len(names), IDS_A_STATEMENT):
+        rows = connection.execute(
+            sa.select(server_half_message)
+            .where(_t.transaction_id.in_(names[first : first + IDS_A_STATEMENT]))
+            .order_by(_t.transaction_id, _t.message_no)
+        ).mappings()
+        for row in rows:
+            by_id.setdefault(str(row["transaction_id"]), []).append(row)
+    return by_id
+
+
+def transaction_of(rows: Sequence[Any], shard: str) -> Transaction:
+    """A transaction of its rows."""
+    first = rows[0]
+    transaction_id = ids.from_text(first["transaction_id"])
+    decided_us = microseconds_of(first["decided_at"])
+    return Transaction(
+        transaction_id,
+        first["producer_group"],
+        State[first["state"]],
+        microseconds_of(first["created_at"]),
+        decided_us,
+        first["source"],
+        first["instance"],
+        first["attempts"],
+        first["next_check_us"] or 0,
+        [
+            StoredMessage(
+                row["topic"], 0, 0, transaction_id, row["message_no"], decided_us, payload_of(row), tag_hash(row["tag"])
+            )
+            for row in rows
+        ],
+        shard,
+    )

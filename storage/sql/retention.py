@@ -1,0 +1,73 @@
+"""Deleting transactions that were decided long ago, a few hundred at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from notify import ids
+from notify.storage.sql.database import Database
+from notify.storage.sql.registry import read_through_us
+from notify.storage.sql.rows import moment_of
+from notify.storage.sql.tables import server_half_message
+
+PURGE_TRANSACTIONS = 500
+PURGE_ROUNDS = 40
+"""Rows are deleted a few hundred at a time, each in a transaction of its own, and so many rounds a call."""
+_t = server_half_message.c
+
+
+class SqlRetention:
+    """Keeps decided transactions for a time."""
+
+    def __init__(self, database: Database, retention_us: int) -> None:
+        """`retention_us` 0: for ever."""
+        self._database = database
+        self._retention_us = retention_us
+
+    def keep(self, retention_us: int, retention_bytes: int) -> None:
+        """Another retention from now on; how much room a database takes is not bounded here."""
+        self._retention_us = retention_us
+
+    async def retain(self, now_us: int) -> int:
+        """Delete transactions that were decided before the retention, and that nobody has to read any more."""
+        if not self._retention_us:
+            return 0
+        before_us = now_us - self._retention_us
+        deleted = 0
+        for _ in range(PURGE_ROUNDS):
+            names = await self._database.run(lambda connection: self._old(connection, before_us))
+            if names:
+                deleted += await self._database.run(partial(_delete, names))
+            if len(names) < PURGE_TRANSACTIONS:
+                break
+        return deleted
+
+    def _old(self, connection: Connection, before_us: int) -> list[str]:
+        """Ids rise with time, so the primary key finds the oldest. What a bridge or relay has not read, stays."""
+        read_us = before_us
+        relayed = _t.relayed != 0
+        if self._database.engine.dialect.name in ("mysql", "mariadb"):
+            read_us = min(before_us, read_through_us(connection))
+            relayed = sa.true()
+        highest = ids.to_text(max(0, before_us // 1000).to_bytes(6) + bytes(10))
+        rows = connection.scalars(
+            sa.select(_t.transaction_id)
+            .where(_t.transaction_id < highest, _t.message_no == 0, _t.next_check_us.is_(None))
+            .where(
+                sa.or_(
+                    sa.and_(_t.state == "ROLLED_BACK", _t.decided_at < moment_of(before_us)),
+                    sa.and_(_t.state == "COMMITTED", relayed, _t.decided_at < moment_of(max(0, read_us))),
+                )
+            )
+            .order_by(_t.transaction_id)
+            .limit(PURGE_TRANSACTIONS)
+        )
+        return [str(name) for name in rows]
+
+
+def _delete(names: Sequence[str], connection: Connection) -> int:
+    return int(connection.execute(server_half_message.delete().where(_t.transaction_id.in_(names))).rowcount)
