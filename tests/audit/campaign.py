@@ -41,20 +41,20 @@ def planted(made: Made, url: str, to: Path, each: int) -> Planted:
 
 def differences(result: Result, wanted: Planted) -> list[str]:
     """What was not found, and what was found and not planted, by class."""
-    found: dict[str, set[str]] = {}
+    ids_by_class: dict[str, set[str]] = {}
     for f in result.found:
         name = f"{f.evidence['from']} {f.evidence['to']}" if f.finding == "BRIDGE_GAP" else f.message_id
-        found.setdefault(f.finding, set()).add(name)
+        ids_by_class.setdefault(f.finding, set()).add(name)
     complaints = []
-    for name in sorted(found.keys() | wanted.ids.keys()):
-        missing = wanted.ids.get(name, set()) - found.get(name, set())
-        surplus = found.get(name, set()) - wanted.ids.get(name, set())
+    for name in sorted(ids_by_class.keys() | wanted.ids.keys()):
+        missing = wanted.ids.get(name, set()) - ids_by_class.get(name, set())
+        surplus = ids_by_class.get(name, set()) - wanted.ids.get(name, set())
         if missing:
             complaints.append(f"{name}: {len(missing)} not found, as {sorted(missing)[0]}")
         if surplus:
             complaints.append(f"{name}: {len(surplus)} found that were not planted, as {sorted(surplus)[0]}")
-        if result.counts.get(name, 0) != len(found.get(name, ())):
-            complaints.append(f"{name}: {result.counts.get(name)} counted, {len(found.get(name, ()))} shown")
+        if result.counts.get(name, 0) != len(ids_by_class.get(name, ())):
+            complaints.append(f"{name}: {result.counts.get(name)} counted, {len(ids_by_class.get(name, ()))} shown")
     return complaints
 
 

@@ -81,7 +81,7 @@ def compared(url: str, directory: Path) -> list[str]:
     made = made_run(directory, url, 50_000, segment_bytes=4 << 20)
     planted(made, url, directory / "faulty", 20)
     spark = open_session()
-    here = plain(audited(spark, url, directory / "faulty", directory / "scratch", WITH_EFFECTS))
+    local_result = plain(audited(spark, url, directory / "faulty", directory / "scratch", WITH_EFFECTS))
     spark.stop()
     (directory / "cluster").mkdir()
     with cluster(directory / "cluster") as master:
@@ -96,19 +96,24 @@ def compared(url: str, directory: Path) -> list[str]:
         )  # fmt: skip
     if done.returncode != 1:
         return [f"exit code {done.returncode}: {done.stderr[-2000:]}"]
-    there = json.loads(done.stdout)
+    cluster_result = json.loads(done.stdout)
     complaints = [
-        f"{name}: {here[name]} here, {there[name]} there"
+        f"{name}: {local_result[name]} here, {cluster_result[name]} there"
         for name in ("counts", "verdict", "totals", "notes", "reasons", "not_checked")
-        if there[name] != here[name]
+        if cluster_result[name] != local_result[name]
     ]
 
-    def found(result: dict[str, Any]) -> list[tuple[str, str]]:
+    def keys_and_evidence(result: dict[str, Any]) -> list[tuple[str, str]]:
         return sorted((f["key"], json.dumps(f["evidence"], sort_keys=True)) for f in result["findings"])
 
-    if found(there) != found(here):
-        complaints.append(f"{len(set(found(there)) ^ set(found(here)))} findings differ")
-    print(f"here {here['seconds']:.0f} s, there {there['seconds']:.0f} s, {len(here['findings'])} findings")
+    if keys_and_evidence(cluster_result) != keys_and_evidence(local_result):
+        complaints.append(
+            f"{len(set(keys_and_evidence(cluster_result)) ^ set(keys_and_evidence(local_result)))} findings differ"
+        )
+    print(
+        f"here {local_result['seconds']:.0f} s, there {cluster_result['seconds']:.0f} s, "
+        f"{len(local_result['findings'])} findings"
+    )
     return complaints
 
 

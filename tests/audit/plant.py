@@ -330,9 +330,9 @@ class Planter:
             taken: list[tuple[int, int, bytes]] = []
             while at + FRAME_HEADER_SIZE <= len(data) and data[at : at + 4] == b"NFR1":
                 length = FRAME_HEADER.unpack_from(data, at)[1]
-                found = _payloads(data, at + FRAME_HEADER_SIZE, length, wanted)
-                if found and len(by_position) + len(taken) < self._each:
-                    position, size, name = found[0]
+                payloads = _payloads(data, at + FRAME_HEADER_SIZE, length, wanted)
+                if payloads and len(by_position) + len(taken) < self._each:
+                    position, size, name = payloads[0]
                     taken.append((position - base + self._chance.randrange(size), position, name))
                 at += FRAME_HEADER_SIZE + length
             with path.open("r+b") as file:
@@ -348,16 +348,16 @@ class Planter:
 def _payloads(data: bytes, at: int, length: int, wanted: set[bytes]) -> list[tuple[int, int, bytes]]:
     """(position, size, id) of payloads of halves in a frame."""
     end = at + length
-    found = []
+    payloads = []
     while at < end:
         size, kind, _, count = RECORD_HEADER.unpack_from(data, at)
         if kind == RecordType.HALF:
             for i in range(count):
                 fields = ENTRY.unpack_from(data, at + RECORD_HEADER_SIZE + i * ENTRY_SIZE)
                 if fields[11] in wanted:
-                    found.append((fields[6], fields[7], fields[11]))
+                    payloads.append((fields[6], fields[7], fields[11]))
         at += size
-    return found
+    return payloads
 
 
 def replace_committed(t: NewTransaction) -> NewTransaction:

@@ -74,9 +74,9 @@ def test_damaged_frames_beside_each_other_are_each_looked_at() -> None:
     data = bytearray(first + frame(first[FRAME_HEADER_SIZE:], 1, BASE + len(first), 0, 78))
     data[len(first) - 1] ^= 1
     data[-1] ^= 1
-    found = list(examine(bytes(data), BASE))
-    assert [b.position for b in found] == [BASE, BASE + len(first)]
-    assert found[0].message == (ids.to_text(names[2]), 0) and found[1].body is not None
+    damages = list(examine(bytes(data), BASE))
+    assert [b.position for b in damages] == [BASE, BASE + len(first)]
+    assert damages[0].message == (ids.to_text(names[2]), 0) and damages[1].body is not None
 
 
 def test_what_is_no_frame_is_reported() -> None:

@@ -25,8 +25,8 @@ EACH = 4
 
 @pytest.fixture
 def url(database_urls: dict[str, str], tmp_path: Path) -> Iterator[str]:
-    with empty_database("mariadb", database_urls, tmp_path) as found:
-        yield found
+    with empty_database("mariadb", database_urls, tmp_path) as database:
+        yield database
 
 
 def test_planted_faults_are_found_and_nothing_else(spark: Any, url: str, tmp_path: Path) -> None:

@@ -31,14 +31,14 @@ def result(bad: bool = True) -> Result:
          "halves": 100, "closed": 100, **dict.fromkeys(counts, 0)}
         for n in range(20) for t in range(2)
     ]  # fmt: skip
-    found = [
+    cases = [
         Found("LOST", f"019aa4b7-50f8-77b0-90f7-e29bfbb5117{n}", 0, "<script>alert(1)</script>", "order", 0, None,
               evidence={"t_us": 1, "mode": "half"}, at_us=T0)
         for n in range(2)
     ] if bad else []  # fmt: skip
     return Result(
         "FINDINGS" if bad else "PASS", [], ["a note"], counts, {"DUP_EFFECT": "name the effects"},
-        {"committed": 4000, "in_queues": 3998, "effects": 3900, "rows": 4000}, found,
+        {"committed": 4000, "in_queues": 3998, "effects": 3900, "rows": 4000}, cases,
         [{"input": "log a", "watermark_us": T0, "from_us": 0, "detail": "x", "kind": "log"}], buckets,
         {"commit_to_queue": [(b["at_us"], b["topic"], 40 + n % 8, 50) for n, b in enumerate(buckets)],
          "queue_to_ack": [(b["at_us"], b["topic"], 50, 50) for b in buckets], "queue_to_effect": []},
@@ -95,7 +95,7 @@ def test_in_a_browser_nothing_leaves_the_page(tmp_path: Path) -> None:
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    here = f"http://127.0.0.1:{server.server_port}/"
+    origin = f"http://127.0.0.1:{server.server_port}/"
     try:
         done = subprocess.run(
             [
@@ -103,7 +103,7 @@ def test_in_a_browser_nothing_leaves_the_page(tmp_path: Path) -> None:
                 f"--user-data-dir={tmp_path}/profile", f"--screenshot={tmp_path}/page.png", "--enable-logging=stderr",
                 "--disable-background-networking", "--disable-component-update", "--no-first-run",
                 # Whatever host but this one the page would ask for, it gets this server, which counts it.
-                f"--host-resolver-rules=MAP * 127.0.0.1:{server.server_port}", here + "report",
+                f"--host-resolver-rules=MAP * 127.0.0.1:{server.server_port}", origin + "report",
             ],
             capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
@@ -112,6 +112,6 @@ def test_in_a_browser_nothing_leaves_the_page(tmp_path: Path) -> None:
         server.server_close()
     assert (tmp_path / "page.png").stat().st_size > 20_000, done.stderr[-500:]
     # What the browser asks of its makers is not the page's doing: that has no referer.
-    of_the_page = {path for host, path, referer in asked if referer or host in here}
+    of_the_page = {path for host, path, referer in asked if referer or host in origin}
     assert "/report" in of_the_page and of_the_page <= {"/report", "/favicon.ico"}
     assert "Content Security Policy" not in done.stderr

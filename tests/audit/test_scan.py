@@ -75,10 +75,10 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes
 
 @pytest.fixture(scope="module")
 def read(log: tuple[Path, dict[str, bytes]], tmp_path_factory: pytest.TempPathFactory) -> LogInput:
-    found = LogInput(log[0])
-    found.prepare(None, tmp_path_factory.mktemp("copies"))
-    assert len(found.facts) > 3 and not found.problems
-    return found
+    log_input = LogInput(log[0])
+    log_input.prepare(None, tmp_path_factory.mktemp("copies"))
+    assert len(log_input.facts) > 3 and not log_input.problems
+    return log_input
 
 
 def test_a_transactions_messages_are_rows_with_their_places(log: Any, read: LogInput) -> None:
@@ -116,9 +116,9 @@ def test_a_rollback_in_another_segment_is_spread_over_all_messages(spark: Any, l
     from notify.spark.life import Groups
 
     groups = Groups(read.groups())
-    found = read.messages(spark, groups)
-    assert found is not None
-    rows = found.where(found["id"] == bytearray(log[1]["rolled"])).collect()
+    messages = read.messages(spark, groups)
+    assert messages is not None
+    rows = messages.where(messages["id"] == bytearray(log[1]["rolled"])).collect()
     assert {row["no"] for row in rows if row["outcome"] == 2} == {0, 1, 2}
     acks = read.acks(spark)
     assert acks is not None

@@ -69,8 +69,8 @@ class Shop:
         self._latest_us = max(self._latest_us, plan.from_us)
         if self._latest_us > plan.from_us:  # looked at again
             lost = [message for message in lost if message != "a.0"]
-        found = [Found("LOST", message.partition(".")[0]) for message in lost]
-        return Result("FINDINGS" if found else "PASS", found=found, totals={"committed": 1})
+        cases = [Found("LOST", message.partition(".")[0]) for message in lost]
+        return Result("FINDINGS" if cases else "PASS", found=cases, totals={"committed": 1})
 
     def emit(self, line: dict[str, Any]) -> None:
         self._step()

@@ -72,8 +72,10 @@ def main() -> int:
         complaints.append(f"the demo itself: {proof}")
     for complaint in complaints:
         print(complaint)
-    what = f"{given.audits} audits of {proof['committed']} orders beside {sum(proof['killed'].values())} kills"
-    print(f"VERDICT: {'FAIL' if complaints else 'PASS'} {what}, {sum(proof['in_doubt'].values())} outcomes asked back")
+    summary = f"{given.audits} audits of {proof['committed']} orders beside {sum(proof['killed'].values())} kills"
+    print(
+        f"VERDICT: {'FAIL' if complaints else 'PASS'} {summary}, {sum(proof['in_doubt'].values())} outcomes asked back"
+    )
     return 1 if complaints else 0
 
 

@@ -89,8 +89,8 @@ def test_a_bridge_commits_only_halves_that_its_source_prepared(
             assert refusal.value.code == "foreign_half"
             assert b.store.bridges()[0].position == "0"
         else:
-            same = NewTransaction(half.id, half.producer_group, half.messages, committed=True)
-            results = await b.store.append_from_bridge(batch("0", "1", same, whole(b"x")), T0)
+            repeated = NewTransaction(half.id, half.producer_group, half.messages, committed=True)
+            results = await b.store.append_from_bridge(batch("0", "1", repeated, whole(b"x")), T0)
             assert [r.put for r in results] == [Put.IN_USE, Put.STORED]
         shown = await b.store.transaction(half.id)
         assert shown is not None and shown.state.name == "PREPARED"

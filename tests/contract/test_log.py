@@ -70,8 +70,8 @@ def test_the_log_does_what_memory_does(steps: list[tuple[str, int]], tmp_path_fa
         await log.restart(now)
         for queue in range(2):
             assert log.store.read("t", queue, 0, 100, 1 << 20) == model.read("t", queue, 0, 100, 1 << 20)
-            mine, plain = log.store.progress("c", "t", queue), model.progress("c", "t", queue)
-            assert (mine.floor, mine.settled) == (plain.floor, plain.settled)
+            own, plain = log.store.progress("c", "t", queue), model.progress("c", "t", queue)
+            assert (own.floor, own.settled) == (plain.floor, plain.settled)
         states = [t.id for t in known]
         assert await log.store.states(states) == await model.states(states)
         assert log.store.next_due_us() == model.next_due_us()
@@ -191,9 +191,9 @@ def test_a_part_is_not_sealed_before_its_last_frame(tmp_path: Path, segment_byte
         reopened = LogStore(tmp_path / "log", disk=disk, write_delay=lambda: 0.0)
         await reopened.open(T0)
         offset = 0
-        while found := reopened.read("t", 0, offset, 1000, 1 << 30):
-            assert [m.offset for m in found] == list(range(offset, offset + len(found)))
-            offset += len(found)
+        while messages := reopened.read("t", 0, offset, 1000, 1 << 30):
+            assert [m.offset for m in messages] == list(range(offset, offset + len(messages)))
+            offset += len(messages)
         assert offset == 1200
         await reopened.close()
 

@@ -111,8 +111,8 @@ def test_what_groups_did_with_a_message_is_told(run: Any) -> None:
         await commit(b.store, *[sent(bytes(500)) for _ in range(30)])
         await b.store.settle("b", "t", 0, [(7, 1)], SettleKind.EXPIRED, T0)
         await b.restart()
-        found, whole = await b.store.settlements("t", 0, 7)
-        assert [(s.group, s.kind, s.attempts) for s in found] == [
+        settlements, whole = await b.store.settlements("t", 0, 7)
+        assert [(s.group, s.kind, s.attempts) for s in settlements] == [
             ("b", None, 1),
             ("a", SettleKind.ACK, 0),
             ("b", None, 2),
@@ -120,10 +120,10 @@ def test_what_groups_did_with_a_message_is_told(run: Any) -> None:
             ("b", SettleKind.EXPIRED, 0),
         ]
         assert whole
-        assert all(began <= s.at_us <= time.time_ns() // 1000 for s in found)
-        assert [s.at_us for s in found] == sorted(s.at_us for s in found)
-        found, whole = await b.store.settlements("t", 0, 8)
-        assert ([(s.group, s.kind, s.attempts) for s in found], whole) == (
+        assert all(began <= s.at_us <= time.time_ns() // 1000 for s in settlements)
+        assert [s.at_us for s in settlements] == sorted(s.at_us for s in settlements)
+        settlements, whole = await b.store.settlements("t", 0, 8)
+        assert ([(s.group, s.kind, s.attempts) for s in settlements], whole) == (
             [("b", None, 1), ("a", SettleKind.ACK, 0)],
             True,
         )
@@ -208,11 +208,11 @@ def test_tags_are_looked_for_in_the_index(run: Any) -> None:
         await commit(b.store, *[sent(str(n).encode(), tag="ab"[n % 2]) for n in range(20)])
         await b.restart()
         wanted = frozenset([tag_hash("b")])
-        found, end = b.store.read_tagged("t", 0, 0, 10, 1 << 20, wanted)
-        assert ([m.offset for m in found], end) == ([1, 3, 5, 7, 9], 10)
+        messages, end = b.store.read_tagged("t", 0, 0, 10, 1 << 20, wanted)
+        assert ([m.offset for m in messages], end) == ([1, 3, 5, 7, 9], 10)
         size = len(message(b"11", tag="b").payload)
-        found, end = b.store.read_tagged("t", 0, end, 100, size * 3 // 2, wanted)
-        assert ([m.offset for m in found], end) == ([11], 12)  # a second one would be too many bytes
+        messages, end = b.store.read_tagged("t", 0, end, 100, size * 3 // 2, wanted)
+        assert ([m.offset for m in messages], end) == ([11], 12)  # a second one would be too many bytes
         assert b.store.read_tagged("t", 0, 12, 100, 1 << 20, frozenset([1])) == ([], 20)
         assert b.store.read_tagged("t", 0, 20, 100, 1 << 20, wanted) == ([], 20)
 
@@ -228,10 +228,10 @@ def test_messages_are_found_by_key_and_time(run: Any) -> None:
             if n == 6:
                 await b.restart()
         await b.restart()
-        found = b.store.keyed("k1", None, 0, 1 << 62, 100)
-        assert bodies_in(found) == [b"1", b"4", b"7", b"10"]
-        found = b.store.keyed("k0", "t", T0 + 3 * SECOND, T0 + 9 * SECOND, 100)
-        assert bodies_in(found) == [b"3", b"6"]
+        messages = b.store.keyed("k1", None, 0, 1 << 62, 100)
+        assert bodies_in(messages) == [b"1", b"4", b"7", b"10"]
+        messages = b.store.keyed("k0", "t", T0 + 3 * SECOND, T0 + 9 * SECOND, 100)
+        assert bodies_in(messages) == [b"3", b"6"]
         assert len(b.store.keyed("k0", None, 0, 1 << 62, 100)) == 16
         assert len(b.store.keyed("k0", None, 0, 1 << 62, 5)) == 5
         assert b.store.keyed("k9", None, 0, 1 << 62, 100) == []
@@ -308,8 +308,8 @@ def test_topics_groups_and_retries_are_as_they_were(run: Any) -> None:
             assert b.store.patterns() == [pattern]
             assert b.store.priorities("g") == priorities
             assert b.store.priorities("h") is None
-            found = b.store.subscription("g", "t")
-            assert found is not None and found.epoch == 3
+            subscription = b.store.subscription("g", "t")
+            assert subscription is not None and subscription.epoch == 3
             progress = b.store.progress("g", "t", 0)
             assert progress.attempts == {1: 2, 2: 1, 3: 2}
             assert progress.retry_at == {1: T0 + 50 * SECOND}

@@ -37,10 +37,10 @@ def test_a_letter_that_an_earlier_version_sent_again_is_known_as_such(run: Calla
         core = Core(b.store, Settings(), lambda: T0)
         for group, redriven, status, count in (("g", True, 200, 1), ("h", False, 201, 1)):
             letters = DeadLetters(core, group)
-            found = letters.read(0, 10)
-            assert await letters.are_redriven(found) == [redriven]
+            page = letters.read(0, 10)
+            assert await letters.are_redriven(page) == [redriven]
             for expected in (status, 200):
-                (item,) = await letters.send_again(found)
+                (item,) = await letters.send_again(page)
                 assert item["status"] == expected
                 assert (item["as"] == ids.message_id(again, 0)) == redriven
             assert b.store.bounds(retry_topic(group, "t"), 0) == (0, count)

@@ -72,12 +72,12 @@ def test_settled_messages_go_and_waiting_ones_stay(tmp_path: Path) -> None:
         assert len(store.segments.all()) < segments + 6
 
         async def check(store: LogStore) -> None:
-            found = rest(store)
+            remaining = rest(store)
             expected = {n: old[n] for n in [*range(20, 30), *range(55, 60)]}
-            assert {n: found[n] for n in expected} == expected
+            assert {n: remaining[n] for n in expected} == expected
             # The newest segment of that time may still be there as a whole; those before it only in part.
-            assert not {*range(20), *range(30, 45)} & found.keys()
-            assert [found[n] for n in range(70, 100)] == new
+            assert not {*range(20), *range(30, 45)} & remaining.keys()
+            assert [remaining[n] for n in range(70, 100)] == new
             assert await store.half_payloads([Due(pending.id, 0, "", "", 0, ())]) == [[message(b"undecided").payload]]
             assert store.bounds("t", 0)[1] == 100
 
@@ -90,8 +90,8 @@ def test_settled_messages_go_and_waiting_ones_stay(tmp_path: Path) -> None:
         await fill(store, 40, T0 + 4 * HOUR)
         await store.settle("c", "t", 0, [(20, 5)], SettleKind.ACK, T0)
         assert await store.retain(T0 + 4 * HOUR) >= 1
-        found = rest(store)
-        assert {n: found[n] for n in range(25, 30)} == {n: old[n] for n in range(25, 30)}
+        left = rest(store)
+        assert {n: left[n] for n in range(25, 30)} == {n: old[n] for n in range(25, 30)}
         assert await store.half_payloads([Due(pending.id, 0, "", "", 0, ())]) == [[message(b"undecided").payload]]
         assert (await store.decide([(pending.id, "g", State.COMMITTED)], T0 + 4 * HOUR))[0].changed
         assert store.release_due(T0 + 101 * HOUR, 10) == 1
@@ -99,8 +99,8 @@ def test_settled_messages_go_and_waiting_ones_stay(tmp_path: Path) -> None:
         await store.close()
         store = opened(tmp_path / "log")
         await store.open(T0)
-        found = rest(store)
-        assert sorted(found.values())[-2:] == [b"delayed", b"undecided"]
+        left = rest(store)
+        assert sorted(left.values())[-2:] == [b"delayed", b"undecided"]
         # All settled: husks go, nothing old is left.
         await store.settle("c", "t", 0, [(0, 200)], SettleKind.ACK, T0)
         await fill(store, 20, T0 + 9 * HOUR)
@@ -292,15 +292,15 @@ def test_carrying_forward_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 await store.close()
                 store = opened(tmp_path / "log")
                 await store.open(now_us)
-            found = rest(store)
+            remaining = rest(store)
             end = store.bounds("t", 0)[1]
             assert end == 400
             waiting = [n for n in range(end) if n not in settled]
-            missing = [n for n in waiting if n not in found]
+            missing = [n for n in waiting if n not in remaining]
             corrupt = {m.offset for m in store.read("t", 0, 0, 10_000, 1 << 30) if m.corrupt}
             assert (missing, corrupt & set(waiting)) == ([], set()), reopened
             # What is still there is what was sent, each once; and all that nobody has settled is there.
-            assert len(set(found.values())) == len(found) and set(found.values()) <= set(bodies)
+            assert len(set(remaining.values())) == len(remaining) and set(remaining.values()) <= set(bodies)
         await store.close()
 
     asyncio.run(run())

@@ -158,11 +158,11 @@ def test_messages_of_a_transaction_keep_their_order_and_numbers(transactions: An
         t = NewTransaction(ids.new_id(), "g", [message(str(n).encode()) for n in range(50)])
         await commit(b.store, t)
         await b.restart()
-        found = (await b.queues()).read("t", 0, 0, 100, 1 << 20)
-        assert [(m.offset, m.message_no, m.payload) for m in found] == [
+        messages = (await b.queues()).read("t", 0, 0, 100, 1 << 20)
+        assert [(m.offset, m.message_no, m.payload) for m in messages] == [
             (n, n, message(str(n).encode()).payload) for n in range(50)
         ]
-        assert {m.transaction_id for m in found} == {t.id}
+        assert {m.transaction_id for m in messages} == {t.id}
 
     transactions(scenario)
 
@@ -186,8 +186,8 @@ def test_a_decided_transaction_keeps_its_producer_group(transactions: Any) -> No
         await b.store.decide([(done.id, "a", State.COMMITTED), (undone.id, "b", State.ROLLED_BACK)], T0)
         for _ in range(2):
             for t in (done, undone, at_once):
-                found = await b.store.transaction(t.id)
-                assert found is not None and found.producer_group == t.producer_group
+                transaction = await b.store.transaction(t.id)
+                assert transaction is not None and transaction.producer_group == t.producer_group
                 foreign = NewTransaction(t.id, "other", t.messages, committed=t.committed)
                 assert (await b.store.put([foreign], T0))[0].put == Put.IN_USE
                 assert (await b.store.put([t], T0))[0].put == Put.ALREADY

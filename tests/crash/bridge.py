@@ -102,7 +102,7 @@ class Source:
                 continue
             self._paused[number].clear()
             count = chance.choice((1, 1, 1, 1, 1, 2, 5, 300))
-            mine = list(range(next_number, next_number + count))
+            numbers = list(range(next_number, next_number + count))
             self.history.tried[key] = next_number = next_number + count
             try:
                 if connection is None:
@@ -111,7 +111,7 @@ class Source:
                         host="127.0.0.1", port=p.port, user=p.USER, password="shop", database="shop",
                         connect_timeout=2, read_timeout=10,
                     )  # fmt: skip
-                for n in mine:
+                for n in numbers:
                     body = json.dumps({"key": key, "n": n, "pad": "ü" * chance.randint(0, 300)})
                     with connection.cursor() as cursor:
                         cursor.execute(
@@ -130,7 +130,7 @@ class Source:
                 connection = None
                 time.sleep(0.05)  # the pause of a writer whose server is away
             else:
-                acknowledged += mine
+                acknowledged += numbers
             time.sleep(self._pause_seconds)  # the pace of the load
         if connection is not None:
             connection.close()
@@ -182,23 +182,23 @@ class Source:
 async def in_log(url: str) -> dict[str, list[int]]:
     """By key the numbers, in the order of the log."""
     http = HttpClient(url)
-    found: dict[str, list[int]] = {}
+    numbers_by_key: dict[str, list[int]] = {}
     try:
         async for m in pulled(http, TOPIC):
             body = json.loads(m.body)
             assert m.key == body["key"]
-            found.setdefault(body["key"], []).append(body["n"])
-        return found
+            numbers_by_key.setdefault(body["key"], []).append(body["n"])
+        return numbers_by_key
     except NotFound:
         return {}  # every bridge was killed before its first message made the topic
     finally:
         http.close()
 
 
-def violations(history: History, found: dict[str, list[int]]) -> list[str]:
+def violations(history: History, logged: dict[str, list[int]]) -> list[str]:
     bad = []
     for key, tried in history.tried.items():
-        numbers = found.get(key, [])
+        numbers = logged.get(key, [])
         counts = Counter(numbers)
         lost = [n for n in history.acknowledged[key] if n not in counts]
         if lost:
@@ -252,17 +252,17 @@ def run(
         steps = max(kills, len(plan))
         for step in range(steps):
             time.sleep(chance.uniform(0.3, 1.6))  # a random moment: before the bridge has started, or later
-            for what in plan[step * len(plan) // steps : (step + 1) * len(plan) // steps]:
-                if what == "rotate":
+            for step_kind in plan[step * len(plan) // steps : (step + 1) * len(plan) // steps]:
+                if step_kind == "rotate":
                     source.rotate()
-                elif what == "ddl":
+                elif step_kind == "ddl":
                     while not source.change_table(done["ddl"]):
                         done["ddl refused"] += 1
-                elif what == "restart":
+                elif step_kind == "restart":
                     source.restart(hard=done["restart"] % 2 == 0)
                 else:
                     source.fail_over()
-                done[what] += 1
+                done[step_kind] += 1
             if step < kills:
                 if step % 2 == 0:
                     wanted = end_of_log(queue.url) + chance.randint(1, 100)
@@ -274,16 +274,16 @@ def run(
     finally:
         source.end()
     deadline = time.monotonic() + 3 * PATIENCE_SECONDS
-    found = asyncio.run(in_log(queue.url))
-    while any("lost" in bad for bad in violations(source.history, found)) and time.monotonic() < deadline:
+    logged = asyncio.run(in_log(queue.url))
+    while any("lost" in bad for bad in violations(source.history, logged)) and time.monotonic() < deadline:
         time.sleep(0.5)  # the pause between two looks
-        found = asyncio.run(in_log(queue.url))
+        logged = asyncio.run(in_log(queue.url))
     bridge.kill()
     return {
-        "messages": sum(map(len, found.values())),
+        "messages": sum(map(len, logged.values())),
         "acknowledged": source.history.count,
         "done": dict(done),
-        "violations": violations(source.history, found),
+        "violations": violations(source.history, logged),
     }
 
 

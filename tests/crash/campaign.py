@@ -54,10 +54,10 @@ def dropping() -> str:
     """kill -9 of a log that drops segments, at each named point of it."""
     with tempfile.TemporaryDirectory(prefix="notify-dropping-") as directory:
         broken = [
-            what
+            violation
             for point in WHILE_DROPPING
             for count in range(1, 4)
-            for what in killed_at(Path(directory) / "log", f"{point}:{count}")
+            for violation in killed_at(Path(directory) / "log", f"{point}:{count}")
         ]
     if broken:
         raise AssertionError("\n".join(broken[:20]))
@@ -105,9 +105,9 @@ def flips() -> str:
     for bit in range(64 * 8, len(data) * 8):
         data[bit >> 3] ^= 1 << (bit & 7)
         damages: list[Damage] = []
-        found = [(f.base, bytes(f.body)) for f in walk(disk, segment, 0, True, damages)]
+        frames = [(f.base, bytes(f.body)) for f in walk(disk, segment, 0, True, damages)]
         data[bit >> 3] ^= 1 << (bit & 7)
-        if not whole.issuperset(found):
+        if not whole.issuperset(frames):
             raise AssertionError(f"bit {bit}: read what was not written")
         if not damages:
             raise AssertionError(f"bit {bit} was not noticed")

@@ -185,15 +185,15 @@ async def database_trouble(database: Any, seen: Seen, report: Counter[str]) -> N
 async def in_queue(url: str) -> Counter[str]:
     """How often each transaction is in the queue."""
     http = HttpClient(url)
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     try:
         async for m in pulled(http, TOPIC):
-            found[m.id.partition(".")[0]] += 1
+            counts[m.id.partition(".")[0]] += 1
             if m.body.decode() != m.id.partition(".")[0]:
-                found["other bytes"] += 1
-        return found
+                counts["other bytes"] += 1
+        return counts
     except NotFound:
-        return found  # nothing has been moved yet: the first message makes the topic
+        return counts  # nothing has been moved yet: the first message makes the topic
     finally:
         http.close()
 
@@ -223,19 +223,19 @@ async def run(
             await client.close()
     wanted = set(seen.acknowledged)
     deadline = time.monotonic() + 2 * PATIENCE_SECONDS
-    found = await in_queue(cluster.queue.url)
-    while not wanted <= found.keys() and time.monotonic() < deadline:
+    counts = await in_queue(cluster.queue.url)
+    while not wanted <= counts.keys() and time.monotonic() < deadline:
         await asyncio.sleep(0.5)  # the pause between two looks
-        found = await in_queue(cluster.queue.url)
-    ghosts = [name for name in found if name in seen.rolled_back or name == "other bytes"]
+        counts = await in_queue(cluster.queue.url)
+    ghosts = [name for name in counts if name in seen.rolled_back or name == "other bytes"]
     return {
         "transactions": seen.tried,
         "acknowledged": len(seen.acknowledged),
         "failed": seen.failed,
         "success": round(1 - seen.failed / max(1, seen.tried - seen.failed_while_down), 6),
         "slowest_seconds": round(seen.slowest, 3),
-        "lost": len(wanted - found.keys()),
-        "doubled": sum(1 for n in found.values() if n > 1),
+        "lost": len(wanted - counts.keys()),
+        "doubled": sum(1 for n in counts.values() if n > 1),
         "ghosts": len(ghosts),
         "kills": report["kills"],
         "database_kills": report["database_kills"],
@@ -246,7 +246,7 @@ async def run(
 
 def broken(result: dict[str, Any]) -> list[str]:
     """What a run says against the promises, on whatever machine; empty if nothing does."""
-    return [f"{what} {result[what]}" for what in ("lost", "doubled", "ghosts") if result[what]]
+    return [f"{kind} {result[kind]}" for kind in ("lost", "doubled", "ghosts") if result[kind]]
 
 
 def verdict(result: dict[str, Any]) -> list[str]:

@@ -71,9 +71,9 @@ async def receive(url: str, came: Came, all_due: float, expected: int) -> None:
     while len(came.seen) < expected and time.time() < until:
         try:
             answer = await http.call("POST", f"/v1/groups/{GROUP}/receive", request, PATIENCE_SECONDS)
-            found = _decode(answer).messages
+            messages = _decode(answer).messages
             now = time.time()
-            for m in found:
+            for m in messages:
                 number, due = m.body.split()
                 late = now - float(due)
                 came.early += late < 0
@@ -82,9 +82,9 @@ async def receive(url: str, came: Came, all_due: float, expected: int) -> None:
                 else:
                     came.seen.add(int(number))
                     came.late.append(late)
-            if found:
+            if messages:
                 until = max(until, now + PATIENCE_SECONDS)
-                settle = encode_msgpack(Settle(ranges([m.receipt for m in found])))
+                settle = encode_msgpack(Settle(ranges([m.receipt for m in messages])))
                 await http.call("POST", f"/v1/groups/{GROUP}/settle", settle, PATIENCE_SECONDS)
         except NotifyError:
             await asyncio.sleep(0.05)  # the pause between two tries: the server is away

@@ -43,7 +43,7 @@ def killed_at(directory: Path, point: str) -> list[str]:
     process.start()
     process.join(PATIENCE_SECONDS)
     assert process.exitcode == -signal.SIGKILL, f"{point} was not reached: the process ended with {process.exitcode}"
-    broken = [f"{point}: {what}" for what in asyncio.run(_broken(directory))]
+    broken = [f"{point}: {violation}" for violation in asyncio.run(_broken(directory))]
     shutil.rmtree(directory)
     return broken
 
@@ -86,7 +86,7 @@ async def _broken(directory: Path) -> list[str]:
     for when in ("after the kill", "after the next dropping"):
         store = _opened(directory)
         await store.open(T0 + 2 * HOUR)
-        broken += [f"{when}: {what}" for what in await _missing(store)]
+        broken += [f"{when}: {violation}" for violation in await _missing(store)]
         if when == "after the kill":
             await store.retain(T0 + 2 * HOUR)
         elif store.release_due(T0 + 102 * HOUR, 10) != 1:
@@ -97,9 +97,9 @@ async def _broken(directory: Path) -> list[str]:
 
 async def _missing(store: LogStore) -> list[str]:
     readable = [m for m in store.read("t", 0, 0, 1000, 1 << 30) if not m.corrupt]
-    there = dict(zip([m.offset for m in readable], bodies_in(readable), strict=True))
+    bodies = dict(zip([m.offset for m in readable], bodies_in(readable), strict=True))
     wanted = {offset: _OLD[offset] for offset in _WAITING} | dict(enumerate(_NEW, len(_OLD)))
-    missing = [f"promise 4: offset {offset} is gone" for offset, body in wanted.items() if there.get(offset) != body]
+    missing = [f"promise 4: offset {offset} is gone" for offset, body in wanted.items() if bodies.get(offset) != body]
     if await store.half_payloads([Due(_UNDECIDED, 0, "", "", 0, ())]) != [[message(b"undecided").payload]]:
         missing.append("promise 1: the undecided half is gone")
     if store.bounds("t", 0)[1] != len(_OLD) + len(_NEW) or store.progress("c", "t", 0).floor < 20:

@@ -42,19 +42,19 @@ def committed(brokers: str, wanted: int, seconds: float) -> Counter[str]:
         }
     )
     consumer.subscribe([TOPIC])
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     deadline, quiet = time.monotonic() + seconds, 0
     while time.monotonic() < deadline and quiet < 10:
         batch = consumer.consume(5000, 1.0)
-        quiet = 0 if batch or len(found) < wanted else quiet + 1
+        quiet = 0 if batch or len(counts) < wanted else quiet + 1
         for m in batch:
             error = m.error()
             if error is None:
-                found[(header(listed(m), ID) or "").partition(".")[0]] += 1
+                counts[(header(listed(m), ID) or "").partition(".")[0]] += 1
             elif error.code() != KafkaError._PARTITION_EOF and not error.retriable():
                 raise RuntimeError(error)
     consumer.close()
-    return found
+    return counts
 
 
 def run(directory: Path, stack: ExitStack, *, seconds: float, every: float, rate: float, seed: int) -> dict[str, Any]:
@@ -89,13 +89,13 @@ def run(directory: Path, stack: ExitStack, *, seconds: float, every: float, rate
             bridge.kill()
             bridge.start()
     writing.join()
-    found = committed(kafka.brokers, len(acknowledged), 120)
+    counts = committed(kafka.brokers, len(acknowledged), 120)
     return {
         "rows": len(acknowledged),
         "kills": kills,
-        "lost": len(acknowledged - found.keys()),
-        "doubled": sum(1 for n in found.values() if n > 1),
-        "phantoms": len(found.keys() - acknowledged),
+        "lost": len(acknowledged - counts.keys()),
+        "doubled": sum(1 for n in counts.values() if n > 1),
+        "phantoms": len(counts.keys() - acknowledged),
     }
 
 
@@ -114,7 +114,7 @@ def main() -> int:
             print(f"VERDICT: INCONCLUSIVE {reason}")
             return 2
     print(json.dumps(result))
-    bad = [what for what in ("lost", "doubled", "phantoms") if result[what]]
+    bad = [kind for kind in ("lost", "doubled", "phantoms") if result[kind]]
     print(f"VERDICT: {'FAIL ' + ', '.join(bad) if bad else 'PASS'}")
     return 1 if bad else 0
 

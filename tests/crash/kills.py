@@ -244,9 +244,9 @@ class Kills:
         with contextlib.suppress(NotifyError):
             while True:
                 request = Receive(instance="i", topics=list(TOPICS), max=50, wait=1, lease=3600)
-                found = (await self._call(http, f"/v1/groups/{GROUP}/receive", request, Received)).messages
+                messages = (await self._call(http, f"/v1/groups/{GROUP}/receive", request, Received)).messages
                 items = []
-                for m in found:
+                for m in messages:
                     a.delivered += 1
                     name, _, number = m.id.partition(".")
                     if name not in a.commit_asked:
@@ -260,7 +260,7 @@ class Kills:
                 if not items:
                     continue
                 answer = await self._call(http, f"/v1/groups/{GROUP}/settle", Settle(items), SettledItems)
-                for m, sent, item in zip(found, items, answer.items, strict=True):
+                for m, sent, item in zip(messages, items, answer.items, strict=True):
                     if item.status == 200:
                         (a.acked if sent.action == "ack" else a.dead).add(m.id)
 
@@ -337,12 +337,12 @@ class Kills:
         while True:
             path = f"/v1/topics/{topic}/queues/0/messages?offset={self._checked[topic]}&max=2000"
             try:
-                found = msgspec.msgpack.decode(await http.call("GET", path, b"", PATIENCE_SECONDS), type=Pulled)
+                page = msgspec.msgpack.decode(await http.call("GET", path, b"", PATIENCE_SECONDS), type=Pulled)
             except NotFound:
                 return  # before the first message
-            if not found.messages:
+            if not page.messages:
                 return
-            for m in found.messages:
+            for m in page.messages:
                 name, _, number = m.id.partition(".")
                 if m.offset != self._checked[topic]:
                     a.violations.append(f"promise 8: a hole before offset {m.offset} of {topic}")
@@ -362,13 +362,13 @@ class Kills:
         while True:
             path = f"/v1/topics/dead-letter.{GROUP}/queues/0/messages?offset={offset}&max=2000"
             try:
-                found = msgspec.msgpack.decode(await http.call("GET", path, b"", PATIENCE_SECONDS), type=Pulled)
+                page = msgspec.msgpack.decode(await http.call("GET", path, b"", PATIENCE_SECONDS), type=Pulled)
             except NotFound:
                 return
-            if not found.messages:
+            if not page.messages:
                 break
-            seen += [m.id for m in found.messages]
-            offset = found.next_offset
+            seen += [m.id for m in page.messages]
+            offset = page.next_offset
         missing = a.dead - set(seen)
         if missing:
             a.violations.append(f"promise 4: {len(missing)} answered dead letters are not in the dead-letter queue")

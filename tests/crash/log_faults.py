@@ -77,10 +77,10 @@ def lose_power_repeatedly(directory: Path, seed: int, times: int = 3) -> None:
     chance = random.Random(seed)
     history = History()
     for _ in range(times):
-        found = run_in_virtual_time(_until_power_is_lost(directory, history, chance))
-        assert found == [], found
-    found, _ = reopened(directory, history)
-    assert found == [], found
+        broken = run_in_virtual_time(_until_power_is_lost(directory, history, chance))
+        assert broken == [], broken
+    broken, _ = reopened(directory, history)
+    assert broken == [], broken
 
 
 async def _until_power_is_lost(directory: Path, history: History, chance: random.Random) -> list[str]:
@@ -88,11 +88,11 @@ async def _until_power_is_lost(directory: Path, history: History, chance: random
     disk = PowerLossDisk(directory, chance)
     store = LogStore(directory, disk=disk, segment_bytes=1 << 14, write_delay=lambda: chance.random() * 0.001)
     await store.open(T0)
-    found = await violations(store, history)
+    broken = await violations(store, history)
     asyncio.get_running_loop().call_later(chance.random() * 0.05, disk.lose_power)
     assert await run_until_failure(store, history, chance, 100_000), "the power was not lost"
     await let_go(store)
-    return found
+    return broken
 
 
 async def let_go(store: LogStore) -> None:

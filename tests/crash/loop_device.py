@@ -116,11 +116,11 @@ async def _recovered(mounted: Path, history: History) -> list[str]:
     history.power_is_lost = False
     store = LogStore(mounted / "log")
     await store.open(T0)
-    found = await violations(store, history)
+    broken = await violations(store, history)
     await store.close()
-    return found
+    return broken
 
 
-def _check(found: list[str]) -> None:
-    if found:
-        raise AssertionError("\n".join(found[:20]))
+def _check(broken: list[str]) -> None:
+    if broken:
+        raise AssertionError("\n".join(broken[:20]))

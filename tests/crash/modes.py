@@ -66,9 +66,9 @@ class Watcher:
 
     async def once(self, http: HttpClient, instance: str, wait: float, lease: float = 3600, most: int = 50) -> int:
         """Receive, look, settle; how many there were."""
-        found = await self._receive(http, instance, wait, lease, most)
+        received = await self._receive(http, instance, wait, lease, most)
         items = []
-        for m in found:
+        for m in received:
             if self.mode == "ordered" and m.key is not None:
                 self._see(m)
             if m.id in self.done[instance] or (self.mode != "broadcast" and self._is_done(m.id)):
@@ -80,10 +80,10 @@ class Watcher:
         if items:
             path = f"/v1/groups/{self.group}/settle"
             answer = await http.call("POST", path, encode_msgpack(Settle(items)), PATIENCE_SECONDS)
-            for m, item in zip(found, msgspec.msgpack.decode(answer, type=SettledItems).items, strict=True):
+            for m, item in zip(received, msgspec.msgpack.decode(answer, type=SettledItems).items, strict=True):
                 if item.status == 200:
                     self.done[instance].add(m.id)
-        return len(found)
+        return len(received)
 
     def _is_done(self, name: str) -> bool:
         return any(name in done for done in self.done.values())

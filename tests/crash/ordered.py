@@ -36,12 +36,12 @@ async def consume(url: str, instance: str, journal: int) -> None:
     http = HttpClient(url)
     request = encode_msgpack(Receive(instance=instance, max=1000, wait=0.5, lease=LEASE))
     while True:
-        found = _decode(await http.call("POST", f"/v1/groups/{GROUP}/receive", request, PATIENCE_SECONDS)).messages
-        if not found:
+        messages = _decode(await http.call("POST", f"/v1/groups/{GROUP}/receive", request, PATIENCE_SECONDS)).messages
+        if not messages:
             continue
-        _write(journal, [("r", m.key, m.offset) for m in found])
-        _write(journal, [("a", m.key, m.offset) for m in found])
-        settle = encode_msgpack(Settle(ranges([m.receipt for m in found])))
+        _write(journal, [("r", m.key, m.offset) for m in messages])
+        _write(journal, [("a", m.key, m.offset) for m in messages])
+        settle = encode_msgpack(Settle(ranges([m.receipt for m in messages])))
         await http.call("POST", f"/v1/groups/{GROUP}/settle", settle, PATIENCE_SECONDS)
 
 
@@ -66,8 +66,8 @@ def inversions(journals: list[Path]) -> tuple[int, int]:
     seen: set[int] = set()
     wrong = 0
     for _, events in lines:
-        for what, key, offset in events:
-            if what == "a":
+        for event, key, offset in events:
+            if event == "a":
                 asked.add(offset)
             elif offset not in seen:
                 before = last.get(key)

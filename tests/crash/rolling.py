@@ -197,7 +197,7 @@ async def run(
                     assert await asyncio.to_thread(is_first, server) == (launch is rolling.first)
             seen.is_over = True
             await asyncio.gather(*loads)
-            found = await _until_moved(rolling, seen)
+            counts = await _until_moved(rolling, seen)
             states = await _states(rolling, seen)
         finally:
             for task in (*loads, *answering):
@@ -212,7 +212,7 @@ async def run(
         "answered": sum(checker.answered for checker in checkers),
         "refused": dict(seen.refused),
         "states": states,
-        "moved": found,
+        "moved": counts,
         "meant": seen.meant,
         "unsure": seen.unsure,
         "failures": seen.failures_while_up(),
@@ -226,14 +226,14 @@ async def _until_moved(rolling: Rolling, seen: Seen) -> Counter[str]:
     http = HttpClient(rolling.queue.url)
     try:
         while True:
-            found: Counter[str] = Counter()
+            counts: Counter[str] = Counter()
             try:
                 async for message in pulled(http, TOPIC):
-                    found[message.id.partition(".")[0]] += 1
+                    counts[message.id.partition(".")[0]] += 1
             except NotFound:
                 pass  # nothing has been moved yet: the first message makes the topic
-            if wanted <= found.keys() or time.monotonic() > deadline:
-                return found
+            if wanted <= counts.keys() or time.monotonic() > deadline:
+                return counts
             await asyncio.sleep(0.2)  # the pause between two looks
     finally:
         http.close()

@@ -66,10 +66,10 @@ def test_the_history_catches_what_a_bridge_may_do_wrong() -> None:
     history = bridge.History({"k": [0, 1, 2, 4]}, {"k": 5})
     assert bridge.violations(history, {"k": [0, 1, 2, 3, 4]}) == []
     assert bridge.violations(history, {"k": [0, 1, 2, 4]}) == []
-    for numbers, what in (
+    for numbers, violation in (
         ([0, 2, 4], "lost"),
         ([0, 1, 1, 2, 4], "twice"),
         ([0, 2, 1, 4], "order"),
         ([0, 1, 2, 4, 5], "never"),
     ):
-        assert any(what in bad for bad in bridge.violations(history, {"k": numbers})), what
+        assert any(violation in bad for bad in bridge.violations(history, {"k": numbers})), violation

@@ -31,8 +31,8 @@ def test_torn_tails_of_every_length(tmp_path: Path) -> None:
         work_dir = tmp_path / "torn"
         shutil.copytree(tmp_path / "log", work_dir)
         (work_dir / path.name).write_bytes(whole[:cut] + bytes(64))
-        found, store = reopened(work_dir, history)
-        assert found == [], f"cut at {cut}"
+        broken, store = reopened(work_dir, history)
+        assert broken == [], f"cut at {cut}"
         assert all(d.torn for d in store.damages), f"cut at {cut} was taken for damage"
         # Cut where only zeros would follow, the frame is whole all the same.
         unhurt = not whole[begin:cut].strip(b"\0") or not whole[cut:end].strip(b"\0")
@@ -48,11 +48,11 @@ def test_damage_below_the_durable_mark_is_kept_and_reported_not_cut(tmp_path: Pa
     data[begin // 2] ^= 0x40
     path.write_bytes(data)
     size = len(data.rstrip(b"\0"))
-    found, store = reopened(tmp_path / "log", history)
+    broken, store = reopened(tmp_path / "log", history)
     assert [d.torn for d in store.damages] == [False]
     assert (tmp_path / "log" / store.damages[0].copy).exists()
     assert len(path.read_bytes().rstrip(b"\0")) >= size - 64
-    assert not any("promise 2" in v or "promise 5" in v for v in found), found
+    assert not any("promise 2" in v or "promise 5" in v for v in broken), broken
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -71,8 +71,8 @@ def check_flips(tmp_path: Path, path: Path, history: History, bits: list[int]) -
         data = bytearray(whole)
         data[bit // 8] ^= 1 << bit % 8
         (work_dir / path.name).write_bytes(data)
-        found, store = reopened(work_dir, history)
-        wrong = [v for v in found if v.startswith(("promise 2", "promise 3: delivered", "promise 5"))]
+        broken, store = reopened(work_dir, history)
+        wrong = [v for v in broken if v.startswith(("promise 2", "promise 3: delivered", "promise 5"))]
         assert wrong == [], f"bit {bit}: {wrong}"
         assert store.damages, f"bit {bit} was not noticed"
         shutil.rmtree(work_dir)
@@ -102,8 +102,8 @@ def test_a_failed_sync_acknowledges_nothing_and_is_not_tried_again(tmp_path: Pat
 
     syncs, failed, told = asyncio.run(run())
     assert (syncs, failed, told) == (0, True, True)
-    found, _ = reopened(tmp_path / "log", history)
-    assert found == []
+    broken, _ = reopened(tmp_path / "log", history)
+    assert broken == []
 
 
 def test_a_full_disk_refuses_writes_reads_on_and_recovers(tmp_path: Path) -> None:
@@ -124,13 +124,13 @@ def test_a_full_disk_refuses_writes_reads_on_and_recovers(tmp_path: Path) -> Non
         await store.close()
 
     asyncio.run(run())
-    found, _ = reopened(tmp_path / "log", history)
-    assert found == []
+    broken, _ = reopened(tmp_path / "log", history)
+    assert broken == []
 
 
 def test_the_checks_notice_a_planted_fault(tmp_path: Path) -> None:
     """A log that acknowledges before it syncs loses what it acknowledged: the power-loss test must see it."""
-    found: list[str] = []
+    broken: list[str] = []
     for seed in range(20):
         chance = random.Random(seed)
         history = History()
@@ -150,14 +150,14 @@ def test_the_checks_notice_a_planted_fault(tmp_path: Path) -> None:
             await let_go(store)
 
         run_in_virtual_time(run())
-        found += reopened(directory, history)[0]
-    assert any("promise 1" in v for v in found)
+        broken += reopened(directory, history)[0]
+    assert any("promise 1" in v for v in broken)
 
 
 def open_files(below: Path) -> list[str]:
     """What this process has open under a directory."""
-    found = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-    return [path for path in found if path.startswith(str(below))]
+    targets = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return [path for path in targets if path.startswith(str(below))]
 
 
 def test_a_disk_that_refuses_room_is_a_failed_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,42 +80,42 @@ async def work(store: Store, history: History, chance: random.Random, steps: int
 
 async def violations(store: Store, history: History) -> list[str]:
     """What the recovered storage says against the promises; empty if all are kept."""
-    found: list[str] = []
+    broken: list[str] = []
     queue = store.read("t", 0, 0, 1_000_000, 1 << 40) if store.topic("t") else []
     delivered: set[tuple[bytes, int]] = set()
     order: list[bytes] = []
     for i, m in enumerate(queue):
         if m.offset != i:
-            found.append(f"promise 8: offset {m.offset} stands at place {i}")
+            broken.append(f"promise 8: offset {m.offset} stands at place {i}")
         if m.corrupt:
-            found.append(f"promise 1: offset {m.offset} cannot be read")
+            broken.append(f"promise 1: offset {m.offset} cannot be read")
             continue
         if not order or order[-1] != m.transaction_id:
             order.append(m.transaction_id)
         sent = history.intents.get(m.transaction_id, [])
         if m.message_no >= len(sent) or sent[m.message_no] != m.payload:
-            found.append("promise 2: delivered what was not sent")
+            broken.append("promise 2: delivered what was not sent")
         if (m.transaction_id, m.message_no) in delivered:
-            found.append("promise 3: delivered twice")
+            broken.append("promise 3: delivered twice")
         if m.transaction_id not in history.commit_tried:
-            found.append("promise 5: delivered without a commit")
+            broken.append("promise 5: delivered without a commit")
         delivered.add((m.transaction_id, m.message_no))
     states = dict(zip(history.halves, await store.states(list(history.halves)), strict=True))
     if None in states.values():
-        found.append("promise 1: an acknowledged half is gone")
+        broken.append("promise 1: an acknowledged half is gone")
     for transaction_id in history.committed:
         whole = all((transaction_id, n) in delivered for n in range(len(history.intents[transaction_id])))
         if states.get(transaction_id) != State.COMMITTED or not whole:
-            found.append("promise 3 or 4: an acknowledged commit is gone")
+            broken.append("promise 3 or 4: an acknowledged commit is gone")
     for transaction_id in history.rolled_back:
         if states.get(transaction_id) != State.ROLLED_BACK:
-            found.append("promise 3: an acknowledged rollback is gone")
+            broken.append("promise 3: an acknowledged rollback is gone")
     acknowledged = set(history.committed)
     if [i for i in order if i in acknowledged] != [i for i in history.committed if (i, 0) in delivered]:
-        found.append("promise 7: the log's order is not the order of the commits")
+        broken.append("promise 7: the log's order is not the order of the commits")
     if store.subscriptions() and store.progress("c", "t", 0).floor < history.acked:
-        found.append("promise 8: an acknowledged ack is gone")
-    return found
+        broken.append("promise 8: an acknowledged ack is gone")
+    return broken
 
 
 async def run_until_failure(store: Store, history: History, chance: random.Random, steps: int) -> bool:

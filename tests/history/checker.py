@@ -51,9 +51,9 @@ def violations(history: History) -> list[str]:
     return [*_answers(history), *_effects(history), *_disorder(history), *_stuck(history)]
 
 
-def counts(found: Iterable[str]) -> Mapping[str, int]:
+def counts(violations: Iterable[str]) -> Mapping[str, int]:
     """How many there are of each kind."""
-    counted = Counter(line.partition(":")[0] for line in found)
+    counted = Counter(line.partition(":")[0] for line in violations)
     return {kind: counted.get(kind, 0) for kind in KINDS}
 
 

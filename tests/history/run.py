@@ -94,13 +94,13 @@ def main() -> int:
         print(f"  {count:5} {name}")
     for line in outcome.violations[:50]:
         print(line)
-    found = ", ".join(f"{kind} {count}" for kind, count in counts(outcome.violations).items())
+    summary = ", ".join(f"{kind} {count}" for kind, count in counts(outcome.violations).items())
     verdict = "FAIL" if outcome.violations else "PASS"
     if outcome.violations:
         print(f"what was left of it is in {directory}")
     else:
         shutil.rmtree(directory, ignore_errors=True)
-    print(f"VERDICT: {verdict} {len(history.committed):,} messages, {sum(outcome.faults.values())} faults: {found}")
+    print(f"VERDICT: {verdict} {len(history.committed):,} messages, {sum(outcome.faults.values())} faults: {summary}")
     return 1 if outcome.violations else 0
 
 

@@ -150,9 +150,9 @@ class Stage:
         for group in (*GROUPS, "broadcast@x"):
             eventually(lambda group=group: is_subscribed(self.url, group), f"{group} to be subscribed")  # type: ignore[misc]
 
-    def _add_actor(self, name: str, what: str, spec: dict[str, Any], stack: ExitStack) -> None:
+    def _add_actor(self, name: str, role: str, spec: dict[str, Any], stack: ExitStack) -> None:
         spec = spec | {"url": self.url, "notes": str(self.directory / f"{name}.notes")}
-        self._add(name, ["tests.history.actors", what, json.dumps(spec)], stack)
+        self._add(name, ["tests.history.actors", role, json.dumps(spec)], stack)
 
     def _add(self, name: str, words: Sequence[str], stack: ExitStack) -> None:
         actor = self.actors[name] = Actor(words, self.directory / f"{name}.log")
@@ -259,10 +259,10 @@ class Stage:
             engine.dispose()
             history.opposite += self._opposite(name, ids, rolled_back)
         for path in sorted(self.directory.glob("*.notes")):
-            for what, *words in read_notes(path):
-                if what == "told" and len(words) == 2:
+            for kind, *words in read_notes(path):
+                if kind == "told" and len(words) == 2:
                     history.answers[words[0]] = words[1]
-                elif what == "refused" and len(words) == 2:
+                elif kind == "refused" and len(words) == 2:
                     history.refused_for_good.setdefault(words[0], set()).add(words[1])
         return history
 

@@ -51,8 +51,8 @@ PLANTED = {
 def test_each_kind_is_caught(kind: str) -> None:
     history = sound()
     PLANTED[kind](history)
-    found = counts(violations(history))
-    assert found == {name: int(name == kind) for name in KINDS}
+    counted = counts(violations(history))
+    assert counted == {name: int(name == kind) for name in KINDS}
 
 
 def test_disorder_within_a_queue_is_caught() -> None:

@@ -281,8 +281,8 @@ def test_who_consumes_one_topic_gets_what_is_sent_again_without_naming_it(
     path, body = f"/v1/groups/{unique}", {"instance": "i", "max": 10, "wait": 0, "lease": 30}
 
     def received(**fields: Any) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = call(guarded.url, "POST", f"{path}/receive", body | fields, token)["messages"]
-        return found
+        messages: list[dict[str, Any]] = call(guarded.url, "POST", f"{path}/receive", body | fields, token)["messages"]
+        return messages
 
     assert received(topics=[f"{unique}.t"]) == []
     call(guarded.url, "POST", "/v1/messages", {"messages": [{"topic": f"{unique}.t", "body": "x"}]}, token)

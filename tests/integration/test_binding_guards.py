@@ -308,8 +308,8 @@ def test_the_guards_with_asyncio_drivers(emptied_shop: sa.Engine, memory: InMemo
         async with AsyncTransactionProducer(
             memory.url, group=unique, engine=with_options, half_timeout=PATIENCE_SECONDS
         ) as producer:
-            for one in (engine, with_options):
-                async with AsyncSession(one) as session, session.begin():
+            for refused in (engine, with_options):
+                async with AsyncSession(refused) as session, session.begin():
                     session.add(Order(item="a"))
                     await producer.send(session, Message(unique, "a"))
             async with AsyncSession(engine.execution_options(isolation_level="AUTOCOMMIT")) as session:

@@ -31,8 +31,8 @@ def test_commands(engine: sa.Engine, engine_url: str, server: ServerProcess, uni
         with Session(engine) as session, session.begin():
             producer.send(session, Message(unique, "x"))
     assert cli("relay", "--dsn", engine_url, "--once", *url) == (0, {"sent": 1, "refused": 0})
-    code, found = cli("doctor", "--dsn", engine_url, "--url", server.url, "--json")
-    assert found["done"] == 1 and found["source"], found
+    code, report = cli("doctor", "--dsn", engine_url, "--url", server.url, "--json")
+    assert report["done"] == 1 and report["source"], report
     assert cli("topic", "create", unique, "--queues", "1", "--reason", "test", *url)[0] == 2  # cannot shrink
     code, answer = cli("group", "show", "nobody", *url)
     assert code == 2 and "nobody" in answer["text"]
@@ -106,8 +106,8 @@ def test_a_decided_transaction_shows_who_sent_it(server: ServerProcess, unique: 
             return prepared.id
 
     name = asyncio.run(send())
-    found = cli("transaction", "show", name, "--url", server.url, "--json")[1]
-    assert (found["state"], found["producer_group"]) == ("COMMITTED", unique)
+    answer = cli("transaction", "show", name, "--url", server.url, "--json")[1]
+    assert (answer["state"], answer["producer_group"]) == ("COMMITTED", unique)
 
 
 def test_commands_of_the_queue(server: ServerProcess, unique: str) -> None:
@@ -138,9 +138,9 @@ def test_commands_of_the_queue(server: ServerProcess, unique: str) -> None:
         f"{unique}=3",
     )
     assert cli("group", "priorities", unique, *classes, *reason, *url)[0] == 0
-    found = cli("group", "priorities", unique, *url)[1]
-    assert [(c["name"], c["weight"]) for c in found["classes"]] == [("high", 6), ("normal", 3), ("low", 2)]
-    assert found["shares"] == {unique: 3} and found["classes"][2]["topics"] == ["low.*", "least.*"]
+    answer = cli("group", "priorities", unique, *url)[1]
+    assert [(c["name"], c["weight"]) for c in answer["classes"]] == [("high", 6), ("normal", 3), ("low", 2)]
+    assert answer["shares"] == {unique: 3} and answer["classes"][2]["topics"] == ["low.*", "least.*"]
     assert cli("group", "priorities", unique, "--class", "a=x:b", *reason, *url)[0] == 2
     code, job = cli("dead-letter", "redrive", unique, "--all", *reason, *url)
     assert code == 0 and (job["state"], job["done"]) == ("done", 0)
@@ -152,13 +152,13 @@ def test_commands_of_the_operator(server: ServerProcess, unique: str, tmp_path: 
     """Overview, top, settings, limits, tokens, nodes and actions, each with --json and exit codes."""
     url = ("--url", server.url, "--json")
     reason = ("--reason", "test")
-    code, found = cli("overview", *url)
-    assert code in (0, 1) and found["queues"]["topics"] >= 0 and (code == 1) == bool(found["alarms"])
+    code, answer = cli("overview", *url)
+    assert code in (0, 1) and answer["queues"]["topics"] >= 0 and (code == 1) == bool(answer["alarms"])
     done = subprocess.run(
         [sys.executable, "-m", "notify.cli.main", "top", "--rounds", "2", "--interval", "0.2", *url],
         capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS,
     )  # fmt: skip
-    assert [json.loads(line)["version"] for line in done.stdout.splitlines()] == [found["version"]] * 2
+    assert [json.loads(line)["version"] for line in done.stdout.splitlines()] == [answer["version"]] * 2
     code, screen = cli("top", "--rounds", "1", "--url", server.url)
     assert code == 0 and "halves" in screen["text"]
     assert cli("settings", "set", "check_attempts=7", *reason, *url)[0] == 0
@@ -188,8 +188,8 @@ def test_doctor_names_groups_in_doubt_that_nobody_answers_for(
             await producer.prepare([Message(unique, "x")])
 
     def findings() -> list[str]:
-        _, found = cli("doctor", "--dsn", engine_url, "--url", memory.url, "--json")
-        return [finding for finding in found["findings"] if unique in finding]
+        _, answer = cli("doctor", "--dsn", engine_url, "--url", memory.url, "--json")
+        return [finding for finding in answer["findings"] if unique in finding]
 
     asyncio.run(killed_before_its_outcome())
     memory.advance(60)

@@ -20,8 +20,8 @@ def send(server: InMemoryServer, name: str, step: str, **fields: Any) -> tuple[i
 
 
 def subscription(server: InMemoryServer, name: str) -> dict[str, Any]:
-    (found,) = admin(server.url, "GET", f"groups/{name}")["subscriptions"]
-    return dict(found)
+    (subscription_shown,) = admin(server.url, "GET", f"groups/{name}")["subscriptions"]
+    return dict(subscription_shown)
 
 
 def with_a_consumer(server: InMemoryServer, name: str) -> str:

@@ -39,9 +39,11 @@ def test_the_demo_proves_itself_on_each_database(database: str, engine_url: str)
         ("between COMMIT and outcome", "COMMITTED", "COMMIT"),
         ("between half and COMMIT", "ROLLED_BACK", "ROLLBACK"),
     ):
-        lost = [each for each in proof["lost"] if each["point"] == point]
-        assert lost and all(each["state"] == state for each in lost), proof["lost"]
-        assert any([check["what"] for check in each["checks"]][-2:] == ["asked", answer] for each in lost), lost
+        lost = [transaction for transaction in proof["lost"] if transaction["point"] == point]
+        assert lost and all(transaction["state"] == state for transaction in lost), proof["lost"]
+        assert any(
+            [check["what"] for check in transaction["checks"]][-2:] == ["asked", answer] for transaction in lost
+        ), lost
 
 
 class Nowhere:

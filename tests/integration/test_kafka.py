@@ -130,13 +130,13 @@ def test_a_bridge_publishes_exactly_once_over_restarts(
         asyncio.run(run())
         producer.close()
         engine.dispose()
-    found = everything(kafka.url, unique, wanted=120)
-    assert sorted(json.loads(m.value())["n"] for m in found) == list(range(120))
+    records = everything(kafka.url, unique, wanted=120)
+    assert sorted(json.loads(m.value())["n"] for m in records) == list(range(120))
     by_key: dict[bytes, list[int]] = {}
-    for m in found:
+    for m in records:
         by_key.setdefault(m.key(), []).append(json.loads(m.value())["n"])
     assert all(numbers == sorted(numbers) for numbers in by_key.values())
-    headers = listed(found[0])
+    headers = listed(records[0])
     assert header(headers, "notify-tag") == "t" and header(headers, "h") == "v"
     assert header(headers, "notify-group") == unique and (header(headers, "notify-id") or "").endswith(".0")
 

@@ -80,24 +80,24 @@ def table(room: Room) -> list[Case]:
 
 def callers(room: Room) -> list[Caller]:
     """Everyone who may ask."""
-    mine, theirs = room.mine, room.theirs
+    own, foreign = room.mine, room.theirs
     every = ("admin", "view", "publish", "check", "consume", "read", "bridge")
     revoked, expired = room.server.make(*every, name="gone"), room.server.make(*every, expires_in=1)
     room.server.server.advance(1)
     room.do("POST", f"/v1/admin/credentials/{revoked.split('_')[1]}/revoke", {})
-    found = [
+    listed = [
         Caller("nobody", None, None),
         Caller("an unknown token", "nt_000000000000_" + "A" * 43, None),
         Caller("a revoked token", revoked, None),
         Caller("an expired token", expired, None),
         Caller("no right", room.server.make(), ()),
     ]
-    wanted = [mine.fill(right, theirs) for right in (*SINGLE, *SEVERAL)]
-    wanted += [theirs.fill(right, mine) for right in SINGLE]
+    wanted = [own.fill(right, foreign) for right in (*SINGLE, *SEVERAL)]
+    wanted += [foreign.fill(right, own) for right in SINGLE]
     for rights in (*wanted, *WILD):
         parts = tuple(rights.split())
-        found.append(Caller(rights, room.server.make(*parts), parts))
-    return found
+        listed.append(Caller(rights, room.server.make(*parts), parts))
+    return listed
 
 
 # --- the table ------------------------------------------------------------------------------------------------
@@ -410,11 +410,11 @@ def edges(room: Room) -> list[Case]:
 
 def routes(room: Room) -> set[str]:
     """Every route that the server has, native or FastAPI's."""
-    found = {f"{method} {path}" for method, path, _ in DataRoutes.ROUTES}
+    names = {f"{method} {path}" for method, path, _ in DataRoutes.ROUTES}
     for route in iter_route_contexts(room.server.server._app.fastapi.routes):
         methods = getattr(route, "methods", None) or {"MOUNT"}
-        found |= {f"{method} {route.path}" for method in methods}
-    return found
+        names |= {f"{method} {route.path}" for method in methods}
+    return names
 
 
 async def _kept(room: Room) -> Any:
@@ -477,13 +477,13 @@ def shown_wrongly(raw: bytes, asked: Asked, case: Case, caller: Caller, room: Ro
 
 
 def test_every_route_is_in_the_matrix(room: Room, table: list[Case]) -> None:
-    there, told = routes(room), {case.route for case in table}
-    new = sorted(there - told)
+    existing, covered = routes(room), {case.route for case in table}
+    new = sorted(existing - covered)
     assert new == [], (
         f"{', '.join(new)}: add a Case to `cases` in {__file__}, which says which right on which thing lets a request "
         "in, and how one asks for one's own thing and for another's"
     )
-    assert sorted(told - there) == [], "these routes are gone: take their lines out of `cases`"
+    assert sorted(covered - existing) == [], "these routes are gone: take their lines out of `cases`"
 
 
 def test_the_document_has_every_data_route(room: Room) -> None:
@@ -510,7 +510,7 @@ def test_the_matrix(room: Room, table: list[Case]) -> None:
             refused = [c for c in who if set(expected[c.name][1:] or expected[c.name]) <= {401, 403, 409}]
             before = kept(room)
             for caller in (*refused, *(c for c in who if c not in refused)):
-                where = f"{case.route}{case.what and ' (' + case.what + ')'} by {caller.name!r}, {things.whose}"
+                request = f"{case.route}{case.what and ' (' + case.what + ')'} by {caller.name!r}, {things.whose}"
                 if caller not in refused:
                     if before is not None and (after := kept(room)) != before:
                         changed = [name for name, value in after.items() if value != before[name]]
@@ -521,12 +521,12 @@ def test_the_matrix(room: Room, table: list[Case]) -> None:
                 cells += 1
                 actual = statuses(raw, status, case)
                 if actual != expected[caller.name]:
-                    wrong.append(f"{where}: expected {expected[caller.name]}, answered {actual} {raw[:200].decode()}")
+                    wrong.append(f"{request}: expected {expected[caller.name]}, answered {actual} {raw[:200].decode()}")
                 if leaked := shown_wrongly(raw, asked, case, caller, room, things):
-                    wrong.append(f"{where}: the answer ({status}) shows {leaked}")
+                    wrong.append(f"{request}: the answer ({status}) shows {leaked}")
                 for takes, text in case.shows if status == 200 else ():
                     if (things.fill(text, other) in raw.decode()) != caller.meets(takes, things, other):
-                        wrong.append(f"{where}: the answer shows {text} to whom it may not, or not to whom it must")
+                        wrong.append(f"{request}: the answer shows {text} to whom it may not, or not to whom it must")
                 if case.spoils and caller not in refused:
                     room.restore()
             if before is not None and kept(room) != before:

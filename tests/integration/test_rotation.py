@@ -102,8 +102,8 @@ def test_tokens_are_exchanged_under_load(
                 eventually(lambda: len(sent) >= before + MEANWHILE or any(s.done() for s in sending))
             finally:
                 is_over.set()
-                for one in sending:
-                    one.result(PATIENCE_SECONDS)  # raises what was refused
+                for task in sending:
+                    task.result(PATIENCE_SECONDS)  # raises what was refused
                 try:
                     eventually(lambda: len(got) >= len(sent) or consuming.done(), f"{len(sent)} messages")
                 finally:

@@ -90,10 +90,10 @@ def test_a_purge_between_the_parts_of_a_question(engine: sa.Engine, monkeypatch:
     half = commit_row(engine, id_of(2 * HOUR), 2 * HOUR)
 
     def read_then_purge(connection: sa.Connection) -> tuple[str, int]:
-        there = read_source(connection)
+        row = read_source(connection)
         connection.rollback()
         purge_by_force(engine, older_than=HOUR)
-        return there
+        return row
 
     monkeypatch.setattr(local, "read_source", read_then_purge)
     with pytest.raises(CheckUnavailable, match="purged"):
@@ -103,12 +103,12 @@ def test_a_purge_between_the_parts_of_a_question(engine: sa.Engine, monkeypatch:
 
 def test_a_row_is_asked_for_at_its_own_shard(engine: sa.Engine, memory: InMemoryServer) -> None:
     """This server has the shard `main` only: what it does not know of another one, says nothing."""
-    ours, theirs, both = (id_of(10 * HOUR + n) for n in range(3))
-    for transaction_id, shards in ((ours, "main"), (theirs, "elsewhere"), (both, "main,elsewhere")):
+    own_id, foreign_id, shared_id = (id_of(10 * HOUR + n) for n in range(3))
+    for transaction_id, shards in ((own_id, "main"), (foreign_id, "elsewhere"), (shared_id, "main,elsewhere")):
         commit_row(engine, transaction_id, 10 * HOUR, shards)
     result = asyncio.run(purge(engine, memory.url, older_than=HOUR, ids_retention=2 * HOUR))
     assert (result.looked_at, result.rows, result.kept) == (3, 1, 2)
-    assert rows(engine) == {theirs, both}
+    assert rows(engine) == {foreign_id, shared_id}
 
 
 def test_the_ids_retention_counts_by_the_databases_clock(engine: sa.Engine, memory: InMemoryServer) -> None:

@@ -32,9 +32,9 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
-def run(code: str, where: Path, **names: Any) -> dict[str, Any]:
+def run(code: str, directory: Path, **names: Any) -> dict[str, Any]:
     before = os.getcwd()
-    os.chdir(where)
+    os.chdir(directory)
     try:
         exec(compile(code, "a page of the documentation", "exec"), names)
     finally:

@@ -135,38 +135,40 @@ def test_a_database_that_is_away_is_waited_for_and_then_said(proxied: tuple[Prox
 
 
 def test_two_servers_never_ask_the_same_check(storage: str) -> None:
-    async def scenario(one: SqlStore) -> None:
+    async def scenario(store: SqlStore) -> None:
         two = SqlStore(storage)
         await two.open(now())
         halves = [sent(check_after_us=0) for _ in range(200)]
-        await one.put(halves, now())
+        await store.put(halves, now())
         later = now() + SECOND
         claims = []
         for step in range(6):
             at = later + step * SECOND  # beyond the pause between two looks
-            claims += await asyncio.gather(*(s.claim_checks("g", at, 40, 600 * SECOND) for s in (one, two, one, two)))
+            claims += await asyncio.gather(
+                *(s.claim_checks("g", at, 40, 600 * SECOND) for s in (store, two, store, two))
+            )
         asked = [due for claimed in claims for due in claimed]
         assert len(asked) == len({due.id for due in asked}) == 200
         due = asked[0]
         assert not await two.answer_check(CheckAnswer(due.id, due.token - 1, later, 1, False))
         assert await two.answer_check(CheckAnswer(due.id, due.token, later, 1, False))
-        assert not await one.answer_check(CheckAnswer(due.id, due.token, later, 1, False))
+        assert not await store.answer_check(CheckAnswer(due.id, due.token, later, 1, False))
         await two.close()
 
     use(storage, scenario)
 
 
 def test_outcomes_of_several_servers_compare_and_set(storage: str) -> None:
-    async def scenario(one: SqlStore) -> None:
+    async def scenario(store: SqlStore) -> None:
         two = SqlStore(storage)
         await two.open(now())
         halves = [sent() for _ in range(100)]
-        await one.put(halves, now())
+        await store.put(halves, now())
         commits = [(t.id, "g", State.COMMITTED) for t in halves]
         rollbacks = [(t.id, "g", State.ROLLED_BACK) for t in halves]
-        first, second = await asyncio.gather(one.decide(commits, now()), two.decide(rollbacks, now()))
+        first, second = await asyncio.gather(store.decide(commits, now()), two.decide(rollbacks, now()))
         assert all(a.changed != b.changed and a.state == b.state for a, b in zip(first, second, strict=True))
-        assert await one.states([t.id for t in halves]) == [a.state for a in first]
+        assert await store.states([t.id for t in halves]) == [a.state for a in first]
         await two.close()
 
     use(storage, scenario)
@@ -368,7 +370,7 @@ def test_tables_of_another_version_are_named(engine_url: str, database: str) -> 
 
 
 def test_a_server_says_in_one_line_why_it_does_not_start(tmp_path: Path) -> None:
-    for flags, what in (
+    for flags, reason in (
         (["--storage", "postgresql://nobody@127.0.0.1:9/none"], "refuses"),
         (["--storage", "no-url"], "not a URL"),
         (["--roles", "conductor", "--registry", f"sqlite:///{tmp_path}/r.db"], "no tables"),
@@ -378,14 +380,14 @@ def test_a_server_says_in_one_line_why_it_does_not_start(tmp_path: Path) -> None
             server.start()
         said = "".join(server.output)
         assert server.process is not None and server.process.returncode == 2
-        assert what in said and "Traceback" not in said, said
+        assert reason in said and "Traceback" not in said, said
 
 
 def test_addresses_that_cannot_be(tmp_path: Path) -> None:
     assert "refuses" in refusal("postgresql://nobody:x@127.0.0.1:9/none")
-    for url, what in (
+    for url, reason in (
         ("no-url", "not a URL"), ("oracle://x", "oracle"), ("", "empty"),
         ("sqlite:///a sqlite:///b", "shard's name"), ("a=sqlite:///x a=sqlite:///y", "same shard name"),
     ):  # fmt: skip
-        with pytest.raises(InvalidRequest, match=what):
+        with pytest.raises(InvalidRequest, match=reason):
             open_storage(url, "main", retention_us=0, writers=1)

@@ -27,10 +27,10 @@ from tests.support.shop import make_engine
 def exporter() -> InMemorySpanExporter:
     """A process has one provider for all its life."""
     provider = TracerProvider()
-    found = InMemorySpanExporter()
-    provider.add_span_processor(SimpleSpanProcessor(found))
+    spans = InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
     trace.set_tracer_provider(provider)
-    return found
+    return spans
 
 
 @pytest.fixture
@@ -70,19 +70,19 @@ def test_one_trace_through_a_crash_and_a_check(spans: InMemorySpanExporter, tmp_
     engine.dispose()
     steps = ["POST /orders", "send order.placed", "half order.placed", "ask order.placed", "check order.placed",
              "deliver order.placed", "process order.placed", "INSERT points"]  # fmt: skip
-    found = {s.name: s for s in spans.get_finished_spans()}
-    assert found.keys() >= set(steps)
+    by_name = {s.name: s for s in spans.get_finished_spans()}
+    assert by_name.keys() >= set(steps)
     trace_id = root.get_span_context().trace_id
-    assert {found[name].context.trace_id for name in steps} == {trace_id}
-    send = found["send order.placed"].context.span_id
+    assert {by_name[name].context.trace_id for name in steps} == {trace_id}
+    send = by_name["send order.placed"].context.span_id
     for name in ("half", "ask", "check", "deliver", "process"):
-        parent = found[f"{name} order.placed"].parent
+        parent = by_name[f"{name} order.placed"].parent
         assert parent is not None and parent.span_id == send, name
-    effect = found["INSERT points"].parent
-    assert effect is not None and effect.span_id == found["process order.placed"].context.span_id
-    attributes = found["process order.placed"].attributes or {}
+    effect = by_name["INSERT points"].parent
+    assert effect is not None and effect.span_id == by_name["process order.placed"].context.span_id
+    attributes = by_name["process order.placed"].attributes or {}
     assert attributes["messaging.consumer.group.name"] == "points" and attributes["messaging.system"] == "notify"
-    assert (found["check order.placed"].attributes or {})["notify.outcome"] == "COMMIT"
+    assert (by_name["check order.placed"].attributes or {})["notify.outcome"] == "COMMIT"
 
 
 def test_a_bridge_goes_on_with_the_trace(spans: InMemorySpanExporter, binlog_url: str) -> None:

@@ -74,9 +74,9 @@ def test_a_log_of_the_first_version_is_as_it_was(served: ServerProcess) -> None:
     url, expected = served.url, EXPECTED["log"]
     lived, wanted = expected["lived"], at_this_time(expected["queues"])
     assert life.seen_transactions(url, lived) == expected["transactions"]
-    found = life.seen_queues(url)
-    found["topics"] = {name: found["topics"][name] for name in wanted["topics"]}
-    assert found == wanted
+    queues = life.seen_queues(url)
+    queues["topics"] = {name: queues["topics"][name] for name in wanted["topics"]}
+    assert queues == wanted
     # The opposite of what is recorded is refused, what is undecided is decided.
     body = {"producer_group": life.PRODUCERS, "outcomes": [{"id": lived["COMMITTED"][0], "outcome": "ROLLBACK"}]}
     assert post(url, "/v1/transactions/outcomes", body)["items"][0]["status"] == 409
@@ -155,8 +155,8 @@ def test_a_services_database_of_the_first_version_is_as_it_was(
         assert create_tables(engine) == wanted["source"]
     with engine.connect() as connection:
         for table, rows in wanted["rows"].items():
-            found = [dict(row) for row in connection.exec_driver_sql(f"SELECT * FROM {table}").mappings()]
-            assert sorted(map(comparable, keep(found, rows[0]))) == sorted(map(comparable, rows))
+            kept = [dict(row) for row in connection.exec_driver_sql(f"SELECT * FROM {table}").mappings()]
+            assert sorted(map(comparable, keep(kept, rows[0]))) == sorted(map(comparable, rows))
         connection.rollback()
         assert ask_database(connection, wanted["tombstone"], "shop-db").state == "ROLLED_BACK"
 

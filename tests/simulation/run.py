@@ -18,8 +18,8 @@ def simulate(seed: int, *, naive: bool = False, unordered: bool = False) -> list
     async def whole() -> list[str]:
         return await World(seed, naive=naive, unordered=unordered).run()
 
-    found: list[str] = run(whole())
-    return found
+    violations: list[str] = run(whole())
+    return violations
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ BATCH = 250
 @pytest.mark.parametrize("first", range(0, 2000, BATCH))
 def test_no_race_breaks_a_promise(first: int) -> None:
     """Promises 3 to 8, of a group in mode shared and one of another mode."""
-    broken = {seed: found for seed in range(first, first + BATCH) if (found := simulate(seed))}
+    broken = {seed: violations for seed in range(first, first + BATCH) if (violations := simulate(seed))}
     assert broken == {}
 
 
@@ -22,11 +22,11 @@ def test_the_same_seed_is_the_same_run() -> None:
 
 def test_a_naive_check_is_caught() -> None:
     """The planted fault: a plain SELECT as the check rolls back what commits a moment later."""
-    found = [violation for seed in range(60) for violation in simulate(seed, naive=True)]
-    assert any(violation.startswith("LOST") for violation in found)
+    violations = [violation for seed in range(60) for violation in simulate(seed, naive=True)]
+    assert any(violation.startswith("LOST") for violation in violations)
 
 
 def test_delivery_out_of_order_is_caught() -> None:
     """The planted fault: a key's messages are in flight side by side."""
-    found = [violation for seed in range(20) for violation in simulate(seed, unordered=True)]
-    assert any(violation.startswith("DISORDER") for violation in found)
+    violations = [violation for seed in range(20) for violation in simulate(seed, unordered=True)]
+    assert any(violation.startswith("DISORDER") for violation in violations)

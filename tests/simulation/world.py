@@ -225,13 +225,13 @@ class World:
                 continue
             for check in checks:
                 ask = self.database.naive_question if self.naive else self.database.atomic_question
-                found = ask(check["id"])
+                outcome = ask(check["id"])
                 await pass_seconds(self.chance.choice((0.0, 0.0, 2.0)) * self.chance.random())
                 item = OutcomeItem(
                     id=check["id"],
-                    outcome=found or "UNKNOWN",
+                    outcome=outcome or "UNKNOWN",
                     check=check["token"],
-                    unavailable=found is None,
+                    unavailable=outcome is None,
                 )
                 try:
                     await self.call(lambda core, item=item: core.outcomes.record("p", [item]))
@@ -308,17 +308,17 @@ class World:
         chance = self.chance
         for _ in range(chance.randint(0, 6)):
             await pass_seconds(chance.random() * 4)
-            what = chance.choice(("kill", "kill", "stop", "fill", "fill", "grow", "grow"))
-            self.suffered[what] += 1
-            if what == "kill":
+            action = chance.choice(("kill", "kill", "stop", "fill", "fill", "grow", "grow"))
+            self.suffered[action] += 1
+            if action == "kill":
                 self.kill_server()
                 await pass_seconds(chance.random() * 2)
                 await self.start_server()
-            elif what == "stop":
+            elif action == "stop":
                 # Leases last two seconds: some run out before anybody can do anything.
                 loop: Any = asyncio.get_running_loop()
                 loop.now += chance.random() * 6
-            elif what == "fill":
+            elif action == "fill":
                 self.is_full = True
                 await pass_seconds(chance.random() * 4)
                 self.is_full = False
@@ -368,27 +368,27 @@ class World:
 
     async def violations(self) -> list[str]:
         assert self.core is not None
-        found = []
+        broken = []
         committed = {name for name, state in self.database.rows.items() if state == "COMMITTED"}
         letters = set()
         if self.core.store.has_topic(dead_letter_topic(GROUP)):
             kept = self.core.store.read(dead_letter_topic(GROUP), 0, 0, 10_000, 1 << 30)
             letters = {ids.to_text(m.transaction_id) for m in kept}
             if len(letters) != len(kept):
-                found.append("DUP_ENQUEUE: a message is in the dead letters twice")
-        found += [f"GHOST: nobody refused {name}, which is in the dead letters" for name in letters - self.dead]
+                broken.append("DUP_ENQUEUE: a message is in the dead letters twice")
+        broken += [f"GHOST: nobody refused {name}, which is in the dead letters" for name in letters - self.dead]
         for who, effects in self.effects.items():
             missing = committed - effects - (letters if who == GROUP else set())
-            found += [f"LOST: {name} committed and had no effect in {who}" for name in missing]
+            broken += [f"LOST: {name} committed and had no effect in {who}" for name in missing]
         self.look_for_faults()
-        found += self.disorder
+        broken += self.disorder
         for group in self.core.delivery.groups.values():
             behind = [(c.topic, c.queue, c.lag()) for c in group.cursors.values() if c.lag()]
-            found += [f"STUCK: group {group.name} is never given what is left of {place}" for place in behind]
+            broken += [f"STUCK: group {group.name} is never given what is left of {place}" for place in behind]
         for name in self.delivered - committed:
-            found.append(f"GHOST: {name} was delivered and did not commit")
+            broken.append(f"GHOST: {name} was delivered and did not commit")
         for t in await self.core.store.undecided(None, None, None, 100):
-            found.append(f"IN DOUBT: {ids.to_text(t.id)} is still {t.state.name}")
+            broken.append(f"IN DOUBT: {ids.to_text(t.id)} is still {t.state.name}")
         topic = self.core.store.topic(TOPIC)
         places = [
             message
@@ -396,5 +396,5 @@ class World:
             for message in self.core.store.read(TOPIC, queue, 0, 10_000, 1 << 30)
         ]
         if len({m.transaction_id for m in places}) != len(places):
-            found.append("DUP_ENQUEUE: a message is in the queue twice")
-        return found
+            broken.append("DUP_ENQUEUE: a message is in the queue twice")
+        return broken

@@ -95,10 +95,10 @@ class PostgreSqlServer:
 
         Without `durable` nothing is synced: it survives kill -9, and would not survive a loss of power.
         """
-        found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-        if not found:
+        programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+        if not programs:
             raise NotAvailable("no PostgreSQL: neither NOTIFY_TEST_POSTGRESQL, nor Docker, nor Debian's postgresql")
-        self._programs = found[-1].parent
+        self._programs = programs[-1].parent
         self._unsynced = [] if durable else ["-c", "fsync=off", "-c", "full_page_writes=off"]
         self.directory = directory
         self.port = free_port()

@@ -27,8 +27,8 @@ def sent(
     delay_us: int = 0, deliver_at_us: int = 0, **options: Any,
 ) -> NewTransaction:  # fmt: skip
     """A half of one message; `options` are the transaction's."""
-    one = message(body, topic, key=key, tag=tag, delay_us=delay_us, deliver_at_us=deliver_at_us)
-    return NewTransaction(ids.new_id(), group, [one], **options)
+    new_message = message(body, topic, key=key, tag=tag, delay_us=delay_us, deliver_at_us=deliver_at_us)
+    return NewTransaction(ids.new_id(), group, [new_message], **options)
 
 
 def bodies_in(messages: Iterable[StoredMessage]) -> list[bytes]:

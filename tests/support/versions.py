@@ -36,13 +36,13 @@ def checkout(commit: str, directory: Path) -> Path:
     """The packages of a commit in a directory. Raises NoHistory where git does not have it."""
     if shutil.which("git") is None:
         raise NoHistory("there is no git")
-    found = subprocess.run(
+    done = subprocess.run(
         ["git", "-C", str(ROOT), "archive", commit, "notify", "storage", "spark"], capture_output=True, check=False
     )
-    if found.returncode != 0:
-        raise NoHistory(f"the repository's history does not have {commit}: {found.stderr.decode()[:200].strip()}")
+    if done.returncode != 0:
+        raise NoHistory(f"the repository's history does not have {commit}: {done.stderr.decode()[:200].strip()}")
     directory.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         archive.extractall(directory, filter="data")
     return directory
 

@@ -110,10 +110,10 @@ def values(name: str, **changed: Any) -> dict[str, Any]:
     return plain | changed
 
 
-def rows(*found: bytes, kind: int = 30, count: int = len(COLUMNS), present: bytes | None = None) -> bytes:
+def rows(*row_images: bytes, kind: int = 30, count: int = len(COLUMNS), present: bytes | None = None) -> bytes:
     bitmap = present or ((1 << count) - 1).to_bytes((count + 7) // 8, "little")
     images = bitmap * (2 if kind == 31 else 1)
-    return event(kind, struct.pack("<IHHH", 77, 0, 0, 2) + lenenc(count) + images + b"".join(found))
+    return event(kind, struct.pack("<IHHH", 77, 0, 0, 2) + lenenc(count) + images + b"".join(row_images))
 
 
 def read(packets: list[bytes | None], position: str = f"{SERVER}:1-9") -> list[Batch]:
@@ -237,18 +237,18 @@ def test_what_cannot_be_read_whole_stops_it(packets: list[bytes | None], match: 
     ],
 )
 def test_refusals_of_a_source(text: str, kind: type[Exception]) -> None:
-    found = refusal(b"\xff" + struct.pack("<H", 1236) + b"#HY000" + text.encode())
-    assert type(found) is kind
+    error = refusal(b"\xff" + struct.pack("<H", 1236) + b"#HY000" + text.encode())
+    assert type(error) is kind
     assert isinstance(refusal(b"\xff" + struct.pack("<H", 1045) + b"#28000no"), Unavailable)
 
 
 def test_gtid_sets() -> None:
-    found = MySqlSet.parse(f"{SERVER}:1-5:8-10,\n{SERVER.hex[:8]}-71ca-11e1-9e33-c80aa9429563:7")
-    found.add(str(SERVER), 6)
-    found.add(str(SERVER), 7)
-    assert str(found).split(",")[0] == f"{SERVER}:1-10"
-    found.add(str(SERVER), 12)
-    assert str(found).split(",")[0] == f"{SERVER}:1-10:12"
+    parsed = MySqlSet.parse(f"{SERVER}:1-5:8-10,\n{SERVER.hex[:8]}-71ca-11e1-9e33-c80aa9429563:7")
+    parsed.add(str(SERVER), 6)
+    parsed.add(str(SERVER), 7)
+    assert str(parsed).split(",")[0] == f"{SERVER}:1-10"
+    parsed.add(str(SERVER), 12)
+    assert str(parsed).split(",")[0] == f"{SERVER}:1-10:12"
     domains = MariaDbSet.parse("0-1-5, 1-2-7")
     domains.add(0, 3, 6)
     assert str(domains) == "0-3-6,1-2-7"

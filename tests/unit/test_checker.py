@@ -167,10 +167,10 @@ def test_a_half_that_is_decided_meanwhile_is_not_asked_about() -> None:
         await store.put([decided], 0)
         await store.put([open_still], 1)
         checks = ServerChecks(store, lambda: 60_000_000, CheckSchedule(), "main", Metrics(), CheckLog())
-        found = await checks.poll(Poll(producer_group="g", instance="i"))
-        assert [len(check["messages"]) for check in found] == [1]
-        assert [check["id"] for check in found] == [ids.to_text(open_still.id)]
-        return [check["id"] for check in found]
+        checked = await checks.poll(Poll(producer_group="g", instance="i"))
+        assert [len(check["messages"]) for check in checked] == [1]
+        assert [check["id"] for check in checked] == [ids.to_text(open_still.id)]
+        return [check["id"] for check in checked]
 
     asyncio.run(scenario())
 

@@ -135,9 +135,9 @@ def test_the_sides_take_turns_to_go_first() -> None:
 
 
 def test_one_json_object_says_everything() -> None:
-    one = comparison(1)
-    compare.measure(one, lambda side: TRANSACTIONS, lambda line: None)
-    printed = json.loads(json.dumps(one.as_json(ratios.judge(one.spreads(), None, None))))
+    figures = comparison(1)
+    compare.measure(figures, lambda side: TRANSACTIONS, lambda line: None)
+    printed = json.loads(json.dumps(figures.as_json(ratios.judge(figures.spreads(), None, None))))
     assert (printed["base"], printed["head"], printed["pairs"]) == ("a" * 40, "b" * 40 + "-dirty", 1)
     same = {"median": 1.0, "min": 1.0, "quartiles": [1.0, 1.0], "max": 1.0}
     assert [printed[name] for name in ("rate", "cpu_per_transaction", "p50", "p99")] == [same] * 4
@@ -158,11 +158,11 @@ def test_a_run_reports_one_json_object(tmp_path: Path) -> None:
 def test_a_run_that_lost_or_doubled_something_fails(tmp_path: Path, wrong: dict[str, int]) -> None:
     """Although it ends with exit code 1: what it says is worth more than that."""
     words = a_run_that(json.dumps(TRANSACTIONS | wrong), code=1)
-    one = comparison(1)
+    figures = comparison(1)
     with pytest.raises(compare.Lost, match="warm-up, base: it lost") as raised:
-        compare.measure(one, lambda side: compare.run_bench(words, tmp_path, 60), lambda line: None)
+        compare.measure(figures, lambda side: compare.run_bench(words, tmp_path, 60), lambda line: None)
     assert raised.value.word == "FAIL"
-    assert one.as_json(ratios.Verdict("FAIL", str(raised.value)))["rate"] is None
+    assert figures.as_json(ratios.Verdict("FAIL", str(raised.value)))["rate"] is None
 
 
 def test_a_run_that_fails_is_heard_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,19 +94,19 @@ def test_the_compose_file_starts_what_exists() -> None:
         words = service["command"]
         if "entrypoint" in service:
             words = shlex.split(words[0].partition("notify ")[2])
-        found: Any = command
-        while words and words[0] in getattr(found, "commands", {}):
-            found = found.commands[words[0]]
+        subcommand: Any = command
+        while words and words[0] in getattr(subcommand, "commands", {}):
+            subcommand = subcommand.commands[words[0]]
             words = words[1:]
-        assert found is not command, name
-        options = {option for parameter in found.params for option in parameter.opts}
+        assert subcommand is not command, name
+        options = {option for parameter in subcommand.params for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= options, name
     assert "--binlog-row-metadata=FULL" in services["mysql"]["command"]
 
 
 def _documented_commands() -> list[tuple[str, list[str]]]:
     """(page, words) of every `notify …` and `make …` in the README's and the docs' blocks and code spans."""
-    found = []
+    documented = []
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         text = page.read_text()
         blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.M | re.S)
@@ -116,19 +116,19 @@ def _documented_commands() -> list[tuple[str, list[str]]]:
             command = re.match(r"\$? ?(?:[A-Z_]+=\S+ )*((?:notify|make) .+)", line.strip())
             if command is not None:
                 words = re.split(r" (?:#|&&|\||>|&$)", command[1].replace("…", ""))[0]
-                found.append((page.name, shlex.split(words)))
-    return found
+                documented.append((page.name, shlex.split(words)))
+    return documented
 
 
 def test_documented_commands_exist() -> None:
     """Each command, subcommand and flag that a reader may copy. Placeholders in capitals stand for arguments."""
     commands.registered()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
-    found = _documented_commands()
-    assert len(found) > 100
+    documented = _documented_commands()
+    assert len(documented) > 100
     wrong = []
     notify: Any = typer.main.get_command(cli.app)
-    for page, words in found:
+    for page, words in documented:
         if words[0] == "make":
             if words[1] not in targets:
                 wrong.append((page, words))
@@ -152,8 +152,8 @@ def test_flag_before_environment_before_file(tmp_path: Path) -> None:
     file = tmp_path / "notify.toml"
     file.write_text('port = 1\nshard = "file"\nhost = "::1"\n')
     environ = {"NOTIFY_PORT": "2", "NOTIFY_SHARD": "environment"}
-    found = load({"port": 3, "shard": None}, file, environ)
-    assert (found.port, found.shard, found.host) == (3, "environment", "::1")
+    settings = load({"port": 3, "shard": None}, file, environ)
+    assert (settings.port, settings.shard, settings.host) == (3, "environment", "::1")
 
 
 @pytest.mark.parametrize(

@@ -127,5 +127,5 @@ def test_what_a_filter_may_not_look_at_now_comes_later_by_itself(monkeypatch: py
             publish(server.url, "t", [f"{n}" for n in range(500)])
         post(server.url, "/v1/messages", {"messages": [{"topic": "t", "body": "last", "key": "wanted"}]})
         asked = {"instance": "i", "max": 10, "wait": 60, "lease": 30}
-        found = post(server.url, "/v1/groups/g/receive", asked)["messages"]
-        assert [message["body"] for message in found] == ["last"]
+        messages = post(server.url, "/v1/groups/g/receive", asked)["messages"]
+        assert [message["body"] for message in messages] == ["last"]

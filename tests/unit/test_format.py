@@ -100,8 +100,8 @@ def test_a_log_written_by_the_first_version_is_still_read(tmp_path: Path) -> Non
         store = LogStore(tmp_path / "log")
         await store.open(9_000_000)
         assert store.damages == []
-        found = [m for q in range(2) for m in store.read("t", q, 0, 10, 1000)]
-        assert [(m.payload, m.transaction_id, m.committed_us) for m in found] == [(b"one", ID, 3_000_000)]
+        messages = [m for q in range(2) for m in store.read("t", q, 0, 10, 1000)]
+        assert [(m.payload, m.transaction_id, m.committed_us) for m in messages] == [(b"one", ID, 3_000_000)]
         second = ID[:15] + bytes([ID[15] + 1])
         assert await store.states([ID, second]) == [State.COMMITTED, State.ROLLED_BACK]
         await store.close()

@@ -13,11 +13,11 @@ from tests.support.http import call, post
 
 def samples(url: str) -> dict[str, list[dict[str, Any]]]:
     """Labels of all samples by name, as Prometheus reads them."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_name: dict[str, list[dict[str, Any]]] = {}
     for family in text_string_to_metric_families(str(call(url, "GET", "/metrics"))):
         for sample in family.samples:
-            found.setdefault(sample.name, []).append(dict(sample.labels))
-    return found
+            by_name.setdefault(sample.name, []).append(dict(sample.labels))
+    return by_name
 
 
 def test_no_name_of_an_instance_makes_metrics_of_its_own() -> None:
@@ -27,7 +27,7 @@ def test_no_name_of_an_instance_makes_metrics_of_its_own() -> None:
         subscribe(server.url, "g", "t", mode="broadcast")
         post(server.url, "/v1/groups/g/receive", {"instance": name, "max": 1, "wait": 0, "lease": 30})
         publish(server.url, "t", ["x"])
-        found = samples(server.url)
-        assert "notify_made_up" not in found
-        assert found["notify_parked_transactions"] == [{}] and found["notify_published_total"] == [{}]
-        assert {"group": f"g@{name}", "topic": "t"} in found["notify_lag_messages"]
+        by_name = samples(server.url)
+        assert "notify_made_up" not in by_name
+        assert by_name["notify_parked_transactions"] == [{}] and by_name["notify_published_total"] == [{}]
+        assert {"group": f"g@{name}", "topic": "t"} in by_name["notify_lag_messages"]

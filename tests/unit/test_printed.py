@@ -83,7 +83,7 @@ def prints(source: str) -> Iterator[str]:
 def test_commands_print_in_one_place() -> None:
     folder = Path(notify.cli.__file__).parent
     wrong = {path.name: sorted(prints(path.read_text())) for path in folder.glob("*.py") if path.name != "printed.py"}
-    assert {name: found for name, found in wrong.items() if found} == {}, "print by way of notify/cli/printed.py"
+    assert {name: lines for name, lines in wrong.items() if lines} == {}, "print by way of notify/cli/printed.py"
 
 
 @pytest.mark.parametrize("source", ["print(1)", "typer.echo(x)", "Console(stderr=True)", "sys.stderr.write(x)"])

@@ -14,8 +14,8 @@ from notify.client.servers import Servers
 
 
 def members(*urls: str) -> bytes:
-    found = [{"name": url, "kind": "server", "url": url, "roles": ["transactions"]} for url in urls]
-    return msgspec.msgpack.encode({"version": 1, "members": found})
+    rows = [{"name": url, "kind": "server", "url": url, "roles": ["transactions"]} for url in urls]
+    return msgspec.msgpack.encode({"version": 1, "members": rows})
 
 
 @pytest.mark.parametrize(

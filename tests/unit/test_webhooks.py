@@ -120,11 +120,11 @@ def test_what_comes_of_an_answer(answer: bytes, result: bytes | str) -> None:
     async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(answer)
 
-    (found,) = asyncio.run(posted(say))
+    (posted_request,) = asyncio.run(posted(say))
     if isinstance(result, bytes):
-        assert found == result
+        assert posted_request == result
     else:
-        assert isinstance(found, Unavailable) and result in str(found)
+        assert isinstance(posted_request, Unavailable) and result in str(posted_request)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1\uff1a9/", "http://[::1/", "http://127.0.0.1:9/ x", "http://\u2100/"])
