@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import ipaddress
 import os
@@ -21,6 +22,7 @@ from notify.errors import InvalidRequest, StorageFailed
 from notify.server import webhooks
 from notify.server.app import App
 from notify.server.configuration import first_token
+from notify.server.connections.handshake import Handshake
 from notify.server.connections.places import allowed_by_files
 from notify.server.connections.protocol import Protocol
 from notify.server.connections.tls import Certificates
@@ -88,11 +90,8 @@ def serve(settings: Settings) -> int:
 
     app = App(settings, lambda: _open_store(settings, stop_at_once), on_start=started, on_failure=stop_serving)
     app.connections.most = allowed_by_files(settings.connections)
-    config = _config(app, settings)
+    config = _config(app, settings, certificates)
     with _listen(settings) as listening:
-        if certificates is not None:
-            config.load()
-            config.ssl = certificates.context
         host, port = listening.getsockname()[:2]
         scheme = "https" if settings.tls_certificate else "http"
         address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
@@ -149,13 +148,14 @@ def _open_store(settings: Settings, on_failure: Callable[[StorageFailed], None])
     )
 
 
-def _config(app: App, settings: Settings) -> uvicorn.Config:
+def _config(app: App, settings: Settings, certificates: Certificates | None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=Protocol,
+        # TLS is begun by the connection itself, so that a handshake has a place among the connections.
+        http=Protocol if certificates is None else functools.partial(Handshake, certificates.context),  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
         interface="asgi3",

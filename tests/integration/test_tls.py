@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime
 import hashlib
 import hmac
@@ -29,6 +30,7 @@ from cryptography.x509.oid import NameOID
 
 from notify.client import Message, TransactionProducer
 from notify.errors import Forbidden, InvalidRequest, Unauthorized, Unavailable
+from notify.limits import LIMITS
 from notify.server.access import gate, lookup, oidc
 from notify.server.access.oidc import Provider
 from notify.server.connections.tls import Certificates
@@ -177,6 +179,41 @@ def test_the_sdk_over_tls(secured: Secured, unique: str, monkeypatch: pytest.Mon
     monkeypatch.setenv("NOTIFY_CA", "/nowhere")
     with pytest.raises(InvalidRequest, match="NOTIFY_CA"), TransactionProducer(secured.url, group=unique) as producer:
         producer.publish(Message(unique, "x"))
+
+
+def test_a_handshake_has_a_place_among_the_connections(tmp_path: Path) -> None:
+    """Strangers who connect and never say a word took every open file."""
+    most, operators, strangers = 8, LIMITS.operator_connections, 100
+    authority = Authority(tmp_path, "authority")
+    environment = {"NOTIFY_TLS_CERTIFICATE": str(authority.issue("server")), "NOTIFY_CONNECTIONS": str(most)}
+    server = ServerProcess(tmp_path / "data", environment=environment, ca=authority.file).start()
+    context = ssl.create_default_context(cafile=str(authority.file))
+    parts = urlsplit(server.url)
+
+    def connections() -> float:
+        text = str(ask(server.url, "GET", "/metrics", tls=context)[1])
+        (line,) = [line for line in text.splitlines() if line.startswith("notify_connections ")]
+        return float(line.split()[1])
+
+    try:
+        assert connections() == 1
+        with contextlib.ExitStack() as silent:
+            for _ in range(most // 2):
+                silent.enter_context(socket.create_connection((parts.hostname or "", parts.port or 0)))
+            eventually(lambda: connections() == 1 + most // 2, "handshakes to be counted")
+            for _ in range(strangers):
+                silent.enter_context(socket.create_connection((parts.hostname or "", parts.port or 0)))
+            assert connections() <= most + operators
+        eventually(lambda: connections() == 1, "their places to be free again")
+        # Whoever says what is no handshake is let go of, too.
+        with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=PATIENCE_SECONDS) as plain:
+            plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            with contextlib.suppress(ConnectionResetError):
+                while plain.recv(4096):
+                    pass
+        eventually(lambda: connections() == 1, "the place to be free again")
+    finally:
+        server.stop()
 
 
 def test_a_certificate_is_renewed_without_a_restart(tmp_path: Path) -> None:

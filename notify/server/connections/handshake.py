@@ -1,0 +1,117 @@
+"""A connection whose TLS handshake is under way: it has a place among the connections, and a bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Coroutine, Generator
+from typing import Any
+
+from notify import faults
+from notify.server.connections.places import Place
+from notify.server.connections.protocol import Protocol
+
+HANDSHAKE_SECONDS = 10.0
+
+
+class _Begun:
+    """A coroutine whose first step is taken at once; a task awaits the rest."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
+        self._awaited = coroutine.send(None)
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        awaited = self._awaited
+        while True:
+            try:
+                try:
+                    sent = yield awaited
+                except BaseException as error:
+                    awaited = self._coroutine.throw(error)
+                else:
+                    awaited = self._coroutine.send(sent)
+            except StopIteration as end:
+                return end.value
+
+
+class Handshake(asyncio.Protocol):
+    """Stands for a connection until its handshake is over, and then hands it to a Protocol.
+
+    An event loop that is given the certificate itself tells nobody of a connection before that: strangers who begin no
+    handshake would take every open file, and none of them would count.
+    """
+
+    def __init__(self, context: ssl.SSLContext, **of_uvicorn: Any) -> None:
+        """`context`: the server's certificate; the rest is what uvicorn gives to each connection."""
+        self._context = context
+        self._protocol = Protocol(**of_uvicorn)
+        self._connections = self._protocol.app.connections
+        self._open = self._protocol.server_state.connections
+        self._loop = self._protocol.loop
+        self._tasks = self._protocol.server_state.tasks
+        self._transport: Any = None
+        self._early: list[bytes] = []
+        """Data that came with the end of the handshake."""
+        self._has_ended = False
+        """The client ended its direction with it."""
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        if self._connections.admit(self, self._loop.time()) is Place.NONE:
+            transport.abort()  # there is nobody yet to whom a reason could be said
+            return
+        self._open.add(self)  # type: ignore[arg-type]
+        secured = self._loop.start_tls(
+            transport, self, self._context, server_side=True, ssl_handshake_timeout=HANDSHAKE_SECONDS
+        )
+        # Begun now: what the client sends until a task had its turn would come here, and be lost to the handshake.
+        task = self._loop.create_task(self._shake_hands(transport, _Begun(secured)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _shake_hands(self, transport: Any, handshake: _Begun) -> None:
+        try:
+            secured = await handshake
+        except OSError:  # ssl.SSLError and TimeoutError are among them: the client's fault, or it has gone
+            transport.abort()
+            return
+        except Exception:
+            faults.unexpected("handshake_failed")
+            transport.abort()
+            return
+        finally:
+            self._open.discard(self)
+            self._connections.discard(self)
+        if transport.is_closing():
+            return  # an event loop tells of a connection that was cut as of a handshake that is over
+        # No other connection comes in between: the Protocol gets this one's place.
+        secured.set_protocol(self._protocol)
+        self._protocol.connection_made(secured)
+        for data in self._early:
+            self._protocol.data_received(data)
+        if self._has_ended:
+            self._protocol.eof_received()
+
+    def data_received(self, data: bytes) -> None:
+        self._early.append(data)
+
+    def eof_received(self) -> None:
+        self._has_ended = True
+
+    # --- as the places of all connections, and uvicorn at its stop, see it ---------------------------------------
+
+    def idle_since(self) -> float | None:
+        """None: it waits for its client's next message."""
+        return None
+
+    def turn_away(self) -> None:
+        """End it; a reason cannot be said before the handshake is over."""
+        self.abort()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def shutdown(self) -> None:
+        """The server stops."""
+        self.abort()
