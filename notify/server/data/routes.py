@@ -269,7 +269,7 @@ def _encode_items(request: Request, items: list[Item]) -> bytes:
 
 
 def _nouns(parts: list[str]) -> tuple[object, ...]:
-    """What the paths of one route have in common: their length, the version, and every second part from there on."""
+    """The shape that the paths of one route share: their length, the version, and every second part from there on."""
     return len(parts), *parts[:3], *parts[4::2]
 
 
