@@ -25,28 +25,56 @@ _NAME = re.compile(r"[0-9]{8}T[0-9]{6}-[0-9]{6}Z\Z")
 Name = Annotated[str, Field(max_length=32)]
 
 
-def add_routes(routes: APIRouter, desk: Desk) -> None:
-    """The routes under `backups`."""
+class _Snapshots:
+    """The snapshots in a server's data directory."""
 
-    def root() -> Path:
-        return Path(desk.core.settings.data_dir) / "backups"
+    def __init__(self, data_dir: str) -> None:
+        self.root = Path(data_dir) / "backups"
 
-    def one(name: str) -> Path:
-        directory = root() / name
+    def names(self) -> list[str]:
+        """All there are, the oldest first."""
+        return sorted(path.name for path in self.root.iterdir() if _NAME.match(path.name)) if self.root.exists() else []
+
+    def one(self, name: str) -> Path:
+        """The directory of a snapshot. Raises NotFound."""
+        directory = self.root / name
         if _NAME.match(name) is None or not directory.is_dir():
             raise NotFound(f"there is no backup {name[:40]!r}")
         return directory
 
-    def files(directory: Path) -> list[dict[str, Any]]:
-        found = sorted(path for path in directory.rglob("*") if path.is_file())
-        return [{"name": str(path.relative_to(directory)), "size": path.stat().st_size} for path in found]
+    def files(self, directory: Path) -> list[dict[str, Any]]:
+        """Names and sizes of what is in a snapshot."""
+        paths = sorted(path for path in directory.rglob("*") if path.is_file())
+        return [{"name": str(path.relative_to(directory)), "size": path.stat().st_size} for path in paths]
 
+
+def add_routes(routes: APIRouter, desk: Desk) -> None:
+    """The routes under `backups`."""
+    _views(routes, desk)
+    _writes(routes, desk)
+
+
+def _views(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/backups")
     async def backups() -> dict[str, Any]:
         """The snapshots that are still there."""
-        names = sorted(path.name for path in root().iterdir() if _NAME.match(path.name)) if root().exists() else []
-        return {"backups": [{"name": n, "bytes": sum(f["size"] for f in files(root() / n))} for n in names]}
+        snapshots = _Snapshots(desk.core.settings.data_dir)
+        sizes = {name: sum(f["size"] for f in snapshots.files(snapshots.root / name)) for name in snapshots.names()}
+        return {"backups": [{"name": name, "bytes": size} for name, size in sizes.items()]}
 
+    @routes.get("/backups/{name}/files/{file:path}", response_class=FileResponse)
+    async def fetch(name: Name, file: str, asker: Asker) -> FileResponse:
+        """One file of a snapshot. What is in it is more than `view` shows: this takes `admin`."""
+        asker.check("admin")
+        snapshots = _Snapshots(desk.core.settings.data_dir)
+        directory = snapshots.one(name)
+        known = {row["name"] for row in snapshots.files(directory)}
+        if file not in known:
+            raise NotFound(f"backup {name} has no file {file[:80]!r}")
+        return FileResponse(directory / file, media_type="application/octet-stream")
+
+
+def _writes(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/backups")
     async def make(write: Write, who: Who) -> dict[str, Any]:
         """Take a snapshot of the log and of who did what; fetch its files, then delete it."""
@@ -54,8 +82,9 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         if not isinstance(store, LogStore):
             raise InvalidRequest("this server has no log: back its database up with the database's own tools", "no_log")
         name = datetime.now(UTC).strftime("%Y%m%dT%H%M%S-%fZ")
-        directory = root() / name
-        if root().exists() and sum(1 for path in root().iterdir() if path.is_dir()) >= AT_ONCE:
+        snapshots = _Snapshots(desk.core.settings.data_dir)
+        root, directory = snapshots.root, snapshots.root / name
+        if root.exists() and sum(1 for path in root.iterdir() if path.is_dir()) >= AT_ONCE:
             raise Conflict(f"there are {AT_ONCE} backups on the server: delete one, each holds room")
 
         async def do() -> Any:
@@ -63,31 +92,21 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
                 directory.mkdir(mode=0o700, parents=True)
             except FileExistsError:
                 raise Conflict("another backup is made at this moment: try again") from None
-            root().chmod(0o700)
+            root.chmod(0o700)
             try:
                 await store.snapshot(directory / "log")
                 await asyncio.to_thread(_copy_database, Path(desk.core.settings.data_dir), directory)
             except BaseException:
                 shutil.rmtree(directory, ignore_errors=True)
                 raise
-            return {"name": name, "version": __version__, "files": files(directory)}
+            return {"name": name, "version": __version__, "files": snapshots.files(directory)}
 
         return await desk.carry_out(write, who, "backup.make", name, do, {"name": name})
-
-    @routes.get("/backups/{name}/files/{file:path}", response_class=FileResponse)
-    async def fetch(name: Name, file: str, asker: Asker) -> FileResponse:
-        """One file of a snapshot. What is in it is more than `view` shows: this takes `admin`."""
-        asker.check("admin")
-        directory = one(name)
-        known = {found["name"] for found in files(directory)}
-        if file not in known:
-            raise NotFound(f"backup {name} has no file {file[:80]!r}")
-        return FileResponse(directory / file, media_type="application/octet-stream")
 
     @routes.delete("/backups/{name}")
     async def delete(name: Name, write: Write, who: Who) -> dict[str, Any]:
         """Drop a snapshot: the room that it alone holds is free again."""
-        directory = one(name)
+        directory = _Snapshots(desk.core.settings.data_dir).one(name)
 
         async def do() -> Any:
             await asyncio.to_thread(shutil.rmtree, directory)

@@ -50,13 +50,11 @@ class Redrive(Write):
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
     """The routes under `groups/{name}/dead-letters`."""
+    _views(routes, desk)
+    _redriving(routes, desk)
 
-    async def shown(letters: DeadLetters, found: list[StoredMessage]) -> list[dict[str, Any]]:
-        return [
-            json_pulled(m) | {"dead_at": instant(m.committed_us), "redriven": is_redriven}
-            for m, is_redriven in zip(found, await letters.are_redriven(found), strict=True)
-        ]
 
+def _views(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/groups/{name}/dead-letters")
     async def dead_letters(
         name: str,
@@ -74,8 +72,10 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         wanted = WantedFields(topic=topic, tag=tag, key=key, contains=contains, filter=filter).wanted()
         letters = DeadLetters(desk.core, name)
         found, next_offset = await letters.find(wanted, offset, max)
-        return {"messages": await shown(letters, found), "next_offset": next_offset}
+        return {"messages": await _shown(letters, found), "next_offset": next_offset}
 
+
+def _redriving(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/groups/{name}/dead-letters/redrive")
     async def redrive(name: str, write: Redrive, who: Who) -> dict[str, Any]:
         """Send dead letters to this group again, and to no other; a repeated redrive sends each once."""
@@ -112,3 +112,10 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             return {"items": items}
 
         return await desk.carry_out(write, who, "dead_letter.redrive", name, do, {"ids": names, "effects": effects})
+
+
+async def _shown(letters: DeadLetters, messages: list[StoredMessage]) -> list[dict[str, Any]]:
+    return [
+        json_pulled(m) | {"dead_at": instant(m.committed_us), "redriven": is_redriven}
+        for m, is_redriven in zip(messages, await letters.are_redriven(messages), strict=True)
+    ]

@@ -125,19 +125,20 @@ def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     _writes(routes, desk)
 
 
-def _views(routes: APIRouter, desk: Desk) -> None:
-    def cursor_row(cursor: Cursor) -> dict[str, Any]:
-        return {
-            "topic": cursor.topic,
-            "queue": cursor.queue,
-            "position": cursor.progress.floor,
-            "settled_above": cursor.progress.settled.offsets,
-            "next": cursor.next,
-            "lag": cursor.lag(),
-            "retries": len(cursor.retries),
-            "paused": cursor.is_paused(),
-        }
+def _cursor_row(cursor: Cursor) -> dict[str, Any]:
+    return {
+        "topic": cursor.topic,
+        "queue": cursor.queue,
+        "position": cursor.progress.floor,
+        "settled_above": cursor.progress.settled.offsets,
+        "next": cursor.next,
+        "lag": cursor.lag(),
+        "retries": len(cursor.retries),
+        "paused": cursor.is_paused(),
+    }
 
+
+def _views(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/groups")
     async def groups(prefix: str = "", after: str = "", max: int = 1_000_000) -> dict[str, Any]:
         """Groups by name, as for topics."""
@@ -173,7 +174,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
                 for s in subscriptions
             ],
             "patterns": [_described(s) for s in desk.core.queues.patterns() if s.group == name],
-            "queues": [cursor_row(c) for c in g.cursors.values()],
+            "queues": [_cursor_row(c) for c in g.cursors.values()],
             "leases": [
                 {
                     "instance": lease.instance.name,

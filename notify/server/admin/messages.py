@@ -12,6 +12,7 @@ from notify.errors import InvalidRequest, NotFound
 from notify.limits import LIMITS, check_between
 from notify.server.admin.shown import transaction_row
 from notify.server.admin.writes import Desk
+from notify.server.core.core import Core
 from notify.server.data.encode import json_pulled
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.group import Group
@@ -73,41 +74,46 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         An acknowledgement follows the handler's effect. `timeline_whole` is false where so much was recorded since
         that not all was read; `notify audit explain` reads everything, the effect's own row included.
         """
-        try:
-            transaction_id, number = ids.parse_message_id(message_id)
-        except ValueError as error:
-            raise InvalidRequest(str(error), "invalid_id") from None
-        store = desk.core.queues
-        t = await store.transaction(transaction_id)
-        mine = [m for m in t.messages if m.message_no == number] if t is not None else []
-        if t is None or not mine:
-            raise NotFound(f"no message {message_id} is known here")
-        events = [(t.stored_us, {"event": "half stored" if t.producer_group else "stored"})]
-        if t.decided_us:
-            events.append((t.decided_us, {"event": t.state.name}))
-        places = [m for m in store.messages(transaction_id) if m.message_no == number]
+        return await _life(desk.core, message_id)
+
+
+async def _life(core: Core, message_id: str) -> dict[str, Any]:
+    """What is known of a message. Raises InvalidRequest, NotFound."""
+    try:
+        transaction_id, number = ids.parse_message_id(message_id)
+    except ValueError as error:
+        raise InvalidRequest(str(error), "invalid_id") from None
+    store = core.queues
+    t = await store.transaction(transaction_id)
+    halves = [m for m in t.messages if m.message_no == number] if t is not None else []
+    if t is None or not halves:
+        raise NotFound(f"no message {message_id} is known here")
+    events = [(t.stored_us, {"event": "half stored" if t.producer_group else "stored"})]
+    if t.decided_us:
+        events.append((t.decided_us, {"event": t.state.name}))
+    places = [m for m in store.messages(transaction_id) if m.message_no == number]
+    for place in places:
+        where = f"{place.topic}/{place.queue}@{place.offset}"
+        events.append((place.committed_us, {"event": f"in queue {where}"}))
+    groups: list[dict[str, Any]] = []
+    whole = True
+    for place in places:
+        done, is_whole = await store.settlements(place.topic, place.queue, place.offset)
+        whole = whole and is_whole
+        events += [(s.at_us, _settled(s)) for s in done]
+    for group in core.delivery.groups.values():
         for place in places:
-            where = f"{place.topic}/{place.queue}@{place.offset}"
-            events.append((place.committed_us, {"event": f"in queue {where}"}))
-        groups: list[dict[str, Any]] = []
-        whole = True
-        for place in places:
-            done, is_whole = await store.settlements(place.topic, place.queue, place.offset)
-            whole = whole and is_whole
-            events += [(s.at_us, _settled(s)) for s in done]
-        for group in desk.core.delivery.groups.values():
-            for place in places:
-                cursor = group.cursors.get((place.topic, place.queue))
-                if cursor is not None:
-                    groups.append(_group_view(group, cursor, place.offset))
-        return {
-            "id": ids.message_id(transaction_id, number),
-            "transaction": transaction_row(t, desk.core.clock()) | {"messages": []},
-            "message": json_pulled(mine[0]),
-            "timeline": [{"at": instant(at)} | event for at, event in sorted(events, key=lambda e: e[0])],
-            "timeline_whole": whole,
-            "groups": groups,
-        }
+            cursor = group.cursors.get((place.topic, place.queue))
+            if cursor is not None:
+                groups.append(_group_view(group, cursor, place.offset))
+    return {
+        "id": ids.message_id(transaction_id, number),
+        "transaction": transaction_row(t, core.clock()) | {"messages": []},
+        "message": json_pulled(halves[0]),
+        "timeline": [{"at": instant(at)} | event for at, event in sorted(events, key=lambda e: e[0])],
+        "timeline_whole": whole,
+        "groups": groups,
+    }
 
 
 _ENDS = {

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from notify import ids
 from notify.errors import InvalidRequest, NotFound, NotifyError
 from notify.server.admin.writes import Desk, Who, Write
+from notify.server.core.core import Core
 from notify.server.jobs.redrive import send_to_group
 from notify.storage.queues import Store
 from notify.storage.records import StoredMessage
@@ -46,23 +47,11 @@ class Redeliver(Write):
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
     """`messages/republish` and `groups/{name}/redeliver`."""
+    _republishing(routes, desk)
+    _redelivering(routes, desk)
 
-    async def half_of(transaction: bytes, number: int) -> StoredMessage:
-        found = await desk.core.store.transaction(transaction)
-        mine = [m for m in found.messages if m.message_no == number and not m.corrupt] if found is not None else []
-        if not mine:
-            raise NotFound("the server has no half of it, or cannot read it: give topic and body_base64")
-        return mine[0]
 
-    async def published(lost: Lost) -> PackedPublished:
-        transaction, number = _parsed(lost.id)
-        again = ids.message_id(ids.derived(transaction, ids.republished(number)), 0)
-        if lost.topic is not None:
-            fields = lost.model_dump(exclude={"id"}, exclude_none=True)
-            return msgspec.convert(fields | {"id": again}, PackedPublished)
-        p = decode_payload((await half_of(transaction, number)).payload)
-        return PackedPublished(id=again, topic=p.topic, body=p.body, key=p.key, tag=p.tag, headers=p.headers, ttl=p.ttl)
-
+def _republishing(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/messages/republish")
     async def republish(write: Republish, who: Who) -> dict[str, Any]:
         """Publish messages that were committed and are in no queue, each once however often this is called."""
@@ -71,7 +60,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         for lost in write.messages:
             item: dict[str, Any] = {"id": lost.id}
             try:
-                found = await published(lost)
+                found = await _published(desk.core, lost)
             except NotifyError as error:
                 item |= _refused(error)
             else:
@@ -91,6 +80,8 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
         return await desk.carry_out(write, who, "message.republish", "messages", do, {"items": items})
 
+
+def _redelivering(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/groups/{name}/redeliver")
     async def redeliver(name: str, write: Redeliver, who: Who) -> dict[str, Any]:
         """Send messages that are in queues to one group again, each once however often this is called."""
@@ -116,6 +107,26 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             return {"items": items}
 
         return await desk.carry_out(write, who, "message.redeliver", name, do, {"items": items})
+
+
+async def _half_of(core: Core, transaction: bytes, number: int) -> StoredMessage:
+    """A message as its half has it. Raises NotFound."""
+    found = await core.store.transaction(transaction)
+    messages = [m for m in found.messages if m.message_no == number and not m.corrupt] if found is not None else []
+    if not messages:
+        raise NotFound("the server has no half of it, or cannot read it: give topic and body_base64")
+    return messages[0]
+
+
+async def _published(core: Core, lost: Lost) -> PackedPublished:
+    """The message to publish in place of one that is lost. Raises InvalidRequest, NotFound."""
+    transaction, number = _parsed(lost.id)
+    again = ids.message_id(ids.derived(transaction, ids.republished(number)), 0)
+    if lost.topic is not None:
+        fields = lost.model_dump(exclude={"id"}, exclude_none=True)
+        return msgspec.convert(fields | {"id": again}, PackedPublished)
+    p = decode_payload((await _half_of(core, transaction, number)).payload)
+    return PackedPublished(id=again, topic=p.topic, body=p.body, key=p.key, tag=p.tag, headers=p.headers, ttl=p.ttl)
 
 
 def _parsed(message_id: str) -> tuple[bytes, int]:

@@ -14,7 +14,7 @@ from notify.errors import Conflict
 from notify.limits import check_between
 from notify.server import webhooks
 from notify.server.admin.writes import Desk, Who, Write
-from notify.server.configuration.revisions import Revision
+from notify.server.configuration.revisions import Configuration, Revision
 from notify.settings import Settings, environment_name
 from notify.wire import instant
 
@@ -42,32 +42,38 @@ def _shown(revision: Revision) -> dict[str, Any]:
     return {"number": revision.number, "at": at, "who": revision.who, "reason": revision.reason, "values": values}
 
 
+def _row(configuration: Configuration, f: dataclasses.Field[Any]) -> dict[str, Any]:
+    value = getattr(configuration.settings, f.name)
+    is_changed = f.name in (configuration.revision.settings or {})
+    is_given = getattr(configuration.started, f.name) != f.default
+    return {
+        "name": f.name,
+        "value": SECRET if f.metadata["secret"] and value else value,
+        "type": _TYPES[f.name].__name__,
+        "default": f.default,
+        "from": "revision" if is_changed else "start" if is_given else "default",
+        "live": f.metadata["live"],
+        "low": f.metadata["low"],
+        "high": f.metadata["high"],
+        "environment": environment_name(f.name),
+        "doc": f.metadata["doc"],
+    }
+
+
+_TYPES = typing.get_type_hints(Settings)
+
+
 def add_routes(routes: APIRouter, desk: Desk) -> None:
     """The routes under `settings`."""
-    types = typing.get_type_hints(Settings)
+    _views(routes, desk)
+    _changes(routes, desk)
 
-    def row(f: dataclasses.Field[Any]) -> dict[str, Any]:
-        configuration = desk.administration.configuration
-        value = getattr(configuration.settings, f.name)
-        is_changed = f.name in (configuration.revision.settings or {})
-        is_given = getattr(configuration.started, f.name) != f.default
-        return {
-            "name": f.name,
-            "value": SECRET if f.metadata["secret"] and value else value,
-            "type": types[f.name].__name__,
-            "default": f.default,
-            "from": "revision" if is_changed else "start" if is_given else "default",
-            "live": f.metadata["live"],
-            "low": f.metadata["low"],
-            "high": f.metadata["high"],
-            "environment": environment_name(f.name),
-            "doc": f.metadata["doc"],
-        }
 
+def _views(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/settings")
     async def settings() -> dict[str, Any]:
         """Every setting: its value, where that is from, and whether it may change while the server runs."""
-        rows = [row(f) for f in dataclasses.fields(Settings)]
+        rows = [_row(desk.administration.configuration, f) for f in dataclasses.fields(Settings)]
         return {"revision": desk.administration.configuration.revision.number, "settings": rows}
 
     @routes.get("/settings/revisions")
@@ -77,6 +83,8 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         found = await asyncio.to_thread(desk.administration.records.revisions, max)
         return {"revisions": [_shown(r) for r in found]}
 
+
+def _changes(routes: APIRouter, desk: Desk) -> None:
     @routes.put("/settings")
     async def put_settings(write: SettingsWrite, who: Who) -> dict[str, Any]:
         """Change settings of all servers of the registry while they run."""

@@ -58,30 +58,33 @@ def _check_ttl(core: Core, topic: Topic) -> None:
 
 def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     """The routes under `topics`; `services` gets the one that services ask with rights of their own."""
+    _views(routes, services, desk)
+    _writes(routes, desk)
 
-    def shown(topic: Topic) -> dict[str, Any]:
-        return described(desk.core.queues, topic)
 
+def _views(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     @routes.get("/topics")
     async def topics(prefix: str = "", after: str = "", max: int = 1_000_000) -> dict[str, Any]:
         """Topics by name: those that begin with `prefix` and come after `after`, at most `max` of them."""
         check_between("max", max, 1, 1_000_000)
         known = {t.name: t for t in desk.core.queues.topics()}
         names = heapq.nsmallest(max, (n for n in known if n > after and n.startswith(prefix)))
-        return {"topics": [shown(known[name]) for name in names], "of": len(known)}
+        return {"topics": [described(desk.core.queues, known[name]) for name in names], "of": len(known)}
 
     @services.get("/topics/{name}", dependencies=[Depends(guard.check_topic_reader)])
     async def topic(name: str) -> dict[str, Any]:
         """One topic: its queues with the offsets they hold, and its policy."""
-        return shown(desk.topic(name))
+        return described(desk.core.queues, desk.topic(name))
 
     @routes.get("/topics/{name}/groups")
     async def groups_of(name: str) -> dict[str, Any]:
         """The groups that subscribe to a topic, and how far each is behind."""
         desk.topic(name)
-        found = desk.core.delivery.followers.subscriptions_of(name)
-        return {"groups": [{"group": s.group, "mode": s.mode, "lag": lag} for s, lag in found]}
+        subscriptions = desk.core.delivery.followers.subscriptions_of(name)
+        return {"groups": [{"group": s.group, "mode": s.mode, "lag": lag} for s, lag in subscriptions]}
 
+
+def _writes(routes: APIRouter, desk: Desk) -> None:
     @routes.put("/topics/{name}")
     async def put_topic(name: str, write: TopicWrite, who: Who) -> dict[str, Any]:
         """Make or change a topic; what is left out stays, or gets its default."""
@@ -102,14 +105,14 @@ def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
         async def do() -> Any:
             desk.core.topics.put_soon(topic)
             await desk.core.queues.sync()
-            return shown(topic)
+            return described(desk.core.queues, topic)
 
         return await desk.carry_out(write, who, "topic.put", name, do, policy(topic))
 
     @routes.delete("/topics/{name}")
     async def delete_topic(name: str, write: Write, who: Who) -> dict[str, Any]:
         """Delete a topic with its messages and subscriptions, delivered or not."""
-        found = desk.topic(name)
+        topic = desk.topic(name)
 
         async def do() -> Any:
             groups = [s.group for s in desk.core.queues.subscriptions() if s.topic == name]
@@ -119,4 +122,4 @@ def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
             desk.core.flow.gates.pop(name, None)
             return {"deleted": name}
 
-        return await desk.carry_out(write, who, "topic.delete", name, do, shown(found))
+        return await desk.carry_out(write, who, "topic.delete", name, do, described(desk.core.queues, topic))

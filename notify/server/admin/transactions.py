@@ -11,13 +11,18 @@ from notify.errors import InvalidRequest, NotFound
 from notify.limits import check_between
 from notify.server.admin.shown import transaction_row
 from notify.server.admin.writes import Asker, Desk, Who, Write
+from notify.server.core.core import Core
 from notify.storage.records import State, Transaction
 from notify.wire import instant
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
     """The routes under `transactions`."""
+    _views(routes, desk)
+    _actions(routes, desk)
 
+
+def _views(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/transactions")
     async def transactions(
         state: str | None = None,
@@ -40,19 +45,10 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         rows = [transaction_row(t, now_us, shard) | {"producer_online": online(t.producer_group)} for t in found]
         return {"transactions": rows}
 
-    async def one(transaction_id: str) -> Transaction:
-        try:
-            found = await desk.core.store.transaction(ids.from_text(transaction_id))
-        except ValueError as error:
-            raise InvalidRequest(str(error), "invalid_id") from None
-        if found is None:
-            raise NotFound(f"no transaction {transaction_id} is known here")
-        return found
-
     @routes.get("/transactions/{transaction_id}")
     async def transaction(transaction_id: str) -> dict[str, Any]:
         """One transaction, whether its producers are there to be asked, and what became of its latest checks."""
-        found = await one(transaction_id)
+        found = await _one(desk.core, transaction_id)
         core = desk.core
         log = [
             {"at": instant(e.at_us), "what": e.what, "instance": e.instance, "reason": e.reason}
@@ -61,12 +57,14 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         row = transaction_row(found, core.clock(), core.transactions.shard)
         return row | {"producer_online": core.checks.is_online(found.producer_group), "checks": log}
 
+
+def _actions(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/transactions/{transaction_id}/{action}")
     async def act(transaction_id: str, action: str, write: Write, who: Who, asker: Asker) -> dict[str, Any]:
         """commit, rollback (forced), check (ask now) or resume (back from PARKED)."""
         if action not in ("commit", "rollback", "check", "resume"):
             raise NotFound(f"there is no action {action[:40]!r}; there are commit, rollback, check and resume")
-        found = await one(transaction_id)
+        found = await _one(desk.core, transaction_id)
         asker.check("admin", found.producer_group or "*", called="the producer group of this transaction")
         undecided = found.state in (State.PREPARED, State.PARKED)
         wanted = {"commit": State.COMMITTED, "rollback": State.ROLLED_BACK}.get(action)
@@ -83,3 +81,14 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         return await desk.carry_out(
             write, who, f"transaction.{action}", transaction_id, do, {"state": found.state.name}
         )
+
+
+async def _one(core: Core, transaction_id: str) -> Transaction:
+    """A transaction by its id. Raises InvalidRequest, NotFound."""
+    try:
+        found = await core.store.transaction(ids.from_text(transaction_id))
+    except ValueError as error:
+        raise InvalidRequest(str(error), "invalid_id") from None
+    if found is None:
+        raise NotFound(f"no transaction {transaction_id} is known here")
+    return found

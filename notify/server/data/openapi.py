@@ -77,14 +77,16 @@ def describe_data_routes(api: FastAPI) -> None:
     api.openapi = openapi  # type: ignore[method-assign]
 
 
+_REFUSED = {
+    "description": "An RFC 9457 problem with a stable code",
+    "content": {wire.PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+}
+
+
 def _add(document: dict[str, Any]) -> None:
     types = [request for _, _, request, _ in ROUTES] + [wire.Items, wire.SettledItems, wire.Bridged, wire.Problem]
     _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     document.setdefault("components", {}).setdefault("schemas", {}).update(components)
-    refused = {
-        "description": "An RFC 9457 problem with a stable code",
-        "content": {wire.PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}},
-    }
     for path, summary, request, answer in ROUTES:
         schema = {"$ref": f"#/components/schemas/{answer.__name__}"} if answer is not None else {"type": "object"}
         body = {"schema": {"$ref": f"#/components/schemas/{request.__name__}"}, "example": EXAMPLES[path]}
@@ -97,9 +99,9 @@ def _add(document: dict[str, Any]) -> None:
                     "description": "Carried out" if path in METHODS else "Answered item by item",
                     "content": {wire.JSON: {"schema": schema}},
                 },
-                "4XX": refused,
-                "503": refused,
-                "507": refused,
+                "4XX": _REFUSED,
+                "503": _REFUSED,
+                "507": _REFUSED,
             },
         }
         names = [name for name in ("group", "source", "topic") if f"{{{name}}}" in path]
@@ -118,7 +120,7 @@ def _add(document: dict[str, Any]) -> None:
                 "summary": summary,
                 "tags": ["data"],
                 "parameters": parameters,
-                "responses": plain | {"4XX": refused, "503": refused},
+                "responses": plain | {"4XX": _REFUSED, "503": _REFUSED},
             }
         }
     document["paths"]["/v1/topics/{topic}/queues/{queue}/messages"] = {
@@ -133,8 +135,8 @@ def _add(document: dict[str, Any]) -> None:
             ],
             "responses": {
                 "200": {"description": "Messages", "content": {wire.JSON: {"schema": {"type": "object"}}}},
-                "4XX": refused,
-                "503": refused,
+                "4XX": _REFUSED,
+                "503": _REFUSED,
             },
         }
     }
