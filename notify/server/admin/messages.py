@@ -78,7 +78,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
 
 async def _life(core: Core, message_id: str) -> dict[str, Any]:
-    """What is known of a message. Raises InvalidRequest, NotFound."""
+    """The life of a message, as far as it is known. Raises InvalidRequest, NotFound."""
     try:
         transaction_id, number = ids.parse_message_id(message_id)
     except ValueError as error:
