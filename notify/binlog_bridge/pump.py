@@ -28,7 +28,8 @@ from notify.binlog_bridge import source
 from notify.binlog_bridge.backfill import backfill
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.position import Position
-from notify.binlog_bridge.reader import Batch, BinlogReader, Purged, SameServerId
+from notify.binlog_bridge.reader import Batch, BinlogReader
+from notify.binlog_bridge.stream import Purged, SameServerId
 from notify.errors import Conflict, InvalidRequest, NotifyError, StorageFailed, Unavailable
 from notify.outbox import source_name
 from notify.sinks.sink import Sink, open_sink

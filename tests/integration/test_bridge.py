@@ -20,7 +20,8 @@ from notify.binlog_bridge import pump
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.position import Position
 from notify.binlog_bridge.pump import Bridge, Superseded
-from notify.binlog_bridge.reader import BinlogReader, Purged
+from notify.binlog_bridge.reader import BinlogReader
+from notify.binlog_bridge.stream import Purged
 from notify.client import Message, TransactionProducer, create_tables
 from notify.client.http import HttpClient
 from notify.errors import Conflict, InvalidRequest, NotifyError

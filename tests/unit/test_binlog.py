@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from notify import ids
 from notify.binlog_bridge import decoder
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.position import MariaDbSet, MySqlSet, Position
-from notify.binlog_bridge.reader import PART_BYTES, Batch, BinlogReader, Purged, SameServerId, refusal
+from notify.binlog_bridge.reader import PART_BYTES, Assembly, Batch
+from notify.binlog_bridge.stream import Purged, SameServerId, refusal
 from notify.errors import InvalidRequest, Unavailable
 
 SERVER = uuid.UUID("3e11fa47-71ca-11e1-9e33-c80aa9429562")
@@ -119,12 +118,7 @@ def rows(*row_images: bytes, kind: int = 30, count: int = len(COLUMNS), present:
 def read(packets: list[bytes | None], position: str = f"{SERVER}:1-9") -> list[Batch]:
     """What a reader makes of packets that a MySQL 8 sent."""
 
-    class Source(BinlogReader):
-        def packets(self) -> Iterator[bytes | None]:
-            yield from packets
-            yield None
-
-    return list(Source(sa.make_url("mysql://u:p@h/shop"), 1, Position(position), mariadb=False).batches())
+    return list(Assembly("shop", Position(position), mariadb=False).batches([*packets, None]))
 
 
 def test_a_transaction_of_mysql_8() -> None:

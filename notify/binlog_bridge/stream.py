@@ -1,0 +1,154 @@
+"""One connection to a source's binlog: its events, as packets.
+
+The frame is mysql-replication's: its connection, registration, checksum and GTID handshake. What it sends back is read
+here, since its reader hides reconnects (and repeats transactions then), drops compressed rows silently, and decodes
+every column of every table. See docs/adr/0009 for the measurements.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pymysql
+from pymysqlreplication import BinLogStreamReader
+from sqlalchemy.engine.url import URL
+
+from notify.binlog_bridge.position import Position
+from notify.errors import StorageFailed, Unavailable
+
+HEARTBEAT_SECONDS = 1.0
+SILENT_SECONDS = 10.0
+"""Without even a heartbeat for so long, the connection is taken for dead."""
+RECEIVE_BYTES = 1 << 18
+
+
+class Purged(StorageFailed):
+    """The source no longer has, or never had, what follows the position: nothing may be skipped silently."""
+
+    code = "purged_position"
+
+
+class SameServerId(Unavailable):
+    """Somebody reads with this bridge's server id: for a moment that may be its own last connection."""
+
+    code = "same_server_id"
+
+
+class _Frame(BinLogStreamReader):  # type: ignore[misc]
+    """mysql-replication's connection, without its reading."""
+
+    def open(self) -> socket.socket:
+        """Connect, register, ask for the binlog; the socket that it comes from."""
+        self._BinLogStreamReader__connect_to_stream()
+        found: socket.socket = self._stream_connection._sock
+        return found
+
+
+class BinlogStream:
+    """A connection that reads from a position on, until it ends."""
+
+    def __init__(self, url: URL, server_id: int, position: Position | None, *, mariadb: bool) -> None:
+        """`position` None: from the first binlog there is, which must be the first there ever was."""
+        self.checksum = 0
+        """How many bytes at the end of each event are its checksum."""
+        settings = {
+            "host": url.host or "127.0.0.1",
+            "port": url.port or 3306,
+            "user": url.username or "",
+            "password": url.password or "",
+            "connect_timeout": 5,
+            "read_timeout": SILENT_SECONDS,
+        }
+        socket_path = url.query.get("unix_socket")
+        if socket_path:
+            settings["unix_socket"] = str(socket_path)
+        self._frame = _Frame(
+            connection_settings=settings,
+            server_id=server_id,
+            blocking=True,
+            slave_heartbeat=HEARTBEAT_SECONDS,
+            is_mariadb=mariadb,
+            auto_position=position.gtids if position else ("" if mariadb else None),
+            enable_logging=False,
+        )
+        if not mariadb and position is None:
+            self._from_the_first_file(settings)
+
+    def _from_the_first_file(self, settings: dict[str, Any]) -> None:
+        with pymysql.connect(**settings) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT @@gtid_purged")
+            purged = cursor.fetchone()[0]
+            if purged:
+                raise Purged(f"the source has purged {purged} already: start with --backfill")
+            cursor.execute("SHOW BINARY LOGS")
+            self._frame.log_file, self._frame.log_pos = cursor.fetchone()[0], 4
+            self._frame._BinLogStreamReader__resume_stream = True
+
+    def connect(self) -> None:
+        """Raises Purged for a position that is gone or foreign, Unavailable where the source does not answer."""
+        try:
+            self._socket = self._frame.open()
+        except (pymysql.err.OperationalError, OSError) as error:
+            raise Unavailable(f"the source does not answer: {error}") from error
+        self._socket.settimeout(SILENT_SECONDS)
+        self.checksum = 4 if self._frame._BinLogStreamReader__use_checksum else 0
+
+    def close(self) -> None:
+        """From any thread: whoever waits for packets is woken."""
+        with contextlib.suppress(OSError, AttributeError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._frame.close()
+
+    def packets(self) -> Iterator[bytes | None]:
+        """Events as they come; None whenever everything received so far has been given out."""
+        rest = b""
+        long: list[bytes] = []
+        receive = self._socket.recv
+        while True:
+            try:
+                data = receive(RECEIVE_BYTES)
+            except TimeoutError:
+                raise Unavailable(f"the source has been silent for {SILENT_SECONDS:g} s: connecting anew") from None
+            except OSError as error:
+                raise Unavailable(f"the connection to the source is lost: {error}") from error
+            if not data:
+                raise Unavailable("the source closed the connection")
+            data = rest + data if rest else data
+            at, end = 0, len(data)
+            while end - at >= 4:
+                size = data[at] | data[at + 1] << 8 | data[at + 2] << 16
+                if end - at - 4 < size:
+                    break
+                at += 4
+                packet = data[at : at + size]
+                at += size
+                if size == 0xFFFFFF:
+                    long.append(packet)
+                    continue
+                if long:
+                    packet = b"".join([*long, packet])
+                    long.clear()
+                if packet[0]:
+                    raise refusal(packet)
+                yield packet
+            rest = data[at:] if at < end else b""
+            yield None
+
+
+def refusal(packet: bytes) -> Exception:
+    """The error that the source sends instead of an event."""
+    if packet[0] == 0xFE:
+        return Unavailable("the source ended the stream")
+    code = int.from_bytes(packet[1:3], "little")
+    text = packet[9:].decode("utf-8", "replace")
+    if "server_uuid/server_id" in text:
+        return SameServerId(f"another bridge or replica reads with this server id ({text})")
+    if code == 1236:
+        return Purged(
+            f"the source does not have what follows this bridge's position ({text}). Nothing was skipped: start with "
+            "--backfill, which takes what is missing from the table, and goes on from now"
+        )
+    return Unavailable(f"the source refuses: {text} ({code})")
