@@ -21,6 +21,16 @@ DRY_RUN = typer.Option(
     False, "--dry-run", envvar="NOTIFY_DRY_RUN", help="Change nothing; only show what would be done."
 )
 
+REPLAY_EFFECTS = typer.Option(
+    False,
+    "--replay-effects",
+    help="Repeat the effects of handlers with an Inbox; without this they skip messages that they handled.",
+)
+BEFORE_INBOX = typer.Option(
+    False, "--force", help="Do it although the inbox rows of some of these messages may be purged."
+)
+BEFORE = "latest (all messages), an instant (RFC 3339), or an offset if the topic has one queue."
+
 
 def call(url: str, method: str, *parts: str, query: str = "", body: dict[str, Any] | None = None) -> dict[str, Any]:
     """Make one admin request. Raises NotifyError with the server's error."""
@@ -64,3 +74,13 @@ def show(result: dict[str, Any], as_json: bool, rows: str | None = None) -> None
         for name, value in result.items():
             table.add_row(name, value)
     console().print(table)
+
+
+def given(**flags: bool) -> dict[str, bool]:
+    """Only the flags that are set, because an older server refuses fields that it does not know."""
+    return {name: True for name, value in flags.items() if value}
+
+
+def place(text: str) -> str | int:
+    """An offset as a number; other text unchanged."""
+    return int(text) if text.isdigit() else text

@@ -30,27 +30,39 @@ def register() -> None:
     """Add every command to `app`."""
     from notify.cli import (
         access,
-        admin,
         audit,
         backup,
         bench,
         bridge,
         database,
+        dead_letter,
         demo,
+        group,
+        job,
+        limits,
+        message,
         overview,
         serve,
         settings,
         storage,
+        topic,
+        transaction,
     )
 
     serve.register(app)
     storage.register(app)
     bridge.register(app)
-    admin.register(app)
+    topic.register(app)
+    group.register(app)
+    transaction.register(app)
+    message.register(app)
+    dead_letter.register(app)
+    job.register(app)
     overview.register(app)
     access.register(app)
     backup.register(app)
     settings.register(app)
+    limits.register(app)
     database.register(app)
     audit.register(app)
     bench.register(app)

@@ -1,93 +1,62 @@
-"""`notify settings` and `notify limits`: shown, changed and rolled back while servers run."""
+"""`notify settings`: shown, changed and rolled back while servers run."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import typer
 
 from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, call, show, write
 
+group = typer.Typer(help="Settings of all servers of a registry, while they run.", no_args_is_help=True)
+
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Settings of all servers of a registry, while they run.", no_args_is_help=True)
+    """Add the commands to `app`."""
     app.add_typer(group, name="settings")
 
-    @group.command("list")
-    def list_settings(url: str = URL, as_json: bool = AS_JSON) -> None:
-        """List settings: value, where it is from, and whether it may change while servers run."""
-        answer = call(url, "GET", "settings")
-        if not as_json:
-            columns = ("name", "value", "from", "live", "low", "high")
-            answer["settings"] = [{c: row[c] for c in columns} for row in answer["settings"]]
-        show(answer, as_json, "settings")
 
-    @group.command("set")
-    def set_settings(
-        changes: list[str] = typer.Argument(
-            ..., help="NAME=VALUE, or NAME= for the value that the server was started with."
-        ),
-        reason: str = REASON,
-        dry_run: bool = DRY_RUN,
-        url: str = URL,
-        as_json: bool = AS_JSON,
-    ) -> None:
-        """Change settings of all servers, as a new revision."""
-        values: dict[str, str | None] = {}
-        for change in changes:
-            name, equals, value = change.partition("=")
-            if not equals:
-                raise typer.BadParameter(f"{change!r} is not NAME=VALUE")
-            values[name] = value or None
-        show(call(url, "PUT", "settings", body=write(reason, dry_run, values=values)), as_json)
+@group.command("list")
+def list_settings(url: str = URL, as_json: bool = AS_JSON) -> None:
+    """List settings: value, where it is from, and whether it may change while servers run."""
+    answer = call(url, "GET", "settings")
+    if not as_json:
+        columns = ("name", "value", "from", "live", "low", "high")
+        answer["settings"] = [{c: row[c] for c in columns} for row in answer["settings"]]
+    show(answer, as_json, "settings")
 
-    @group.command()
-    def history(max: int = typer.Option(20, min=1, max=10_000), url: str = URL, as_json: bool = AS_JSON) -> None:
-        """List revisions: what was changed, by whom, when and why."""
-        show(call(url, "GET", "settings", "revisions", query=f"?max={max}"), as_json, "revisions")
 
-    @group.command()
-    def rollback(
-        to: int = typer.Argument(..., min=0, help="The revision to return to; 0: as the servers were started."),
-        reason: str = REASON,
-        dry_run: bool = DRY_RUN,
-        url: str = URL,
-        as_json: bool = AS_JSON,
-    ) -> None:
-        """Return to the settings and limits of an earlier revision."""
-        show(call(url, "POST", "settings", "rollback", body=write(reason, dry_run, to=to)), as_json)
+@group.command("set")
+def set_settings(
+    changes: list[str] = typer.Argument(
+        ..., help="NAME=VALUE, or NAME= for the value that the server was started with."
+    ),
+    reason: str = REASON,
+    dry_run: bool = DRY_RUN,
+    url: str = URL,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Change settings of all servers, as a new revision."""
+    values: dict[str, str | None] = {}
+    for change in changes:
+        name, equals, value = change.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{change!r} is not NAME=VALUE")
+        values[name] = value or None
+    show(call(url, "PUT", "settings", body=write(reason, dry_run, values=values)), as_json)
 
-    limits = typer.Typer(help="Rates of topics and groups.", no_args_is_help=True)
-    app.add_typer(limits, name="limits")
 
-    @limits.command("show")
-    def show_limits(url: str = URL, as_json: bool = AS_JSON) -> None:
-        """Show limits by name, in messages or transactions a second; other names have no limit."""
-        show(call(url, "GET", "limits"), as_json)
+@group.command()
+def history(max: int = typer.Option(20, min=1, max=10_000), url: str = URL, as_json: bool = AS_JSON) -> None:
+    """List revisions: what was changed, by whom, when and why."""
+    show(call(url, "GET", "settings", "revisions", query=f"?max={max}"), as_json, "revisions")
 
-    @limits.command("set")
-    def set_limits(
-        topic: list[str] = typer.Option([], help="TOPIC=RATE, messages a second (repeatable)."),
-        producer_group: list[str] = typer.Option([], help="GROUP=RATE, transactions a second (repeatable)."),
-        consumer_group: list[str] = typer.Option([], help="GROUP=RATE, messages a second (repeatable)."),
-        reason: str = REASON,
-        dry_run: bool = DRY_RUN,
-        url: str = URL,
-        as_json: bool = AS_JSON,
-    ) -> None:
-        """Change limits; `NAME=` removes one, and others stay."""
-        known: dict[str, dict[str, Any]] = call(url, "GET", "limits")
-        for kind, changes in (
-            ("topics", topic),
-            ("producer_groups", producer_group),
-            ("consumer_groups", consumer_group),
-        ):
-            for change in changes:
-                name, equals, rate = change.partition("=")
-                if not equals:
-                    raise typer.BadParameter(f"{change!r} is not NAME=RATE")
-                if rate:
-                    known[kind][name] = float(rate)
-                else:
-                    known[kind].pop(name, None)
-        show(call(url, "PUT", "limits", body=write(reason, dry_run, **known)), as_json)
+
+@group.command()
+def rollback(
+    to: int = typer.Argument(..., min=0, help="The revision to return to; 0: as the servers were started."),
+    reason: str = REASON,
+    dry_run: bool = DRY_RUN,
+    url: str = URL,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Return to the settings and limits of an earlier revision."""
+    show(call(url, "POST", "settings", "rollback", body=write(reason, dry_run, to=to)), as_json)

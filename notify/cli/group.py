@@ -1,0 +1,132 @@
+"""`notify group`: consumer groups, their subscriptions and positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from notify.cli.api import (
+    AS_JSON,
+    BEFORE_INBOX,
+    DRY_RUN,
+    REASON,
+    REPLAY_EFFECTS,
+    URL,
+    call,
+    given,
+    place,
+    show,
+    write,
+)
+from notify.limits import MODES
+
+group = typer.Typer(help="Consumer groups.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.add_typer(group, name="group")
+
+
+@group.command("list")
+def list_groups(url: str = URL, as_json: bool = AS_JSON) -> None:
+    """List groups with their lag."""
+    show(call(url, "GET", "groups"), as_json, "groups")
+
+
+@group.command("show")
+def show_group(name: str, url: str = URL, as_json: bool = AS_JSON) -> None:
+    """Show a group: subscriptions, positions, leases, instances."""
+    show(call(url, "GET", "groups", name), as_json)
+
+
+@group.command()
+def reset(
+    name: str,
+    topic: str = typer.Option(..., help="The topic to reset."),
+    to: str = typer.Option(..., help="The new position: earliest, latest, an offset or an instant (RFC 3339)."),
+    replay_effects: bool = REPLAY_EFFECTS,
+    force: bool = BEFORE_INBOX,
+    reason: str = REASON,
+    dry_run: bool = DRY_RUN,
+    url: str = URL,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Move a group's position in a topic; its leases there become stale."""
+    body = write(reason, dry_run, topic=topic, to=place(to), **given(replay_effects=replay_effects, force=force))
+    show(call(url, "POST", "groups", name, "reset", body=body), as_json)
+
+
+@group.command()
+def subscribe(
+    name: str,
+    topic: str = typer.Argument(..., help="A topic, or a pattern with *, which also matches later topics."),
+    mode: str = typer.Option("shared", help="The mode: " + ", ".join(MODES) + "."),
+    start: str | None = typer.Option(
+        None, help="The start of a new subscription: earliest, latest, an offset or an instant."
+    ),
+    tag: list[str] = typer.Option([], help="Only messages with this tag (repeatable)."),
+    filter: str = typer.Option(
+        "", help="Only messages for which this CEL expression over headers, key, tag and topic is true."
+    ),
+    max_attempts: int = typer.Option(16, min=1, max=1000, help="Attempts before a message is a dead letter."),
+    force: bool = typer.Option(False, "--force", help="Change the mode although consumers hold messages."),
+    reason: str = REASON,
+    dry_run: bool = DRY_RUN,
+    url: str = URL,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Make or change a subscription."""
+    fields = {"mode": mode, "tags": tag, "filter": filter, "max_attempts": max_attempts, "force": force}
+    position = int(start) if start is not None and start.isdigit() else start
+    body = write(reason, dry_run, start=position, **fields)
+    show(call(url, "PUT", "groups", name, "subscriptions", topic, body=body), as_json)
+
+
+@group.command()
+def priorities(
+    name: str,
+    klass: list[str] = typer.Option(
+        [], "--class", help="NAME=WEIGHT:PATTERN,PATTERN (repeatable, in order); default weights: 6, 3, 1."
+    ),
+    share: list[str] = typer.Option([], help="TOPIC=TURNS, a topic's turns within its class (repeatable)."),
+    reason: str = typer.Option("", help="Why you change them; required with --class."),
+    dry_run: bool = DRY_RUN,
+    url: str = URL,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Show a group's priority classes, or set them with --class."""
+    if not klass:
+        show(call(url, "GET", "groups", name, "priorities"), as_json)
+        return
+    body = write(reason, dry_run, classes=[_class(text) for text in klass], shares=dict(_share(s) for s in share))
+    show(call(url, "PUT", "groups", name, "priorities", body=body), as_json)
+
+
+@group.command()
+def pause(name: str, reason: str = REASON, url: str = URL, as_json: bool = AS_JSON) -> None:
+    """Pause a group: it receives nothing until it is resumed."""
+    show(call(url, "POST", "groups", name, "pause", body=write(reason, False)), as_json)
+
+
+@group.command()
+def resume(name: str, reason: str = REASON, url: str = URL, as_json: bool = AS_JSON) -> None:
+    """Resume a paused group."""
+    show(call(url, "POST", "groups", name, "resume", body=write(reason, False)), as_json)
+
+
+def _class(text: str) -> dict[str, Any]:
+    """A class from NAME[=WEIGHT][:PATTERN,…]."""
+    head, _, patterns = text.partition(":")
+    name, _, weight = head.partition("=")
+    if weight and not weight.isdigit():
+        raise typer.BadParameter(f"{weight!r} is not a weight; write NAME=WEIGHT:PATTERN,PATTERN")
+    return {"name": name, "weight": int(weight) if weight else None, "topics": [p for p in patterns.split(",") if p]}
+
+
+def _share(text: str) -> tuple[str, int]:
+    topic, _, turns = text.rpartition("=")
+    if not topic or not turns.isdigit():
+        raise typer.BadParameter(f"{text!r} is not a share; write TOPIC=TURNS")
+    return topic, int(turns)

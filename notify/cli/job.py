@@ -1,0 +1,65 @@
+"""`notify job`: long work of a server, and waiting for its end."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import typer
+from rich.progress import Progress
+
+from notify.cli.api import (
+    AS_JSON,
+    DRY_RUN,
+    REASON,
+    URL,
+    call,
+    show,
+    write,
+)
+from notify.cli.printed import console
+
+FOLLOW_SECONDS = 0.2
+group = typer.Typer(help="Long work on the server.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.add_typer(group, name="job")
+
+
+@group.command("list")
+def list_jobs(max: int = typer.Option(100, min=1, max=10_000), url: str = URL, as_json: bool = AS_JSON) -> None:
+    """List the newest jobs."""
+    show(call(url, "GET", "jobs", query=f"?max={max}"), as_json, "jobs")
+
+
+@group.command("show")
+def show_job(
+    number: int,
+    offset: int = typer.Option(0, min=0, help="The number of the first item to show."),
+    max: int = typer.Option(100, min=1, max=10_000),
+    url: str = URL,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Show a job's progress and the results of its items."""
+    show(call(url, "GET", "jobs", str(number), query=f"?offset={offset}&max={max}"), as_json)
+
+
+@group.command("cancel")
+def cancel_job(
+    number: int, reason: str = REASON, dry_run: bool = DRY_RUN, url: str = URL, as_json: bool = AS_JSON
+) -> None:
+    """Cancel a job for good; items that it has finished stay so."""
+    show(call(url, "POST", "jobs", str(number), "cancel", body=write(reason, dry_run)), as_json)
+
+
+def followed(url: str, number: int, as_json: bool) -> dict[str, Any]:
+    """Wait for the end of a job, and show its progress."""
+    with Progress(console=console(stderr=True), disable=as_json) as progress:
+        bar = progress.add_task(f"job {number}", total=1.0)
+        while (job := call(url, "GET", "jobs", str(number)))["state"] == "running":
+            progress.update(bar, completed=job["progress"])
+            time.sleep(FOLLOW_SECONDS)
+        progress.update(bar, completed=job["progress"])
+    return job

@@ -1,0 +1,50 @@
+"""`notify limits`: the rates of topics and groups, shown and changed while servers run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, call, show, write
+
+group = typer.Typer(help="Rates of topics and groups.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.add_typer(group, name="limits")
+
+
+@group.command("show")
+def show_limits(url: str = URL, as_json: bool = AS_JSON) -> None:
+    """Show limits by name, in messages or transactions a second; other names have no limit."""
+    show(call(url, "GET", "limits"), as_json)
+
+
+@group.command("set")
+def set_limits(
+    topic: list[str] = typer.Option([], help="TOPIC=RATE, messages a second (repeatable)."),
+    producer_group: list[str] = typer.Option([], help="GROUP=RATE, transactions a second (repeatable)."),
+    consumer_group: list[str] = typer.Option([], help="GROUP=RATE, messages a second (repeatable)."),
+    reason: str = REASON,
+    dry_run: bool = DRY_RUN,
+    url: str = URL,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Change limits; `NAME=` removes one, and others stay."""
+    known: dict[str, dict[str, Any]] = call(url, "GET", "limits")
+    for kind, changes in (
+        ("topics", topic),
+        ("producer_groups", producer_group),
+        ("consumer_groups", consumer_group),
+    ):
+        for change in changes:
+            name, equals, rate = change.partition("=")
+            if not equals:
+                raise typer.BadParameter(f"{change!r} is not NAME=RATE")
+            if rate:
+                known[kind][name] = float(rate)
+            else:
+                known[kind].pop(name, None)
+    show(call(url, "PUT", "limits", body=write(reason, dry_run, **known)), as_json)

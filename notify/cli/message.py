@@ -1,0 +1,43 @@
+"""`notify message`: one message, or those of a key or a topic."""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+import typer
+
+from notify.cli.api import (
+    AS_JSON,
+    URL,
+    call,
+    show,
+)
+
+group = typer.Typer(help="Single messages.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.add_typer(group, name="message")
+
+
+@group.command("show")
+def show_message(id: str, url: str = URL, as_json: bool = AS_JSON) -> None:
+    """Show one message's history, from half to every group."""
+    show(call(url, "GET", "messages", id), as_json)
+
+
+@group.command("find")
+def find_messages(
+    key: str | None = typer.Option(None, help="Messages with this key."),
+    topic: str | None = typer.Option(None, help="Messages of this topic."),
+    since: str | None = typer.Option(None, "--from", help="Committed at or after this instant (RFC 3339)."),
+    until: str | None = typer.Option(None, "--to", help="Committed before this instant."),
+    max: int = typer.Option(100, min=1, max=10_000),
+    url: str = URL,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Find messages by key, or by topic and time."""
+    given = {"key": key, "topic": topic, "from": since, "to": until, "max": str(max)}
+    query = "?" + urlencode({name: value for name, value in given.items() if value is not None})
+    show(call(url, "GET", "messages", query=query), as_json, "messages")

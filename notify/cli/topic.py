@@ -1,0 +1,86 @@
+"""`notify topic`: topics and their queues."""
+
+from __future__ import annotations
+
+import typer
+
+from notify.cli.api import (
+    AS_JSON,
+    BEFORE,
+    DRY_RUN,
+    REASON,
+    URL,
+    call,
+    place,
+    show,
+    write,
+)
+
+group = typer.Typer(help="Topics and their queues.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.add_typer(group, name="topic")
+
+
+@group.command("list")
+def list_topics(url: str = URL, as_json: bool = AS_JSON) -> None:
+    """List topics with their offsets."""
+    show(call(url, "GET", "topics"), as_json, "topics")
+
+
+@group.command()
+def create(
+    name: str,
+    queues: int | None = typer.Option(None, min=1, max=1024, help="Number of queues; keys are spread over them."),
+    retention: float | None = typer.Option(
+        None, min=0, help="Seconds to keep messages; 0: as the server's setting says."
+    ),
+    retention_bytes: int | None = typer.Option(None, min=0, help="Bytes of messages to keep; 0: no bound."),
+    flush: str | None = typer.Option(
+        None, help="Answer once messages are on disk (sync), in the kernel (async) or in memory (memory)."
+    ),
+    ttl: float | None = typer.Option(None, min=0, help="Seconds after which messages expire; 0: never."),
+    backlog: int | None = typer.Option(
+        None, min=0, help="How many messages the slowest group may be behind; 0: no bound."
+    ),
+    backlog_policy: str | None = typer.Option(None, help="When the backlog is full: refuse, hold or drop_oldest."),
+    reason: str = REASON,
+    dry_run: bool = DRY_RUN,
+    url: str = URL,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Make or change a topic; options that are not given keep their value."""
+    fields = {
+        "queues": queues,
+        "retention": retention,
+        "retention_bytes": retention_bytes,
+        "flush": flush,
+        "ttl": ttl,
+        "backlog": backlog,
+        "backlog_policy": backlog_policy,
+    }
+    body = write(reason, dry_run, **{name: value for name, value in fields.items() if value is not None})
+    show(call(url, "PUT", "topics", name, body=body), as_json)
+
+
+@group.command()
+def delete(name: str, reason: str = REASON, dry_run: bool = DRY_RUN, url: str = URL, as_json: bool = AS_JSON) -> None:
+    """Delete a topic with its messages and subscriptions."""
+    show(call(url, "DELETE", "topics", name, body=write(reason, dry_run)), as_json)
+
+
+@group.command("purge")
+def purge_topic(
+    name: str,
+    before: str = typer.Option(..., help=BEFORE),
+    force: bool = typer.Option(False, "--force", help="Also purge messages that a group has not settled."),
+    reason: str = REASON,
+    dry_run: bool = DRY_RUN,
+    url: str = URL,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Delete a topic's messages up to a point."""
+    body = write(reason, dry_run, before=place(before), force=force)
+    show(call(url, "POST", "topics", name, "purge", body=body), as_json)
