@@ -29,7 +29,7 @@ from notify.bench import bridge as bridge_bench
 from notify.bench import transactions
 from notify.binlog_bridge import source
 from notify.client.table import create_tables
-from notify.sinks.sink import QueueSink
+from notify.sinks.queue_server import QueueSink
 from notify.testing.process import ServerProcess
 from notify.wire import PackedBridgeBatch
 from tests.support import databases

@@ -7,19 +7,14 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
-import msgspec
-
-from notify.client.http import HttpClient
 from notify.errors import NotifyError
 from notify.kafka_records import SCHEME
-from notify.storage.bridged import stale_epoch
-from notify.wire import Bridged, PackedBridgeBatch, encode_msgpack
+from notify.sinks.queue_server import QueueSink
+from notify.wire import Bridged, PackedBridgeBatch
 
 log = logging.getLogger("notify.bridge")
-
-POST_SECONDS = 30.0
 
 
 class Sink(Protocol):
@@ -45,7 +40,7 @@ def delays_released(url: str) -> Iterator[None]:
     if not url.startswith(SCHEME):
         yield
         return
-    from notify.sinks.kafka import DelayRelease
+    from notify.sinks.delays import DelayRelease
 
     release = DelayRelease(url)
 
@@ -64,35 +59,6 @@ def delays_released(url: str) -> Iterator[None]:
     finally:
         release.stop()
         thread.join(5)
-
-
-class QueueSink:
-    """A queue server."""
-
-    def __init__(self, url: str) -> None:
-        self._http = HttpClient(url)
-        self._epoch = 0
-        """The last that this sink asked for, whether or not it learned that it got it."""
-
-    async def claim(self, source: str, *, take_back: bool = True) -> tuple[int, str]:
-        found: dict[str, Any] = msgspec.msgpack.decode(
-            await self._http.call("GET", f"/v1/bridge/{source}", b"", POST_SECONDS)
-        )
-        epoch, position = found["epoch"] + 1, found["position"]
-        if not take_back and 0 < self._epoch < found["epoch"]:
-            raise stale_epoch(f"another bridge has taken source {source!r} over; stop one of the two")
-        self._epoch = epoch
-        claim = PackedBridgeBatch(epoch=epoch, expected_position=position, position=position, claim=True)
-        await self.append(source, claim)
-        return epoch, position
-
-    async def append(self, source: str, batch: PackedBridgeBatch) -> Bridged:
-        body = encode_msgpack(batch)
-        answer = await self._http.call("POST", f"/v1/bridge/{source}/batches", body, POST_SECONDS)
-        return msgspec.msgpack.decode(answer, type=Bridged)
-
-    async def close(self) -> None:
-        self._http.close()
 
 
 def open_sink(url: str) -> Sink:

@@ -25,7 +25,7 @@ from notify.demo.kafka import KafkaCluster
 from notify.errors import InvalidRequest, Unavailable
 from notify.kafka_records import brokers_of, dead_letter_topic, header, listed
 from notify.relay.relay import Relay
-from notify.sinks.kafka import DelayRelease
+from notify.sinks.delays import DelayRelease
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.databases import empty_database
 from tests.support.groups import running
