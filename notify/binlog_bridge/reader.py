@@ -95,7 +95,7 @@ class Assembly:
         self._size = 0
         """Bytes of the batch's rows."""
         self._gtid: tuple[int, int, int] | tuple[str, int] | None = None
-        """That of the source's transaction which is being read."""
+        """The GTID of the source's transaction that is being read."""
         self._pending: list[BridgedTransaction] = []
         """Transactions of ours within it."""
         self._pending_bytes = 0
