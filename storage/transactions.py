@@ -13,7 +13,7 @@ The queues role is in queues.py, further capabilities in capabilities.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from notify.storage.checks import CheckAnswer, Checking, Due
@@ -135,10 +135,12 @@ class TransactionStore(TopicStore, CheckStore, Protocol):
         ...
 
 
-async def counted(store: TransactionStore) -> InDoubt:
-    """`in_doubt` of a storage that finds undecided transactions, and does not keep count of them."""
-    prepared = await store.undecided(State.PREPARED, None, None, COUNTED_TO)
-    parked = await store.undecided(State.PARKED, None, None, COUNTED_TO)
+async def counted(
+    undecided: Callable[[State | None, str | None, int | None, int], Awaitable[list[Transaction]]],
+) -> InDoubt:
+    """`in_doubt` of a storage that lists undecided transactions (`undecided`), and does not keep count of them."""
+    prepared = await undecided(State.PREPARED, None, None, COUNTED_TO)
+    parked = await undecided(State.PARKED, None, None, COUNTED_TO)
     first = prepared[0] if prepared else None
     return InDoubt(
         len(prepared),

@@ -329,7 +329,7 @@ class SqlShards:
         return next((t for t in await self._each(lambda s: s.transaction(transaction_id)) if t is not None), None)
 
     async def in_doubt(self) -> InDoubt:
-        return await counted(self)
+        return await counted(self.undecided)
 
     async def undecided(
         self, state: State | None, producer_group: str | None, older_than_us: int | None, limit: int

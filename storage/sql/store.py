@@ -164,7 +164,7 @@ class SqlStore:
         return transaction_of(rows, self.shard) if rows else None
 
     async def in_doubt(self) -> InDoubt:
-        return await counted(self)
+        return await counted(self.undecided)
 
     async def undecided(
         self, state: State | None, producer_group: str | None, older_than_us: int | None, limit: int

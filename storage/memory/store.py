@@ -1,0 +1,97 @@
+"""The storage in memory as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from notify.clock import Clock, wall_clock
+from notify.storage.groups import Subscription
+from notify.storage.memory.groups import MemoryGroups
+from notify.storage.memory.queues import MemoryQueues
+from notify.storage.memory.transactions import MemoryTransactions
+from notify.storage.topics import Topic
+
+
+class MemoryStore:
+    """Dictionaries and lists. Same methods and same answers as every storage; it lends those of its parts."""
+
+    def __init__(self, clock: Clock = wall_clock) -> None:
+        """`clock` gives the time that settlements carry (microseconds since 1970)."""
+        self._queues = queues = MemoryQueues()
+        self._groups = groups = MemoryGroups(queues, clock)
+        transactions = MemoryTransactions(queues)
+
+        # Lent: TransactionStore.
+        self.put = transactions.put
+        self.decide = transactions.decide
+        self.states = transactions.states
+        self.producer_groups = transactions.producer_groups
+        self.claim_checks = transactions.claim_checks
+        self.release_checks = transactions.release_checks
+        self.answer_check = transactions.answer_check
+        self.checking = transactions.checking
+        self.resume_checks = transactions.resume_checks
+        self.half_payloads = transactions.half_payloads
+        self.next_check_us = transactions.next_check_us
+        self.transaction = transactions.transaction
+        self.undecided = transactions.undecided
+        self.in_doubt = transactions.in_doubt
+
+        # Lent: topics, and QueueStore.
+        self.topics = queues.topics
+        self.topic = queues.topic
+        self.has_topic = queues.has_topic
+        self.bounds = queues.bounds
+        self.read = queues.read
+        self.read_tagged = queues.read_tagged
+        self.keyed = queues.keyed
+        self.offset_at = queues.offset_at
+        self.messages = queues.messages
+        self.trim = queues.trim
+        self.on_visible = queues.on_visible
+        self.delayed = queues.delayed
+        self.release_due = queues.release_due
+        self.next_due_us = queues.next_due_us
+        self.subscriptions = groups.subscriptions
+        self.subscription = groups.subscription
+        self.subscribe_soon = groups.subscribe_soon
+        self.subscribe = groups.subscribe
+        self.unsubscribe = groups.unsubscribe
+        self.patterns = groups.patterns
+        self.set_pattern = groups.set_pattern
+        self.drop_pattern = groups.drop_pattern
+        self.priorities = groups.priorities
+        self.set_priorities = groups.set_priorities
+        self.pause = groups.pause
+        self.paused = groups.paused
+        self.progress = groups.progress
+        self.settle = groups.settle
+        self.settle_soon = groups.settle_soon
+        self.attempted = groups.attempted
+        self.dead_letter_soon = groups.dead_letter_soon
+        self.settlements = groups.settlements
+        self.bridges = transactions.bridges
+        self.append_from_bridge = transactions.append_from_bridge
+
+    async def open(self, now_us: int) -> None:
+        """Nothing is there to be read back."""
+
+    async def close(self) -> None:
+        """Everything here is gone with the object; listeners hear of no more messages."""
+        self._queues.forget_listeners()
+
+    async def sync(self) -> None:
+        """Memory is as durable as it gets."""
+
+    async def create_topic(self, topic: Topic) -> Topic:
+        self.create_topic_soon(topic)
+        return topic
+
+    def create_topic_soon(self, topic: Topic, followed_by: Sequence[Subscription] = ()) -> None:
+        self._queues.set_topic(topic)
+        for subscription in followed_by:
+            self._groups.subscribe_soon(subscription, [0] * topic.queues)
+
+    async def delete_topic(self, name: str) -> None:
+        self._queues.drop_topic(name)
+        await self._groups.forget_topic(name)

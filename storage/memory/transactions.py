@@ -1,0 +1,231 @@
+"""Halves, outcomes and checks, and what bridges bring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from notify.storage.bridged import BridgeBatch, BridgeState, check_bridge, is_prepared_by, refuse_foreign
+from notify.storage.checks import CheckAnswer, Checking, Due, new_token
+from notify.storage.hashing import tag_hash
+from notify.storage.memory.queues import MemoryQueues
+from notify.storage.records import (
+    Decided,
+    InDoubt,
+    NewTransaction,
+    Put,
+    PutResult,
+    State,
+    StoredMessage,
+    Transaction,
+)
+from notify.storage.topics import Flush
+from notify.storage.transactions import NO_SHARDS, NO_TOKENS, counted
+
+
+@dataclass(slots=True)
+class _Record:
+    new: NewTransaction
+    stored_us: int
+    state: State
+    decided_us: int = 0
+    attempts: int = 0
+    next_check_us: int = 0
+    token: int = 0
+    forced: bool = False
+
+
+class MemoryTransactions:
+    """A record for each transaction."""
+
+    def __init__(self, queues: MemoryQueues) -> None:
+        self._queues = queues
+        self._records: dict[bytes, _Record] = {}
+        self._bridges: dict[str, BridgeState] = {}
+
+    async def put(self, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
+        results = []
+        touched: set[str] = set()
+        flush = max(self._flush(m.topic) for t in transactions for m in t.messages)
+        for t in transactions:
+            known = self._records.get(t.id)
+            if known is not None:
+                same = known.new.messages == t.messages and known.new.producer_group == t.producer_group
+                same = same and not (t.committed and known.state == State.PREPARED)
+                results.append(PutResult(Put.ALREADY if same else Put.IN_USE, known.state, flush))
+                continue
+            record = _Record(t, now_us, State.PREPARED, next_check_us=now_us + t.check_after_us)
+            self._records[t.id] = record
+            if t.committed:
+                touched |= self._commit(record, now_us)
+            results.append(PutResult(Put.STORED, record.state, flush))
+        self._queues.tell(touched)
+        return results
+
+    def _flush(self, name: str) -> Flush:
+        topic = self._queues.topic(name)
+        assert topic is not None, "a transaction is stored only once its topics are made"
+        return topic.flush
+
+    def _commit(self, record: _Record, now_us: int) -> set[str]:
+        record.state = State.COMMITTED
+        record.decided_us = now_us
+        return self._queues.commit(record.new.id, record.new.messages, now_us)
+
+    async def decide(
+        self,
+        outcomes: Sequence[tuple[bytes, str | None, State]],
+        now_us: int,
+        forced: bool = False,
+        tokens: Mapping[bytes, int] = NO_TOKENS,
+        shards: Mapping[bytes, str] = NO_SHARDS,
+    ) -> list[Decided]:
+        results = []
+        touched: set[str] = set()
+        for transaction_id, group, outcome in outcomes:
+            record = self._records.get(transaction_id)
+            if record is None:
+                results.append(Decided(False))
+            elif group is not None and (record.new.producer_group or group) != group:
+                results.append(Decided(True, record.state, foreign=True))
+            elif record.state not in (State.PREPARED, State.PARKED):
+                results.append(Decided(True, record.state, False))
+            elif record.token != tokens.get(transaction_id, record.token):
+                results.append(Decided(True, record.state, stale=True))
+            else:
+                if outcome == State.COMMITTED:
+                    touched |= self._commit(record, now_us)
+                else:
+                    record.state, record.decided_us = State.ROLLED_BACK, now_us
+                record.forced = forced
+                results.append(Decided(True, outcome, True))
+        self._queues.tell(touched)
+        return results
+
+    async def states(self, ids: Sequence[bytes]) -> list[State | None]:
+        return [self._records[i].state if i in self._records else None for i in ids]
+
+    async def producer_groups(self, ids: Sequence[bytes]) -> list[str | None]:
+        return [self._records[i].new.producer_group or None if i in self._records else None for i in ids]
+
+    def _open(self, transaction_id: bytes) -> _Record | None:
+        record = self._records.get(transaction_id)
+        return record if record is not None and record.state in (State.PREPARED, State.PARKED) else None
+
+    async def claim_checks(self, producer_group: str, now_us: int, limit: int, answer_within_us: int) -> list[Due]:
+        due: list[Due] = []
+        for record in sorted(self._undecided(producer_group), key=lambda r: r.next_check_us):
+            if record.next_check_us > now_us or len(due) >= limit:
+                break
+            record.token = new_token()
+            record.next_check_us = now_us + answer_within_us
+            new = record.new
+            topics = tuple({m.topic: None for m in new.messages})
+            due.append(Due(new.id, record.token, new.source, new.instance, record.attempts, topics))
+        return due
+
+    def _undecided(self, producer_group: str | None) -> list[_Record]:
+        return [
+            r
+            for r in self._records.values()
+            if r.state in (State.PREPARED, State.PARKED) and producer_group in (None, r.new.producer_group)
+        ]
+
+    async def release_checks(self, claimed: Sequence[Due], due_us: int) -> None:
+        for due in claimed:
+            record = self._open(due.id)
+            if record is not None and record.token == due.token:
+                record.token, record.next_check_us = 0, due_us
+
+    async def answer_check(self, answer: CheckAnswer) -> bool:
+        record = self._open(answer.id)
+        if record is None or not answer.token or record.token != answer.token:
+            return False
+        record.token, record.attempts, record.next_check_us = 0, answer.attempts, answer.next_check_us
+        record.state = State.PARKED if answer.park else State.PREPARED
+        return True
+
+    async def resume_checks(self, transaction_id: bytes, now_us: int, *, anew: bool) -> bool:
+        record = self._open(transaction_id)
+        if record is None:
+            return False
+        record.token, record.next_check_us = 0, now_us
+        if anew:
+            record.state, record.attempts = State.PREPARED, 0
+        return True
+
+    async def checking(self, transaction_id: bytes, shard: str | None = None) -> Checking | None:
+        record = self._open(transaction_id)
+        if record is None:
+            return None
+        return Checking(record.token, record.attempts, record.state == State.PARKED, record.new.producer_group)
+
+    async def half_payloads(self, claimed: Sequence[Due]) -> list[list[bytes]]:
+        records = [self._open(due.id) for due in claimed]
+        return [[m.payload for m in record.new.messages] if record is not None else [] for record in records]
+
+    def next_check_us(self, producer_group: str) -> int | None:
+        return min((r.next_check_us for r in self._undecided(producer_group)), default=None)
+
+    async def transaction(self, transaction_id: bytes) -> Transaction | None:
+        return self._transaction(transaction_id)
+
+    def _transaction(self, transaction_id: bytes) -> Transaction | None:
+        record = self._records.get(transaction_id)
+        if record is None:
+            return None
+        new = record.new
+        shown = self._queues.messages(new.id) or [
+            StoredMessage(m.topic, 0, 0, new.id, n, record.stored_us, m.payload, tag_hash(m.tag))
+            for n, m in enumerate(new.messages)
+        ]
+        return Transaction(
+            new.id,
+            new.producer_group,
+            record.state,
+            record.stored_us,
+            record.decided_us,
+            new.source,
+            new.instance,
+            record.attempts,
+            record.next_check_us,
+            shown,
+            forced=record.forced,
+        )
+
+    async def in_doubt(self) -> InDoubt:
+        return await counted(self.undecided)
+
+    async def undecided(
+        self, state: State | None, producer_group: str | None, older_than_us: int | None, limit: int
+    ) -> list[Transaction]:
+        matching = [
+            r
+            for r in self._undecided(producer_group)
+            if state in (None, r.state) and (older_than_us is None or r.stored_us <= older_than_us)
+        ]
+        shown = [self._transaction(r.new.id) for r in matching[:limit]]
+        return [t for t in shown if t is not None]
+
+    # --- from a bridge ----------------------------------------------------------------------------------------
+
+    def bridges(self) -> list[BridgeState]:
+        return list(self._bridges.values())
+
+    async def append_from_bridge(self, batch: BridgeBatch, now_us: int) -> list[PutResult]:
+        known = self._bridges.get(batch.source) or BridgeState(batch.source)
+        check_bridge(known, batch)
+
+        def is_ours(transaction_id: bytes) -> bool:
+            half = self._records[transaction_id].new
+            return is_prepared_by(batch.source, half.source, half.instance)
+
+        refuse_foreign(batch, [i for i in batch.commit if self._open(i) is not None and not is_ours(i)])
+        halves = [t.id for t in batch.transactions if t.committed and self._open(t.id) is not None and is_ours(t.id)]
+        await self.decide([(i, None, State.COMMITTED) for i in (*batch.commit, *halves)], now_us)
+        results = await self.put(batch.transactions, now_us) if batch.transactions else []
+        rows = known.rows + sum(r.put is Put.STORED for r in results)
+        self._bridges[batch.source] = BridgeState(
+            batch.source, batch.epoch, batch.position, rows, now_us, known.position
+        )
+        return results
