@@ -1,1 +1,1 @@
-"""What tests of several folders share. A test module imports from here and from its own folder, never from a test."""
+"""Helpers of tests in several folders. A test module imports from here and from its own folder, never from a test."""

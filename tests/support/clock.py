@@ -1,8 +1,8 @@
-"""Waiting in tests: for an event, with a bound that a slow and loaded machine does not reach.
+"""Waits for events in tests, with a bound that a slow and loaded machine does not reach.
 
-A test that is about time itself runs on a clock that it moves: `InMemoryServer.advance`, or the `now_us` that stores
-and deliveries take. What has to be real time (a lease that runs out in a server process) is waited for here, and the
-test asserts what happened and in which order, never how long it took.
+A test about time itself runs on a clock that it moves: `InMemoryServer.advance`, or the `now_us` that stores and
+deliveries take. A test that needs real time (a lease that expires in a server process) waits here, and asserts events
+and their order, never durations.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PATIENCE_SECONDS = 60.0
-"""How long a test waits for what must come. Reaching it is a failure; passing tests end long before."""
+"""The longest wait for an event. Reaching it is a failure; passing tests wait far less."""
 
 _LOOK_SECONDS = 0.02
 
@@ -25,7 +25,7 @@ def eventually(check: Callable[[], T], waiting_for: str = "", seconds: float = P
     deadline = time.monotonic() + seconds
     while not (answer := check()):
         assert time.monotonic() < deadline, _complaint(waiting_for, answer, seconds)
-        time.sleep(_LOOK_SECONDS)  # the pause between two looks at an event, not a guess of when it comes
+        time.sleep(_LOOK_SECONDS)  # the pause between two polls of an event, not a guess of when it comes
     return answer
 
 
@@ -34,7 +34,7 @@ async def eventually_async(check: Callable[[], T], waiting_for: str = "", second
     deadline = time.monotonic() + seconds
     while not (answer := check()):
         assert time.monotonic() < deadline, _complaint(waiting_for, answer, seconds)
-        await asyncio.sleep(_LOOK_SECONDS)  # the pause between two looks
+        await asyncio.sleep(_LOOK_SECONDS)  # the pause between two polls
     return answer
 
 

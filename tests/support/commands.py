@@ -1,4 +1,4 @@
-"""`notify …` in the test's own process, without a second of imports each time, and as a process that can be killed."""
+"""Runs `notify …` in the test's own process, without a second of imports each time, or as a process to kill."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def registered() -> None:
 
 
 def cli(*words: str) -> tuple[int, dict[str, Any]]:
-    """The exit code, and what was printed: its JSON, or `{"text": …}`."""
+    """Run a command; return its exit code and its output: the JSON, or `{"text": …}`."""
     registered()
     result: Result = CliRunner().invoke(main.app, list(words), auto_envvar_prefix="NOTIFY")
     if isinstance(result.exception, NotifyError):
@@ -35,15 +35,15 @@ def cli(*words: str) -> tuple[int, dict[str, Any]]:
 
 
 class Command:
-    """`notify …` as a process of its own: started as servers are, killed, and started again."""
+    """`notify …` as a process: started as servers are, killed, and started again."""
 
     def __init__(self, *words: str) -> None:
         self._words = words
         self.launch = ServerProcess.launch
-        """How its next life is started: `tests.support.versions.launched_in` makes it one of another version."""
+        """Starts the next process; `tests.support.versions.launched_in` starts another version."""
         self.process: Child | None = None
         self.output: list[str] = []
-        """Its last lines, over all its lives."""
+        """The last lines of output of all its processes."""
 
     def start(self) -> Command:
         self.process = self.launch(self._words, os.environ)
@@ -51,7 +51,7 @@ class Command:
         return self
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would. Raises AssertionError if it had ended by itself."""
+        """Kill it with SIGKILL. Raises AssertionError if it had ended by itself."""
         assert self.process is not None
         code = self.process.poll()
         assert code is None, f"notify {self._words[0]} ended by itself with {code}: {''.join(self.output)[-3000:]}"
@@ -59,7 +59,7 @@ class Command:
         self.process.wait(PATIENCE_SECONDS)
 
     def close(self) -> None:
-        """Ended, whatever it does."""
+        """End the process, whatever it does."""
         if self.process is not None and self.process.poll() is None:
             self.kill()
 

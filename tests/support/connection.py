@@ -1,4 +1,4 @@
-"""A connection to a server in memory, driven byte by byte: what it reads, holds and writes is there to be looked at."""
+"""A connection to a server in memory, driven byte by byte; a test sees what it reads, holds and writes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from notify.server.data.request import Request
 from notify.settings import Settings
 
 READ_BYTES = 16 << 10
-"""What one read of the socket brings."""
+"""The most bytes of one read of the socket."""
 SERVICE = Principal("service", ())
 
 
 class Transport(asyncio.Transport):
-    """A socket's end in memory."""
+    """One end of a socket, in memory."""
 
     def __init__(self) -> None:
         super().__init__()
         self.is_paused = self.is_closed = self.is_aborted = self.wrote_eof = False
         self.written = b""
         self.unread_bytes = 0
-        """Of what was written, so much waits for the client, as the test says."""
+        """How many written bytes wait for the client, as the test sets it."""
 
     def pause_reading(self) -> None:
         self.is_paused = True
@@ -63,7 +63,7 @@ class Transport(asyncio.Transport):
 
 
 class SlowAccess:
-    """Knows nobody at once, and of each header (`Bearer NAME`) what it is told later."""
+    """An access check that knows no caller at first, and each header (`Bearer NAME`) once a test says who it is."""
 
     on = True
     clock = staticmethod(int)
@@ -89,7 +89,7 @@ class SlowAccess:
 
 
 class Served:
-    """One connection to an application that answers what it gets, and how it goes on."""
+    """One connection to an application that echoes requests, and the driver of its loop."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Served:
         return never
 
     def use_asgi(self, app: Callable[..., Coroutine[Any, Any, None]]) -> None:
-        """What answers the routes that are not data routes."""
+        """Set the application that answers routes other than data routes."""
         for name in ("access", "settings", "answer", "unread", "unverified", "connections"):
             setattr(app, name, getattr(self.protocol.app, name))
         self.protocol.app = app  # type: ignore[assignment]
@@ -132,7 +132,7 @@ class Served:
         return Answer(200, "text/plain", b"answered")
 
     def send(self, data: bytes) -> int:
-        """As the network would: read by read while the server reads. How many bytes it took."""
+        """Send as the network does, read by read while the server reads. Returns the bytes that it took."""
         taken = 0
         while taken < len(data) and not self.transport.is_paused:
             self.protocol.data_received(data[taken : taken + READ_BYTES])
@@ -140,7 +140,7 @@ class Served:
         return min(taken, len(data))
 
     def statuses(self) -> list[int]:
-        """Of the answers so far."""
+        """The statuses of the answers so far."""
         lines = self.transport.written.split(b"HTTP/1.1 ")[1:]
         return [int(line[:3]) for line in lines]
 
@@ -151,6 +151,6 @@ def head(token: str, size: int = 0, *lines: str) -> bytes:
 
 
 async def settled() -> None:
-    """Everything that can go on without news from outside has."""
+    """Run the loop until nothing can continue without new input."""
     for _ in range(20):
         await asyncio.sleep(0)  # a turn of the loop

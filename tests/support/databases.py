@@ -1,7 +1,7 @@
-"""Real database servers for tests: a DSN from the environment, else a container, else a local server of our own.
+"""Real database servers for tests: from a DSN in the environment, else in a container, else started here.
 
-When pytest runs in several workers, its controller starts one server of each kind for all of them (`ForWorkers`), and
-each test gets an empty database of its own in it (`empty_database`).
+When pytest runs several workers, its controller starts one server of each kind for all of them (`ForWorkers`), and each
+test gets an empty database of its own (`empty_database`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from notify.testing.ports import free_port
 from tests.support.clock import eventually
 
 DATABASES = ("sqlite", "postgresql", "mariadb")
-"""What a test of the SDK runs on."""
+"""The kinds of databases that tests of the SDK run on."""
 
 
 class NotAvailable(Exception):
-    """Why a database cannot run here; the tests that need it are skipped with this reason."""
+    """A database cannot run here; tests that need it are skipped with this reason."""
 
 
 def _docker_answers() -> bool:
@@ -41,7 +41,7 @@ def _docker_answers() -> bool:
 
 
 def wait_for(url: str, seconds: float = 120) -> None:
-    """Until a connection to the database works. Raises the last failure."""
+    """Wait until a connection to the database works. Raises the last failure."""
     engine = sa.create_engine(url, poolclass=sa.NullPool)
     deadline = time.monotonic() + seconds
     while True:
@@ -55,12 +55,12 @@ def wait_for(url: str, seconds: float = 120) -> None:
 
 
 def _wait_for_file(path: Path, seconds: float = 120) -> None:
-    """PyMySQL leaks its socket when a connect fails: first see that there is something to connect to."""
+    """Wait for the socket's file, because PyMySQL leaks its socket when a connect fails."""
     deadline = time.monotonic() + seconds
     while not path.exists():
         if time.monotonic() > deadline:
             raise NotAvailable(f"the database server did not make {path}")
-        time.sleep(0.05)  # the pause between two looks
+        time.sleep(0.05)  # the pause between two polls
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def postgresql(*, durable: bool = True) -> Iterator[str]:
 
 
 class PostgreSqlServer:
-    """A PostgreSQL of our own in a directory; may be killed and started again."""
+    """A PostgreSQL server in a directory; it may be killed and started again."""
 
     def __init__(self, directory: Path, *, durable: bool = True) -> None:
         """Raises NotAvailable where PostgreSQL is not installed.
@@ -137,7 +137,7 @@ class PostgreSqlServer:
         wait_for(self.url)
 
     def kill(self) -> None:
-        """The whole server, as when its machine goes: its children notice that it is gone."""
+        """Kill the whole server as a crash of its machine does, and wait for its children to end."""
         assert self.process is not None
         self.process.kill()
         self.process.wait(60)
@@ -145,11 +145,11 @@ class PostgreSqlServer:
         deadline = time.monotonic() + 60
         pid = self.directory / "data" / "postmaster.pid"
         while time.monotonic() < deadline and self._children():
-            time.sleep(0.1)  # the pause between two looks
+            time.sleep(0.1)  # the pause between two polls
         pid.unlink(missing_ok=True)
 
     def _children(self) -> bool:
-        """Whether a process of this server is still there (Linux)."""
+        """Whether a process of this server still runs (Linux)."""
         data = str(self.directory / "data")
         for place in Path("/proc").glob("[0-9]*/cwd"):
             try:
@@ -166,7 +166,7 @@ class PostgreSqlServer:
 
 
 class MariaDbServer:
-    """A MariaDB of our own in a directory, with a binlog as a bridge needs it; may be killed, restarted, a replica."""
+    """A MariaDB server in a directory, with a binlog for bridges; it may be killed, restarted, and made a replica."""
 
     USER = "shop"
 
@@ -233,7 +233,7 @@ class MariaDbServer:
         wait_for(f"mysql+pymysql://root@localhost/mysql?unix_socket={self._socket}")
 
     def execute(self, *statements: str) -> list[tuple[object, ...]]:
-        """Run statements as root on one connection; the rows of the last one."""
+        """Run statements as root on one connection, and return the rows of the last one."""
         engine = sa.create_engine(
             f"mysql+pymysql://root@localhost/mysql?unix_socket={self._socket}", isolation_level="AUTOCOMMIT"
         )

@@ -1,4 +1,4 @@
-"""A delivery over memory, for tests of what groups are given and when: no server, and a clock that stands still."""
+"""A delivery over memory, for tests of what groups receive and when: without a server, on a clock that tests move."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SECOND = 1_000_000
 
 
 class Scene:
-    """Where its clock stands is `now_us`: a test moves it."""
+    """A delivery and its clock, `now_us`, which a test moves."""
 
     def __init__(self, *, on_first_use: bool = True) -> None:
         self.now_us = T0
@@ -22,7 +22,7 @@ class Scene:
         self.restart()
 
     def restart(self) -> None:
-        """As if the server had started now, over what is stored."""
+        """Start a new delivery over the same storage, as a restart of the server does."""
         self.topics = Topics(self.store, on_first_use=self._on_first_use)
         self.delivery = Delivery(self.store, lambda: self.now_us, Metrics(), self.topics)
         self.subscriptions = Subscriptions(self.store, self.delivery, lambda: self.now_us)

@@ -1,4 +1,4 @@
-"""A disk for tests of what a log does while it runs and when its process ends; faulty disks are in tests/crash."""
+"""A quick disk for tests of the log; tests/crash has faulty disks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from notify.storage.log.disk import Disk
 
 
 class UnsyncedDisk(Disk):
-    """Syncs nothing and reserves little: a process that dies leaves the same behind, and no test waits for a sync."""
+    """A disk that never syncs and reserves little: enough for tests that kill only the process."""
 
     def sync(self, fd: int) -> None:
         pass

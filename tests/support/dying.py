@@ -1,4 +1,4 @@
-"""Producers that die at one of the worst moments of their transaction, in a process of their own, or seem to."""
+"""Producers that die, or seem to die, at one of the worst moments of their transaction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POINTS = ("after half", "after local commit", "before outcome")
 
 
 def _die_at(point: str, outgoing: ThreadOutgoing) -> None:
-    """Have a producer's way out kill this process at a point."""
+    """Make a producer kill this process at a point."""
     store_half = outgoing.store_half
 
     def half_and_die(transaction_id: str, messages: list[PackedMessage], source: str) -> Item:
@@ -41,7 +41,7 @@ def _die() -> NoReturn:
 
 
 def _order(url: str, group: str, dsn: str, point: str) -> None:
-    """An order with a message, both named after the point, in the topic named after the group."""
+    """Place an order with a message, both named after the point, in the topic named after the group."""
     engine = make_engine(dsn)
     producer = TransactionProducer(url, group=group, engine=engine, half_timeout=PATIENCE_SECONDS)
     _die_at(point, producer.outgoing)
@@ -55,12 +55,12 @@ def _order(url: str, group: str, dsn: str, point: str) -> None:
 
 
 def lose_outcomes(producer: TransactionProducer) -> None:
-    """From now on no outcome of a producer arrives, as if it were killed after each COMMIT."""
+    """Lose all outcomes of a producer, as if it were killed after each COMMIT."""
     producer.outgoing.outcome_soon = lambda *_: None  # type: ignore[method-assign]
 
 
 def order_and_die(url: str, group: str, dsn: str, point: str) -> int | None:
-    """Have an order placed by a process that dies at one of POINTS; its exit code, None where it goes on living."""
+    """Let a process place an order and die at one of POINTS. Returns its exit code; None if it lives on."""
     process = forked.context().Process(target=_order, args=(url, group, dsn, point))
     process.start()
     process.join(PATIENCE_SECONDS)

@@ -1,4 +1,4 @@
-"""A consumer group over plain HTTP, and consumers of the SDK in threads."""
+"""Consumer groups over plain HTTP, and consumers of the SDK in threads."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Caller:
         self.url, self.group, self.instance = url, group, instance
 
     def receive(self, *topics: str, wait: float = 0, lease: float = 30, max: int = 100) -> list[dict[str, Any]]:
-        """One poll. `wait` is how long the server may wait for a first message, in seconds."""
+        """Receive once; `wait` is how long the server may wait for a first message, in seconds."""
         request = {"instance": self.instance, "topics": list(topics), "max": max, "wait": wait, "lease": lease}
         messages: list[dict[str, Any]] = post(self.url, f"/v1/groups/{self.group}/receive", request)["messages"]
         return messages
 
     def settle(self, messages: list[dict[str, Any]], action: str = "ack", **options: Any) -> list[int]:
-        """The status of each message's settling."""
+        """Settle messages, and return the status of each."""
         items = [{"receipt": m["receipt"], "action": action, **options} for m in messages]
         return [item["status"] for item in post(self.url, f"/v1/groups/{self.group}/settle", {"items": items})["items"]]
 
@@ -36,31 +36,31 @@ def bodies(messages: list[dict[str, Any]]) -> list[str]:
 
 
 def publish(url: str, topic: str, bodies: list[str], key: bool = False) -> None:
-    """Messages without a transaction, in one request; with `key` the first letter of each body is its key."""
+    """Send messages without a transaction, in one request; with `key` the first letter of each body is its key."""
     messages = [{"topic": topic, "body": body} | ({"key": body[0]} if key else {}) for body in bodies]
     items = post(url, "/v1/messages", {"messages": messages})["items"]
     assert [item["status"] for item in items] == [201] * len(bodies), items
 
 
 def subscribe(url: str, group: str, topic: str, mode: str = "shared", **fields: Any) -> None:
-    """Make or change a subscription; without `start` it begins with what comes from now on."""
+    """Make or change a subscription; without `start` it begins with the next message."""
     admin(url, "PUT", f"groups/{group}/subscriptions/{topic}", {"mode": mode, "start": "latest", **fields})
 
 
 def is_subscribed(url: str, group: str) -> bool:
-    """Whether the group is there: a consumer makes it when it starts."""
+    """Whether the group exists; a consumer makes it when it starts."""
     return ask(url, "GET", f"/v1/admin/groups/{group}")[0] == 200
 
 
 def lag(url: str, group: str) -> int:
-    """How many messages a group has not settled: neither handled, nor dead, nor passed over."""
+    """How many messages a group has not settled."""
     return sum(queue["lag"] for queue in admin(url, "GET", f"groups/{group}")["queues"])
 
 
 def drain(url: str, group: str, topic: str, want: int) -> list[dict[str, Any]]:
-    """Receive and acknowledge until `want` messages came, then look once more for one too many.
+    """Receive and acknowledge until `want` messages came, then poll once more for a surplus message.
 
-    Fails if fewer come. One too many that is late is missed: it can make a test pass, never fail.
+    Fails if fewer come. A late surplus message is missed, which can make a test pass but never fail.
     """
     caller = Caller(url, group, "test")
     drained: list[dict[str, Any]] = []
@@ -87,13 +87,13 @@ def die(caller: Caller, topic: str, count: int, reason: str) -> None:
 
 
 def redrive(url: str, group: str, **body: Any) -> Any:
-    """Send a group's dead letters to it again: what became of each, or with `all` the job's number."""
+    """Redrive a group's dead letters. Returns the result of each, or with `all` the job's number."""
     return admin(url, "POST", f"groups/{group}/dead-letters/redrive", body)["result"]
 
 
 @contextmanager
 def running(*consumers: Consumer, subscribed: bool = False) -> Iterator[None]:
-    """Run consumers in threads, and stop them at the end; `subscribed` waits until their groups are there."""
+    """Run consumers in threads, and stop them at the end; `subscribed` waits until their groups exist."""
     threads = [threading.Thread(target=c.run, kwargs={"signals": False}, daemon=True) for c in consumers]
     for thread in threads:
         thread.start()

@@ -1,4 +1,4 @@
-"""The tests' HTTP client: plain JSON over the standard library, as a stranger to the SDK would write it."""
+"""The tests' HTTP client: plain JSON over the standard library, without the SDK."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def ask(
     kind: str = JSON,
     tls: ssl.SSLContext | None = None,
 ) -> tuple[int, Any]:
-    """Status and decoded answer of one request on a connection of its own; an answer that is no JSON comes as text.
+    """Make one request on a new connection; return its status and decoded answer (text if it is no JSON).
 
-    `body`: bytes are sent as they are, anything else as JSON. Raises OSError where the server is away.
+    `body`: bytes are sent unchanged, anything else as JSON. Raises OSError if the server is away.
     """
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     sent = {"content-type": kind} | ({} if token is None else {"authorization": f"Bearer {token}"}) | (headers or {})
@@ -53,20 +53,20 @@ def ask(
 
 
 def call(url: str, method: str, path: str, body: Any = None, token: str | None = None) -> Any:
-    """The answer of a request that succeeds; fails with what the server said otherwise."""
+    """The answer of a request that must succeed; fails with the server's answer otherwise."""
     status, answer = ask(url, method, path, body, token)
     assert 200 <= status < 300, f"{method} {path} was answered with {status}: {answer}"
     return answer
 
 
 def post(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a POST that succeeds."""
+    """The answer of a POST that must succeed."""
     answer: dict[str, Any] = call(url, "POST", path, body)
     return answer
 
 
 def admin(url: str, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    """The answer of an admin route that succeeds; `path` begins after `/v1/admin/`, and a write gets a reason."""
+    """The answer of an admin request that must succeed; `path` begins after `/v1/admin/`; a write gets a reason."""
     return call(url, method, f"/v1/admin/{path}", body if body is None else {"reason": REASON, **body})
 
 
@@ -79,7 +79,7 @@ def refusal(url: str, method: str, path: str, **body: Any) -> tuple[int, str]:
 
 
 def metric(url: str, name: str) -> float:
-    """A sample of `/metrics` by its name and labels as they are printed; 0 where there is none."""
+    """A sample of `/metrics` by its name and labels as printed; 0 if it is missing."""
     for line in str(call(url, "GET", "/metrics")).splitlines():
         if line.startswith(name + " "):
             return float(line.split()[1])

@@ -1,4 +1,4 @@
-"""A TCP proxy that loses what it is told to lose: as networks do, at the worst moment."""
+"""A TCP proxy that loses data on demand, as networks do at the worst moment."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 
 class Proxy:
-    """Forwards 127.0.0.1:`port` to a target. Faults are armed for the connections that follow them or are open.
+    """Forwards 127.0.0.1:`port` to a target. Faults apply to open and later connections.
 
-    `cut_at(pattern, answer)`: the first time a client says what matches, both ends are closed, before it is passed
-    on, or (`answer`) once the target has answered it. `drop_answers`: what the target says goes nowhere, and nothing
-    is closed.
+    `cut_at(pattern, answer)`: the first time a client's bytes match, both ends are closed, before the bytes are passed
+    on or (`answer`) after the target has answered. `drop_answers`: the target's bytes are dropped, and nothing is
+    closed.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -74,7 +74,7 @@ class Proxy:
             s.close()
 
     def close(self) -> None:
-        """Nobody listens any more, and what was open is cut."""
+        """Stop listening, and cut open connections."""
         self._close(self._listening, *list(self._open))
 
     def reopen(self) -> None:

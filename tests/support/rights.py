@@ -1,7 +1,6 @@
-"""Rights, told anew for the matrix of them: callers, things that are theirs or not, and what lets a request in.
+"""The matrix of rights: callers, their own things and another's, and the rights that each request needs.
 
-Whether a right covers something is worked out here by `fnmatch`, and not by the server's own code, which is what is
-tested.
+`fnmatch` decides here whether a right covers a name, because the server's own code is under test.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from tests.support.http import REASON
 from tests.support.servers import GuardedInMemory
 
 ANYONE, KNOWN, SOME = "anyone", "known", "some"
-"""Who is let in without a right of its own: everyone; who shows a token that is good; who has any right at all."""
+"""Needs that no single right meets: anyone is let in; a caller with a valid token; a caller with any right at all."""
 
 ANY_TOPIC = ANY_GROUP = "?"
-"""The topic, or group, of a need that a right to any one of them meets."""
+"""The name in a need that a right for any topic or group meets."""
 
 DEAD_LETTERS = "dead-letter."
 
@@ -31,20 +30,20 @@ Answer = tuple[int, bytes]
 
 
 class Connection:
-    """One kept connection, since the matrix has thousands of requests."""
+    """One connection for the thousands of requests of the matrix."""
 
     def __init__(self, url: str) -> None:
         self._address = urlsplit(url).netloc
         self._connection = http.client.HTTPConnection(self._address, timeout=PATIENCE_SECONDS)
 
     def ask(self, method: str, path: str, body: Any = None, token: str | None = None) -> Answer:
-        """Status and body of one request; bytes are sent as a form, anything else as JSON."""
+        """Make one request; return status and body. Bytes are sent as a form, anything else as JSON."""
         kind = "application/x-www-form-urlencoded" if isinstance(body, bytes) else "application/json"
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"content-type": kind} | ({} if token is None else {"authorization": f"Bearer {token}"})
         try:
             return self._once(method, path, data, headers)
-        except (http.client.RemoteDisconnected, ConnectionError):  # it was idle for too long
+        except (http.client.RemoteDisconnected, ConnectionError):  # the server closed it because it was idle
             self._connection.close()
             return self._once(method, path, data, headers)
 
@@ -59,17 +58,17 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Things:
-    """What belongs to one of two who share a server."""
+    """The things of one of two parties that share a server."""
 
     whose: str
     topic: str
     private: str
-    """A topic that no group of the other follows."""
+    """A topic that no group of the other party subscribes to."""
     group: str
     producer: str
     source: str
     secret: str
-    """What the bodies of its messages say."""
+    """The text of its messages' bodies."""
 
     @classmethod
     def new(cls, whose: str) -> Things:
@@ -78,22 +77,22 @@ class Things:
 
     @property
     def prefix(self) -> str:
-        """What all names of it begin with."""
+        """The prefix of all its names."""
         return self.topic.partition(".")[0]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What somebody who may see none of it must not be shown."""
+        """The names that a caller without rights to it must not be shown."""
         return (self.topic, self.private, self.group, self.producer, self.source, self.secret)
 
     def fill(self, text: str, other: Things) -> str:
-        """A right or a need with names in it; those of the other's things begin with `other_`."""
+        """A right or a need with its names filled in; `other_…` are names of the other party."""
         own = {f: getattr(self, f) for f in self.__slots__}
         return text.format(**own, prefix=self.prefix, **{f"other_{f}": getattr(other, f) for f in self.__slots__})
 
 
 def covers(right: str, need: str) -> bool:
-    """Whether a right, such as `publish:order.*`, allows what is needed, such as `publish:order.placed`."""
+    """Whether a right, such as `publish:order.*`, covers a need, such as `publish:order.placed`."""
     action, name, topic = _parts(right)
     wanted_action, wanted, wanted_topic = _parts(need)
     if action == "publish" and wanted.startswith(DEAD_LETTERS) and not name.startswith(DEAD_LETTERS):
@@ -111,14 +110,14 @@ def _parts(text: str) -> tuple[str, str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. `rights` None: nobody, or somebody whose token is not good."""
+    """A caller. `rights` None: without a token, or with a token that is not valid."""
 
     name: str
     token: str | None
     rights: tuple[str, ...] | None
 
     def meets(self, needs: Needs, things: Things, other: Things) -> bool:
-        """Whether it has all rights of one of the alternatives."""
+        """Whether the caller has all rights of one of the alternatives."""
         if needs == ANYONE:
             return True
         if self.rights is None:
@@ -131,7 +130,7 @@ class Caller:
         )
 
     def may_see(self, things: Things) -> bool:
-        """Whether any of its rights covers a name of these things: then it is no stranger to them."""
+        """Whether any of the caller's rights covers a name of these things."""
         for right in self.rights or ():
             action, name, topic = _parts(right)
             named = any(fnmatchcase(known, name.removeprefix(DEAD_LETTERS)) for known in things.names)
@@ -141,11 +140,11 @@ class Caller:
 
 
 Needs = str | tuple[tuple[str, ...], ...]
-"""ANYONE, KNOWN, SOME, or alternatives, each of which is several rights."""
+"""ANYONE, KNOWN, SOME, or alternatives, each a set of rights."""
 
 
 def needs(*alternatives: str) -> Needs:
-    """Alternatives; the rights of one are parted by blanks."""
+    """Alternatives; blanks separate the rights of one."""
     return tuple(tuple(alternative.split()) for alternative in alternatives)
 
 
@@ -160,7 +159,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One item of a request: what it needs, and its status then. `is_foreign`: it is another's, and answered so."""
+    """One item of a request: its need, and its status if that is met. `is_foreign`: answered as another party's."""
 
     needs: Needs
     status: int
@@ -169,28 +168,28 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A way to use a route: what it needs, how it is asked for somebody's things, and what it answers then."""
+    """A use of a route: its need, its request for a party's things, and the expected answer."""
 
     route: str
-    """Method and path, as the router has them."""
+    """Method and path as in the router."""
     needs: Needs
     ask: Callable[[Things, Things], Asked]
-    """From the things that it is about, and the other's; called anew for each request that is to be let in."""
+    """Makes the request from the party's things and the other's; called for each request that is let in."""
     status: int = 200
     parts: Sequence[Part] = ()
-    """The items of its answer, in their order."""
+    """The items of the answer, in order."""
     spoils: bool = False
-    """It ends what others need: what is there has to be put back afterwards."""
+    """It deletes things that other cases need; they are restored afterwards."""
     what: str = ""
     refers_to: Sequence[str] = ()
-    """Names that the request stands for without containing them: an answer may say them."""
+    """Names that an answer may contain although the request does not."""
     shows: Sequence[tuple[Needs, str]] = ()
-    """What an answer must contain for whoever has such rights, and for nobody else."""
+    """Texts that an answer must contain for callers with such rights, and for no others."""
     is_of_things: bool = True
-    """It names somebody's things, and is asked for both."""
+    """It names a party's things, and is asked for both parties."""
 
     def expected(self, caller: Caller, things: Things, other: Things) -> list[int]:
-        """The answer's status, and those of its items."""
+        """The expected status of the answer and of its items."""
         if self.needs != ANYONE and caller.rights is None:
             return [401]
         if not caller.meets(self.needs, things, other):
@@ -199,7 +198,7 @@ class Case:
 
 
 class Room:
-    """A server with access on, the things of two on it, and everyone who may ask."""
+    """A server with access on, the things of two parties on it, and all callers."""
 
     def __init__(self, server: GuardedInMemory) -> None:
         self.server = server
@@ -215,7 +214,7 @@ class Room:
         return self._connection.ask(asked.method, asked.path, asked.body, token)
 
     def do(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """A request by who may do everything; it must succeed. An admin write gets its reason."""
+        """Make a request with all rights; it must succeed. An admin write gets a reason."""
         if body is not None and path.startswith("/v1/admin/") and "whole_from" not in body:
             body = {"reason": REASON} | body
         status, raw = self._connection.ask(method, path, body, self.all)
@@ -226,7 +225,7 @@ class Room:
         return self.theirs if things is self.mine else self.mine
 
     def restore(self) -> None:
-        """Make what is missing of the topics and subscriptions: each group follows its own topic and the other's."""
+        """Make missing topics and subscriptions: each group subscribes to its own topic and the other party's."""
         for things in (self.mine, self.theirs):
             for topic in (things.topic, things.private):
                 self.do("PUT", f"/v1/admin/topics/{topic}", {})
@@ -237,12 +236,12 @@ class Room:
             self.do("POST", f"/v1/admin/groups/{things.group}/resume", {})
 
     def publish(self, *messages: tuple[str, str]) -> list[str]:
-        """Messages of topics and texts; their ids."""
+        """Publish texts to topics; return the message ids."""
         body = {"messages": [{"topic": topic, "body": text, "key": text} for topic, text in messages]}
         return [str(item["id"]) for item in self.do("POST", "/v1/messages", body)["items"]]
 
     def half(self, things: Things, transaction: str) -> str:
-        """A half of the producer group; its id."""
+        """Store a half of the producer group; return its id."""
         message = {"topic": things.topic, "body": things.secret, "key": things.secret}
         body = {"producer_group": things.producer, "source": things.source, "instance": "i",
                 "transactions": [{"id": transaction, "messages": [message]}]}  # fmt: skip
@@ -251,7 +250,7 @@ class Room:
         return transaction
 
     def receipt(self, things: Things, of: Things) -> str:
-        """A receipt of the group for a message of its own topic, or of the other's."""
+        """A receipt of the group for a message of its own topic, or of the other party's."""
         self.publish((of.topic, of.secret))
         body = {"instance": "i", "topics": [of.topic], "max": 1, "lease": 3600}
         (message,) = self.do("POST", f"/v1/groups/{things.group}/receive", body)["messages"]

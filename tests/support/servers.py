@@ -1,4 +1,4 @@
-"""Server processes as several tests need them: with access on, and several over one database."""
+"""Servers for several tests: with access on, or several over one database."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class WithTokens:
     admin: str
 
     def make(self, *rights: str, **fields: Any) -> str:
-        """A token with these rights."""
+        """Make a token with these rights."""
         body = {"name": "t", "rights": list(rights), "reason": REASON} | fields
         return str(call(self.url, "POST", "/v1/admin/credentials", body, self.admin)["token"])
 
 
 class GuardedInMemory(WithTokens):
-    """In memory, on a clock that only the test moves; `with` stops it."""
+    """A server in memory with access on, whose clock only the test moves; `with` stops it."""
 
     def __init__(self, **settings: Any) -> None:
         self.server = InMemoryServer(access=True, **settings).start()
@@ -43,7 +43,7 @@ class GuardedInMemory(WithTokens):
 
 
 class Guarded(WithTokens):
-    """A server process with access on, and tokens made for it."""
+    """A server process with access on; makes tokens for it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -53,7 +53,7 @@ class Guarded(WithTokens):
 
 
 def make_storage(url: str, shard: str = "main") -> None:
-    """The server's tables in an empty database."""
+    """Make the server's tables in an empty database."""
     with opened(url) as engine:
         schema.upgrade(engine, shard)
 
@@ -67,7 +67,7 @@ class Started:
         self.servers: list[ServerProcess] = []
 
     def add(self, *flags: str, **environment: str) -> ServerProcess:
-        """One more server; the test may kill or stop it before its end."""
+        """Start one more server, which the test may kill or stop."""
         place = self._directory / f"s{len(self.servers)}"
         server = ServerProcess(place, environment=environment, flags=["--storage", self.storage, *flags])
         self._stack.callback(stop_if_running, server)
@@ -76,7 +76,7 @@ class Started:
 
 
 def stop_if_running(server: ServerProcess) -> None:
-    """Stop a server that the test may have killed, or never started; the pipe of one that died is closed, too."""
+    """Stop a server if it runs, and close the pipe of one that was killed."""
     if server.process is not None:
         server.stop()
 
@@ -93,18 +93,18 @@ def three_servers(storage: str, directory: Path) -> Iterator[list[ServerProcess]
 
 
 def settings_of(server: ServerProcess) -> dict[str, Any]:
-    """The values of its settings by name, and `revision`."""
+    """The server's settings by name, and `revision`."""
     answer = admin(server.url, "GET", "settings")
     return {row["name"]: row["value"] for row in answer["settings"]} | {"revision": answer["revision"]}
 
 
 def until_all(servers: Sequence[ServerProcess], name: str, value: Any) -> None:
-    """Return once every server has this value of a setting."""
+    """Wait until every server has this value of a setting."""
     eventually(lambda: all(settings_of(server)[name] == value for server in servers), f"{name} {value} at every server")
 
 
 def until_known(servers: Sequence[ServerProcess]) -> None:
-    """Return once each of these servers tells where all of them are."""
+    """Wait until each of these servers lists all of them."""
     urls = {server.url for server in servers}
 
     def knows_all(server: ServerProcess) -> bool:

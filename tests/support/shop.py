@@ -1,4 +1,4 @@
-"""The smallest business: orders in a table, an engine as a careful service makes it, and a producer on both."""
+"""The smallest service: a table of orders, a careful engine, and a producer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Order(Base):
 
 
 def make_engine(url: str) -> sa.Engine:
-    """An engine for a URL of any database. SQLite waits for its lock and begins its transactions itself."""
+    """An engine for any database; SQLite waits for its lock, and begins transactions explicitly."""
     if url.startswith("sqlite"):
         engine = sa.create_engine(url, connect_args={"timeout": 60})
         use_explicit_begin(engine)
@@ -34,7 +34,7 @@ def make_engine(url: str) -> sa.Engine:
 
 
 class Shop:
-    """A producer, its sessions, and what the server makes of its messages."""
+    """A producer, its sessions, and its messages on the server."""
 
     def __init__(self, engine: sa.Engine, server: InMemoryServer, name: str) -> None:
         self.engine = engine
@@ -47,7 +47,7 @@ class Shop:
         self.producer.send(session, Message(self.topic, body, **options))
 
     def messages(self) -> list[Stored]:
-        """What consumers get, in the order of the queue, once every half is decided and the producer has ended."""
+        """Close the producer, wait until every half is decided, and return the messages in the order of the queue."""
         eventually(lambda: not self.server.halves(self.topic), "the outcome of every half")
         self.producer.close()
         return self.server.messages(self.topic)

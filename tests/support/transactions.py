@@ -11,14 +11,14 @@ from notify.wire import Payload, decode_payload, encode_msgpack
 
 
 def new_id() -> str:
-    """A fresh transaction id as text."""
+    """A new transaction id as text."""
     return ids.to_text(ids.new_id())
 
 
 def message(
     body: bytes = b"x", topic: str = "t", *, key: str | None = None, tag: str | None = None, **options: Any
 ) -> NewMessage:
-    """A message with a payload as the server makes it: a database keeps its parts in columns."""
+    """A message with a payload in the server's encoding, because a database stores its parts in columns."""
     return NewMessage(topic, encode_msgpack(Payload(topic, body, key, tag)), key, tag, **options)
 
 
@@ -26,17 +26,17 @@ def sent(
     body: bytes = b"x", *, topic: str = "t", group: str = "g", key: str | None = None, tag: str | None = None,
     delay_us: int = 0, deliver_at_us: int = 0, **options: Any,
 ) -> NewTransaction:  # fmt: skip
-    """A half of one message; `options` are the transaction's."""
+    """A half of one message; `options` are fields of the transaction."""
     new_message = message(body, topic, key=key, tag=tag, delay_us=delay_us, deliver_at_us=deliver_at_us)
     return NewTransaction(ids.new_id(), group, [new_message], **options)
 
 
 def bodies_in(messages: Iterable[StoredMessage]) -> list[bytes]:
-    """What a storage has read, without what the server packs around each body."""
+    """The bodies of messages that a storage has read."""
     return [decode_payload(m.payload).body for m in messages]
 
 
 def half_request(group: str = "g", transaction_id: str | None = None, **message: Any) -> dict[str, Any]:
-    """The body of `POST /v1/transactions` for one half of one message, whose fields the call may replace."""
+    """The body of `POST /v1/transactions` for a half of one message, whose fields the caller may replace."""
     fields = {"topic": "t", "body": "x"} | message
     return {"producer_group": group, "transactions": [{"id": transaction_id or new_id(), "messages": [fields]}]}

@@ -1,4 +1,4 @@
-"""Other versions beside this one: their code from the repository's history, their servers, their SDK."""
+"""Other versions beside this one, from the repository's history: their code, servers and SDK."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from notify.testing.process import Child, ServerProcess
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
 FIRST = "9c372b4"
-"""The commit whose directories, databases and SDK every later version gets on with."""
+"""The first version; every later one works with its directories, databases and SDK."""
 STATEMENT_END = "\n-- end of statement\n"
 FOR_EVER = {"NOTIFY_RETENTION_SECONDS": "315360000"}
-"""Ten years: a server that opens a fixture must not take it for old."""
+"""Ten years, so that retention does not delete the contents of a fixture."""
 
 
 class NoHistory(Exception):
-    """Why an older version cannot be had here; the tests that need it are skipped with this reason."""
+    """An older version is not available here; tests that need it are skipped with this reason."""
 
 
 def checkout(commit: str, directory: Path) -> Path:
-    """The packages of a commit in a directory. Raises NoHistory where git does not have it."""
+    """Extract the packages of a commit into a directory. Raises NoHistory if git does not have it."""
     if shutil.which("git") is None:
         raise NoHistory("there is no git")
     done = subprocess.run(
@@ -48,7 +48,7 @@ def checkout(commit: str, directory: Path) -> Path:
 
 
 def environment_of(code: Path) -> dict[str, str]:
-    """The environment in which Python imports the packages of `code`."""
+    """An environment in which Python imports the packages in `code`."""
     return dict(os.environ) | {"PYTHONPATH": str(code)}
 
 
@@ -63,7 +63,7 @@ Launch = Callable[[Sequence[str], Mapping[str, str]], Child]
 
 
 def launched_in(code: Path) -> Launch:
-    """What starts `notify` with the packages in `code`: for `ServerProcess.launch` and `Command.launch`."""
+    """A function that starts `notify` from the packages in `code`, for `ServerProcess.launch` and `Command.launch`."""
 
     def launch(arguments: Sequence[str], environment: Mapping[str, str]) -> Child:
         # `python -m` looks for packages in the current directory first.
