@@ -1,4 +1,4 @@
-"""Fixtures that several folders share, and how the tests are parted among workers."""
+"""Fixtures of several folders, and the distribution of tests among workers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pytest_xdist_make_scheduler = workers.pytest_xdist_make_scheduler
 
 
 class OrSkip(dict[str, str]):
-    """URLs of database servers by kind; a test that asks for one that cannot run here is skipped with the reason."""
+    """URLs of database servers by kind; a test that needs one that cannot run here is skipped with the reason."""
 
     def __init__(self, urls: Mapping[str, str]) -> None:
         self._urls = urls
@@ -76,7 +76,7 @@ def engine_url(database: str, database_urls: Mapping[str, str], tmp_path: Path) 
 
 @pytest.fixture(scope="session")
 def binlog_server() -> Iterator[databases.MariaDbServer]:
-    """A MariaDB of its own for bridges: its variables are changed, its binlogs purged, and nobody else fills them."""
+    """A separate MariaDB for bridges: tests change its variables and purge its binlogs, and no other test writes."""
     directory = Path(tempfile.mkdtemp(prefix="notify-bridge-"))
     try:
         try:
@@ -91,7 +91,7 @@ def binlog_server() -> Iterator[databases.MariaDbServer]:
 
 @pytest.fixture
 def binlog_url(binlog_server: databases.MariaDbServer) -> Iterator[str]:
-    """An empty database behind an empty binlog; the server's variables are put right again afterwards."""
+    """An empty database and an empty binlog; the server's variables are restored afterwards."""
     name = "d" + uuid.uuid4().hex[:10]
     binlog_server.execute("RESET MASTER", f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
     yield sa.make_url(binlog_server.url).set(database=name).render_as_string(hide_password=False)
@@ -115,7 +115,7 @@ def engine(engine_url: str) -> Iterator[sa.Engine]:
 def shared_engine(
     request: pytest.FixtureRequest, database_urls: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[sa.Engine]:
-    """As `engine`, with the shop's orders; the tests of a module share it, and use groups and rows of their own."""
+    """As `engine`, with the shop's orders; the tests of a module share it, each with its own groups and rows."""
     with empty_database(request.param, database_urls, tmp_path_factory.mktemp("shared")) as url:
         engine = make_engine(url)
         create_tables(engine)
@@ -143,7 +143,7 @@ def shop(emptied_shop: sa.Engine, memory: InMemoryServer, unique: str) -> Iterat
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One server process for tests that do not disturb it; they use topics and groups of their own."""
+    """One server process for tests that do not disturb it; each uses its own topics and groups."""
     process = ServerProcess(
         tmp_path_factory.mktemp("server"), environment={"NOTIFY_CHECK_BACKOFF_SECONDS": "0.2"}
     ).start()

@@ -1,4 +1,4 @@
-"""An audit of one database and one log, as most tests need it."""
+"""Audits one database and one log, for most tests."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from notify.spark.result import Inputs, Plan, Result
 from tests.support.clock import eventually
 
 PLAN = Plan(max_transaction_seconds=5, deliver_seconds=5)
-"""For runs that ended long before these bounds."""
+"""A plan for runs that ended long ago."""
 
 AT_ONCE = Plan(max_transaction_seconds=1, deliver_seconds=1)
-"""For what was done a moment ago, see `wait_until_closed`."""
+"""A plan for transactions of a moment ago, after `wait_until_closed`."""
 
 
 def wait_until_closed(database: Database, plan: Plan) -> None:
-    """Until all that was done before this call is older than a transaction may be, by either clock."""
+    """Wait until everything before this call is older than the longest transaction, by both clocks."""
     done_us = time.time_ns() // 1000
     bound_us = plan.max_transaction_seconds * 1_000_000 + abs(database.clock_offset_us)
     eventually(lambda: database.now_us - bound_us > done_us, "what was done to be older than a transaction may be")
 
 
 def audited(spark: SparkSession, url: str, log: Path, scratch: Path, plan: Plan = PLAN) -> Result:
-    """`scratch` keeps the copies of the log's segments, which another audit of the same log may use."""
+    """Audit; `scratch` keeps the copies of the log's segments for another audit of the same log."""
     with contextlib.closing(Database(url, "shop")) as database:
         return Audit(spark, plan, Inputs([database], [LogInput(log)]), scratch).run()

@@ -1,6 +1,6 @@
 """A backup taken under load, restored elsewhere, and audited against the database: clean up to the moment it was taken.
 
-Run as `python -m tests.audit.backup`. The shop goes on meanwhile, and after it.
+Run as `python -m tests.audit.backup`. The shop runs during the backup and after it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.http import admin
 PRODUCERS = 4
 ORDERS_BEFORE, ORDERS_AFTER = 1000, 100
 LONGEST_SECONDS = 600
-"""What a step may take on the slowest machine."""
+"""The longest time of a step, on the slowest machine."""
 
 
 def notify(*words: str) -> tuple[int, dict[str, Any]]:
@@ -36,12 +36,12 @@ def notify(*words: str) -> tuple[int, dict[str, Any]]:
 
 
 def settled(url: str) -> int:
-    """The offset below which the group has settled everything."""
+    """The offset below which the group has settled all messages."""
     return sum(queue["position"] for queue in admin(url, "GET", "groups/points")["queues"] if queue["topic"] == TOPIC)
 
 
 def more_orders(shop: Shop, count: int) -> None:
-    """Wait for so many."""
+    """Wait until so many orders are committed."""
     before = len(shop.transactions())
     eventually(lambda: len(shop.transactions()) >= before + count, f"{count} more orders", LONGEST_SECONDS)
 

@@ -1,7 +1,7 @@
 """Faults of every class planted among many transactions: the audit must find each, name none wrongly, and no other.
 
-Run as `python -m tests.audit.campaign --transactions 1000000 --each 100`. First an audit of the run as it was, which
-must find nothing; then one of the copies with the faults.
+Run as `python -m tests.audit.campaign --transactions 1000000 --each 100`. First it audits the sound run, which must
+have no finding; then the copies with the faults.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tests.support.databases import mariadb, postgresql
 
 LEDGER = "SELECT message_id FROM ledger"
 WITH_EFFECTS = replace(PLAN, effects=(("", LEDGER),))
-"""The plan for what `Planter` plants: it makes a ledger with doubled entries."""
+"""A plan with --effects: `Planter` makes a ledger with doubled entries."""
 
 
 def planted(made: Made, url: str, to: Path, each: int) -> Planted:
-    """The faults, put into a copy of the log and into the database."""
+    """Plant the faults in a copy of the log and in the database."""
     engine = sa.create_engine(url)
     try:
         return asyncio.run(Planter(made, copied(made.log, to), engine, each).plant())
@@ -40,7 +40,7 @@ def planted(made: Made, url: str, to: Path, each: int) -> Planted:
 
 
 def differences(result: Result, wanted: Planted) -> list[str]:
-    """What was not found, and what was found and not planted, by class."""
+    """Complaints about planted faults that were not found and findings that were not planted, by class."""
     ids_by_class: dict[str, set[str]] = {}
     for f in result.found:
         name = f"{f.evidence['from']} {f.evidence['to']}" if f.finding == "BRIDGE_GAP" else f.message_id
@@ -61,7 +61,7 @@ def differences(result: Result, wanted: Planted) -> list[str]:
 def campaign(
     spark: SparkSession, url: str, directory: Path, transactions: int, each: int, say: Callable[[str], None]
 ) -> list[str]:
-    """Complaints of both audits, none where all is as it should be."""
+    """Run both audits, and return their complaints."""
     made = made_run(directory, url, transactions)
     say(f"{transactions} transactions made")
     clean = audited(spark, url, made.log, directory / "clean")

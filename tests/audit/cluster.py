@@ -1,4 +1,4 @@
-"""On a standalone Spark cluster with two workers an audit says the same as on this machine.
+"""Compares an audit on a standalone Spark cluster with two workers and on this machine.
 
 Run as `python -m tests.audit.cluster`.
 """
@@ -29,7 +29,7 @@ from tests.support.databases import postgresql
 
 @contextlib.contextmanager
 def cluster(directory: Path) -> Iterator[str]:
-    """A master and two workers with a core each; the master's URL."""
+    """Start a master and two workers with a core each; yields the master's URL."""
     import pyspark
 
     home = Path(pyspark.__file__).parent
@@ -77,7 +77,7 @@ def cluster(directory: Path) -> Iterator[str]:
 
 
 def compared(url: str, directory: Path) -> list[str]:
-    """Where the two audits differ."""
+    """Run both audits, and return their differences."""
     made = made_run(directory, url, 50_000, segment_bytes=4 << 20)
     planted(made, url, directory / "faulty", 20)
     spark = open_session()

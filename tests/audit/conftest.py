@@ -1,4 +1,4 @@
-"""One Spark session for all tests of the audit: starting a JVM takes longer than most of them."""
+"""One Spark session for all tests of the audit, because starting a JVM takes longer than most tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def spark() -> Iterator[Any]:
         pytest.skip(str(reason))
     yield session
     session.stop()
-    # What pyspark leaves unclosed is collected here, not in the middle of somebody else's test.
+    # Collects here what pyspark leaves unclosed, so that no other test gets the warning.
     del session
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)

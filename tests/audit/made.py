@@ -1,7 +1,7 @@
-"""A log and a database as a long run leaves them, made fast: for measuring, and for planting faults in copies.
+"""Makes the log and the database of a long run fast, for measuring and for planting faults in copies.
 
-The log is written by the real storage, transaction by transaction with the times they are said to have happened at;
-the local rows and the inbox are loaded into a real database.
+The real storage writes the log, each transaction with a made-up time; the local rows and the inbox are loaded into a
+real database.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from notify.wire import Payload, encode_msgpack
 
 PRODUCERS, CONSUMERS, TOPICS = "orders", "points", 4
 STEP_US = 100
-"""Between two transactions, where nothing else is said: 10,000 a second."""
+"""The default time between two transactions: 10,000 a second."""
 TOGETHER_US = 50_000
-"""Transactions of such a time are stored at once."""
+"""The transactions of so many microseconds are stored in one batch."""
 COMMITTED_AFTER_US, EFFECTIVE_AFTER_US = 5_000, 10_000
 KEYS = 1000
 AGO_US = 120_000_000
-"""How long ago a run ended: beyond the bounds of every plan."""
+"""How long ago a run ended; longer than the bounds of any plan."""
 
 
 def transaction_id(number: int, at_us: int) -> bytes:
-    """A UUID of version 7 that says when, and which."""
+    """A UUID of version 7 for a time and a number."""
     random = (number * 0x9E3779B97F4A7C15) & ((1 << 62) - 1)
     tail = (0x7 << 76) | ((number & 0xFFF) << 64) | (0x2 << 62) | random
     return (at_us // 1000).to_bytes(6) + tail.to_bytes(10)
@@ -44,7 +44,7 @@ def transaction_id(number: int, at_us: int) -> bytes:
 
 @dataclass(frozen=True)
 class Made:
-    """What was made: `count` transactions from `first_us` on, one every `step_us`."""
+    """A made run: `count` transactions from `first_us` on, one every `step_us`."""
 
     log: Path
     count: int
@@ -67,7 +67,7 @@ def payload_of(number: int, size: int = 200) -> bytes:
 
 
 async def write_log(made: Made, *, segment_bytes: int = 256 << 20, size: int = 200) -> LogStore:
-    """Halves, outcomes and acks of all of them; the store is left open, for more to be done to it."""
+    """Write halves, outcomes and acks of all transactions; the store stays open for more."""
     store = LogStore(made.log, segment_bytes=segment_bytes)
     await store.open(made.first_us)
     for n in range(TOPICS):
@@ -95,7 +95,7 @@ async def write_log(made: Made, *, segment_bytes: int = 256 << 20, size: int = 2
 
 
 def local_rows(made: Made) -> Iterator[list[str | int | None]]:
-    """Rows of half_message, as COPY and LOAD DATA take them."""
+    """Rows of half_message as lines for COPY and LOAD DATA."""
     for n in range(made.count):
         yield local_row(ids.to_text(made.id(n)), topic_of(n), made.at(n) + 20)
 
@@ -108,13 +108,13 @@ LOCAL_COLUMNS = "transaction_id, message_no, producer_group, mode, state, shards
 
 
 def open_engine(url: str) -> sa.Engine:
-    """An engine that may load files."""
+    """An engine that is allowed to load files."""
     local = {"local_infile": True} if url.startswith(("mysql", "mariadb")) else {}
     return sa.create_engine(url, connect_args=local)
 
 
 def load(engine: sa.Engine, made: Made, scratch: Path) -> None:
-    """Local rows and inbox rows of all of them."""
+    """Load local rows and inbox rows of all transactions."""
     create_tables(engine)
     local, inbox = scratch / "local.csv", scratch / "inbox.csv"
     with local.open("w", newline="") as file:
@@ -133,7 +133,7 @@ def load(engine: sa.Engine, made: Made, scratch: Path) -> None:
 
 
 def load_csv(engine: sa.Engine, table: str, columns: str, file: Path) -> None:
-    """A CSV file into a table, the database's fast way."""
+    """Load a CSV file into a table with the database's fast command."""
     raw = engine.raw_connection()
     try:
         if engine.dialect.name == "sqlite":
@@ -164,7 +164,7 @@ def load_csv(engine: sa.Engine, table: str, columns: str, file: Path) -> None:
 
 
 def make_log(made: Made, segment_bytes: int = 256 << 20) -> None:
-    """The log alone, closed."""
+    """Make only the log, and close it."""
 
     async def run() -> None:
         store = await write_log(made, segment_bytes=segment_bytes)
@@ -176,7 +176,7 @@ def make_log(made: Made, segment_bytes: int = 256 << 20) -> None:
 def made_run(
     directory: Path, url: str, transactions: int, segment_bytes: int = 256 << 20, step_us: int = STEP_US
 ) -> Made:
-    """A run as it should be, that began with a second: everything committed was delivered and took effect."""
+    """Make a sound run: every committed message was delivered and took effect."""
     first_us = time.time_ns() // 1000 - transactions * step_us - AGO_US
     made = Made(directory / "log", transactions, first_us // 1_000_000 * 1_000_000, step_us)
     make_log(made, segment_bytes)

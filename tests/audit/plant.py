@@ -1,4 +1,4 @@
-"""Faults put into copies of a log and a database, of each kind that an audit names: what it must find, and no more."""
+"""Plants faults of each class in copies of a log and a database; an audit must find these and no others."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from notify.storage.sql.rows import moment_of
 from tests.audit.made import CONSUMERS, KEYS, PRODUCERS, TOPICS, Made, payload_of, topic_of, transaction_id
 
 FILLER = RECORD_HEADER.pack(ENTRY_SIZE, RecordType.META, 0, 0) + encode(["nothing", "-" * 61])
-"""A record of an entry's size that means nothing: a frame keeps its length when an entry goes."""
+"""A meaningless record of an entry's size: it replaces a removed entry, so that a frame keeps its length."""
 assert len(FILLER) == ENTRY_SIZE
 NOTHING = ENTRY.pack(EntryKind.CARRY, *([0] * 10), bytes(16), 0, 0, 0)
 
 
 @dataclass
 class Planted:
-    """Message ids by the class that an audit has to name, `bridge` for gaps by their number."""
+    """The planted message ids by class; gaps of a bridge have numbers instead of ids."""
 
     ids: dict[str, set[str]] = field(default_factory=dict)
 
@@ -42,7 +42,7 @@ class Planted:
 
 
 def copied(log: Path, to: Path) -> Path:
-    """A copy of a log without what is made from it."""
+    """Copy a log without its derived files."""
     to.mkdir()
     for file in log.iterdir():
         if file.suffix in (".log", ".ckpt"):
@@ -51,8 +51,8 @@ def copied(log: Path, to: Path) -> Path:
 
 
 def edit(log: Path, change: Callable[[bytes], bytes | None]) -> None:
-    """Write every frame anew with the entries of halves and outcomes changed; None leaves one out. Checksums are made
-    right: this is a log that a faulty server wrote, not a damaged one."""
+    """Rewrite every frame with changed entries of halves and outcomes; None removes one. Checksums are right: a faulty
+    server wrote this log, and no disk damaged it."""
     for path in sorted(log.glob("*.log")):
         data = bytearray(path.read_bytes())
         at = SEGMENT_HEADER_SIZE
@@ -74,7 +74,7 @@ def _edited(body: bytes, change: Callable[[bytes], bytes | None]) -> tuple[bytes
         first = at + RECORD_HEADER_SIZE
         entries = [body[first + i * ENTRY_SIZE : first + (i + 1) * ENTRY_SIZE] for i in range(count)]
         if kind == RecordType.HALF:
-            # Payloads behind them must stay where they are: an entry of nothing takes the place.
+            # Later payloads must keep their positions, so a meaningless entry takes the place.
             out.append(body[at:first])
             out += [change(entry) or NOTHING for entry in entries]
             out.append(body[first + count * ENTRY_SIZE : at + length])
@@ -91,7 +91,7 @@ def _edited(body: bytes, change: Callable[[bytes], bytes | None]) -> tuple[bytes
 
 
 class Planter:
-    """Plants so many of each kind. `databases` is a copy too: its rows are changed."""
+    """Plants `each` faults of each class. `engine` is that of a copy, too: its rows are changed."""
 
     def __init__(self, made: Made, log: Path, engine: sa.Engine, each: int, seed: int = 1) -> None:
         self.planted = Planted()
@@ -104,7 +104,7 @@ class Planter:
         self._next = made.count
 
     def _take(self, count: int) -> list[int]:
-        """Numbers of transactions that nothing else has been done to."""
+        """Numbers of transactions without a planted fault."""
         taken, self._free = self._free[:count], self._free[count:]
         return taken
 
@@ -115,7 +115,7 @@ class Planter:
         self._in_the_bytes()
         return self.planted
 
-    # --- entries that go, or say something else ---------------------------------------------------------------
+    # --- removed and changed entries --------------------------------------------------------------------------
 
     def _in_the_log(self) -> None:
         lost, flipped = self._take(self._each), self._take(self._each // 2)
@@ -189,7 +189,7 @@ class Planter:
         self._next += 1
         return transaction_id(self._next, self._at())
 
-    # --- what a faulty server would do ------------------------------------------------------------------------
+    # --- acts of a faulty server ------------------------------------------------------------------------------
 
     async def _by_the_store(self) -> None:
         store = LogStore(self._log)
@@ -202,7 +202,7 @@ class Planter:
         await self._again(store, rows, effects)
         await self._disorder(store, rows, effects)
         await self._gaps(store, rows, effects)
-        # Last: what lies behind these in the queue would be settled in one run with them.
+        # Done last, because later messages of the queue would be settled in one range with these.
         await self._undelivered(store, rows)
         await store.sync()
         await store.close()
@@ -226,7 +226,7 @@ class Planter:
         return NewTransaction(name, group, [message], "source-1")
 
     async def _committed(self, store: LogStore, names: list[bytes], topic: str = "order.1", key: str = "k") -> int:
-        """Store and commit; the offset of the first."""
+        """Store and commit messages; return the offset of the first."""
         first = store.bounds(topic, 0)[1]
         transactions = [self._transaction(name, key, topic) for name in names]
         await store.put(transactions, self._at())
@@ -237,7 +237,7 @@ class Planter:
         await store.settle(CONSUMERS, topic, 0, [(first, count)], SettleKind.ACK, self._at())
 
     async def _ghosts(self, store: LogStore, effects: list[bytes]) -> None:
-        """Deliveries that were made up: no row, no half."""
+        """Plant deliveries without row and half."""
         names = [self._new_id() for _ in range(self._each - self._each // 2)]
         first = store.bounds("order.1", 0)[1]
         await store.put([replace_committed(self._transaction(name)) for name in names], self._at())
@@ -247,7 +247,7 @@ class Planter:
         effects += names
 
     async def _doubles(self, store: LogStore) -> None:
-        """A second entry of messages that are in the queue."""
+        """Plant second entries of messages that are in the queue."""
         for n in self._take(self._each):
             name = self._made.id(n)
             topic = topic_of(n)
@@ -263,7 +263,7 @@ class Planter:
             self.planted.add("DUP_ENQUEUE", name)
 
     async def _doubts(self, store: LogStore, rows: list[bytes]) -> None:
-        """Halves that nobody decides; the database committed every other one."""
+        """Plant undecided halves; the database committed every other one."""
         for i in range(self._each):
             name = self._new_id()
             await store.put([self._transaction(name)], self._at())
@@ -282,7 +282,7 @@ class Planter:
         effects += names
 
     async def _disorder(self, store: LogStore, rows: list[bytes], effects: list[bytes]) -> None:
-        """The second of two messages of a key settled first, in an ordered topic."""
+        """Plant pairs of messages of a key in an ordered topic, the second settled first."""
         for i in range(self._each):
             pair = [self._new_id(), self._new_id()]
             first = await self._committed(store, pair, "order.0", f"pair-{i}")
@@ -293,7 +293,7 @@ class Planter:
             effects += pair
 
     async def _gaps(self, store: LogStore, rows: list[bytes], effects: list[bytes]) -> None:
-        """A bridge that goes on behind where it stood."""
+        """Plant gaps between a bridge's positions."""
         stood = ""
         for i in range(self._each + 1):
             name = self._new_id()
@@ -320,7 +320,7 @@ class Planter:
     # --- bytes ------------------------------------------------------------------------------------------------
 
     def _in_the_bytes(self) -> None:
-        """One byte of a payload changed, in messages that lie in different frames."""
+        """Change one byte of a payload, in messages of different frames."""
         by_position: dict[int, bytes] = {}
         wanted = {self._made.id(n) for n in self._chance.sample(range(self._made.count), 40 * self._each)}
         for path in sorted(self._log.glob("*.log")):
@@ -346,7 +346,7 @@ class Planter:
 
 
 def _payloads(data: bytes, at: int, length: int, wanted: set[bytes]) -> list[tuple[int, int, bytes]]:
-    """(position, size, id) of payloads of halves in a frame."""
+    """(position, size, id) of the payloads of halves in a frame."""
     end = at + length
     payloads = []
     while at < end:

@@ -1,4 +1,4 @@
-"""A shop that is audited: orders with their messages, and a consumer that keeps an inbox, on one server."""
+"""A shop to audit: orders with messages, and a consumer with an inbox, on one server."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ TOPIC = "order.placed"
 
 
 class Shop:
-    """Tables in an empty database, a producer and a consumer; to be closed."""
+    """Tables in an empty database, a producer and a consumer. Close it at the end."""
 
     def __init__(self, database_url: str, server_url: str, kafka_url: str = "") -> None:
-        """`kafka_url`: where messages are consumed; the producer then writes an outbox, which the caller relays."""
+        """`kafka_url`: consume from Kafka; the producer then writes an outbox, which the caller relays."""
         self.url = database_url
         self.engine = make_engine(database_url)
         create_tables(self.engine)
@@ -46,12 +46,12 @@ class Shop:
             self.producer.send(session, Message(TOPIC, {"n": n}, key=str(n % 7)))
 
     def transactions(self) -> set[str]:
-        """Those that committed."""
+        """The committed transactions."""
         with self.engine.connect() as connection:
             return {str(row[0]) for row in connection.execute(sa.select(half_message.c.transaction_id))}
 
     def row(self, transaction_id: str, **fields: Any) -> dict[str, Any]:
-        """A local row as a committed transaction leaves it, written now by the database's clock (PostgreSQL)."""
+        """Insert a local row as a committed transaction does, with the database's time (PostgreSQL)."""
         return {
             "transaction_id": transaction_id, "message_no": 0, "producer_group": "orders", "mode": "half",
             "state": "COMMITTED", "shards": "", "topic": TOPIC, "relayed": 1,
@@ -59,7 +59,7 @@ class Shop:
         } | fields  # fmt: skip
 
     def lose(self) -> str:
-        """A transaction that committed, and whose message nobody has; the message's id."""
+        """Lose a message: its transaction committed, and no server has it. Returns the message's id."""
         name = ids.to_text(ids.new_id())
         with self.engine.begin() as connection:
             connection.execute(half_message.insert().values(self.row(name)))
@@ -72,7 +72,7 @@ class Shop:
 
     @contextmanager
     def busy(self, threads: int = 1, pause_seconds: float = 0.0) -> Iterator[None]:
-        """Orders are placed all the time and consumed all the time, until this is left."""
+        """Place and consume orders in the background until the context ends."""
         stop = threading.Event()
 
         def place_orders() -> None:

@@ -1,4 +1,4 @@
-"""A wrong byte of the log is found, and read as it was; more than one is reported."""
+"""One wrong byte of the log is found and corrected; more damage is reported."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every class of finding, planted among sound transactions: all found, none misnamed, nothing else.
 
-On MariaDB, whose JDBC has the traps; `make audit-faults` takes any database.
+They run on MariaDB, whose JDBC driver is the most difficult; `make audit-faults` takes any database.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Inputs that cannot prove anything: the audit says so, or refuses, and never passes."""
+"""Inputs that prove nothing: the audit is INCONCLUSIVE or refuses, and never passes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_log_that_ends_too_early(spark: Any, run: tuple[Made, str], tmp_path: 
     stale.prepare(None, tmp_path / "scratch")
     missing = {ids.to_text(run[0].id(n)) for n in range(COUNT)} - queued(tmp_path / "scratch")
     assert 0 < len(missing) < COUNT
-    # The databases went on behind the copy's last frame, for longer than a transaction may take.
+    # The databases committed after the copy's last frame, for longer than the longest transaction.
     plan = replace(PLAN, max_transaction_seconds=0.1)
     at_us = stale.watermark_us + 200_000
     eventually(lambda: time.time_ns() // 1000 > at_us, "the time of what the copy lacks to be past")
@@ -209,7 +209,7 @@ def test_purged_rows_are_no_ghosts(spark: Any, run: tuple[Made, str], tmp_path: 
     with engine.begin() as connection:
         early = half_message.c.created_at < sa.text(f"'{text_of(half_us)}'")
         assert connection.execute(half_message.delete().where(early)).rowcount == COUNT // 2
-        # Known to the millisecond: the first of those that are left lies within it.
+        # The purge's mark is exact to a millisecond, in which the first remaining row lies.
         connection.execute(notify_source.update().values(rows_from=half_us // 1000 + 1))
     engine.dispose()
     result = audited(spark, url, made.log, tmp_path / "scratch")

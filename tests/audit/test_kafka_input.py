@@ -1,4 +1,4 @@
-"""Where the queue is Kafka: its topics against the databases, by a real node."""
+"""Audits Kafka's topics and the databases, with a real node."""
 
 from __future__ import annotations
 

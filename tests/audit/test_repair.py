@@ -1,4 +1,4 @@
-"""What was found is mended through a real server's admin routes: previewed, recorded, repeatable; then all is well."""
+"""Repairs through a real server's admin routes: previewed, recorded, repeatable; the next audit has no finding."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.transactions import new_id
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """One that asks nobody back: what is in doubt stays so."""
+    """A server that sends no checks, so that transactions stay in doubt."""
     process = ServerProcess(tmp_path / "data", environment={"NOTIFY_CHECK_BACKOFF_SECONDS": "3600"}).start()
     yield process
     process.stop()
@@ -50,13 +50,13 @@ def opened(shop: Shop, server: ServerProcess) -> Iterator[Inputs]:
 
 
 def audited(spark: Any, inputs: Inputs, scratch: Path) -> Result:
-    """An audit by which everything that was done before is closed."""
+    """An audit for which all earlier transactions are closed."""
     wait_until_closed(inputs.databases[0], AT_ONCE)
     return Audit(spark, AT_ONCE, inputs, scratch).run()
 
 
 def half(server: ServerProcess, transaction_id: str, source: str) -> str:
-    """A half whose outcome nobody says; its shard."""
+    """Store a half without an outcome; return its shard."""
     message = {"topic": TOPIC, "body": "1"}
     transaction = {"id": transaction_id, "messages": [message], "check_after": 3600}
     request = {"producer_group": "orders", "source": source, "transactions": [transaction]}
@@ -91,8 +91,8 @@ def test_findings_are_mended_and_the_next_audit_is_clean(
                 assert {item["status"] for item in done} <= expected_status, done
         kinds = actions(server)
         assert {"transaction.commit", "transaction.rollback", "message.republish", "message.redeliver"} <= set(kinds)
-        # The one in doubt that had committed, the conflict, the lost one, and three effects again: each of those stands
-        # under the id that it was sent again with, and under its first.
+        # The committed one in doubt, the conflict, the lost one, and three repeated effects, each with an inbox row for
+        # its new id and one for its first id.
         mended = 27 + 1 + 1 + 1 + 3 * 2
         eventually(lambda: len(shop.effects()) == mended and lag(server.url, "points") == 0, "the effects of these")
         with opened(shop, server) as inputs:
@@ -105,19 +105,19 @@ def plant_faults(shop: Shop, server: ServerProcess) -> None:
     consumed = sorted(shop.transactions())
     with contextlib.closing(Database(shop.url)) as database:
         source = database.source_id()
-    # In doubt: the database committed one, and knows nothing of the other.
+    # In doubt: the database committed one, and has no row of the other.
     doubt, unknown, conflict, lost = (new_id() for _ in range(4))
     shard = half(server, doubt, source)
     half(server, unknown, source)
-    # Forced by somebody against what the database says.
+    # Conflict: an operator forced the outcome against the database.
     half(server, conflict, source)
     admin(server.url, "POST", f"transactions/{conflict}/rollback", {})
     with shop.engine.begin() as connection:
         for name in (doubt, conflict):
             connection.execute(half_message.insert().values(shop.row(name, shards=shard)))
-        # Lost: written as an outbox does, and no relay ever came.
+        # Lost: an outbox row that no relay moved.
         outbox = shop.row(lost, mode="outbox", relayed=0, body=b'{"n": 99}', key="99")
         connection.execute(half_message.insert().values(outbox))
-        # Acknowledged, and the effect is gone.
+        # Acknowledged, but the effect was deleted.
         gone = [f"{name}.0" for name in consumed[:3]]
         connection.execute(notify_inbox.delete().where(notify_inbox.c.message_id.in_(gone)))

@@ -1,4 +1,4 @@
-"""The report's page: whole by itself, readable in a real browser, and it asks nobody for anything."""
+"""The report's page: complete in one file, readable in a real browser, and without requests elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T0 = 1_800_000_000_000_000
 
 
 def result(bad: bool = True) -> Result:
-    """A result with everything in it that a page shows."""
+    """A result with everything that the page shows."""
     counts = {f.name: 0 for f in FINDINGS} | ({"LOST": 2, "REDELIVERED": 5} if bad else {})
     buckets = [
         {"at_us": T0 + n * 60_000_000, "topic": f"<b>topic {t}</b>", "messages": 100, "committed": 100,
@@ -102,7 +102,7 @@ def test_in_a_browser_nothing_leaves_the_page(tmp_path: Path) -> None:
                 browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1100,1800",
                 f"--user-data-dir={tmp_path}/profile", f"--screenshot={tmp_path}/page.png", "--enable-logging=stderr",
                 "--disable-background-networking", "--disable-component-update", "--no-first-run",
-                # Whatever host but this one the page would ask for, it gets this server, which counts it.
+                # Requests to any other host come to this server, which records them.
                 f"--host-resolver-rules=MAP * 127.0.0.1:{server.server_port}", origin + "report",
             ],
             capture_output=True, text=True, timeout=240, check=False,
@@ -111,7 +111,7 @@ def test_in_a_browser_nothing_leaves_the_page(tmp_path: Path) -> None:
         server.shutdown()
         server.server_close()
     assert (tmp_path / "page.png").stat().st_size > 20_000, done.stderr[-500:]
-    # What the browser asks of its makers is not the page's doing: that has no referer.
+    # The browser's own requests to its vendor have no referer, and are not the page's.
     of_the_page = {path for host, path, referer in asked if referer or host in origin}
     assert "/report" in of_the_page and of_the_page <= {"/report", "/favicon.ico"}
     assert "Content Security Policy" not in done.stderr

@@ -1,4 +1,4 @@
-"""A segment as columns says what the store that wrote it says."""
+"""A segment's columns agree with the store that wrote it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def transaction(name: bytes, topics: list[str], **options: Any) -> NewTransactio
 
 
 async def lived(directory: Path) -> dict[str, bytes]:
-    """A log of several segments in which everything happens that a log records."""
+    """A log of several segments with every kind of record."""
     store = LogStore(directory, segment_bytes=8192)
     await store.open(T0)
     for name in ("a", "b"):
@@ -44,7 +44,7 @@ async def lived(directory: Path) -> dict[str, bytes]:
     await store.decide([(made["plain"], "shop", State.COMMITTED)], T0 + 1)
     await store.decide([(made["delayed"], "shop", State.COMMITTED)], T0 + 2)
     await store.settle("g", "a", 0, [(0, 1)], SettleKind.ACK, T0 + 3)
-    for _ in range(60):  # the segments behind which the rest happens
+    for _ in range(60):  # earlier segments; all else happens after them
         filler = ids.new_id()
         await store.put([transaction(filler, ["a", "b"])], T0 + 4)
         await store.decide([(filler, "shop", State.COMMITTED)], T0 + 4)
@@ -127,7 +127,7 @@ def test_a_rollback_in_another_segment_is_spread_over_all_messages(spark: Any, l
 
 
 def rows_of(path: Path, **options: str) -> list[dict[str, Any]]:
-    """What the data source gives for these options, without Spark's processes around it."""
+    """The rows of the data source with these options, read without Spark."""
     source = NotifyLogSource({"path": str(path), **options})
     names = [column.split()[0] for column in source.schema().split(", ")]
     reader = source.reader(source.schema())
@@ -149,7 +149,7 @@ def test_the_source_reads_the_same_by_index_and_by_log(log: Any) -> None:
 def test_the_source_is_read_by_spark(spark: Any, log: Any) -> None:
     spark.dataSource.register(NotifyLogSource)
     queue = spark.read.format("notify_log").options(path=str(log[0]), table="queue").load()
-    late = f"queued_us > {T0 + SECOND}"  # segments that were written before are left out
+    late = f"queued_us > {T0 + SECOND}"  # earlier segments are skipped
     expected = [row for row in rows_of(log[0], table="queue") if row["queued_us"] > T0 + SECOND]
     assert [row.asDict() for row in queue.where(late).collect()] == expected and len(expected) == 1
 

@@ -1,7 +1,7 @@
-"""Windows one after the other: nothing is said twice or left out, however the watch ends; what comes late is revised.
+"""A watch reports every finding exactly once, however it ends, and revises findings about late messages.
 
-What a watch says and keeps is tested with audits that are made up; the last test runs real ones. `make audit-watch`
-does the same beside a running shop with real kills.
+Most tests use fake audits; the last one runs real audits. `make audit-watch` does the same beside a running shop with
+real kills.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ WINDOWS = 4
 
 
 class Killed(BaseException):
-    """Stands for the end of the process."""
+    """Stands for the death of the process."""
 
 
 class Shop:
-    """Messages are lost in the first window and in the third; of one it turns out that it only came late.
+    """A shop that loses messages in the first and the third window; one of them only comes late.
 
-    Each audit, line and sync is a step, at which the watch may be killed.
+    Each audit, line and sync is a step at which the watch may be killed.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lost = {BEGIN_US: ["a.0", "b.0"], BEGIN_US + 2 * SECOND: ["c.0"]}
         self.steps = 0
         self.last_step = 0
-        """The step at which it is killed; 0: never."""
+        """The step at which the watch is killed; 0: never."""
         self.said: list[dict[str, Any]] = []
         self._latest_us = 0
         self._fsync = os.fsync
         monkeypatch.setattr(watch_module.os, "fsync", self._sync)
 
     def begin(self, last_step: int = 0) -> None:
-        """Nothing was audited, nothing said."""
+        """Start again without audits and lines."""
         self.steps, self.last_step, self.said, self._latest_us = 0, last_step, [], 0
 
     def audit(self, plan: Plan) -> Result:
@@ -67,7 +67,7 @@ class Shop:
         assert plan.closes_by_clock and plan.to_us - plan.from_us == SECOND
         lost = self.lost.get(plan.from_us, [])
         self._latest_us = max(self._latest_us, plan.from_us)
-        if self._latest_us > plan.from_us:  # looked at again
+        if self._latest_us > plan.from_us:  # audited again
             lost = [message for message in lost if message != "a.0"]
         cases = [Found("LOST", message.partition(".")[0]) for message in lost]
         return Result("FINDINGS" if cases else "PASS", found=cases, totals={"committed": 1})
@@ -95,7 +95,7 @@ def lines(state: Path) -> list[dict[str, Any]]:
 
 
 def watched_with_a_death(shop: Shop, state: Path, step: int, cut_line: bool) -> None:
-    """All windows, the watch being killed once on the way."""
+    """Watch all windows, and kill the watch once."""
     shop.begin(step)
     with contextlib.suppress(Killed):
         shop.watch(state).run(threading.Event(), WINDOWS)
@@ -121,14 +121,14 @@ def test_a_watch_that_is_killed_anywhere_says_everything_once(tmp_path: Path, mo
             watched_with_a_death(shop, state, step, cut_line)
             kept = Counter((line["kind"], line["key"]) for line in lines(state))
             assert kept == Counter((line["kind"], line["key"]) for line in lines(tmp_path / "whole")), step
-            # A line that was emitted is not emitted again; the one that it died over is in the file alone.
+            # An emitted line is not emitted again; the line at which the watch died is only in the file.
             emitted = Counter((line["kind"], line["window_us"], line.get("key")) for line in shop.said)
             missing = Counter((line["kind"], line["window_us"], line.get("key")) for line in whole) - emitted
             assert max(emitted.values()) == 1 and missing.total() <= 3, (step, missing)
 
 
 class Hurried(threading.Event):
-    """Does not wait until an input is back."""
+    """A stop event that does not wait for an input to come back."""
 
     def wait(self, timeout: float | None = None) -> bool:
         return self.is_set()
@@ -176,7 +176,7 @@ class Run:
             yield Inputs([database], [LogInput(self.made.log)])
 
     def arrive(self) -> None:
-        """What was lost comes after all, and is delivered."""
+        """Deliver the lost message late."""
 
         async def late() -> None:
             store = LogStore(self.made.log)

@@ -1,4 +1,4 @@
-"""Audits of a shop while it runs, its processes being killed: what is on its way is PENDING, and nothing is LOST.
+"""Audits a running shop whose processes are killed: recent transactions are PENDING, and nothing is LOST.
 
 Run as `python -m tests.audit.under_load --audits 3`. The demo does the rest: kills, checks, retries.
 """
@@ -21,15 +21,15 @@ from notify.storage.sql.rows import microseconds_of
 from tests.support.clock import eventually
 
 LONGEST_SECONDS = 20.0
-"""Killed servers and producers hold transactions up for about half of this."""
+"""Transactions may last so long; killed servers and producers delay them by about half of it."""
 
 
 def seconds_since_the_first(directory: Path) -> float:
-    """How old the demo's first transaction is; 0 as long as there is none."""
+    """The age of the demo's first transaction; 0 before there is one."""
     try:
         with closing(sqlite3.connect(f"file:{directory}/shop.db?mode=ro", uri=True)) as connection:
             (first,) = connection.execute("SELECT min(created_at) FROM half_message").fetchone()
-    except sqlite3.OperationalError:  # neither file nor table is there yet
+    except sqlite3.OperationalError:  # the file or the table does not exist yet
         return 0.0
     return 0.0 if first is None else time.time() - microseconds_of(first) / 1e6
 

@@ -1,6 +1,7 @@
-"""A watch beside a running shop: what is lost comes out in time, and kills and stalls lose and double nothing.
+"""A watch beside a running shop reports lost messages in time, and kills and stalls lose and double no report.
 
-Run as `python -m tests.audit.watching --windows 36`. The shop places 40 orders a second; its memory is looked at too.
+Run as `python -m tests.audit.watching --windows 36`. The shop places 40 orders a second. The watch's memory is
+sampled, too.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from tests.support.databases import postgresql
 
 WINDOW = 10.0
 LONGEST_SECONDS = 600
-"""What the watch may take to its next line on the slowest machine."""
+"""The longest wait for the watch's next line, on the slowest machine."""
 
 
 class Watching:
-    """`notify audit watch` as a process; its lines as they come."""
+    """`notify audit watch` as a process, and its lines so far."""
 
     def __init__(self, url: str, server: ServerProcess, state: Path, *flags: str) -> None:
         self._command = [
@@ -72,7 +73,7 @@ class Watching:
         return [line for line in self.lines if line[1]["kind"] == kind]
 
     def wait_for(self, windows: int) -> None:
-        """Until so many windows were audited, and the watch lives."""
+        """Wait until so many windows are audited; fails if the watch ends."""
 
         def audited() -> bool:
             assert self.process is not None and self.process.stderr is not None
@@ -86,7 +87,7 @@ class Watching:
 
 
 def watch(shop: Shop, watching: Watching, server: ServerProcess, windows: int, kills: int) -> list[str]:
-    """Lose something in every fourth window, kill the watch now and then and the server once; what is wrong."""
+    """Lose a message in every fourth window, kill the watch several times and the server once; return complaints."""
     watching.start()
     watching.wait_for(1)
     chance = random.Random(7)
@@ -110,7 +111,7 @@ def watch(shop: Shop, watching: Watching, server: ServerProcess, windows: int, k
                 watching.start()
             if at == stall_at:
                 server.kill()
-                time.sleep(2 * WINDOW)  # windows in which the log does not go on
+                time.sleep(2 * WINDOW)  # windows in which the log does not grow
                 server.start()
         watching.wait_for(at + 1)
     if watching.kill(signal.SIGTERM) != 0:
@@ -120,7 +121,7 @@ def watch(shop: Shop, watching: Watching, server: ServerProcess, windows: int, k
     if said != Counter(lost.keys()):
         complaints.append(f"planted {len(lost)}, said {len(said)}, most often {said.most_common(1)}")
     others = Counter(line["finding"] for line in lines if line["kind"] == "finding") - Counter(LOST=len(lost))
-    # While the server is away, groups can settle nothing; nothing else may be said.
+    # While the server is away, groups cannot settle; no other finding is allowed.
     if set(others) - {"UNDELIVERED"}:
         complaints.append(f"findings that were not planted: {dict(others)}")
     late = []

@@ -1,1 +1,1 @@
-"""A history of everything at once: who meant what, what the databases hold, what took effect, and what may not be."""
+"""A history of everything at once: intents, databases and effects are recorded, and compared at the end."""

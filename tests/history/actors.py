@@ -1,6 +1,6 @@
 """The processes of a history: `python -m tests.history.actors produce|consume SPEC`, SPEC being JSON.
 
-Each may be killed at any moment. What a producer means to do is noted before it begins, and what it was told after.
+Each may be killed at any moment. A producer notes each intent before it begins, and the answer after it.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from tests.history.tables import EffectRow, Intent, Notes, open_engine
 TOPIC = "history"
 ORDERED = "history.ordered"
 FEW = "history.few"
-"""For the groups of modes in which one instance does all the work; three groups have each of its messages."""
+"""The topic with few messages, for three groups in modes in which one instance does all the work."""
 SHARES = ((FEW, 2), (ORDERED, 5), (TOPIC, 10))
-"""Of ten messages, the first two go to the first topic, those up to the fifth to the second, the others to the last."""
+"""Of ten messages the first two go to the first topic, the next three to the second, and the others to the last."""
 KEYS = 12
-"""Of each caller."""
+"""The number of keys of each caller."""
 MESSAGES_AT_ONCE = 16
 HALF_SECONDS = 3.0
 
 
 class ChangedMind(Exception):
-    """The caller rolls back after its message was sent."""
+    """The caller rolls back after it has sent its message."""
 
 
 class Caller:
-    """One caller's intents, one after the other, each by the next way there is to send."""
+    """One caller, whose intents use the ways to send in turn."""
 
     def __init__(self, spec: dict[str, Any], number: int, notes: Notes) -> None:
         self._stop, self._hold = Path(spec["stop"]), Path(spec["hold"])
@@ -58,17 +58,17 @@ class Caller:
         self.chance = random.Random()
 
     def begin(self) -> tuple[str, str]:
-        """A new intent: its number and its key."""
+        """Begin an intent; return its number and key."""
         number, key = str(uuid.uuid4()), f"{self._name}-{self.chance.randrange(KEYS)}"
         self._notes.add("intent", number)
         return number, key
 
     def told(self, number: str, answer: str) -> None:
-        """What the caller was told of its intent."""
+        """Note the caller's answer for an intent."""
         self._notes.add("told", number, answer)
 
     def attempt(self, send: Callable[[str, str], None]) -> None:
-        """Carry out one intent with `send(number, key)`, and note what came of it."""
+        """Carry out one intent with `send(number, key)`, and note its result."""
         number, key = self.begin()
         try:
             send(number, key)
@@ -78,16 +78,16 @@ class Caller:
             self.told(number, "refused")
             time.sleep(0.05)  # the pause of a caller that was refused
         except sa.exc.SQLAlchemyError:
-            # The database is away: nobody knows what became of it.
+            # The database is away, and the outcome is unknown.
             time.sleep(0.2)  # the pause of a caller whose database is away
         else:
             self.told(number, "committed")
 
     def go_on(self, send: Callable[[str, str], None]) -> None:
-        """One intent after the other until the history ends."""
+        """Carry out intents until the history ends."""
         while not self.is_over:
             if self.is_held:
-                time.sleep(0.2)  # the pause between two looks
+                time.sleep(0.2)  # the pause between two polls
             else:
                 self.attempt(send)
 
@@ -97,12 +97,12 @@ class Caller:
 
     @property
     def is_held(self) -> bool:
-        """Whether consumers have to catch up first."""
+        """Whether callers must wait until consumers catch up."""
         return self._hold.exists()
 
 
 def _topic(number: str, place: int) -> str:
-    """The topic of an intent's message: the same whenever it is asked."""
+    """The topic of an intent's message, computed from its number."""
     drawn = (int(number[:8], 16) + place) % 10
     return next(topic for topic, below in SHARES if drawn < below)
 
@@ -116,7 +116,7 @@ def _rows(number: str, key: str, count: int = 1) -> list[Intent]:
 
 
 def produce(spec: dict[str, Any]) -> None:
-    """Transactions by decorator, session, Core connection, and through the outbox, each in a thread of its own."""
+    """Produce by decorator, session, Core connection and outbox, each in a thread of its own."""
     engine = open_engine(spec["dsn"])
     notes = Notes(Path(spec["notes"]))
     options: dict[str, Any] = {"half_timeout": HALF_SECONDS}
@@ -184,7 +184,7 @@ def produce(spec: dict[str, Any]) -> None:
     for thread in threads:
         thread.join()
     while not Path(spec["end"]).exists():
-        time.sleep(0.1)  # the pause between two looks: checks are answered until everything is settled
+        time.sleep(0.1)  # the pause between two polls: checks are answered until everything is settled
     producer.close()
     outbox.close()
 
@@ -199,7 +199,7 @@ async def _produce_async(spec: dict[str, Any], notes: Notes) -> None:
     ) as producer:
         while not caller.is_over:
             if caller.is_held:
-                await asyncio.sleep(0.2)  # the pause between two looks
+                await asyncio.sleep(0.2)  # the pause between two polls
                 continue
             number, key = caller.begin()
             try:
@@ -221,7 +221,7 @@ async def _produce_async(spec: dict[str, Any], notes: Notes) -> None:
 
 
 class Misbehaviour:
-    """What a handler does besides its work: it is slow, fails, hangs for longer than its lease, refuses for good."""
+    """Misbehaviour of handlers: slow, failing, hanging for longer than the lease, refusing for good."""
 
     def __init__(self, notes: Notes, group: str) -> None:
         self._notes = notes
@@ -229,9 +229,9 @@ class Misbehaviour:
         self._chance = random.Random()
 
     def before(self, number: str) -> float:
-        """How many seconds to take. Raises what the handler fails with."""
+        """The seconds that the handler takes. Raises the handler's failure."""
         chance = self._chance.random()
-        if chance < 0.004 and self._group != "broadcast":  # whose dead letters cannot be sent again
+        if chance < 0.004 and self._group != "broadcast":  # its dead letters cannot be redriven
             self._notes.add("refused", self._group, number)
             raise DeadLetter("a handler refuses it for good")
         if chance < 0.02:
@@ -252,7 +252,7 @@ def _row(who: str, message: ReceivedMessage) -> EffectRow:
 
 
 def consume(spec: dict[str, Any]) -> None:
-    """Effects with an inbox, in one group and mode."""
+    """Consume with an inbox, in one group and mode."""
     engine = open_engine(spec["dsn"])
     misbehaviour = Misbehaviour(Notes(Path(spec["notes"])), spec["group"])
     options = {"group": spec["group"], "instance": spec["instance"], "lease": 3.0, "concurrency": 8}
@@ -270,7 +270,7 @@ def consume(spec: dict[str, Any]) -> None:
         try:
             consumer.run()
             return
-        except NotifyError as refusal:  # another mode holds just now, or another instance has the topic
+        except NotifyError as refusal:  # the group has another mode now, or another instance owns the topic
             print(refusal, file=sys.stderr, flush=True)
             time.sleep(0.5)  # the pause of whoever starts it again
 

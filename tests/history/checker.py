@@ -1,4 +1,4 @@
-"""What a history may not contain. It is read after all faults are over and everything was given time to settle."""
+"""Checks a history for violations, after all faults have ended and everything had time to settle."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ KINDS = ("LOST", "DOUBLED", "PHANTOM", "DISORDER", "STUCK", "OPPOSITE", "ANSWER"
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """A row that a handler wrote with its inbox row, in the order of the rows."""
+    """A row that a handler wrote with its inbox row; effects are in the order of their rows."""
 
     who: str
-    """The group, where a topic is broadcast with its instance: who must have each message once."""
+    """The consumer that must have each message once: the group, or for broadcasts `group@instance`."""
     number: str
     key: str
     queue: int
     offset: int
     committed_at: str
-    """When the message was committed, as the consumer was told."""
+    """The message's `committed_at` as the consumer received it."""
 
 
 @dataclass(slots=True)
 class History:
-    """What was seen of a run."""
+    """The facts of a run."""
 
     committed: dict[str, str] = field(default_factory=dict)
-    """Numbers of the messages whose business rows are in a database, with their topics."""
+    """The topics of messages whose business rows are in a database, by message number."""
     intents: set[str] = field(default_factory=set)
-    """Intents that have such a row: one has as many as it sends messages."""
+    """Intents with business rows; each has as many rows as messages."""
     answers: dict[str, str] = field(default_factory=dict)
-    """By intent what its caller was told: `committed`, `refused`, `rolled back`. Not there: nobody was told."""
+    """The caller's answer by intent: `committed`, `refused`, `rolled back`; missing: no answer came."""
     expected: dict[str, str] = field(default_factory=dict)
-    """Who must have had every committed message of which topic."""
+    """The topic of which each consumer must have every committed message."""
     effects: list[Effect] = field(default_factory=list)
     refused_for_good: dict[str, set[str]] = field(default_factory=dict)
-    """By group the numbers that a handler refused once: sent again, they come out of their order."""
+    """Message numbers that a handler refused once, by group; redriven, they arrive out of order."""
     ordered: frozenset[str] = frozenset()
-    """Groups that have the messages of a key in order."""
+    """Groups that receive the messages of a key in order."""
     opposite: list[str] = field(default_factory=list)
-    """Transactions of which the database and the server say opposite things, in a sentence each."""
+    """A sentence for each transaction with opposite outcomes in the database and on the server."""
     unsettled: list[str] = field(default_factory=list)
-    """What still waits although nothing disturbs it any more, in a sentence each."""
+    """A sentence for each thing that still waits although all faults have ended."""
 
 
 def violations(history: History) -> list[str]:
-    """Every promise that the history breaks, each beginning with one of KINDS."""
+    """Every broken promise as a text that begins with one of KINDS."""
     return [*_answers(history), *_effects(history), *_disorder(history), *_stuck(history)]
 
 
 def counts(violations: Iterable[str]) -> Mapping[str, int]:
-    """How many there are of each kind."""
+    """The number of violations of each kind."""
     counted = Counter(line.partition(":")[0] for line in violations)
     return {kind: counted.get(kind, 0) for kind in KINDS}
 
@@ -95,7 +95,7 @@ def _disorder(history: History) -> Iterable[str]:
             continue
         if before.queue == effect.queue:
             is_later = before.offset < effect.offset
-        else:  # the topic grew, and the key belongs to another queue since
+        else:  # the topic got more queues, and the key belongs to another one now
             is_later = before.committed_at <= effect.committed_at
         if not is_later:
             yield (

@@ -1,4 +1,4 @@
-"""Faults that befall a history: what stops a process, a disk or a database, and changes that cost little."""
+"""Faults of a history: stops of processes, disks and databases, and cheap changes."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 MOST_QUEUES = 200
 STOPPED_SECONDS = (1.0, 5.0)
-"""Longer and shorter than the consumers' leases of 3 s."""
+"""Seconds of a stop, longer and shorter than the consumers' leases of 3 s."""
 
 
 class Faults:
-    """Faults in turn, each kind as often as the others, until they are stopped."""
+    """Makes faults in turn, each kind equally often, until it is stopped."""
 
     def __init__(self, stage: Stage, seed: int) -> None:
         self._stage = stage
         self._chance = random.Random(seed)
         self.done: Counter[str] = Counter()
-        """How often each was done."""
+        """How often each fault was made."""
         self.refused: Counter[str] = Counter()
-        """Cheap ones that the server refused, being away for example."""
+        """Cheap faults that the server refused, for example because it was away."""
         self._over = threading.Event()
         self._threads = [
             threading.Thread(target=self._go_on, args=(self._stopping(), 0.3)),
@@ -48,7 +48,7 @@ class Faults:
             thread.start()
 
     def stop(self) -> None:
-        """End, with everything running again. Raises what a fault failed with."""
+        """Stop, with everything running again. Raises a fault's own failure."""
         self._over.set()
         for thread in self._threads:
             thread.join()
@@ -71,7 +71,7 @@ class Faults:
         except BaseException as error:
             self._failure = error
 
-    # --- what stops something ---------------------------------------------------------------------------------
+    # --- stops -------------------------------------------------------------------------------------------------
 
     def _stopping(self) -> dict[str, Callable[[], None]]:
         stage = self._stage
@@ -110,7 +110,7 @@ class Faults:
         time.sleep(self._chance.uniform(0.5, 3.0))  # how long it is full
         self._stage.room.free()
 
-    # --- what costs little ------------------------------------------------------------------------------------
+    # --- cheap changes -----------------------------------------------------------------------------------------
 
     def _cheap(self) -> dict[str, Callable[[], None]]:
         return {
@@ -131,7 +131,7 @@ class Faults:
             self._admin("PUT", f"topics/{topic}", {"queues": queues + 1})
 
     def _change_mode(self) -> None:
-        """Another mode for a moment; consumers that start meanwhile are refused, and try again."""
+        """Change a mode for a moment; consumers that start meanwhile are refused and try again."""
         path = f"groups/shared/subscriptions/{TOPIC}"
         try:
             mode = self._chance.choice(("failover", "ordered"))
@@ -141,7 +141,7 @@ class Faults:
             self._insist("PUT", path, {"mode": "shared", "force": True, **RETRIES})
 
     def _replay(self) -> None:
-        """Back by a few seconds; a group that is further behind would be moved on, and miss what lies between."""
+        """Reset a group by a few seconds; one that is further behind is left alone, as it would skip messages."""
         since = datetime.now(UTC) - timedelta(seconds=self._chance.uniform(2.0, 20.0))
         to = {"topic": TOPIC, "to": since.isoformat()}
         preview = self._admin("POST", "groups/shared/reset", to | {"dry_run": True})
@@ -157,7 +157,7 @@ class Faults:
             self._insist("POST", f"groups/{group}/resume")
 
     def _insist(self, method: str, path: str, body: dict[str, Any] | None = None) -> None:
-        """Ask until it is carried out, also once the faults are over: nothing that they changed may stay so."""
+        """Repeat a request until it succeeds, also after the end of the faults, so that every change is undone."""
 
         def is_done() -> bool:
             with contextlib.suppress(NotifyError):
@@ -172,7 +172,7 @@ RETRIES = {"retry_min": 0.2, "retry_max": 2.0}
 
 
 def admin(url: str, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """An admin route's answer. Raises NotifyError where the server is away, or refuses."""
+    """An admin route's answer. Raises NotifyError if the server is away or refuses."""
     try:
         wanted = None if method == "GET" else {"reason": "a history", **(body or {})}
         status, answer = ask(url, method, f"/v1/admin/{path}", wanted)
@@ -184,5 +184,5 @@ def admin(url: str, method: str, path: str, body: dict[str, Any] | None = None) 
 
 
 def redrive(url: str, group: str) -> None:
-    """Send all dead letters of a group to it again."""
+    """Redrive all dead letters of a group."""
     admin(url, "POST", f"groups/{group}/dead-letters/redrive")

@@ -1,4 +1,4 @@
-"""A small file system of its own for the server's data, so that its disk can be full while nothing else's is."""
+"""A small file system for the server's data, so that only its disk can be full."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 
 class Room:
-    """Where the server keeps its data. `can_fill`: whether the disk can be made full."""
+    """The directory of the server's data. `can_fill`: whether its disk can be filled."""
 
     def __init__(self, directory: Path, can_fill: bool) -> None:
         self.directory = directory
         self.can_fill = can_fill
 
     def fill(self) -> None:
-        """Leave no room: the file system refuses every further block."""
+        """Fill the disk: the file system refuses every further block."""
         with (self.directory / "filler").open("ab", buffering=0) as filler:
             size = 4 << 20
             while size >= 512:
@@ -28,13 +28,13 @@ class Room:
                     size //= 2
 
     def free(self) -> None:
-        """Give the room back."""
+        """Free the disk again."""
         (self.directory / "filler").unlink(missing_ok=True)
 
 
 @contextmanager
 def small_disk(directory: Path, megabytes: int) -> Iterator[Room]:
-    """A file system of so many megabytes in memory where it can be mounted, else the directory itself."""
+    """Mount a file system of so many megabytes in memory; without permission use the directory itself."""
     directory.mkdir()
     is_mounted = False
     if os.geteuid() == 0 and shutil.which("mount") is not None:

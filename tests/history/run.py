@@ -1,6 +1,6 @@
 """`make crash-history SECONDS=600`: everything at once on PostgreSQL and MariaDB, under every fault.
 
-The last line is the verdict. It is INCONCLUSIVE where a database that it needs cannot run here.
+The last line is the verdict; INCONCLUSIVE if a database cannot run here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOOK_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A run: its history, what it breaks, and what befell it."""
+    """A run: its history, violations and faults."""
 
     history: History
     violations: list[str]
@@ -46,7 +46,7 @@ def play(
     databases: Mapping[str, Any],
     callers: int = 4,
 ) -> Outcome:
-    """A history of so many seconds on these databases; `databases` may be restarted."""
+    """Play a history of so many seconds on these databases; `databases` may be restarted."""
     with ExitStack() as stack:
         room = stack.enter_context(small_disk(directory / "disk", DISK_MEGABYTES))
         stage = Stage(directory, room, sources, databases, callers)

@@ -1,4 +1,4 @@
-"""What a history is played on: databases, a server, what moves the outboxes, producers and consumers."""
+"""The stage of a history: databases, a server, bridges and relays, producers and consumers."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from tests.support.servers import make_storage, stop_if_running
 
 GROUPS = ("shared", "ordered", "failover", "broadcast", "exclusive")
 EXPECTED = {"shared": TOPIC, "ordered": ORDERED, "failover": FEW, "exclusive": FEW, "broadcast@x": FEW}
-"""Who has to have every message of which topic."""
+"""The topic of which each consumer must have every message."""
 
 
 MOST_SETTLE_SECONDS = 1800.0
-"""However much still changes by then: what comes again and again is stuck, too."""
+"""The longest wait for the end, however much still changes: a message that comes again and again is stuck, too."""
 HELD_LAG = 50_000
-"""Messages that a group may be behind: then callers are held until it catches up, so that the end can be waited for."""
+"""The most messages that a group may be behind; beyond it callers wait until the group catches up."""
 
 
 class Actor:
-    """A process of the history that may be killed, and is started again with the same words."""
+    """A process of the history, which may be killed and started again with the same arguments."""
 
     def __init__(self, words: Sequence[str], log: Path) -> None:
         self._words = [sys.executable, "-m", *words]
@@ -56,12 +56,12 @@ class Actor:
             )
 
     def kill(self) -> None:
-        """SIGKILL, also if it is stopped."""
+        """Kill it with SIGKILL, also if it is stopped."""
         self.process.kill()
         self.process.wait(60)
 
     def close(self, seconds: float = 30.0) -> None:
-        """Ended, by SIGTERM if it heeds that."""
+        """End it, by SIGTERM if that suffices."""
         if self.process is None or self.process.poll() is not None:
             return
         self.process.send_signal(signal.SIGCONT)
@@ -73,7 +73,7 @@ class Actor:
 
 
 class Stage:
-    """Everything that runs, and what is read of it afterwards."""
+    """All processes of a history, and their facts at the end."""
 
     def __init__(
         self, directory: Path, room: Room, sources: Mapping[str, str], databases: Mapping[str, Any], callers: int
@@ -84,7 +84,7 @@ class Stage:
         self.sources = sources
         self.databases = databases
         self.callers = callers
-        # Members are registered in a source database, which is restarted: the registry is away then.
+        # The registry is one of the source databases, so it is away while that restarts.
         self._registry = next((dsn for dsn in sources.values() if not dsn.startswith("sqlite")), None)
         flags = [] if self._registry is None else ["--registry", self._registry]
         self.server = ServerProcess(room.directory / "data", flags=flags)
@@ -96,7 +96,7 @@ class Stage:
         return self.server.url
 
     def start(self, stack: ExitStack) -> None:
-        """Start all of it; the stack ends it."""
+        """Start everything; the stack ends it."""
         for dsn in self.sources.values():
             make_tables(dsn)
         if self._registry is not None:
@@ -122,7 +122,7 @@ class Stage:
             self._add_actor(f"producer {name}", "produce", spec, stack)
 
     def _consume(self, stack: ExitStack) -> None:
-        """Consumers, subscribed: what is committed before an instance first asks is not broadcast to it."""
+        """Start consumers and wait until they subscribe: an instance receives no earlier broadcasts."""
         dsns = list(self.sources.values())
         first, last = dsns[0], dsns[-1]
         for who, group, mode, dsn in (
@@ -165,7 +165,7 @@ class Stage:
         self.actors[name].start()
 
     def hold_or_not(self) -> None:
-        """Hold the callers while a group is far behind; the server may be away."""
+        """Make callers wait while a group is far behind; the server may be away."""
         with contextlib.suppress(NotifyError):
             groups = admin(self.url, "GET", "groups")["groups"]
             held = self.directory / "hold"
@@ -177,8 +177,10 @@ class Stage:
     # --- the end ----------------------------------------------------------------------------------------------
 
     def settle(self, seconds: float) -> list[str]:
-        """No more intents; wait until nothing is undecided and no group is behind. What still waits where nothing has
-        changed for `seconds`: a pile may take long on a slow machine, and what is stuck stands still.
+        """Stop intents, and wait until nothing is undecided and no group is behind.
+
+        Returns what still waits once nothing has changed for `seconds`: a large lag takes long on a slow machine, but a
+        stuck message does not change.
         """
         (self.directory / "stop").touch()
         end = time.monotonic() + MOST_SETTLE_SECONDS
@@ -233,7 +235,7 @@ class Stage:
             engine.dispose()
 
     def history(self, unsettled: Sequence[str]) -> History:
-        """All that is known of the run."""
+        """The facts of the run."""
         history = History(
             expected=dict(EXPECTED),
             ordered=frozenset(("ordered",)),
@@ -267,7 +269,7 @@ class Stage:
         return history
 
     def _opposite(self, source: str, ids: Sequence[str], rolled_back: set[str]) -> list[str]:
-        """Transactions of a database of which the server says the opposite."""
+        """Transactions whose outcome on the server is the opposite of the database's."""
         wrong = []
         for first in range(0, len(ids), 1000):
             request = {"producer_group": source, "ids": ids[first : first + 1000]}

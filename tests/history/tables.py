@@ -1,4 +1,4 @@
-"""The tables of a history's databases, and the files in which its processes note what they do."""
+"""The tables of a history's databases, and the files of its processes' notes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Intent(Base):
 
 
 class EffectRow(Base):
-    """An effect. Nothing here prevents a second row for an intent: that is the inbox's work."""
+    """An effect. Only the inbox prevents a second row for an intent."""
 
     __tablename__ = "history_effect"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -56,7 +56,7 @@ def make_tables(dsn: str) -> None:
 
 
 class Notes:
-    """Lines that outlive the process that writes them: each is one write to the end of a file."""
+    """Lines that survive the death of their writer: each is one write to the end of a file."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -66,7 +66,7 @@ class Notes:
 
 
 def read_notes(path: Path) -> list[list[str]]:
-    """The notes of a file, of a killed process too; none where there is no file."""
+    """The notes in a file, also of a killed process; none if there is no file."""
     if not path.exists():
         return []
     return [line.split("\t") for line in path.read_text().splitlines() if line]

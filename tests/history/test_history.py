@@ -1,4 +1,4 @@
-"""The checker catches what it is there for, and a short history under most faults contains none of it."""
+"""The checker finds each kind of violation, and a short history under most faults has none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS = 20.0
 
 
 def sound() -> History:
-    """Two intents, of which one rolled back, and a group that had the other's message in order."""
+    """A sound history: two intents, one rolled back, and a group that received the other's message in order."""
     return History(
         committed={"a.0": "t", "b.0": "t"},
         intents={"a", "b"},
@@ -62,7 +62,7 @@ def test_disorder_within_a_queue_is_caught() -> None:
 
 
 def test_a_short_history(tmp_path: Path, database_urls: Mapping[str, str]) -> None:
-    """Everything at once on two databases, which are not restarted here, since other tests use one of them."""
+    """Play everything at once on two databases, without restarts of them, because other tests use one of them."""
     with empty_database("postgresql", database_urls, tmp_path) as url:
         sources = {"pg": url, "lite": f"sqlite:///{tmp_path}/lite.db"}
         outcome = play(tmp_path, SECONDS, 1, sources, {}, callers=2)
