@@ -353,3 +353,44 @@ def test_settling_costs_no_more_where_many_instances_are_broadcast_to() -> None:
         assert await s.settle([first, last]) == [410, 410]
 
     run(scenario())
+
+
+@pytest.mark.parametrize("mode", ["shared", "ordered", "failover"])
+def test_a_poll_that_ends_as_it_is_served_gives_its_messages_back(mode: str) -> None:
+    """They stayed leased by nobody until their lease was over."""
+
+    async def scenario() -> None:
+        s = Groups()
+        await s.delivery.following.subscribe(Subscription("g", "t", mode), "earliest")
+        poll = asyncio.ensure_future(s.delivery.receive("g", Receive(instance="gone", max=10, wait=30)))
+        await asyncio.sleep(0)  # it waits
+        await s.send("t", "k-1", "k-2", keyed=True)
+        assert s.group().in_flight() > 0
+        poll.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await poll
+        assert s.group().in_flight() == 0
+        handed = await s.delivery.receive("g", Receive(instance="gone", max=10))
+        attempts = [attempt for h in handed for _, _, attempt in h.each()]
+        assert attempts == ([1] if mode == "ordered" else [1, 1])
+        await s.delivery.settle("g", [SettleItem(receipt=r, action="ack") for h in handed for r, _, _ in h.each()])
+        if mode == "ordered":
+            assert list((await s.receive(instance="gone")).values()) == ["k-2"]
+        assert s.group().instances["gone"].in_flight <= 1
+
+    run(scenario())
+
+
+def test_messages_of_a_poll_that_ended_go_to_who_waits() -> None:
+    async def scenario() -> None:
+        s = Groups()
+        await s.delivery.following.subscribe(Subscription("g", "t"), "earliest")
+        first, second = (
+            asyncio.ensure_future(s.delivery.receive("g", Receive(instance=name, max=10, wait=30))) for name in "ab"
+        )
+        await asyncio.sleep(0)  # both wait
+        await s.send("t", "x")
+        first.cancel()
+        assert [m.offset for h in await second for _, m, _ in h.each()] == [0]
+
+    run(scenario())

@@ -13,6 +13,7 @@ from notify.server.delivery.leases import Handed, Leases
 from notify.server.delivery.ordered import OrderedCursor
 from notify.server.delivery.owners import OWNED, Owners
 from notify.server.delivery.pace import BEHIND, BUSY_LIMIT, Pace
+from notify.server.delivery.receipts import lease_of
 from notify.server.delivery.retries import Retries
 from notify.server.delivery.settling import Settling
 from notify.server.delivery.turns import Turns
@@ -294,6 +295,14 @@ class Group:
         attempts = [before.get(m.offset, 0) + 1 for m in taken]
         self._metrics.redelivered += sum([attempt > 1 for attempt in attempts])
         return Handed(token, taken, attempts, replay)
+
+    def give_back(self, handed: list[Handed], now_us: int) -> None:
+        """These messages did not leave for their consumer: they are available at once, and it was no attempt."""
+        for of_lease in handed:
+            lease_id = lease_of(of_lease.token)
+            lease = None if lease_id is None else self.leases.get(lease_id)
+            if lease is not None:
+                self._settling.give_back(lease, now_us)
 
     async def settle(
         self, items: list[SettleItem], now_us: int, may: Callable[[str], bool] | None = None

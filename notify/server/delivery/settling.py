@@ -155,6 +155,15 @@ class Settling:
             expired[lease.instance] += 1
         self._leases.close(lease, range(index, index + 1))
 
+    def give_back(self, lease: Lease, now_us: int) -> None:
+        """The messages of a lease that nobody has seen are available at once; it was no attempt."""
+        cursor, places = lease.cursor, sorted(lease.open)
+        self._leases.close(lease, range(len(lease.offsets)))
+        lease.instance.drop(len(places))
+        for place in places:
+            cursor.come_back(lease.offsets[place], now_us)
+        self._turns.wake(cursor)
+
     def come_back(self, ended: list[tuple[Lease, int]], now_us: int) -> None:
         """Leases of these messages have ended unsettled: they are available at once, or dead after their last attempt.
 

@@ -60,12 +60,22 @@ class Waiters:
         waiting.append(waiter)
         self._serve_on(group)
         try:
-            return await asyncio.wait_for(waiter.answer, seconds)
-        except TimeoutError:
-            return []
+            # Not `wait_for`: cancelled in the moment in which it is answered, it loses the answer, or the cancellation.
+            await asyncio.wait((waiter.answer,), timeout=seconds)
+        except asyncio.CancelledError:
+            self._give_back(group, waiter)
+            raise
         finally:
             if waiter in waiting:
                 waiting.remove(waiter)
+        return waiter.answer.result() if waiter.answer.done() else []
+
+    def _give_back(self, group: Group, waiter: Waiter) -> None:
+        """A poll that has ended gets no messages any more: those that it was just handed go to others."""
+        answer = waiter.answer
+        if answer.done() and answer.exception() is None and self._groups.get(group.name) is group:
+            group.give_back(answer.result(), self._clock())
+            self.serve(group.name)
 
     def hand_out(self, group: Group, waiter: Waiter) -> list[Handed]:
         """Messages for a poll, as far as there are some now."""
