@@ -1,8 +1,8 @@
-"""A bridge under load is killed again and again, while its source rotates, changes its table, restarts and fails over.
+"""Kills a bridge under load repeatedly, while its source rotates, changes its table, restarts and fails over.
 
 Run as `python -m tests.crash.bridge --kills 200 --rotations 50 --ddls 20 --restarts 5 --failovers 2`. Each key has one
-writer, which numbers its messages; the history says which were acknowledged. Checked: every acknowledged one is in the
-log once, nothing is there that was not tried, and per key the numbers rise.
+writer, which numbers its messages; the history has the acknowledged numbers. The checks: every acknowledged message is
+in the log once, every message in the log was tried, and the numbers of each key rise.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ LEAST_ACKNOWLEDGED = 1000
 
 @dataclass(slots=True)
 class History:
-    """By key: the numbers that were acknowledged, and all that were tried."""
+    """The acknowledged and the tried numbers, by key."""
 
     acknowledged: dict[str, list[int]] = field(default_factory=dict)
     tried: dict[str, int] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
-        """How many were acknowledged."""
+        """The number of acknowledged messages."""
         return sum(len(numbers) for numbers in list(self.acknowledged.values()))
 
 
 class Source:
-    """Two servers, one of which takes writes; writers that follow it."""
+    """A primary and a replica, and writers that follow the primary."""
 
     def __init__(self, directory: Path, stack: ExitStack, *, durable: bool, pause: float) -> None:
-        """`durable`: whether the databases sync; `pause`: of each writer between two transactions, in seconds."""
+        """`durable`: whether the databases sync; `pause`: the seconds of each writer between two transactions."""
         self._pause_seconds = pause
         self.servers = []
         for number in (1, 2):
@@ -89,7 +89,7 @@ class Source:
             thread.join()
 
     def _write(self, number: int) -> None:
-        """One row a transaction, now and then some hundred: numbers of one key, each tried once."""
+        """Write the numbers of one key, each tried once: one row a transaction, sometimes some hundred."""
         key = f"k{number}"
         chance = random.Random(number)
         acknowledged = self.history.acknowledged.setdefault(key, [])
@@ -135,13 +135,13 @@ class Source:
         if connection is not None:
             connection.close()
 
-    # --- what happens to it -----------------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------------------
 
     def rotate(self) -> None:
         self.primary.execute("FLUSH BINARY LOGS")
 
     def change_table(self, number: int) -> bool:
-        """Columns come and go, in front and behind, of types with and without a length. False if a lock was refused."""
+        """Add or drop a column, at either end, of a type with or without a length. False if a lock was refused."""
         place = ("FIRST", "AFTER topic", "")[number % 3]
         kind = ("INT", "VARCHAR(300) CHARACTER SET utf8mb4", "DECIMAL(20,6)", "TIMESTAMP NULL", "BIT(11)", "JSON")
         try:
@@ -166,7 +166,7 @@ class Source:
         self.primary.start()
 
     def fail_over(self) -> None:
-        """The primary dies once the replica has everything, which then takes its place; the dead one comes back."""
+        """Kill the primary once the replica has everything, promote the replica, and start the old primary again."""
         self._pause.set()
         for paused in self._paused:
             assert paused.wait(PATIENCE_SECONDS), "a writer does not pause"
@@ -180,7 +180,7 @@ class Source:
 
 
 async def in_log(url: str) -> dict[str, list[int]]:
-    """By key the numbers, in the order of the log."""
+    """The numbers of each key, in the order of the log."""
     http = HttpClient(url)
     numbers_by_key: dict[str, list[int]] = {}
     try:
@@ -213,7 +213,7 @@ def violations(history: History, logged: dict[str, list[int]]) -> list[str]:
 
 
 def end_of_log(url: str) -> int:
-    """How many messages the bridge has moved."""
+    """The number of messages that the bridge has moved."""
     status, topics = ask(url, "GET", "/v1/admin/topics")
     assert status == 200, topics
     return sum(queue["end"] for topic in topics["topics"] if topic["name"] == TOPIC for queue in topic["queues"])
@@ -232,7 +232,7 @@ def run(
     failovers: int,
     seed: int,
 ) -> dict[str, Any]:
-    """The campaign; its report with what is wrong under `violations`. `durable`, `pause`: see Source.
+    """Run the campaign, and return its report; `violations` lists broken promises. `durable`, `pause`: see Source.
 
     Every second kill comes when the bridge has moved something since it was started, the others at any moment, also
     while it starts.

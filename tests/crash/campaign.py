@@ -65,7 +65,7 @@ def dropping() -> str:
 
 
 def power(times: int, seed: int) -> str:
-    """Power loss by sectors, in process."""
+    """Power loss by sectors, in this process."""
     for i in range(times):
         directory = Path(tempfile.mkdtemp(prefix="notify-power-"))
         try:
@@ -76,7 +76,7 @@ def power(times: int, seed: int) -> str:
 
 
 class MemoryDisk(Disk):
-    """One segment file in memory, for flips by the hundred thousand."""
+    """One segment file in memory, for hundreds of thousands of flips."""
 
     def __init__(self, data: bytearray) -> None:
         super().__init__(Path("/nonexistent"))
@@ -90,7 +90,7 @@ class MemoryDisk(Disk):
 
 
 def flips() -> str:
-    """Every bit of a 64 KiB segment: what is read is a part of what was written, and the flip is noticed."""
+    """Flip every bit of a 64 KiB segment: only written frames may be read, and each flip must be noticed."""
     directory = Path(tempfile.mkdtemp(prefix="notify-flips-"))
     try:
         write_log(directory / "log", 26, seed=5)

@@ -1,8 +1,8 @@
 """Three stateless servers over one database, a queue server fed from it, load through the SDK; servers are killed.
 
-Run as `python -m tests.crash.cluster --database mariadb --seconds 300`. What is checked: none of the transactions is
-lost or doubled, at least 99.9 % succeed with the SDK's retries, and no caller waits beyond its deadline; the last two
-say something of a machine that nothing else uses, so that the short form in `make test` does not ask for them. With
+Run as `python -m tests.crash.cluster --database mariadb --seconds 300`. The checks: no transaction is lost or doubled,
+at least 99.9 % succeed with the SDK's retries, and no caller waits beyond its deadline. The last two hold only on a
+machine that nothing else uses, so the short form in `make test` does not check them. With
 `--kill-database` the database is killed and started again, too: then callers may fail while it is down.
 """
 
@@ -39,12 +39,12 @@ TOPIC = "cluster"
 SERVERS = 3
 RECONNECT_SECONDS = 3.0
 LATE_SECONDS = 1.0
-"""What a busy machine of two cores may add to a deadline."""
+"""The seconds by which a busy machine of two cores may exceed a deadline."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """What the callers saw."""
+    """The answers to the callers."""
 
     tried: int = 0
     acknowledged: list[str] = field(default_factory=list)
@@ -53,15 +53,15 @@ class Seen:
     failed: int = 0
     failed_while_down: int = 0
     down: list[list[float]] = field(default_factory=list)
-    """When the database was killed, and when it answered again."""
+    """Times when the database was killed and when it answered again."""
     slowest: float = 0.0
     is_over: bool = False
-    """No transaction is begun any more."""
+    """Whether callers begin no more transactions."""
     errors: Counter[str] = field(default_factory=Counter)
 
 
 class Cluster:
-    """Servers over a database, a queue server, and what moves between them."""
+    """Servers over a database, a queue server, and the bridge or relay between them."""
 
     def __init__(self, dsn: str, directory: Path, stack: ExitStack) -> None:
         make_storage(dsn)
@@ -81,7 +81,7 @@ class Cluster:
 
 
 async def caller(client: TransactionClient, seen: Seen, chance: random.Random) -> None:
-    """Half, outcome, again."""
+    """Store half and outcome repeatedly."""
     while not seen.is_over:
         name = ids.to_text(ids.new_id())
         began = time.monotonic()
@@ -89,7 +89,7 @@ async def caller(client: TransactionClient, seen: Seen, chance: random.Random) -
         try:
             item = accepted(await client.half_soon(name, [pack(Message(TOPIC, name.encode()))]))
         except NotifyError as error:
-            # A half that nobody may have heard of: its local transaction does not commit.
+            # The half may not be stored, so its local transaction does not commit.
             if any(began < end and time.monotonic() > start for start, end in seen.down):
                 seen.failed_while_down += 1
             else:
@@ -113,11 +113,11 @@ async def caller(client: TransactionClient, seen: Seen, chance: random.Random) -
 
 
 Moments = Callable[[Seen], AsyncIterator[None]]
-"""Yields when a server is to be killed, and ends with the campaign."""
+"""Yields whenever a server should be killed, and ends with the campaign."""
 
 
 def by_clock(seconds: float, every: float, chance: random.Random) -> Moments:
-    """A kill about every so many seconds."""
+    """Kill about every so many seconds."""
 
     async def moments(_: Seen) -> AsyncIterator[None]:
         until = time.monotonic() + seconds
@@ -130,7 +130,7 @@ def by_clock(seconds: float, every: float, chance: random.Random) -> Moments:
 
 
 def by_progress(kills: int, transactions: int) -> Moments:
-    """So many kills, with so many acknowledged transactions before each and after the last one."""
+    """Kill so often, with so many acknowledged transactions before each kill and after the last one."""
 
     async def moments(seen: Seen) -> AsyncIterator[None]:
         for n in range(kills + 1):
@@ -146,7 +146,7 @@ def by_progress(kills: int, transactions: int) -> Moments:
 
 
 async def trouble(cluster: Cluster, seen: Seen, moments: Moments, chance: random.Random, report: Counter[str]) -> None:
-    """Kill a server now and then, and start it again."""
+    """Kill and restart servers."""
     async for _ in moments(seen):
         server = chance.choice(cluster.servers)
         await asyncio.to_thread(server.kill)
@@ -156,7 +156,7 @@ async def trouble(cluster: Cluster, seen: Seen, moments: Moments, chance: random
 
 
 async def _start(server: ServerProcess, seen: Seen) -> None:
-    """As what supervises it would: again, where it ended because the database was away."""
+    """Start a server as a supervisor does: again, if it ended because the database was away."""
     while True:
         try:
             await asyncio.to_thread(server.start)
@@ -168,7 +168,7 @@ async def _start(server: ServerProcess, seen: Seen) -> None:
 
 
 async def database_trouble(database: Any, seen: Seen, report: Counter[str]) -> None:
-    """Kill the database now and then, and start it again."""
+    """Kill and restart the database."""
     while not seen.is_over:
         await asyncio.sleep(12)  # the campaign's pace
         if seen.is_over:
@@ -183,7 +183,7 @@ async def database_trouble(database: Any, seen: Seen, report: Counter[str]) -> N
 
 
 async def in_queue(url: str) -> Counter[str]:
-    """How often each transaction is in the queue."""
+    """The number of messages of each transaction in the queue."""
     http = HttpClient(url)
     counts: Counter[str] = Counter()
     try:
@@ -206,7 +206,7 @@ async def run(
     half_seconds: float = HALF_SECONDS,
     database: Any = None,
 ) -> dict[str, Any]:
-    """The campaign. `half_seconds`: how long a caller waits; `database`: what is killed, too, if anything."""
+    """Run the campaign. `half_seconds`: how long a caller waits; `database`: a database to kill, too, or None."""
     chance = random.Random(seed)
     seen = Seen()
     report: Counter[str] = Counter()
@@ -245,12 +245,12 @@ async def run(
 
 
 def broken(result: dict[str, Any]) -> list[str]:
-    """What a run says against the promises, on whatever machine; empty if nothing does."""
+    """The broken promises of a run that hold on any machine."""
     return [f"{kind} {result[kind]}" for kind in ("lost", "doubled", "ghosts") if result[kind]]
 
 
 def verdict(result: dict[str, Any]) -> list[str]:
-    """What is wrong with a run on a machine that nothing else uses; empty if nothing is."""
+    """The broken promises of a run on a machine that nothing else uses."""
     bad = broken(result)
     if result["success"] < 0.999:
         bad.append(f"only {result['success']:.4%} succeeded: {result['errors']}")

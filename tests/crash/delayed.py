@@ -1,4 +1,4 @@
-"""Delayed messages by the million: none early, none lost, and how late, with and without kill -9 on the way."""
+"""Millions of delayed messages: none early, none lost, and their lateness, with and without kill -9."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _decode = msgspec.msgpack.Decoder(Received).decode
 
 @dataclass(slots=True)
 class Came:
-    """What was received: `late` in seconds behind the due time, of each message's first delivery."""
+    """The received messages; `late`: seconds after the due time, of each message's first delivery."""
 
     late: list[float] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)
     early: int = 0
     again: int = 0
     was_filled_in_time: bool = True
-    """Whether all were sent before the first was due: else `late` says how long sending took."""
+    """Whether all were sent before the first was due; otherwise `late` includes the sending."""
 
     @property
     def p99(self) -> float:
@@ -44,7 +44,7 @@ class Came:
 
 
 async def fill(url: str, messages: int, first_due: float, span: float) -> None:
-    """Send them, due evenly over `span` seconds from `first_due` on, in no order."""
+    """Send messages in random order, due evenly over `span` seconds from `first_due` on."""
     http = HttpClient(url)
     turns = iter(range(0, messages, BATCH))
 
@@ -64,7 +64,7 @@ async def fill(url: str, messages: int, first_due: float, span: float) -> None:
 
 
 async def receive(url: str, came: Came, all_due: float, expected: int) -> None:
-    """Receive and acknowledge until all have come, or none comes any more; a server that is away is asked again."""
+    """Receive and acknowledge until all have come, or no more come; retries while the server is away."""
     http = HttpClient(url)
     request = encode_msgpack(Receive(instance="i", max=BATCH, wait=0.5, lease=5))
     until = all_due + PATIENCE_SECONDS
@@ -92,7 +92,7 @@ async def receive(url: str, came: Came, all_due: float, expected: int) -> None:
 
 
 def run(messages: int, span: float, lead: float, kills: int) -> tuple[Came, str]:
-    """Send, wait, receive; kill the server so many times while they come due. What came, and it in words.
+    """Send, wait, receive, and kill the server so many times while messages come due. Returns the result and its text.
 
     `span`: seconds over which they come due, from `lead` seconds after now on. Raises AssertionError if one is lost
     or early.

@@ -1,4 +1,4 @@
-"""Faulty disks underneath the real log: unsynced sectors that vanish, syncs that fail, room that runs out."""
+"""Faulty disks for the real log: unsynced sectors vanish, syncs fail, room runs out."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SECTOR = 512
 
 
 class PowerLossDisk(UnsyncedDisk):
-    """Remembers what was written and not synced; `lose_power` keeps any subset of it, by 512-byte sectors.
+    """Remembers unsynced writes; `lose_power` keeps a random subset of them, by 512-byte sectors.
 
-    Files whose creation no directory sync followed are kept or lost by chance too. After it nothing is written.
+    Files created since the last sync of the directory are kept or lost at random, too. After it nothing is written.
     """
 
     def __init__(self, directory: Path, chance: random.Random) -> None:
@@ -73,7 +73,7 @@ class PowerLossDisk(UnsyncedDisk):
             raise OSError(errno.EIO, "the power is gone")
 
     def lose_power(self) -> None:
-        """From now on nothing is written; of what was not synced, each sector is kept or lost by chance."""
+        """Write nothing from now on, and keep or lose each unsynced sector at random."""
         self.dead = True
         for name, writes in self._unsynced.items():
             path = self.directory / name
@@ -98,7 +98,7 @@ class PowerLossDisk(UnsyncedDisk):
 
 
 class FailingSyncDisk(UnsyncedDisk):
-    """The n-th sync fails once, as fsync does when the kernel could not write; the next would succeed."""
+    """The n-th sync fails once, as fsync does when the kernel could not write; the next one would succeed."""
 
     def __init__(self, directory: Path, fail_at: int) -> None:
         super().__init__(directory)
@@ -115,7 +115,7 @@ class FailingSyncDisk(UnsyncedDisk):
 
 
 class FullDisk(UnsyncedDisk):
-    """No room beyond `room` bytes a file, until told otherwise."""
+    """A disk without room beyond `room` bytes a file, until that is changed."""
 
     def __init__(self, directory: Path, room: int) -> None:
         super().__init__(directory)

@@ -1,6 +1,6 @@
-"""A log that is killed while it drops segments, at named points, and what must be there afterwards.
+"""Kills a log at named points while it drops segments, and checks what remains.
 
-No server is needed: retention of the log is one call, and only what a process has written counts.
+It needs no server, because the log's retention is one call.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _UNDECIDED = ids.from_text("018f0e4c-3a5b-7c6d-8e9f-a0b1c2d3e4f5")
 _OLD = [b"old %d" % n + bytes(200) for n in range(60)]
 _NEW = [b"new %d" % n + bytes(200) for n in range(30)]
 _WAITING = (*range(20, 30), *range(55, 60))
-"""Offsets of old messages that the group has not settled."""
+"""The offsets of old messages that the group has not settled."""
 
 
 def killed_at(directory: Path, point: str) -> list[str]:
-    """Fill a log and drop its segments in a process that is killed at `point` (`name:count`); what is broken then.
+    """Fill a log and drop its segments in a process that is killed at `point` (`name:count`); return broken promises.
 
     Raises AssertionError if the point was not reached.
     """
@@ -81,7 +81,7 @@ async def _commit(store: LogStore, bodies: list[bytes], at: int) -> None:
 
 
 async def _broken(directory: Path) -> list[str]:
-    """Of the log as it was left, and once more when it has dropped the rest."""
+    """The broken promises of the log after the kill, and again after it has dropped the rest."""
     broken = []
     for when in ("after the kill", "after the next dropping"):
         store = _opened(directory)

@@ -1,4 +1,4 @@
-"""A bridge to three Kafka nodes, one of which is killed now and then: what a reader of committed records gets.
+"""Kills nodes of a three-node Kafka behind a bridge, and checks what a reader of committed records receives.
 
 Run as `python -m tests.crash.kafka --seconds 90`. Every acknowledged row of the source must be there once, no other.
 """
@@ -32,7 +32,7 @@ NODES = 3
 
 
 def committed(brokers: str, wanted: int, seconds: float) -> Counter[str]:
-    """How often each transaction is there."""
+    """The number of records of each transaction."""
     consumer = Consumer(
         {
             "bootstrap.servers": brokers,
@@ -58,7 +58,7 @@ def committed(brokers: str, wanted: int, seconds: float) -> Counter[str]:
 
 
 def run(directory: Path, stack: ExitStack, *, seconds: float, every: float, rate: float, seed: int) -> dict[str, Any]:
-    """Raises Unavailable or NotAvailable where something cannot run."""
+    """Run the campaign. Raises Unavailable or NotAvailable if a part cannot run."""
     chance = random.Random(seed)
     kafka = KafkaCluster(directory, nodes=NODES).start()
     stack.callback(kafka.stop)

@@ -1,4 +1,4 @@
-"""Kill -9 of a real server under load, again and again, and what every answer it gave must still mean afterwards."""
+"""Kills a real server under load with -9 repeatedly, and checks that every earlier answer still holds."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ GROUP = "c"
 SOURCE = "source"
 SEGMENT_BYTES = 1 << 20
 MOST_ANSWERS = 300
-"""A kill comes after a random number of answers, of which this is the largest."""
+"""The most answers before a kill."""
 
 UNDER_LOAD = tuple(point for point in POINTS if not point.startswith(("carry.", "retention.")))
 """Crash points that this load reaches; those of retention are in dropping.py."""
@@ -58,7 +58,7 @@ UNDER_LOAD = tuple(point for point in POINTS if not point.startswith(("carry.", 
 
 @dataclass
 class Answers:
-    """What was asked, and what the server said to it."""
+    """The requests, and the server's answers."""
 
     bodies: dict[str, list[bytes]] = field(default_factory=dict)
     stored: set[str] = field(default_factory=set)
@@ -82,25 +82,25 @@ class Kills:
         self._port = free_port()
         self._server: ServerProcess | None = None
         self._heard = 0
-        """Answers since the load of this life began."""
+        """The number of answers since the load of this life began."""
         self._largest = 600
-        """Bytes of a body."""
+        """The size of a body in bytes."""
         self._bridge_may_stand_at = {""}
-        """One position, or two where the answer to a batch was lost with the server."""
+        """The possible positions: one, or two if the answer to a batch was lost with the server."""
         self._checked: dict[str, int] = dict.fromkeys(TOPICS, 0)
         self._in_queue: set[str] = set()
         self._undecided: deque[str] = deque()
         self._asked: dict[str, str] = {}
         self._to_ask_for: list[str] = []
         self._asked_for: list[str] = []
-        """Stored halves: those since the last check, and those before, of which each check asks for a sample."""
+        """Stored halves since the last check, and older ones, of which each check reads a sample."""
         self.watchers = watchers(TOPICS, self.chance)
         self._are_subscribed = False
         self._to_look_for: set[str] = set()
-        """Committed since the last check: all are looked for again at the end, when everything is read again."""
+        """Transactions committed since the last check; the end reads everything again."""
 
     def start(self, crash_at: str = "") -> bool:
-        """Until it serves; False if its crash point was quicker. Raises Unavailable if it does not come back."""
+        """Start the server; False if it reached its crash point first. Raises Unavailable if it does not come back."""
         environment = {"NOTIFY_SEGMENT_BYTES": str(SEGMENT_BYTES), "NOTIFY_CRASH_AT": crash_at}
         self._server = ServerProcess(self._directory, self._port, environment)
         try:
@@ -139,7 +139,7 @@ class Kills:
         """
         self._largest = 20_000 if crash_at.startswith(("seal.", "checkpoint.")) else 600  # a segment is full soon
         if not self.start(crash_at):
-            self.cycles += 1  # the point lies on the way up: the next start must do without what it cut short
+            self.cycles += 1  # the point is in the start: the next start must cope with the unfinished one
             return
         http = HttpClient(self.url)
         try:
@@ -152,7 +152,7 @@ class Kills:
             tasks = [asyncio.ensure_future(self._produce(http)) for _ in range(CALLERS)]
             tasks.append(asyncio.ensure_future(self._consume(http)))
             tasks.append(asyncio.ensure_future(self._bridge(http)))
-            # One of them a cycle: all at once would leave nothing of the machine for the others.
+            # One check a cycle, because all at once would take the whole machine.
             watcher = self.watchers[self.cycles % len(self.watchers)]
             tasks += [asyncio.ensure_future(watcher.consume(http, instance)) for instance in watcher.instances]
             await self._until_its_end(crash_at, enough)
@@ -164,7 +164,7 @@ class Kills:
         self.cycles += 1
 
     async def _until_its_end(self, crash_at: str, enough: Callable[[], bool] | None) -> None:
-        """Until the crash point has killed the server, or it has given so many answers that it may be killed."""
+        """Wait until the crash point has killed the server, or it has given enough answers to be killed."""
         if crash_at:
             await eventually_async(self._is_gone, f"the server to reach {crash_at}")
             assert self._has_crashed(), f"{crash_at}: the server ended with {self._process.returncode}"
@@ -175,7 +175,7 @@ class Kills:
         await asyncio.sleep(self.chance.uniform(0, 0.02))  # so that it is killed at any moment between two answers
 
     async def finish(self) -> None:
-        """One last start: check everything, from the first offset."""
+        """Start a last time, and check everything from the first offset."""
         self.start()
         http = HttpClient(self.url)
         try:
@@ -198,11 +198,11 @@ class Kills:
                 try:
                     await self._send(http, sent)
                 except NotifyError:
-                    self._undecided.extend(sent)  # of these nothing is known: they are decided after the next start
+                    self._undecided.extend(sent)  # their outcome is unknown: they are decided after the next start
                     raise
 
     async def _send(self, http: HttpClient, sent: list[str]) -> None:
-        """A few halves, and outcomes: of most of them at once, of the others after a crash or two."""
+        """Send a few halves; send most outcomes at once, and the others after a crash or two."""
         a = self.answers
         halves = []
         for _ in range(self.chance.randint(1, 8)):
@@ -233,7 +233,7 @@ class Kills:
                     self._to_look_for.add(item.id)
 
     def _outcome(self, name: str) -> OutcomeItem:
-        """What was asked before is asked again."""
+        """Send an outcome; repeat the one that was sent before."""
         outcome = self._asked.setdefault(name, self.chance.choice(("COMMIT", "COMMIT", "ROLLBACK")))
         if outcome == "COMMIT":
             self.answers.commit_asked.add(name)
@@ -265,7 +265,7 @@ class Kills:
                         (a.acked if sent.action == "ack" else a.dead).add(m.id)
 
     async def _bridge(self, http: HttpClient) -> None:
-        """Batches of committed transactions, each from the position at which the one before it ended."""
+        """Send batches of committed transactions, each from the end position of the previous one."""
         a = self.answers
         with contextlib.suppress(NotifyError):
             rows = msgspec.json.decode(await http.call("GET", "/v1/admin/bridges", b"", PATIENCE_SECONDS))["bridges"]
@@ -307,7 +307,7 @@ class Kills:
     # --- checks -----------------------------------------------------------------------------------------------
 
     async def _check(self, http: HttpClient, sample: int = 50) -> None:
-        """What is new since the last check, and a sample of everything before."""
+        """Check everything since the last check, and a sample of older data."""
         a = self.answers
         for topic in TOPICS:
             await self._pull(http, topic)
@@ -332,7 +332,7 @@ class Kills:
                     a.violations.append(f"promise 3: {item.id} was rolled back and is {item.state}")
 
     async def _pull(self, http: HttpClient, topic: str) -> None:
-        """What is new in a topic's queue since the last check: no holes, nothing twice, nothing made up."""
+        """Read a queue since the last check: no holes, no duplicates, nothing made up."""
         a = self.answers
         while True:
             path = f"/v1/topics/{topic}/queues/0/messages?offset={self._checked[topic]}&max=2000"

@@ -1,4 +1,4 @@
-"""Logs that are written, damaged and opened again: what `make crash` and its short form have in common."""
+"""Writes, damages and reopens logs, for `make crash` and its short form."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ from tests.support.virtual_loop import run as run_in_virtual_time
 
 
 def write_log(directory: Path, steps: int, seed: int = 1) -> History:
-    """A log of so many steps and behind them a frame of one small half, left as a kill would leave it: not closed.
-
-    The history is that of the steps.
-    """
+    """Write a log of so many steps and a last frame of one small half, left as by a kill; return the steps' history."""
     history = History()
 
     async def run() -> None:
@@ -45,7 +42,7 @@ def write_log(directory: Path, steps: int, seed: int = 1) -> History:
 
 
 def reopened(directory: Path, history: History) -> tuple[list[str], LogStore]:
-    """Violations after recovery, and the closed store for its damages."""
+    """Violations after recovery, and the closed store, which lists its damages."""
 
     async def run() -> tuple[list[str], LogStore]:
         store = LogStore(directory, disk=UnsyncedDisk(directory))
@@ -58,7 +55,7 @@ def reopened(directory: Path, history: History) -> tuple[list[str], LogStore]:
 
 
 def last_frames(directory: Path) -> tuple[Path, int, int]:
-    """The log file, where its last frame begins and where it ends."""
+    """The log file, and the positions where its last frame begins and ends."""
     disk = Disk(directory)
     segments = Segments(disk)
     segments.open_existing()
@@ -70,9 +67,9 @@ def last_frames(directory: Path) -> tuple[Path, int, int]:
 
 
 def lose_power_repeatedly(directory: Path, seed: int, times: int = 3) -> None:
-    """Power that is lost under load at random moments of virtual time, so that a seed is one run on every machine.
+    """Lose power under load at random moments of virtual time, so that a seed gives the same run on every machine.
 
-    Raises AssertionError with what was acknowledged and is gone.
+    Raises AssertionError with the acknowledged data that is lost.
     """
     chance = random.Random(seed)
     history = History()
@@ -84,7 +81,7 @@ def lose_power_repeatedly(directory: Path, seed: int, times: int = 3) -> None:
 
 
 async def _until_power_is_lost(directory: Path, history: History, chance: random.Random) -> list[str]:
-    """Violations after the loss before this one."""
+    """Violations after the previous loss."""
     disk = PowerLossDisk(directory, chance)
     store = LogStore(directory, disk=disk, segment_bytes=1 << 14, write_delay=lambda: chance.random() * 0.001)
     await store.open(T0)
@@ -96,6 +93,6 @@ async def _until_power_is_lost(directory: Path, history: History, chance: random
 
 
 async def let_go(store: LogStore) -> None:
-    """Close a store whose disk is gone: it lets go of its files and its lock, and writes nothing."""
+    """Close a store whose disk is gone: its files and lock, without writing."""
     with contextlib.suppress(StorageFailed):
         await store.close()

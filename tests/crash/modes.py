@@ -1,4 +1,4 @@
-"""Groups of every mode beside a server that is killed, and what each of them must have seen in the end."""
+"""Groups of every mode on a server that is killed, and the messages that each must have received."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEYS = tuple(f"k{n}" for n in range(64))
 
 
 class Watcher:
-    """The consumers of one group, and what was handed to them, over all lives of the server."""
+    """The consumers of one group, and their deliveries over all lives of the server."""
 
     def __init__(self, mode: str, topics: tuple[str, ...], chance: random.Random) -> None:
         self.mode = mode
@@ -29,19 +29,19 @@ class Watcher:
         self.instances = ("x", "y") if mode in ("broadcast", "ordered", "failover") else ("x",)
         self.chance = chance
         self.done: dict[str, set[str]] = {instance: set() for instance in self.instances}
-        """By instance: messages whose ack, or move to the dead-letter queue, was answered."""
+        """Messages by instance whose ack or dead_letter was answered."""
         self.handled: dict[str, set[str]] = {instance: set() for instance in self.instances}
-        """Those that came and were to be settled; the answer may have been lost with the server."""
+        """Messages that were received and settled; the answer may have been lost with the server."""
         self.seen: set[tuple[str, int, int]] = set()
-        """Topic, queue and offset of what was handed out in order."""
+        """(topic, queue, offset) of ordered deliveries."""
         self.last: dict[tuple[str, int, str], int] = {}
-        """By topic, queue and key: the offset that was handed out for the first time last."""
+        """The last first-delivered offset by topic, queue and key."""
         self.asked: set[tuple[str, int, int]] = set()
-        """Topic, queue and offset of what was asked to be settled."""
+        """(topic, queue, offset) of requested settlements."""
         self.violations: list[str] = []
 
     async def subscribe(self, http: HttpClient) -> None:
-        """From the first message on; a broadcast from when its instances first ask."""
+        """Subscribe from the first message on; a broadcast begins with its instances' first requests."""
         for topic in self.topics:
             body = json.dumps({"mode": self.mode, "start": "earliest", "max_attempts": 1000, "reason": "test"})
             path = f"/v1/admin/groups/{self.group}/subscriptions/{topic}"
@@ -59,13 +59,13 @@ class Watcher:
         return msgspec.msgpack.decode(answer, type=Received).messages
 
     async def consume(self, http: HttpClient, instance: str) -> None:
-        """Until the server is gone."""
+        """Consume until the server is gone."""
         with contextlib.suppress(NotifyError):
             while True:
                 await self.once(http, instance, 1)
 
     async def once(self, http: HttpClient, instance: str, wait: float, lease: float = 3600, most: int = 50) -> int:
-        """Receive, look, settle; how many there were."""
+        """Receive, check and settle; return the number of messages."""
         received = await self._receive(http, instance, wait, lease, most)
         items = []
         for m in received:
@@ -89,7 +89,7 @@ class Watcher:
         return any(name in done for done in self.done.values())
 
     def _see(self, m: Delivered) -> None:
-        """Promise 7: of a key first deliveries rise, and the next one waits until the one before is settled."""
+        """Check promise 7: first deliveries of a key rise, and each waits until the previous one is settled."""
         place = (m.topic, m.queue, m.offset)
         if place in self.seen:
             return
@@ -103,7 +103,7 @@ class Watcher:
         self.last[m.topic, m.queue, str(m.key)] = m.offset
 
     async def finish(self, http: HttpClient, committed: set[str]) -> None:
-        """Take what is left until each committed message has come: to the group, of a broadcast to each instance."""
+        """Consume until each committed message has come to the group, or for broadcasts to each instance."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         missing = self._missing(committed)
         while missing:
@@ -111,7 +111,7 @@ class Watcher:
             for instance in self.instances:
                 with contextlib.suppress(NotifyError):
                     came += await self.once(http, instance, 0.1, lease=10, most=1000)
-            # Only where nothing is left to come is everything compared once more: that takes long.
+            # Compared only once no message is left, because the comparison takes long.
             if came:
                 deadline = time.monotonic() + PATIENCE_SECONDS
             else:
@@ -127,10 +127,10 @@ class Watcher:
 
 
 def watchers(topics: tuple[str, ...], chance: random.Random) -> list[Watcher]:
-    """One for each mode."""
+    """A watcher for each mode."""
     return [Watcher(mode, topics, chance) for mode in ("ordered", "failover", "exclusive", "broadcast")]
 
 
 def some_key(chance: random.Random) -> Any:
-    """A key or none."""
+    """A random key, or None."""
     return chance.choice((*KEYS, None))

@@ -1,4 +1,4 @@
-"""Ordered mode with consumers that are killed at random: per key no message before its turn, none lost."""
+"""Ordered mode with randomly killed consumers: no message of a key before its turn, none lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _decode = msgspec.msgpack.Decoder(Received).decode
 
 
 async def consume(url: str, instance: str, journal: int) -> None:
-    """Write down what came, then what is about to be acknowledged, then acknowledge it; until killed."""
+    """Note received messages, note the acks to come, then acknowledge; until killed."""
     http = HttpClient(url)
     request = encode_msgpack(Receive(instance=instance, max=1000, wait=0.5, lease=LEASE))
     while True:
@@ -46,12 +46,12 @@ async def consume(url: str, instance: str, journal: int) -> None:
 
 
 def _write(journal: int, events: list[tuple[str, str | None, int]]) -> None:
-    """One line with the time of the machine's clock: a kill leaves whole lines, or none."""
+    """Write one line with the machine's time; a kill leaves whole lines only."""
     os.write(journal, (json.dumps([time.monotonic_ns(), events]) + "\n").encode())
 
 
 def inversions(journals: list[Path]) -> tuple[int, int]:
-    """Over all consumers' journals by time: violations of the order per key, and how many different messages came."""
+    """From all journals by time: violations of the order of keys, and the number of different messages."""
     lines: list[tuple[int, list[Any]]] = []
     for journal in journals:
         for line in journal.read_bytes().splitlines():

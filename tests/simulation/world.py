@@ -1,6 +1,6 @@
-"""A small world in virtual time: producers with a database, a lossy network, consumers, and a server that suffers.
+"""A small world in virtual time: producers with a database, a lossy network, consumers, and a server with faults.
 
-It is killed; all stands still for longer than leases last; its disk is full for a while; its topic grows.
+The server is killed, stops for longer than leases last, has a full disk for a while, and its topic gets more queues.
 
 The server is the real core over the real log. Producers, database and network are models, so that a run can place a
 crash or a delay between any two steps. In the end every committed local transaction must have had its effect
@@ -40,7 +40,7 @@ GROUP = "c"
 SECOND = "d"
 """A group of another mode over the same topic."""
 POLL_SECONDS = 3.0
-"""How long a poll waits: the longer, the fewer steps a run has in which nothing happens."""
+"""How long a poll waits; a longer wait makes fewer empty steps."""
 START_US = 1_800_000_000_000_000
 
 
@@ -60,13 +60,13 @@ class LittleRoom(Disk):
 
 @dataclass
 class Database:
-    """The local table: in-flight transactions hold their row's lock, tombstones refuse late ones."""
+    """The local table: running transactions hold their row's lock, and tombstones refuse late commits."""
 
     rows: dict[str, str] = field(default_factory=dict)
     in_flight: set[str] = field(default_factory=set)
 
     def insert(self, transaction_id: str) -> bool:
-        """False: a tombstone stands there, the transaction must roll back."""
+        """Insert a row; False: there is a tombstone, and the transaction must roll back."""
         if transaction_id in self.rows:
             return False
         self.in_flight.add(transaction_id)
@@ -85,7 +85,7 @@ class Database:
         return "COMMIT" if state == "COMMITTED" else "ROLLBACK"
 
     def naive_question(self, transaction_id: str) -> str | None:
-        """What a plain SELECT sees: nothing of a transaction in flight."""
+        """The answer of a plain SELECT, which does not see a running transaction."""
         return "COMMIT" if self.rows.get(transaction_id) == "COMMITTED" else "ROLLBACK"
 
 
@@ -93,32 +93,32 @@ class World:
     """One seed's run."""
 
     def __init__(self, seed: int, *, naive: bool = False, unordered: bool = False, transactions: int = 12) -> None:
-        """Planted faults: `naive` checks with a plain SELECT, `unordered` delivers shared what must be in order."""
+        """Planted faults: `naive` checks with a plain SELECT, `unordered` delivers an ordered topic in mode shared."""
         self.chance = random.Random(seed)
         self.naive = naive
         self.unordered = unordered
         self.transactions = transactions
         self.database = Database()
         self.mode = self.chance.choice(("ordered", "failover", "exclusive", "broadcast"))
-        """Of a second group over the same topic."""
+        """The mode of a second group over the same topic."""
         if unordered:
             self.mode = "ordered"
         self.effects: dict[str, set[str]] = {}
-        """By group, of a broadcast by instance: what took effect."""
+        """The effects by group, or for broadcasts by instance."""
         self.delivered: set[str] = set()
         self.first_seen: dict[int, list[StoredMessage]] = {}
-        """By key: messages in the order in which they were first delivered."""
+        """Messages by key, in the order of their first deliveries."""
         self.settled: set[tuple[str, int, int]] = set()
-        """Group, queue and offset of what an ack was sent for, or a refusal for good."""
+        """(group, queue, offset) of sent acks and final refusals."""
         self.disorder: list[str] = []
         self.core: Core | None = None
         self.killed = asyncio.Event()
         self.is_full = False
-        """The server's disk has no room."""
+        """Whether the server's disk is full."""
         self.dead: set[str] = set()
-        """What a consumer of GROUP refused for good."""
+        """Messages that a consumer of GROUP refused for good."""
         self.suffered: Counter[str] = Counter()
-        """What befell the server, and how often."""
+        """How often each fault happened to the server."""
         self.calm = False
         self.restarts = 0
         memory = Path("/dev/shm")
@@ -146,7 +146,7 @@ class World:
         self._run = asyncio.get_running_loop().create_task(self.core.run())
 
     def kill_server(self) -> None:
-        """As SIGKILL: what was not written is gone, nobody gets an answer."""
+        """Kill the server as SIGKILL does: unwritten data is lost, and no request is answered."""
         assert self.core is not None
         assert self._run is not None
         self.look_for_faults()
@@ -159,12 +159,12 @@ class World:
         self.restarts += 1
 
     def look_for_faults(self) -> None:
-        """A step of the server's clock that fails for no known reason is tried again, and is a fault all the same."""
+        """Count unexpected failures of the server's clock as violations, although it tries again."""
         if self.core is not None and self.core.faults:
             self.disorder.append(f"FAULT: {self.core.faults} steps of the server's clock failed")
 
     async def call(self, request: Callable[[Core], Awaitable[Any]]) -> Any:
-        """One request over a network that delays, and loses requests and answers."""
+        """Make one request over a network that delays and loses requests and answers."""
         chance = self.chance
         await pass_seconds(chance.random() * 0.05)
         if self.core is None or (not self.calm and chance.random() < 0.08):
@@ -185,7 +185,7 @@ class World:
     # --- producers --------------------------------------------------------------------------------------------
 
     async def produce(self) -> None:
-        """One local transaction, with a crash or a delay anywhere."""
+        """Run one local transaction, with a crash or a delay at any step."""
         chance = self.chance
         name = ids.to_text(bytes([1, *chance.randbytes(5), 0x70, chance.randrange(256), 0x80, *chance.randbytes(7)]))
         await pass_seconds(chance.random() * 10)
@@ -275,11 +275,11 @@ class World:
                     continue
 
     def _who(self, group: str, instance: str) -> str:
-        """Who must have had each message: the group, of a broadcast each instance."""
+        """The consumers that must have each message: the group, or for broadcasts each instance."""
         return f"{group}@{instance}" if group == SECOND and self.mode == "broadcast" else group
 
     def _see(self, group: str, instance: str, message: StoredMessage) -> None:
-        """Promise 7: of a key first deliveries follow the log, and the next waits for an ack; an owner is alone."""
+        """Check promise 7: first deliveries of a key follow the log and wait for acks; an owner is alone."""
         if group != SECOND:
             return
         if self.mode in ("failover", "exclusive") and self.core is not None:
@@ -304,7 +304,7 @@ class World:
     # --- the run ----------------------------------------------------------------------------------------------
 
     async def chaos(self) -> None:
-        """Have the server suffer a few times."""
+        """Make a few faults of the server."""
         chance = self.chance
         for _ in range(chance.randint(0, 6)):
             await pass_seconds(chance.random() * 4)
@@ -315,7 +315,7 @@ class World:
                 await pass_seconds(chance.random() * 2)
                 await self.start_server()
             elif action == "stop":
-                # Leases last two seconds: some run out before anybody can do anything.
+                # Leases last two seconds, so some expire during the stop.
                 loop: Any = asyncio.get_running_loop()
                 loop.now += chance.random() * 6
             elif action == "fill":
@@ -326,7 +326,7 @@ class World:
                 await self._grow()
 
     async def _grow(self) -> None:
-        """The topic has more queues from now on: a key may belong to another one."""
+        """Give the topic more queues; a key may then belong to another queue."""
         assert self.core is not None
         topic = self.core.store.topic(TOPIC)
         if topic is not None and topic.queues < 4:
@@ -335,7 +335,7 @@ class World:
                 await self.core.queues.sync()
 
     async def run(self) -> list[str]:
-        """The violations of this run; empty if the promises were kept."""
+        """Run, and return the violations."""
         try:
             await self.start_server()
             assert self.core is not None
