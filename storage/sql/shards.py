@@ -13,6 +13,7 @@ from typing import TypeVar
 import structlog
 from sqlalchemy.engine import Engine
 
+from notify import faults
 from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailable
 from notify.storage.checks import CheckAnswer, Checking, Due
 from notify.storage.groups import Subscription
@@ -317,6 +318,8 @@ class SqlShards:
                 await store.probe()
         except NotifyError as error:
             log.debug("shard_still_away", shard=store.shard, reason=str(error))
+        except Exception:
+            faults.unexpected("shard_not_looked_at", shard=store.shard)
         else:
             log.info("shard_back", shard=store.shard)
 
