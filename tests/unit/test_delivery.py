@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from notify import ids
-from notify.errors import Conflict, InvalidRequest, NotifyError, UnknownTopic
+from notify.errors import Conflict, InvalidRequest, NotFound, NotifyError, UnknownTopic
 from notify.limits import LIMITS
 from notify.server.delivery.broadcast import INSTANCE_IDLE_US, MOST_BROADCAST_INSTANCES
 from notify.server.delivery.cursor import RUNS_BOUND
@@ -68,6 +68,24 @@ def test_a_pattern_meets_topics_whoever_makes_them() -> None:
         for topic in ("placed", "sent", "paid", "gone"):
             await s.send(f"order.{topic}", topic)
         assert len(await s.receive()) == 4
+
+    run(scenario())
+
+
+def test_a_group_waits_for_the_first_topic_of_its_pattern() -> None:
+    """A consumer that was quicker than the first producer ended with an error."""
+
+    async def scenario() -> None:
+        s = Groups()
+        await s.delivery.following.subscribe_pattern(Subscription("g", "order.*"), None)
+        assert await s.receive() == {}
+        waiting = asyncio.ensure_future(s.delivery.receive("g", Receive(instance="i", wait=30)))
+        await asyncio.sleep(0)  # the poll begins to wait
+        s.topics.use("order.placed")
+        await s.send("order.placed", "first")
+        assert [len(h.messages) for h in await waiting] == [1]
+        with pytest.raises(NotFound):
+            await s.delivery.receive("another", Receive(instance="i"))
 
     run(scenario())
 

@@ -60,7 +60,9 @@ class Delivery:
             name, topics = await self._broadcasts.group_for(name, request.instance, topics, may)
         group = self.groups.get(name)
         if group is None:
-            raise NotFound(f"group {name!r} has no subscription; name its topics, or subscribe it first")
+            if not self.following.has_pattern(name):
+                raise NotFound(f"group {name!r} has no subscription; name its topics, or subscribe it first")
+            group = self.followers.made(name)  # no topic meets its pattern yet
         group.refuse_second(request.instance, topics, self._clock(), may)
         waiter = Waiter(request, topics, may, asyncio.get_running_loop().create_future())
         return await self._waiters.messages(group, waiter, request.wait)

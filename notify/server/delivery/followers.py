@@ -36,19 +36,24 @@ class Followers:
         """The instances of each broadcasting group."""
         self._lease_ids = _lease_ids()
 
-    def follow(self, subscription: Subscription, moved: bool) -> None:
-        """Have a group follow a topic; with `moved` from where its progress in the storage now stands."""
-        group = self.by_name.get(subscription.group)
+    def made(self, name: str) -> Group:
+        """The group of a name, made if it is named for the first time."""
+        group = self.by_name.get(name)
         if group is None:
-            name, _, instance = subscription.group.partition("@")
+            base, _, instance = name.partition("@")
             holders = self.holders if instance else None
-            group = Group(subscription.group, self._store, self._metrics, self._lease_ids, self._pace, holders)
-            group.paused = name in self._store.paused()
-            group.rate = self._rates.get(name)
-            self.by_name[subscription.group] = group
+            group = Group(name, self._store, self._metrics, self._lease_ids, self._pace, holders)
+            group.paused = base in self._store.paused()
+            group.rate = self._rates.get(base)
+            self.by_name[name] = group
             if instance:
                 group.instances[instance] = Instance(instance, self._clock())
-                self._instances.setdefault(name, []).append(group)
+                self._instances.setdefault(base, []).append(group)
+        return group
+
+    def follow(self, subscription: Subscription, moved: bool) -> None:
+        """Have a group follow a topic; with `moved` from where its progress in the storage now stands."""
+        group = self.made(subscription.group)
         topic = self._store.topic(subscription.topic)
         assert topic is not None
         group.subscribe(subscription, topic.queues, moved)

@@ -107,6 +107,10 @@ class Following:
                 self._followers.follow(changed, moved=False)
         self._serve(pattern.group)
 
+    def has_pattern(self, group: str) -> bool:
+        """Whether a group follows topics of a pattern, which may be still to come."""
+        return any(pattern.group == group for pattern in self._store.patterns())
+
     def topic_changed(self, topic: Topic) -> None:
         """A topic was made, or has other queues: its groups follow them, and so do groups with a pattern for it."""
         for name in list(self._followers.by_topic.get(topic.name, ())):
