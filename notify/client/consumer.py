@@ -184,7 +184,7 @@ class _Consumer:
                     ", ".join(broadcast), self.instance,
                 )  # fmt: skip
             if self._inbox is not None:
-                await self._until_inbox_is_good(self._inbox)
+                await self._until_inbox_is_good(self._inbox, self._stopping)
             if self.url.startswith(SCHEME):
                 from notify.client.kafka import KafkaLoop
 
@@ -199,11 +199,10 @@ class _Consumer:
             left, self._left = self._left, None
         return left
 
-    async def _until_inbox_is_good(self, inbox: Inbox) -> None:
+    async def _until_inbox_is_good(self, inbox: Inbox, stopping: asyncio.Event) -> None:
         """Wait while the inbox's database is away. Raises InvalidRequest where an inbox cannot work in it."""
-        assert self._stopping is not None
         backoff = Backoff(INBOX_WAIT_SECONDS, INBOX_WAIT_MAX_SECONDS)
-        while not self._stopping.is_set():
+        while not stopping.is_set():
             try:
                 await self._ask_inbox(inbox, inboxes.check)
                 return
@@ -211,7 +210,7 @@ class _Consumer:
                 wait = backoff.next()
                 log.warning("the inbox's database is away, again in %.1f s: %s", wait, error.orig)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), wait)
+                await asyncio.wait_for(stopping.wait(), wait)
 
     async def _keep_sessions(self, stopping: asyncio.Event) -> None:
         """A session with each queue server that the registry names; those of servers that left come to their end."""

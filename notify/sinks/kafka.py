@@ -85,8 +85,7 @@ class KafkaSink:
         return await self._call(lambda: self._append(source, batch))
 
     def _append(self, source: str, batch: PackedBridgeBatch) -> Bridged:
-        producer = self._producer
-        assert producer is not None, "claim first"
+        producer = self._claimed()
         if not self._open:
             producer.begin_transaction()
             self._open = True
@@ -118,14 +117,19 @@ class KafkaSink:
         return Bridged(batch.position, batch.epoch, stored=len(batch.transactions))
 
     def _produce(self, topic: str, key: bytes | None, value: bytes, headers: Headers) -> None:
-        producer = self._producer
-        assert producer is not None
+        producer = self._claimed()
         while True:
             try:
                 producer.produce(topic, value, key, headers=headers, on_delivery=self._delivered)
                 return
             except BufferError:
                 producer.poll(0.1)
+
+    def _claimed(self) -> Producer:
+        """The client that has claimed a source. Raises Unavailable where none has, or where it failed since."""
+        if self._producer is None:
+            raise Unavailable("the source is not claimed: claim it first")
+        return self._producer
 
     def _delivered(self, error: KafkaError | None, _: Message) -> None:
         if error is not None:

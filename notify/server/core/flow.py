@@ -71,6 +71,8 @@ class Flow:
         self._store = store
         self._queues = queues_of(store)
         self._delivery = delivery
+        self._lag: Callable[[str], int] = (lambda topic: 0) if delivery is None else delivery.followers.lag
+        """How many messages the slowest group is behind in a topic; only a queue has groups."""
         self._clock = clock
         self._metrics = metrics
         self.limits = RateLimits()
@@ -114,8 +116,7 @@ class Flow:
         topic = gate.topic
         if not topic.backlog:
             return
-        assert self._delivery is not None, "only a queue has backlogs"
-        while not gate.room(self._delivery.followers.lag, self._clock()):
+        while not gate.room(self._lag, self._clock()):
             if topic.backlog_policy is Backlog.DROP_OLDEST:
                 break  # `drop_oldest` makes room behind
             if topic.backlog_policy is Backlog.REFUSE or self._clock() >= wait_until_us:

@@ -59,7 +59,8 @@ class Broadcasts:
         for topic in sorted(broadcast):
             if topic not in known:
                 of_group = self._store.subscription(name, topic)
-                assert of_group is not None
+                if of_group is None:
+                    continue  # it has ended while the disk was waited for
                 await self._following.put(dataclasses.replace(of_group, group=own, mode="shared"), "latest")
         return own, broadcast
 

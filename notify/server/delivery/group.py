@@ -189,7 +189,8 @@ class Group:
                     or (cursor.subscription.mode in OWNED and not self._owns(instance, cursor.topic, lease_us, now_us))
                     or (cursor.evaluates and self._must_wait())
                 ):
-                    aside.append(turns.put_aside())
+                    turns.put_aside(cursor)
+                    aside.append(cursor)
                     continue
                 if not started and self._pace.is_busy and cursor.is_behind(BEHIND // turns.awake()):
                     started = time.perf_counter()

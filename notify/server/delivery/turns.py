@@ -124,12 +124,9 @@ class Turns:
             own_class.ring.rotate(-1)
             cursor.turn_left = 0
 
-    def put_aside(self) -> Cursor:
-        """Take the next one out: it is not for who asks now. `put_back` follows."""
-        cursor = self.next()
-        assert cursor is not None
+    def put_aside(self, cursor: Cursor) -> None:
+        """Take out the one that is next: it is not for who asks now. `put_back` follows."""
         self._class(cursor.serves).ring.popleft()
-        return cursor
 
     def put_back(self, cursors: list[Cursor]) -> None:
         for cursor in reversed(cursors):
