@@ -73,7 +73,6 @@ class SettleKind(enum.IntEnum):
     DEAD_LETTER = 2
     CORRUPT = 3
     EXPIRED = 4
-    RESET = 5
 
 
 @dataclass(frozen=True, slots=True)

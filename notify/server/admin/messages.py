@@ -122,7 +122,6 @@ _ENDS = {
     SettleKind.DEAD_LETTER: "moved to the dead letters",
     SettleKind.CORRUPT: "given up: damaged on the disk",
     SettleKind.EXPIRED: "expired",
-    SettleKind.RESET: "skipped by a reset",
 }
 
 
