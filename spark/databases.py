@@ -21,7 +21,7 @@ from notify import ids
 from notify.client.table import half_message, notify_inbox, notify_source
 from notify.databases import database_now
 from notify.errors import InvalidRequest, Unavailable
-from notify.storage.sql.dialects import open_engine
+from notify.storage.sql.engines import open_engine
 from notify.storage.sql.rows import microseconds_of, text_of
 from notify.storage.sql.schema import check_version
 from notify.storage.sql.tables import server_half_message

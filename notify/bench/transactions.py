@@ -45,7 +45,7 @@ def run(plan: Plan) -> dict[str, Any]:
             flags = []
             if plan.storage is not None:
                 from notify.storage.sql import schema
-                from notify.storage.sql.dialects import open_engine
+                from notify.storage.sql.engines import open_engine
 
                 schema.upgrade(open_engine(plan.storage), "main")
                 flags = ["--storage", plan.storage]

@@ -62,7 +62,7 @@ async def _count(url: str, prefix: str) -> dict[str, int]:
 
 def missing_in_database(storage: str, acknowledged: set[str]) -> int:
     """How many acknowledged transactions are not COMMITTED in a server's database."""
-    from notify.storage.sql.dialects import open_engine
+    from notify.storage.sql.engines import open_engine
     from notify.storage.sql.tables import server_half_message
 
     t = server_half_message.c

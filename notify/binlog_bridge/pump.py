@@ -34,7 +34,7 @@ from notify.errors import Conflict, InvalidRequest, NotifyError, StorageFailed, 
 from notify.outbox import source_name
 from notify.sinks.sink import Sink, open_sink
 from notify.storage.sql import registry
-from notify.storage.sql.dialects import with_driver
+from notify.storage.sql.engines import with_driver
 from notify.storage.sql.tables import server_member
 from notify.wire import Bridged, PackedBridgeBatch
 

@@ -30,7 +30,7 @@ def upgrade(
 ) -> None:
     """Make the tables, or upgrade them to this version. May be repeated, and run while servers run."""
     from notify.storage.sql import schema
-    from notify.storage.sql.dialects import opened
+    from notify.storage.sql.engines import opened
 
     with opened(storage) as engine:
         schema.upgrade(engine, shard)
@@ -52,7 +52,7 @@ def change_key_map(
     Meanwhile keys that move are refused (producers try again): for some seconds, or while bridges or relays are behind.
     """
     from notify.storage.sql import key_map
-    from notify.storage.sql.dialects import opened
+    from notify.storage.sql.engines import opened
 
     with opened(storage) as engine:
         with engine.begin() as connection:
@@ -82,7 +82,7 @@ def change_key_map(
 def members(storage: str = STORAGE, as_json: bool = AS_JSON) -> None:
     """List servers, bridges, relays and consumers by their heartbeats."""
     from notify.storage.sql import registry
-    from notify.storage.sql.dialects import opened
+    from notify.storage.sql.engines import opened
 
     with opened(storage) as engine, engine.begin() as connection:
         present = registry.members(connection, within=registry.FORGOTTEN_SECONDS)

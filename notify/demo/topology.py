@@ -113,7 +113,7 @@ class Cluster:
     def __init__(self, storage: str, directory: Path, stack: ExitStack, kafka_url: str | None = None) -> None:
         """`storage`: an empty database of PostgreSQL, MySQL or MariaDB. Raises NotifyError if a part does not start."""
         from notify.storage.sql import schema
-        from notify.storage.sql.dialects import open_engine
+        from notify.storage.sql.engines import open_engine
 
         engine = open_engine(storage)
         schema.upgrade(engine, "main")

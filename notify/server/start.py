@@ -100,7 +100,7 @@ def _membership(settings: Settings, url: str, store: TransactionStore) -> Member
     if not settings.registry and queues is not None:
         return None  # what follows needs more than the extra `server`
     from notify.storage.sql import schema
-    from notify.storage.sql.dialects import open_engine
+    from notify.storage.sql.engines import open_engine
     from notify.storage.sql.shards import SqlShards
     from notify.storage.sql.store import SqlStore
 

@@ -8,10 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Engine
 
 from notify.errors import Unavailable
-from notify.storage.sql.dialects import Again, Duplicate, Gone, dialect_of, open_engine
+from notify.storage.sql.dialect import Again, Dialect, Duplicate, Gone
+from notify.storage.sql.engines import open_engine
+from notify.storage.sql.mysql import MySql
+from notify.storage.sql.postgresql import PostgreSql
+from notify.storage.sql.sqlite import Sqlite
 
 READERS = 4
 ATTEMPTS = 5
@@ -48,8 +52,14 @@ class Database:
                 with self.engine.begin() as connection:
                     return function(connection)
             except sa.exc.DBAPIError as error:
-                cause = self.dialect.error(error.orig)
+                cause = self.dialect.error(error.orig or error)
                 again = isinstance(cause, Again | Duplicate) or (isinstance(cause, Gone) and not attempt)
                 if attempt + 1 == ATTEMPTS or not again:
                     raise Unavailable(f"shard {self.shard!r}: the database does not answer ({error.orig})") from None
         raise AssertionError("the loop returns or raises")
+
+
+def dialect_of(engine: Engine) -> Dialect:
+    if engine.dialect.name == "postgresql":
+        return PostgreSql(engine)
+    return Sqlite(engine) if engine.dialect.name == "sqlite" else MySql(engine)

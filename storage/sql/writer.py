@@ -22,7 +22,7 @@ from notify import faults, ids
 from notify.backoff import Backoff
 from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailable
 from notify.storage.records import Decided, NewTransaction, Put, PutResult, State
-from notify.storage.sql.dialects import Again, Dialect, Duplicate, Gone
+from notify.storage.sql.dialect import Again, Dialect, Duplicate, Gone
 from notify.storage.sql.rows import UNDECIDED, is_same, rows_of, text_of
 from notify.storage.transactions import NO_TOKENS
 

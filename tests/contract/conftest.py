@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from notify.storage.log import journal
-from notify.storage.sql.dialects import open_engine
+from notify.storage.sql.engines import open_engine
 from notify.storage.sql.tables import metadata, server_shard
 from notify.storage.topics import Topic
 from tests.contract.stores import T0, Bench, Scenario, SqlBench

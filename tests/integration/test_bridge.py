@@ -28,7 +28,7 @@ from notify.errors import Conflict, InvalidRequest, NotifyError
 from notify.outbox import source_name
 from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.sql import registry, schema
-from notify.storage.sql.dialects import open_engine
+from notify.storage.sql.engines import open_engine
 from notify.storage.sql.store import SqlStore
 from notify.testing.process import ServerProcess
 from notify.wire import (

@@ -22,7 +22,7 @@ from notify.relay.relay import Relay
 from notify.storage.hashing import key_hash
 from notify.storage.records import State
 from notify.storage.sql import key_map, shards
-from notify.storage.sql.dialects import opened
+from notify.storage.sql.engines import opened
 from notify.storage.sql.key_map import KeyMap
 from notify.storage.sql.shards import SqlShards, open_storage
 from notify.storage.sql.tables import server_half_message, server_key_map, server_key_map_change, server_member

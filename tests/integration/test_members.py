@@ -23,7 +23,7 @@ from notify.message import Message
 from notify.relay.relay import Relay
 from notify.server.cluster.membership import Idle, Membership
 from notify.storage.sql import registry
-from notify.storage.sql.dialects import open_engine
+from notify.storage.sql.engines import open_engine
 from notify.testing.process import ServerProcess
 from notify.wire import JSON
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async

@@ -25,7 +25,7 @@ from notify.server.access.credential import Credential
 from notify.server.configuration.follow import Administration
 from notify.server.configuration.records import Records
 from notify.settings import Settings
-from notify.storage.sql.dialects import open_engine
+from notify.storage.sql.engines import open_engine
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.databases import empty_database

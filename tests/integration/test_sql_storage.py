@@ -18,7 +18,7 @@ from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailabl
 from notify.storage.checks import CheckAnswer
 from notify.storage.records import NewMessage, NewTransaction, PartlyStored, Put, State
 from notify.storage.sql import registry, schema, writer
-from notify.storage.sql.dialects import open_engine, opened
+from notify.storage.sql.engines import open_engine, opened
 from notify.storage.sql.key_map import KeyMap
 from notify.storage.sql.shards import SqlShards, open_storage
 from notify.storage.sql.store import SqlStore

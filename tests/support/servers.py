@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from notify.storage.sql import schema
-from notify.storage.sql.dialects import opened
+from notify.storage.sql.engines import opened
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually

@@ -1,0 +1,124 @@
+"""A database's statements on the hot path, rows in and outcomes in: the protocol, and what all of them share.
+
+SQLAlchemy's compiler costs more than the database does per row here, so these few statements are written out.
+Measured, 256 B, one connection, 256 rows a statement, rows/s: see docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from sqlalchemy.engine import Engine
+
+from notify.storage.sql.rows import COLUMNS, FIXED, Row
+
+TABLE = "server_half_message"
+STATEMENT_BYTES = 2 << 20
+"""The most bytes of bodies in one statement: twice as many characters, well below MariaDB's max_allowed_packet of
+16 MiB."""
+STATEMENT_ROWS = 1000
+IDS_A_STATEMENT = 200
+
+
+class Duplicate(Exception):
+    """A row is there already; the transaction is to be rolled back."""
+
+
+class Again(Exception):
+    """A deadlock or a lock that was not granted in time: the same again may succeed."""
+
+
+class Gone(Exception):
+    """The connection is lost. Whether a commit under way happened is not known."""
+
+
+class Dialect(Protocol):
+    """The statements of one kind of database, on a connection of its driver."""
+
+    def connect(self) -> Any: ...
+
+    def insert(self, connection: Any, rows: Sequence[Row]) -> None:
+        """Raises Duplicate where one of them is there already."""
+        ...
+
+    def decide(self, connection: Any, names: Sequence[str], state: str, at: str) -> int:
+        """Set the outcome of what is undecided among these; how many rows that were."""
+        ...
+
+    def lock(self, connection: Any, names: Sequence[str]) -> list[tuple[str, str, str, int]]:
+        """(id, state, producer group, token) of those that are there; locked until the end."""
+        ...
+
+    def commit(self, connection: Any) -> None: ...
+
+    def rollback(self, connection: Any) -> None: ...
+
+    def error(self, error: Exception) -> Exception:
+        """The meaning of a driver's error: Duplicate, Again, Gone, or itself."""
+        ...
+
+
+def chunks(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    """Rows by statement: bounded in number and in bytes."""
+    first, size = 0, 0
+    for i, row in enumerate(rows):
+        size += len(row.body) + len(row.headers or "") + 256
+        if i > first and (size > STATEMENT_BYTES or i - first >= STATEMENT_ROWS):
+            yield rows[first:i]
+            first, size = i, len(row.body) + 256
+    yield rows[first:]
+
+
+def by_ids(names: Sequence[str]) -> Iterator[str]:
+    """Ids as the inside of IN (…), a few hundred at a time and sorted: locks are taken in one order."""
+    ordered = iter(sorted(names))
+    while some := list(itertools.islice(ordered, IDS_A_STATEMENT)):
+        yield "'" + "','".join(some) + "'"
+
+
+LOCK = (
+    "SELECT transaction_id, state, producer_group, token FROM " + TABLE + " WHERE transaction_id IN ({}) AND "
+    "message_no = 0"
+)
+DECIDE = (
+    "UPDATE " + TABLE + " SET state = '{state}', decided_at = '{at}', next_check_us = NULL "
+    "WHERE transaction_id IN ({ids}) AND state IN ('PREPARED', 'PARKED')"
+)
+
+
+class Statements:
+    """Base of the three dialects: text through a cursor."""
+
+    for_update = " FOR UPDATE"
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def decide(self, connection: Any, names: Sequence[str], state: str, at: str) -> int:
+        changed = 0
+        with connection.cursor() as cursor:
+            for inside in by_ids(names):
+                cursor.execute(DECIDE.format(state=state, at=at, ids=inside))
+                changed += cursor.rowcount
+        return changed
+
+    def lock(self, connection: Any, names: Sequence[str]) -> list[tuple[str, str, str, int]]:
+        found: list[tuple[str, str, str, int]] = []
+        with connection.cursor() as cursor:
+            for inside in by_ids(names):
+                cursor.execute(LOCK.format(inside) + self.for_update)
+                found += cursor.fetchall()
+        return found
+
+    def commit(self, connection: Any) -> None:
+        connection.commit()
+
+    def rollback(self, connection: Any) -> None:
+        connection.rollback()
+
+
+FIXED_COLUMNS = list(FIXED)
+FIXED_VALUES = ",".join(str(v) if isinstance(v, int) else f"'{v}'" for v in FIXED.values())
+QUOTED_COLUMNS = ",".join([f'"{c}"' for c in (*COLUMNS, *FIXED_COLUMNS)])
