@@ -1,0 +1,139 @@
+"""The cases of an audit: each finding with its evidence, and whether it was repaired since."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from notify import ids
+from notify.spark import findings, life, searches
+from notify.spark.evidence import STATES, detail
+from notify.spark.findings import BY_NAME
+from notify.spark.life import Groups
+from notify.spark.result import Found, Inputs
+from notify.spark.small_table import small_table
+
+
+class Cases:
+    """Collects cases of rows."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        inputs: Inputs,
+        groups: Groups,
+        *,
+        inbox_groups: frozenset[str],
+        topics: Mapping[int, str],
+        producer_groups: Mapping[int, str],
+    ) -> None:
+        """`topics` and `producer_groups`: names by the hashes that rows hold."""
+        self._spark = spark
+        self._inputs = inputs
+        self._groups = groups
+        self._inbox_groups = inbox_groups
+        self._topics = topics
+        self._producer_groups = producer_groups
+
+    def collect(self, rows: DataFrame, all_counts: Mapping[str, int]) -> list[Found]:
+        """The cases, with their evidence. `all_counts`: how many there are of each class.
+
+        One query collects all classes that fit whole, and one each class that does not.
+        """
+        counts = {name: count for name, count in all_counts.items() if count and name != "PENDING"}
+        most = {name: searches.MOST_FINDINGS if BY_NAME[name].is_bad else 1000 for name in counts}
+        whole = [name for name, count in counts.items() if count <= most[name]]
+        cases: dict[str, list[Found]] = {name: [] for name in counts}
+        if whole:
+            for row in rows.where(findings.has(*whole)).collect():
+                evidence = row.asDict()
+                for name in whole:
+                    if evidence["classes"] & findings.bit_of(name):
+                        cases[name].append(self._found(name, dict(evidence)))
+        for name in counts.keys() - set(whole):
+            part = rows.where(findings.has(name)).limit(most[name])
+            cases[name] = [self._found(name, row.asDict()) for row in part.collect()]
+        return [case for several in cases.values() for case in several]
+
+    def _found(self, name: str, row: dict[str, Any]) -> Found:
+        case = Found(name, ids.to_text(bytes(row["id"])), row["no"], at_us=row["event_us"])
+        case.topic = self._topics.get(row["topic"], "")
+        case.producer_group = self._producer_groups.get(row["producer_group"], "")
+        state = row["t_state"]
+        row["local"] = (state or 0) & 3
+        if state is not None:
+            case.database = self._inputs.databases[state // life.DATABASE].name
+        if row["place"] is not None:
+            number, _, case.queue = life.parts_of_place(row["place"])
+            case.offset = row["offset"]
+            if number < len(self._inputs.logs):
+                case.log = self._inputs.logs[number].name
+        case.groups = self._groups_of(name, row)
+        case.detail = detail(name, row, case)
+        times = ("t_us", "half_us", "due_us", "queued_us", "acked_us", "effect_us")
+        case.evidence = {key: row[key] for key in times if row[key] is not None}
+        case.evidence |= {
+            "local": STATES.get(row["local"], "no row"),
+            "server": STATES.get(row["outcomes"], "PREPARED" if row["half_us"] else "unknown"),
+            "mode": "" if state is None else "outbox" if state & life.OUTBOX else "half",
+        }
+        return case
+
+    def _groups_of(self, name: str, row: dict[str, Any]) -> list[str]:
+        """The consumer groups that a case concerns."""
+        groups = self._groups
+
+        def masks(kind: str) -> list[int]:
+            return [row[f"{kind}{b}"] or 0 for b in range(groups.blocks)]
+
+        if name == "UNDELIVERED":
+            expected, settled = masks("expected"), masks("settled")
+            return groups.of([e & ~s for e, s in zip(expected, settled, strict=True)])
+        if name == "ACKED_NO_EFFECT":
+            inboxes = [groups.mask(sorted(self._inbox_groups), b) for b in range(groups.blocks)]
+            acked, effects = masks("acked"), masks("effects")
+            return groups.of([a & i & ~e for a, i, e in zip(acked, inboxes, effects, strict=True)])
+        return groups.of(masks("attempted")) if name == "REDELIVERED" else []
+
+    def mark_repaired(self, cases: Sequence[Found]) -> Counter[str]:
+        """Mark what was repaired, and count it by class.
+
+        The id of a message that was sent again follows from the original's id, and is in a queue.
+        """
+        by_id: dict[bytes, list[Found]] = {}
+        for case in cases:
+            if not case.transaction_id:
+                continue
+            transaction = ids.from_text(case.transaction_id)
+            salts: list[bytes] = []
+            if case.finding in ("LOST", "CONFLICT") and case.evidence["local"] == "COMMITTED":
+                salts = [ids.republished(case.message_no)]
+            elif case.finding == "ACKED_NO_EFFECT":
+                salts = [ids.redelivered(group, case.message_no) for group in case.groups]
+            for salt in salts:
+                by_id.setdefault(ids.derived(transaction, salt), []).append(case)
+        if not by_id:
+            return Counter()
+        wanted = F.broadcast(small_table(self._spark, {"id": pa.binary()}, [(i,) for i in by_id]))
+        tables = [log.messages(self._spark, self._groups) for log in self._inputs.logs]
+        tables += [kafka.messages(self._spark, self._groups, 0) for kafka in self._inputs.kafka]
+        in_queues: set[bytes] = set()
+        for table in tables:
+            if table is not None:
+                queued = table.where(F.col("offset").isNotNull()).select("id")
+                in_queues |= {bytes(row["id"]) for row in queued.join(wanted, "id").distinct().collect()}
+        for again, several in by_id.items():
+            for case in several:
+                case.evidence["repairs"] = case.evidence.get("repairs", 0) + (again in in_queues)
+        repaired: Counter[str] = Counter()
+        for case in cases:
+            wanted_repairs = len(case.groups) if case.finding == "ACKED_NO_EFFECT" else 1
+            if case.evidence.pop("repairs", 0) == wanted_repairs:
+                case.evidence["repaired"] = True
+                repaired[case.finding] += 1
+        return repaired

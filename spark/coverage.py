@@ -1,0 +1,103 @@
+"""The range that an audit covers: which transactions it may judge, and by which bounds."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from notify.spark.databases import Span
+from notify.spark.findings import SKEW_US, Terms
+from notify.spark.result import Inputs, Plan, Result
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Instants are in microseconds since 1970."""
+
+    from_us: int
+    to_us: int
+    closed_us: int
+    """Transactions before this can be judged: nothing about them can change any more."""
+    terms: Terms
+    """The bounds of the findings. No producer group is covered yet."""
+    span: Span | None
+    """The range of ids that transactions in the audited range can have; None: all ids."""
+    has_start: bool
+    """Whether the plan names the start of the range."""
+
+    @property
+    def between(self) -> tuple[int, int] | None:
+        """The range as [from, to); None: all ids."""
+        return None if self.span is None else (self.from_us, self.to_us)
+
+    def holds(self, at_us: int) -> bool:
+        """Whether an instant lies in the range; 0 stands for one that is not known."""
+        return not at_us or self.from_us <= at_us < self.to_us or not self.has_start
+
+
+def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Result) -> Coverage:
+    """The range to audit. Notes each input, its watermark and its start in the result."""
+    now_us = time.time_ns() // 1000
+    longest_us = round(plan.max_transaction_seconds * 1e6)
+    rows_from = inbox_from = 0
+    for database in inputs.databases:
+        rows, inbox = database.purged()
+        rows_from, inbox_from = max(rows_from, rows), max(inbox_from, inbox)
+        clock = f"clock {database.clock_offset_us / 1e6:+.3f} s"
+        _note(result, f"database {database.name}", database.kind, database.now_us, rows, clock)
+    log_from = _note_queues(inputs, result)
+    for storage in inputs.storages:
+        _note(result, f"storage {storage.name}", storage.kind, storage.now_us, 0, "halves and outcomes")
+    whole_from = max(rows_from, log_from)
+    if plan.from_us and plan.from_us < whole_from:
+        result.reasons.append(
+            f"--from is before {instant_text(whole_from)}: older local rows were purged, or older segments deleted"
+        )
+    from_us, to_us = max(plan.from_us, whole_from), plan.to_us or now_us
+    watermark_us = now_us if plan.closes_by_clock else min(entry["watermark_us"] for entry in result.inputs)
+    skew_us = max((abs(database.clock_offset_us) for database in inputs.databases), default=0)
+    closed_before_us = watermark_us - longest_us - skew_us
+    terms = Terms(
+        closed_before_us=closed_before_us,
+        settled_before_us=watermark_us - round(plan.deliver_seconds * 1e6),
+        covered_groups=frozenset(),
+        inbox_groups=inbox_groups,
+        rows_from_us=rows_from,
+        inbox_from_us=inbox_from,
+        log_from_us=log_from,
+    )
+    result.from_us, result.to_us, result.closed_us = from_us, to_us, min(to_us, closed_before_us)
+    return Coverage(from_us, to_us, result.closed_us, terms, _span(plan, from_us, to_us), bool(plan.from_us))
+
+
+def _note_queues(inputs: Inputs, result: Result) -> int:
+    """Note the logs and Kafka; from when on all of them are whole."""
+    from_us = 0
+    for log in inputs.logs:
+        from_us = max(from_us, log.first_us)
+        state = "a server has it open" if log.is_served else "no server has it open"
+        detail = f"{len(log.facts)} segments, {sum(f.messages for f in log.facts)} messages; {state}"
+        _note(result, f"log {log.name}", "log", log.watermark_us, log.first_us, detail)
+    for kafka in inputs.kafka:
+        from_us = max(from_us, kafka.first_us)
+        topics = f"{len(kafka.topics)} topics"
+        _note(result, f"kafka {kafka.brokers}", "kafka", kafka.watermark_us, kafka.first_us, topics)
+    return from_us
+
+
+def _note(result: Result, name: str, kind: str, watermark_us: int, from_us: int, detail: str) -> None:
+    result.inputs.append(
+        {"input": name, "kind": kind, "watermark_us": watermark_us, "from_us": from_us, "detail": detail}
+    )
+
+
+def _span(plan: Plan, from_us: int, to_us: int) -> Span | None:
+    if not plan.from_us and not plan.to_us:
+        return None
+    slack_us = SKEW_US + round(plan.max_transaction_seconds * 1e6)
+    return Span(max(0, from_us - slack_us), to_us + slack_us if plan.to_us else 1 << 52)
+
+
+def instant_text(us: int) -> str:
+    """An instant as people read it, to the second, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(us / 1e6))

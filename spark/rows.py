@@ -1,0 +1,170 @@
+"""One row for each message of the audited range, joined from every input."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from notify.errors import InvalidRequest
+from notify.spark import findings, life, searches
+from notify.spark.coverage import Coverage
+from notify.spark.databases import Database
+from notify.spark.life import Groups
+from notify.spark.log_input import LogInput
+from notify.spark.result import Inputs
+from notify.spark.small_table import small_table
+
+
+class MessageRows:
+    """Reads and joins what the inputs know of each message."""
+
+    def __init__(self, spark: SparkSession, inputs: Inputs, groups: Groups, coverage: Coverage) -> None:
+        self._spark = spark
+        self._inputs = inputs
+        self._groups = groups
+        self._coverage = coverage
+        with_rows: set[str] = set()
+        for database in inputs.databases:
+            with_rows |= database.producer_groups()
+        in_logs = {name for log in inputs.logs for name in log.catalog.producer_groups.values() if name}
+        hashed = hashes(spark, sorted(with_rows | in_logs))
+        self.producer_groups = {value: name for name, value in hashed.items()}
+        """The name of each producer group by its hash, which rows hold."""
+        self.uncovered = sorted(in_logs - with_rows)
+        """Producer groups without a local row: they use a database that was not given."""
+        covered = frozenset(hashed[name] for name in with_rows)
+        self.terms = dataclasses.replace(coverage.terms, covered_groups=covered)
+
+    def read(self) -> DataFrame:
+        """The rows, with the classes of findings that each one is in."""
+        groups, coverage = self._groups, self._coverage
+        together = life.together(self._parts(), groups)
+        # A row with nothing but acks belongs to a message outside of the audited range.
+        event = findings.event_us()
+        together = together.where(event.isNotNull() & (event >= coverage.from_us) & (event < coverage.to_us))
+        joined = self._with_expected(together)
+        return findings.with_facts(joined, self.terms, groups).withColumn("classes", findings.classes()).select(
+            "id", "no", "event_us", "t_us", "t_state", "topic", "producer_group", "half_us", "outcomes", "due_us",
+            "queued_us", "place", "offset", "places", "acked_us", "last_acked_us", "effect_us", "is_closed", "classes",
+            *[f"{m}{b}" for m in (*life.MASKS, "expected") for b in range(groups.blocks)],
+        )  # fmt: skip
+
+    def _parts(self) -> list[DataFrame]:
+        """The knowledge of each input, as rows of one shape."""
+        groups, span = self._groups, self._coverage.span
+        parts: list[DataFrame] = []
+        for number, log in enumerate(self._inputs.logs):
+            parts += self._of_log(log, number)
+        for number, kafka in enumerate(self._inputs.kafka, len(self._inputs.logs)):
+            parts.append(searches.within(kafka.messages(self._spark, groups, number), span))
+        for storage in self._inputs.storages:
+            halves = storage.halves(self._spark, span)
+            if halves is None:
+                raise InvalidRequest(
+                    f"--storage {storage.name}: it has no table server_half_message; run notify storage upgrade"
+                )
+            parts.append(life.of_halves(halves, groups))
+        for number, database in enumerate(self._inputs.databases):
+            parts += self._of_database(database, number)
+        return parts
+
+    def _of_database(self, database: Database, number: int) -> list[DataFrame]:
+        groups, span = self._groups, self._coverage.span
+        parts = []
+        rows = database.local_rows(self._spark, span)
+        if rows is not None:
+            parts.append(life.of_local_rows(rows, number, groups))
+        effects = database.effects(self._spark, span)
+        if effects is not None:
+            bits = F.broadcast(groups.table(self._spark))
+            named = effects.withColumnRenamed("consumer_group", "group").join(bits, "group", "left")
+            parts.append(life.of_effects(searches.within(named, span), groups))
+        return parts
+
+    def _with_expected(self, together: DataFrame) -> DataFrame:
+        """The rows with the groups that were to receive each message, and those of Kafka that are past it."""
+        joined = together.join(F.broadcast(self._expected()), "place", "left")
+        subscribed = F.col("subscribed")
+        for b in range(self._groups.blocks):
+            due = F.filter(subscribed, lambda s: F.col("offset") >= s["start"])
+            joined = joined.withColumn(f"expected{b}", _mask(due, b))
+            if self._inputs.kafka:
+                done = F.filter(subscribed, lambda s: F.col("offset") < s["committed"])
+                zero = F.lit(0).cast("bigint")
+                settled = F.coalesce(f"settled{b}", zero).bitwiseOR(F.coalesce(_mask(done, b), zero))
+                joined = joined.withColumn(f"settled{b}", settled)
+        return joined.drop("subscribed")
+
+    def _of_log(self, log: LogInput, number: int) -> list[DataFrame]:
+        spark, groups, span = self._spark, self._groups, self._coverage.span
+        from_us = span.start_us if span else 0
+        messages = log.messages(spark, groups, from_us)
+        parts = []
+        if messages is not None:
+            topics = small_table(
+                spark,
+                {"topic": pa.int64(), "name": pa.string(), "kind": pa.string()},
+                [(n, name, log.catalog.kind_of(name)) for n, name in log.catalog.topics.items()],
+            ).select("topic", "kind", F.xxhash64("name").alias("topic_hash"))
+            producers = small_table(
+                spark,
+                {"producer_group": pa.int32(), "name": pa.string()},
+                [(n, name) for n, name in log.catalog.producer_groups.items() if name],
+            ).select("producer_group", F.xxhash64("name").alias("group_hash"))
+            named = (
+                messages.join(F.broadcast(topics), "topic", "left")
+                .where("kind IS NULL OR kind != 'dead_letter'")
+                .join(F.broadcast(producers), "producer_group", "left")
+            )
+            parts.append(life.of_messages(searches.within(named, span), groups, number))
+        acks = log.acks(spark, from_us, loose_only=True)
+        if acks is not None:
+            bits = F.broadcast(groups.table(spark))
+            # The progress of one instance in a broadcast says nothing about its group.
+            parts.append(life.of_acks(searches.within(acks.join(bits, "group"), span), groups))
+        return parts
+
+    def _expected(self) -> DataFrame:
+        """(place, subscribed): for each queue the groups that are to receive it, and from which offset on."""
+        groups = self._groups
+        rows: list[tuple[int, list[dict[str, int]]]] = []
+        for number, log in enumerate(self._inputs.logs):
+            rows += [
+                (life.place_of(number, topic, queue), [self._subscribed(group, start, 0) for group, start in wanted])
+                for (topic, queue), wanted in log.wanted().items()
+            ]
+        for number, kafka in enumerate(self._inputs.kafka, len(self._inputs.logs)):
+            rows += [
+                (
+                    life.place_of(number, topic, queue),
+                    [self._subscribed(group, 0, committed) for group, committed in wanted],
+                )
+                for (topic, queue), wanted in kafka.wanted().items()
+            ]
+        subscribed = pa.struct([(n, pa.int64()) for n in ("start", "committed", *_bit_names(groups))])
+        return small_table(self._spark, {"place": pa.int64(), "subscribed": pa.list_(subscribed)}, rows)
+
+    def _subscribed(self, group: str, start: int, committed: int) -> dict[str, int]:
+        bits = {name: self._groups.bit(group, b) for b, name in enumerate(_bit_names(self._groups))}
+        return {"start": start, "committed": committed} | bits
+
+
+def hashes(spark: SparkSession, names: Sequence[str]) -> dict[str, int]:
+    """The hash of each name as rows hold it (xxhash64 of Spark)."""
+    if not names:
+        return {}
+    table = small_table(spark, {"name": pa.string()}, [(name,) for name in names])
+    return {row[0]: row[1] for row in table.select("name", F.xxhash64("name")).collect()}
+
+
+def _bit_names(groups: Groups) -> list[str]:
+    return [f"bit{b}" for b in range(groups.blocks)]
+
+
+def _mask(subscribed: Column, block: int) -> Column:
+    """The mask of the groups of some subscriptions."""
+    return F.aggregate(subscribed, F.lit(0).cast("bigint"), lambda mask, s: mask.bitwiseOR(s[f"bit{block}"]))

@@ -1,0 +1,40 @@
+"""The verdict of an audit: findings, or why nothing can be said, or that all is well."""
+
+from __future__ import annotations
+
+import time
+
+from notify.spark.coverage import instant_text
+from notify.spark.findings import BAD
+from notify.spark.result import Plan, Result
+
+
+def judge(plan: Plan, result: Result, newest_row_us: int) -> None:
+    """Set the result's verdict, and add the reasons why it is inconclusive.
+
+    `newest_row_us`: the newest local row's time, in microseconds since 1970.
+    """
+    now_us = time.time_ns() // 1000
+    longest_us = round(plan.max_transaction_seconds * 1e6)
+    totals = result.totals
+    if not totals["rows"]:
+        result.reasons.append("no local row lies in the audited range: the messages cannot be compared with anything")
+    if not totals["in_queues"]:
+        result.reasons.append("no queue has a message in the audited range")
+    if not plan.closes_by_clock:
+        for entry in result.inputs:
+            behind_us = min(newest_row_us, now_us) - entry["watermark_us"]
+            if behind_us > longest_us and result.counts.get("PENDING"):
+                result.reasons.append(
+                    f"{entry['input']} ends at {instant_text(entry['watermark_us'])}, and the databases have "
+                    f"transactions until {instant_text(newest_row_us)}: it is stale, and the time in between "
+                    "cannot be judged"
+                )
+    if plan.to_us and result.closed_us < min(plan.to_us, now_us - longest_us - 60_000_000):
+        result.reasons.append(
+            f"transactions after {instant_text(result.closed_us)} are not closed yet, and --to is later"
+        )
+    if totals["rows"] and not totals["closed"] and result.counts.get("PENDING"):
+        result.reasons.append("every transaction in the audited range is still PENDING")
+    bad = any(result.counts.get(name) for name in BAD)
+    result.verdict = "FINDINGS" if bad else "INCONCLUSIVE" if result.reasons else "PASS"
