@@ -71,6 +71,8 @@ def subscribe(
         "", help="Only messages for which this CEL expression over headers, key, tag and topic is true."
     ),
     max_attempts: int = typer.Option(16, min=1, max=1000, help="Attempts before a message is a dead letter."),
+    retry_min: float = typer.Option(1.0, help="Seconds before the first retry; each later one waits twice as long."),
+    retry_max: float = typer.Option(300.0, help="Seconds before any retry, at most."),
     force: bool = typer.Option(False, "--force", help="Change the mode although consumers hold messages."),
     reason: str = REASON,
     dry_run: bool = DRY_RUN,
@@ -78,9 +80,11 @@ def subscribe(
     as_json: bool = AS_JSON,
 ) -> None:
     """Make or change a subscription."""
-    fields = {"mode": mode, "tags": tag, "filter": filter, "max_attempts": max_attempts, "force": force}
     position = int(start) if start is not None and start.isdigit() else start
-    body = write(reason, dry_run, start=position, **fields)
+    body = write(
+        reason, dry_run, start=position, mode=mode, tags=tag, filter=filter, max_attempts=max_attempts,
+        retry_min=retry_min, retry_max=retry_max, force=force,
+    )  # fmt: skip
     show(call(url, "PUT", "groups", name, "subscriptions", topic, body=body), as_json)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
+import re
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 from notify.server.jobs.redrive import EFFECTS_AGAIN, EFFECTS_KEPT
 from notify.testing import InMemoryServer
@@ -79,3 +81,14 @@ def test_a_job_of_dead_letters_is_told_beside_what_it_looks_for(memory: InMemory
     asked = {"instance": "i", "max": 1, "wait": 30, "lease": 60}
     (message,) = post(memory.url, f"/v1/groups/{unique}/receive", asked)["messages"]
     assert message["headers"]["notify-replay"] == "1"
+
+
+def test_a_change_that_changes_nothing_leaves_a_subscription_as_it_was(memory: InMemoryServer, unique: str) -> None:
+    settings = {"max_attempts": 5, "retry_min": 2.5, "retry_max": 40.0, "tags": ["a", "b"], "filter": "key == 'k'"}
+    admin(memory.url, "PUT", f"groups/{unique}/subscriptions/{unique}", settings)
+    before = subscription(memory, unique)
+    page = str(ask(memory.url, "GET", f"/groups/{unique}")[1])
+    (link,) = re.findall(r'href="/do/subscription\.put\?([^"]+)">change<', page)
+    fields = dict(parse_qsl(html.unescape(link)))
+    assert send(memory, "subscription.put", "do", **fields)[0] == 200
+    assert subscription(memory, unique) == before

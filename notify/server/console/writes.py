@@ -96,6 +96,8 @@ _SUBSCRIPTION = (
     Input("tags", "Tags", "list", help="Separated by commas; empty: all."),
     Input("filter", "Filter", help="CEL over headers, key, tag and topic."),
     Input("max_attempts", "Attempts before the dead-letter queue", "number"),
+    Input("retry_min", "First retry after, seconds", "number", help="1 second where it is left out."),
+    Input("retry_max", "Later retries after at most, seconds", "number", help="300 seconds where it is left out."),
     Input(
         "force", "Change the mode although consumers are there", "check",
         help="Without it another mode is refused (`mode_in_use`) while a consumer of the group asked within 60 s. With "
