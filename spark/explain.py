@@ -9,9 +9,9 @@ from typing import Any
 
 from notify import ids
 from notify.errors import InvalidRequest
+from notify.spark.columns import ATTEMPTED
 from notify.spark.log_input import LogInput
 from notify.spark.result import Inputs
-from notify.spark.scan import ATTEMPTED
 from notify.storage.groups import SettleKind
 from notify.storage.sql.rows import microseconds_of
 

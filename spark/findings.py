@@ -14,8 +14,8 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from notify.spark.columns import COMMITTED, ROLLED_BACK
 from notify.spark.life import Groups
-from notify.spark.scan import COMMITTED, ROLLED_BACK
 
 SKEW_US = 600_000_000
 """The most that a producer's clock may be off: ids hold the time by that clock."""
@@ -186,24 +186,6 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
     nothing_there = ~sent & ~half & ~decided
     orphan = nothing_there & (tombstone | (~has_row & _c("effect_us").isNotNull()))
     late = F.coalesce("due_us", "queued_us") < terms.settled_before_us
-    inbox = sorted(terms.inbox_groups)
-
-    def groups_in(mask: Callable[[int], Column]) -> Column:
-        return reduce(lambda a, b: a + b, [F.bit_count(mask(b)) for b in range(groups.blocks)])
-
-    def or_zero(name: str) -> Column:
-        return F.coalesce(_c(name), F.lit(0).cast("bigint"))
-
-    missing = groups_in(lambda b: or_zero(f"expected{b}").bitwiseAND(F.bitwise_not(or_zero(f"settled{b}"))))
-    # The inbox has no rows from before its first purge, so older acknowledgements prove nothing.
-    acked_in_time = _c("acked_us") >= terms.inbox_from_us
-    effectless = groups_in(
-        lambda b: (
-            or_zero(f"acked{b}")
-            .bitwiseAND(F.lit(groups.mask(inbox, b)).cast("bigint"))
-            .bitwiseAND(F.bitwise_not(or_zero(f"effects{b}")))
-        )
-    )
     return (
         life.withColumn("event_us", event)
         .withColumns(
@@ -216,14 +198,37 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
                 "is_orphan": orphan & _made_since(terms.log_from_us),
                 "is_closed": event < terms.closed_before_us,
                 "is_late": F.coalesce(late, F.lit(False)),
-                "missing_groups": missing,
-                "effectless_groups": F.when(acked_in_time, effectless).otherwise(0),
-                "attempted_groups": groups_in(lambda b: or_zero(f"attempted{b}")),
+                **_counts_of_groups(terms, groups),
             }
         )
         .withColumn("is_ghost", _c("is_ghost") & ~_c("is_conflict"))
         .withColumn("is_suspect", _c("is_ghost") | _c("is_conflict"))
     )
+
+
+def _counts_of_groups(terms: Terms, groups: Groups) -> dict[str, Column]:
+    """Columns that count the groups with which something is wrong, by the masks that each group has a bit in."""
+
+    def mask(name: str, block: int) -> Column:
+        return F.coalesce(_c(f"{name}{block}"), F.lit(0).cast("bigint"))
+
+    def count(mask_of: Callable[[int], Column]) -> Column:
+        return reduce(lambda a, b: a + b, [F.bit_count(mask_of(block)) for block in range(groups.blocks)])
+
+    def without(name: str, other: str) -> Callable[[int], Column]:
+        return lambda block: mask(name, block).bitwiseAND(F.bitwise_not(mask(other, block)))
+
+    def with_inbox(block: int) -> Column:
+        return F.lit(groups.mask(sorted(terms.inbox_groups), block)).cast("bigint")
+
+    effectless = count(lambda block: without("acked", "effects")(block).bitwiseAND(with_inbox(block)))
+    # The inbox has no rows from before its first purge, so older acknowledgements prove nothing.
+    acked_in_time = _c("acked_us") >= terms.inbox_from_us
+    return {
+        "missing_groups": count(without("expected", "settled")),
+        "effectless_groups": F.when(acked_in_time, effectless).otherwise(0),
+        "attempted_groups": count(lambda block: mask("attempted", block)),
+    }
 
 
 def _any(column: Column, values: frozenset[int]) -> Column:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from notify.spark.scan import ATTEMPTED, COMMITTED, ROLLED_BACK
+from notify.spark.columns import ATTEMPTED, COMMITTED, ROLLED_BACK
 from notify.spark.small_table import small_table
 
 BITS = 62
@@ -118,7 +118,7 @@ def of_halves(rows: DataFrame, groups: Groups) -> DataFrame:
 
 
 def of_messages(rows: DataFrame, groups: Groups, log: int) -> DataFrame:
-    """Tables H, Q and part of A, from spark.scan.MESSAGES with `topic_hash`, `group_hash` and masks."""
+    """Tables H, Q and part of A, from spark.columns.MESSAGES with `topic_hash`, `group_hash` and masks."""
     place = F.when(F.col("offset").isNotNull(), _place(log))
     masks: dict[str, Column | str] = {
         f"{m}{b}": f"{m}{b}" for m in MASKS for b in range(groups.blocks) if f"{m}{b}" in rows.columns

@@ -10,7 +10,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,13 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from notify.errors import Corrupt, InvalidRequest
+from notify.spark.catalog import Catalog, Subscribed, learn
+from notify.spark.columns import ACKS, MASK_GROUPS, MESSAGES, spark_schema
 from notify.spark.life import Groups
-from notify.spark.scan import ACKS, MASK_GROUPS, MESSAGES, Facts, ReadOnlyDisk, SegmentScan, spark_schema
+from notify.spark.scan import Facts, ReadOnlyDisk, SegmentScan
 from notify.storage.log import checkpoint, meta
 from notify.storage.log.format import read_segment_header
-from notify.storage.names import DEAD_LETTER_PREFIX
 
-RETRY_PREFIX = "retry/"
-"""Prefix of the topics of redriven dead letters: `retry/{group}/{topic}`."""
 _COPY_VERSION = 3
 COPIED_HERE_BYTES = 64 << 20
 """Segments of up to so many bytes in all are copied in this process: starting workers would take longer."""
@@ -47,52 +46,6 @@ class SegmentFile:
     @property
     def copy_name(self) -> str:
         return f"{self.base:020d}-{self.sealed_end}-{self.size}-{self.changed_ns}-v{_COPY_VERSION}"
-
-
-@dataclass
-class Subscribed:
-    """A group's subscription to a topic according to the log."""
-
-    group: str
-    topic: str
-    mode: str
-    starts: list[int]
-    """The first offset that the group is to receive of each queue; 0 for queues beyond the list."""
-    since_us: int
-    moved: list[int] = field(default_factory=list)
-    """Positions in the log where an operator reset the group: order is compared only between them."""
-
-
-@dataclass
-class Bridged:
-    """A bridge's record: the position of a source after a batch."""
-
-    at: int
-    time_us: int
-    source: str
-    epoch: int
-    position: str
-    since: str | None
-    rows: int
-
-
-@dataclass
-class Catalog:
-    """Topics, groups, subscriptions and bridges according to the log."""
-
-    topics: dict[int, str] = field(default_factory=dict)
-    queues: dict[int, int] = field(default_factory=dict)
-    """The number of queues of each topic number."""
-    producer_groups: dict[int, str] = field(default_factory=dict)
-    subscriptions: dict[tuple[str, str], Subscribed] = field(default_factory=dict)
-    bridges: list[Bridged] = field(default_factory=list)
-    trimmed: dict[tuple[int, int], int] = field(default_factory=dict)
-    """The offset of each (topic number, queue) below which messages were dropped on purpose."""
-
-    def kind_of(self, name: str) -> str:
-        if name.startswith(DEAD_LETTER_PREFIX):
-            return "dead_letter"
-        return "retry" if name.startswith(RETRY_PREFIX) else "topic"
 
 
 class LogInput:
@@ -193,7 +146,7 @@ class LogInput:
         seen: set[tuple[str, str]] = set()
         for facts in self.facts:
             for position, time_us, record in facts.meta:
-                _learn(catalog, position, time_us, meta.of_plain(record), seen)
+                learn(catalog, position, time_us, meta.of_plain(record), seen)
 
     # --- tables -----------------------------------------------------------------------------------------------
 
@@ -224,7 +177,7 @@ class LogInput:
         return [(copy, facts) for copy, facts in zip(self._copies, self.facts, strict=True) if facts.last_us >= from_us]
 
     def messages(self, spark: SparkSession, groups: Groups, from_us: int = 0) -> DataFrame | None:
-        """Rows of spark.scan.MESSAGES of segments written after `from_us`, with the masks `acked0`, … of `groups`.
+        """Rows of spark.columns.MESSAGES of segments written after `from_us`, with the masks `acked0`, … of `groups`.
 
         A rollback whose half is in another segment gets a row for each message. None if there is no such segment.
         """
@@ -343,44 +296,6 @@ def _renumbered(mask: str, names: Sequence[str], groups: Groups, block: int) -> 
         return F.col(mask) if kept == (1 << len(names)) - 1 else F.col(mask).bitwiseAND(F.lit(kept).cast("bigint"))
     parts = [F.when(F.col(mask).bitwiseAND(F.lit(1 << n)) != 0, F.lit(bit)).otherwise(0) for n, bit in known if bit]
     return reduce(lambda a, b: a + b, parts, F.lit(0)).cast("bigint")
-
-
-def _learn(catalog: Catalog, position: int, time_us: int, record: meta.Meta | None, seen: set[tuple[str, str]]) -> None:
-    match record:
-        case meta.TopicSet():
-            catalog.topics[record.number] = record.name
-            catalog.queues[record.number] = max(record.queues, catalog.queues.get(record.number, 0))
-        case meta.ProducerGroupNumbered():
-            catalog.producer_groups[record.number] = record.name
-        case meta.Subscribed():
-            _learn_subscription(catalog, position, time_us, record, seen)
-        case meta.StartSet():
-            catalog.trimmed[(record.topic, record.queue)] = record.offset
-        case meta.Unsubscribed():
-            catalog.subscriptions.pop((record.group, record.topic), None)
-        case meta.TopicDeleted():
-            for key in [key for key in catalog.subscriptions if key[1] == record.name]:
-                del catalog.subscriptions[key]
-        case meta.BridgeMoved(b):
-            catalog.bridges.append(Bridged(position, time_us, b.source, b.epoch, b.position, b.since, b.rows))
-
-
-def _learn_subscription(
-    catalog: Catalog, position: int, time_us: int, record: meta.Subscribed, seen: set[tuple[str, str]]
-) -> None:
-    s = record.subscription
-    key = (s.group, s.topic)
-    before = catalog.subscriptions.get(key)
-    moved = list(before.moved) if before else []
-    if record.offsets is None:  # its terms changed, not its place
-        starts = before.starts if before else []
-    else:
-        starts = list(record.offsets)
-        if before is not None and key in seen:
-            moved.append(position)
-    since = before.since_us if before and key in seen else time_us
-    catalog.subscriptions[key] = Subscribed(s.group, s.topic, s.mode, starts, since, moved)
-    seen.add(key)
 
 
 def _copy(directory: str, segment: SegmentFile, place: str) -> str:

@@ -6,7 +6,7 @@
 | option | |
 |---|---|
 | `path` | the data directory of a server, running or not, or a copy |
-| `table` | `messages`, `queue`, `acks` (spark.scan.MESSAGES, QUEUE, ACKS), or `halves`, a view of `messages` |
+| `table` | `messages`, `queue`, `acks` (spark.columns.MESSAGES, QUEUE, ACKS), or `halves`, a view of `messages` |
 | `columns` | names separated by commas; Spark does not tell a Python source which columns a query needs |
 | `from` | `index` (default): read only the index of sealed segments; `log`: read and verify everything |
 
@@ -35,7 +35,8 @@ from pyspark.sql.datasource import (
 )
 
 from notify.errors import InvalidRequest
-from notify.spark.scan import ACKS, MESSAGES, QUEUE, ReadOnlyDisk, SegmentScan, messages_of, queue_of, spark_schema
+from notify.spark.columns import ACKS, MESSAGES, QUEUE, messages_of, queue_of, spark_schema
+from notify.spark.scan import ReadOnlyDisk, SegmentScan
 from notify.storage.log.format import read_segment_header
 from notify.storage.log.index import index_name
 from notify.storage.log.sealed import SealedPart

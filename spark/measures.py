@@ -8,9 +8,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from notify.spark import findings
+from notify.spark.columns import COMMITTED
 from notify.spark.report.histogram import STEPS
 from notify.spark.result import LATENCIES
-from notify.spark.scan import COMMITTED
 
 TOTALS = (
     "messages", "committed", "queued", "in_queues", "acknowledged", "effects", "rows", "halves", "closed"

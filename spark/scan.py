@@ -8,7 +8,6 @@ to join.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from notify.spark.columns import (
+    ACKS,
+    ATTEMPTED,
+    CHECKS,
+    MASK_GROUPS,
+    MESSAGES,
+    ROLLED_BACK,
+    ids_of,
+    message_rows,
+    places,
+)
 from notify.spark.damage import examine
 from notify.storage.log import meta
 from notify.storage.log.disk import Disk
-from notify.storage.log.entry import ENTRY_SIZE, ENTRY_TYPE, EntryKind, due_times
+from notify.storage.log.entry import ENTRY_SIZE, ENTRY_TYPE, EntryKind
 from notify.storage.log.format import FRAME_HEADER_SIZE, read_segment_header
 from notify.storage.log.records import (
     RECORD_HEADER,
@@ -36,68 +46,6 @@ from notify.storage.log.records import (
 )
 from notify.storage.log.recovery import Damage, SegmentReader, walk
 from notify.storage.log.segments import Segment
-
-ATTEMPTED = 100
-"""A value of the column `kind` of acks: to be delivered again, not settled. Other values are those of SettleKind."""
-COMMITTED, ROLLED_BACK = 1, 2
-
-MESSAGES = pa.schema(
-    [
-        ("id", pa.binary()),
-        ("no", pa.int32()),
-        ("producer_group", pa.int32()),  # number of its name; 0: sent without a transaction
-        ("source", pa.int32()),  # number of the half's database in the segment's list; -1: unknown
-        ("half_us", pa.int64()),  # when the half was stored
-        ("outcome", pa.int8()),  # 1 COMMITTED, 2 ROLLED_BACK, 0 none in this segment
-        ("decided_us", pa.int64()),
-        ("due_us", pa.int64()),  # when a delayed message is due
-        ("queued_us", pa.int64()),
-        ("topic", pa.int64()),  # number of its name; the half's topic if the message is in no queue
-        ("queue", pa.int32()),
-        ("offset", pa.int64()),
-        ("key_hash", pa.int64()),
-        ("size", pa.int32()),
-        ("position", pa.int64()),  # of the payload in the log
-        # Each group's progress with the message in this segment: bit n stands for the segment's nth consumer group.
-        ("acked", pa.int64()),
-        ("settled", pa.int64()),
-        ("attempted", pa.int64()),
-        ("acked_us", pa.int64()),
-        ("last_acked_us", pa.int64()),
-    ]
-)
-ACKS = pa.schema(
-    [
-        ("id", pa.binary()),  # null if the message is in another segment
-        ("no", pa.int32()),
-        ("consumer_group", pa.int32()),  # number in the segment's list
-        ("kind", pa.int16()),
-        ("at_us", pa.int64()),
-        ("queued_us", pa.int64()),
-        ("topic", pa.int64()),
-        ("queue", pa.int32()),
-        ("offset", pa.int64()),
-        ("key_hash", pa.int64()),
-        ("attempts", pa.int32()),
-        ("seq", pa.int64()),  # position of the record: the order of events
-        ("is_loose", pa.bool_()),  # whether the columns acked, settled, … of messages lack this row
-    ]
-)
-CHECKS = pa.schema([("id", pa.binary()), ("answered", pa.int32()), ("parked", pa.bool_()), ("at_us", pa.int64())])
-"""Answers to checks that left the transaction undecided."""
-MASK_GROUPS = 62
-QUEUE = pa.schema(
-    [MESSAGES.field(n) for n in ("id", "no", "producer_group", "topic", "queue", "offset", "queued_us")]
-    + [MESSAGES.field(n) for n in ("key_hash", "size", "position")]
-)
-"""The queues as the index has them: a row for each place of a message."""
-
-_SPARK_TYPES = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "bool": "boolean"}
-
-
-def spark_schema(fields: Iterable[pa.Field]) -> str:
-    """Arrow fields as a schema of Spark."""
-    return ", ".join(f"{f.name} {_SPARK_TYPES.get(str(f.type), str(f.type))}" for f in fields)
 
 
 @dataclass
@@ -239,7 +187,7 @@ class SegmentScan:
 
     def _gather(self, table: NDArray[np.void], sources: NDArray[np.int32]) -> None:
         """Make the tables of messages and acks from the segment's entries, in log order."""
-        self.messages, row_of = _messages(table, sources)
+        self.messages, row_of = message_rows(table, sources)
         self.acks, entry, rows = self._acks(table)
         count = self.messages.num_rows
         masks = {name: np.zeros(count, np.int64) for name in ("acked", "settled", "attempted")}
@@ -274,13 +222,13 @@ class SegmentScan:
         offset = rows[:, 4] + within
         numbers = np.flatnonzero(table["kind"] == EntryKind.QUEUE)
         queued = table[numbers]
-        places = _places(queued, rows[:, 2] << 16 | rows[:, 3], offset)
-        missing = places < 0
-        hits = queued[np.where(missing, 0, places)] if len(queued) else np.zeros(len(rows), ENTRY_TYPE)
-        entry = np.where(missing, -1, numbers[np.where(missing, 0, places)]) if len(numbers) else places
+        rows_of_places = places(queued, rows[:, 2] << 16 | rows[:, 3], offset)
+        missing = rows_of_places < 0
+        hits = queued[np.where(missing, 0, rows_of_places)] if len(queued) else np.zeros(len(rows), ENTRY_TYPE)
+        entry = np.where(missing, -1, numbers[np.where(missing, 0, rows_of_places)]) if len(numbers) else rows_of_places
         acks = pa.table(
             [
-                _ids(hits, missing),
+                ids_of(hits, missing),
                 pa.array(hits["message_no"].astype(np.int32), mask=missing),
                 pa.array(rows[:, 1].astype(np.int32)),
                 pa.array(rows[:, 0].astype(np.int16)),
@@ -300,136 +248,3 @@ class SegmentScan:
 
 
 _WITH_PRODUCER = (RecordType.HALF, RecordType.MESSAGE)
-
-
-def _places(queued: NDArray[np.void], keys: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The row in `queued` of each (topic << 16 | queue, offset); -1 if there is none."""
-    if not len(queued) or not len(keys):
-        return np.full(len(keys), -1, np.int64)
-    own = queued["topic"].astype(np.int64) << 16 | queued["queue"]
-    order = np.lexsort((queued["offset"], own))
-    own, at = own[order], queued["offset"][order].astype(np.int64)
-    starts = np.flatnonzero(np.r_[True, own[1:] != own[:-1]])
-    counts = np.diff(np.r_[starts, len(own)])
-    run = np.minimum(np.searchsorted(own[starts], keys), len(starts) - 1)
-    # The offsets of a queue are contiguous except for holes; after a hole the row is before the guessed place.
-    guess = starts[run] + np.clip(offsets - at[starts[run]], 0, counts[run] - 1)
-    is_match = (own[guess] == keys) & (at[guess] == offsets)
-    for row in np.flatnonzero(~is_match & (own[starts[run]] == keys)).tolist():
-        first = int(starts[run[row]])
-        place = first + int(np.searchsorted(at[first : first + int(counts[run[row]])], offsets[row]))
-        if place < len(at) and own[place] == keys[row] and at[place] == offsets[row]:
-            guess[row], is_match[row] = place, True
-    return np.where(is_match, order[guess], -1)
-
-
-def queue_of(entries: NDArray[np.void], columns: Sequence[str]) -> pa.Table:
-    """Columns of QUEUE for the index entries of queues."""
-    rows = entries[entries["kind"] == EntryKind.QUEUE]
-    arrays = []
-    for name in columns:
-        if name == "id":
-            arrays.append(_ids(rows, None))
-        elif name == "key_hash":
-            arrays.append(pa.array(rows["key_hash"].view(np.int64)))
-        else:
-            column = rows[{"no": "message_no", "queued_us": "time_us"}.get(name, name)]
-            arrays.append(pa.array(column).cast(QUEUE.field(name).type))
-    return pa.table(arrays, schema=pa.schema([QUEUE.field(name) for name in columns]))
-
-
-def messages_of(entries: NDArray[np.void]) -> pa.Table:
-    """The table of messages from index entries alone, without what groups settled."""
-    return _messages(entries, np.full(len(entries), -1, np.int32))[0]
-
-
-def _messages(table: NDArray[np.void], sources: NDArray[np.int32]) -> tuple[pa.Table, NDArray[np.int64]]:
-    """One row for each message, with its half, outcome and place if these entries have them; and each entry's row.
-
-    A message that is in several queues, or twice in one, has a row for each place. A rollback whose half is in another
-    segment has one row, number 0, without `half_us`.
-    """
-    chosen = np.flatnonzero(np.isin(table["kind"], _OF_MESSAGES))
-    row_of = np.full(len(table), -1, np.int64)
-    table, sources = table[chosen], sources[chosen]
-    rank = _RANK[table["kind"]]
-    order = np.lexsort((rank, table["message_no"], table["id_low"], table["id_high"]))
-    table, sources = table[order], sources[order]
-    new_id = np.ones(len(table), bool)
-    new_id[1:] = (table["id_high"][1:] != table["id_high"][:-1]) | (table["id_low"][1:] != table["id_low"][:-1])
-    new = new_id.copy()
-    new[1:] |= table["message_no"][1:] != table["message_no"][:-1]
-    kind = table["kind"]
-    queued = kind == EntryKind.QUEUE
-    # A message's second place is a row of its own.
-    new[1:] |= queued[1:] & queued[:-1]
-    row = np.cumsum(new) - 1
-    row_of[chosen[order]] = row
-    rows = int(row[-1]) + 1 if len(row) else 0
-    first = np.flatnonzero(new)
-    base = table[first]
-    half = kind == EntryKind.HALF
-    delayed = kind == EntryKind.DELAYED
-    rolled = kind == EntryKind.ROLLBACK
-    transaction = np.cumsum(new_id) - 1
-    is_rolled = np.zeros(int(transaction[-1]) + 1 if len(row) else 0, bool)
-    is_rolled[transaction[rolled]] = True
-    rolled_us = np.zeros(len(is_rolled), np.int64)
-    rolled_us[transaction[rolled]] = table["time_us"][rolled]
-
-    def column(mask: NDArray[np.bool_], values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        filled = np.zeros(rows, np.int64)
-        missing = np.ones(rows, bool)
-        filled[row[mask]] = values[mask]
-        missing[row[mask]] = False
-        return filled, missing
-
-    half_us, no_half = column(half, table["time_us"])
-    queued_us, no_queue = column(queued, table["time_us"])
-    offset, _ = column(queued, table["offset"])
-    due_us, not_delayed = column(delayed, due_times(table))
-    committed_us, not_committed = column(delayed | queued, table["time_us"])
-    delayed_us, _ = column(delayed, table["time_us"])
-    committed_us = np.where(not_delayed, committed_us, delayed_us)
-    has_rolled_back = is_rolled[transaction[first]] & not_committed
-    decided_us = np.where(has_rolled_back, rolled_us[transaction[first]], committed_us)
-    outcome = np.where(has_rolled_back, ROLLED_BACK, np.where(not_committed, 0, COMMITTED)).astype(np.int8)
-    source = sources[first]
-    messages = pa.table(
-        [
-            _ids(base, None),
-            pa.array(base["message_no"].astype(np.int32)),
-            pa.array(base["producer_group"].astype(np.int32)),
-            pa.array(source),
-            pa.array(half_us, mask=no_half),
-            pa.array(outcome),
-            pa.array(decided_us, mask=outcome == 0),
-            pa.array(due_us, mask=not_delayed),
-            pa.array(queued_us, mask=no_queue),
-            pa.array(base["topic"].astype(np.int64)),
-            pa.array(base["queue"].astype(np.int32)),
-            pa.array(offset, mask=no_queue),
-            pa.array(base["key_hash"].view(np.int64)),
-            pa.array(base["size"].astype(np.int32)),
-            pa.array(base["position"].astype(np.int64)),
-            *[pa.nulls(rows, pa.int64()) for _ in range(5)],
-        ],
-        schema=MESSAGES,
-    )
-    return messages, row_of
-
-
-_OF_MESSAGES = [int(k) for k in (EntryKind.HALF, EntryKind.QUEUE, EntryKind.ROLLBACK, EntryKind.DELAYED)]
-_RANK = np.zeros(256, np.uint8)
-_RANK[[EntryKind.DELAYED, EntryKind.ROLLBACK, EntryKind.QUEUE]] = [1, 2, 3]
-
-
-def _ids(rows: NDArray[np.void], missing: NDArray[np.bool_] | None) -> pa.Array:
-    """Transaction ids as binary values of 16 bytes, made without a Python object for each."""
-    data = np.empty((len(rows), 2), ">u8")
-    data[:, 0], data[:, 1] = rows["id_high"], rows["id_low"]
-    ends = pa.py_buffer(np.arange(0, 16 * len(rows) + 1, 16, dtype=np.int32))
-    valid = None
-    if missing is not None:
-        valid = pa.py_buffer(np.packbits(~missing, bitorder="little"))
-    return pa.Array.from_buffers(pa.binary(), len(rows), [valid, ends, pa.py_buffer(data)])

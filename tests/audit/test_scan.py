@@ -11,9 +11,9 @@ import pytest
 from notify import ids
 from notify.errors import InvalidRequest
 from notify.spark import log_input
+from notify.spark.columns import ATTEMPTED
 from notify.spark.log_input import LogInput
 from notify.spark.log_source import NotifyLogSource
-from notify.spark.scan import ATTEMPTED
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction, State, StoredMessage

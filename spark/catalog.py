@@ -1,0 +1,96 @@
+"""A catalog of a server's log: topics, groups, subscriptions and bridges, learned from META records in log order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from notify.storage.log import meta
+from notify.storage.names import DEAD_LETTER_PREFIX
+
+RETRY_PREFIX = "retry/"
+"""Prefix of the topics of redriven dead letters: `retry/{group}/{topic}`."""
+
+
+@dataclass
+class Subscribed:
+    """A group's subscription to a topic according to the log."""
+
+    group: str
+    topic: str
+    mode: str
+    starts: list[int]
+    """The first offset that the group is to receive of each queue; 0 for queues beyond the list."""
+    since_us: int
+    moved: list[int] = field(default_factory=list)
+    """Positions in the log where an operator reset the group: order is compared only between them."""
+
+
+@dataclass
+class Bridged:
+    """A bridge's record: the position of a source after a batch."""
+
+    at: int
+    time_us: int
+    source: str
+    epoch: int
+    position: str
+    since: str | None
+    rows: int
+
+
+@dataclass
+class Catalog:
+    """Topics, groups, subscriptions and bridges according to the log."""
+
+    topics: dict[int, str] = field(default_factory=dict)
+    queues: dict[int, int] = field(default_factory=dict)
+    """The number of queues of each topic number."""
+    producer_groups: dict[int, str] = field(default_factory=dict)
+    subscriptions: dict[tuple[str, str], Subscribed] = field(default_factory=dict)
+    bridges: list[Bridged] = field(default_factory=list)
+    trimmed: dict[tuple[int, int], int] = field(default_factory=dict)
+    """The offset of each (topic number, queue) below which messages were dropped on purpose."""
+
+    def kind_of(self, name: str) -> str:
+        if name.startswith(DEAD_LETTER_PREFIX):
+            return "dead_letter"
+        return "retry" if name.startswith(RETRY_PREFIX) else "topic"
+
+
+def learn(catalog: Catalog, position: int, time_us: int, record: meta.Meta | None, seen: set[tuple[str, str]]) -> None:
+    """Note a META record at a position of the log. `seen`: subscriptions of earlier records; this one's is added."""
+    match record:
+        case meta.TopicSet():
+            catalog.topics[record.number] = record.name
+            catalog.queues[record.number] = max(record.queues, catalog.queues.get(record.number, 0))
+        case meta.ProducerGroupNumbered():
+            catalog.producer_groups[record.number] = record.name
+        case meta.Subscribed():
+            _learn_subscription(catalog, position, time_us, record, seen)
+        case meta.StartSet():
+            catalog.trimmed[(record.topic, record.queue)] = record.offset
+        case meta.Unsubscribed():
+            catalog.subscriptions.pop((record.group, record.topic), None)
+        case meta.TopicDeleted():
+            for key in [key for key in catalog.subscriptions if key[1] == record.name]:
+                del catalog.subscriptions[key]
+        case meta.BridgeMoved(b):
+            catalog.bridges.append(Bridged(position, time_us, b.source, b.epoch, b.position, b.since, b.rows))
+
+
+def _learn_subscription(
+    catalog: Catalog, position: int, time_us: int, record: meta.Subscribed, seen: set[tuple[str, str]]
+) -> None:
+    s = record.subscription
+    key = (s.group, s.topic)
+    before = catalog.subscriptions.get(key)
+    moved = list(before.moved) if before else []
+    if record.offsets is None:  # its terms changed, not its place
+        starts = before.starts if before else []
+    else:
+        starts = list(record.offsets)
+        if before is not None and key in seen:
+            moved.append(position)
+    since = before.since_us if before and key in seen else time_us
+    catalog.subscriptions[key] = Subscribed(s.group, s.topic, s.mode, starts, since, moved)
+    seen.add(key)
