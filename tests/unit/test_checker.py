@@ -154,13 +154,15 @@ def test_listeners_that_could_never_answer_are_refused(memory: InMemoryServer, u
 def test_a_half_that_is_decided_meanwhile_is_not_asked_about() -> None:
     """Its outcome arrives between the claim of its check and the reading of its messages."""
 
-    class Late(MemoryStore):
-        async def half_payloads(self, claimed: Sequence[Due]) -> list[list[bytes]]:
-            await self.decide([(claimed[0].id, "g", State.COMMITTED)], 0)
-            return await super().half_payloads(claimed)
-
     async def scenario() -> list[str]:
-        store = Late()
+        store = MemoryStore()
+        payloads = store.half_payloads
+
+        async def late(claimed: Sequence[Due]) -> list[list[bytes]]:
+            await store.decide([(claimed[0].id, "g", State.COMMITTED)], 0)
+            return await payloads(claimed)
+
+        store.half_payloads = late  # type: ignore[method-assign]
         await store.open(0)
         await store.create_topic(Topic("t"))
         decided, open_still = sent(), sent()
