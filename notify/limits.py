@@ -103,7 +103,7 @@ def check_message(
     if headers:
         check_headers(headers, limits)
     key, tag = message.key, message.tag
-    if key is not None:
+    if key is not None and 4 * len(key) > limits.key_bytes:  # a character has four bytes at most
         check_key(key, limits)
     if tag is not None:
         check_name("tag", tag)

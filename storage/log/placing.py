@@ -26,7 +26,7 @@ def place(
             times.add(due_us, position, entry)
             frame.delayed.append((due_us, position, number))
             return entry, None
-    queue = topic.queue_now(message.queue, message.tail)
+    queue = topic.queue_now(message.queue, message.tail) if topic.grown else topic.queues[message.queue]
     offset = queue.next_offset
     queue.next_offset = offset + 1
     flags = message.flags & (FLAG_TTL | FLAG_FORCED)
