@@ -6,7 +6,7 @@ import base64
 import binascii
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
@@ -124,6 +124,12 @@ def check_headers(headers: Mapping[str, str], limits: Limits = LIMITS) -> None:
         raise TooLarge(f"{len(headers)} headers; at most {limits.headers} are allowed")
     if sum([len(k.encode()) + len(v.encode()) for k, v in headers.items()]) > limits.headers_bytes:
         raise TooLarge(f"the headers have more than {limits.headers_bytes} bytes in all")
+
+
+def check_count(items: Sequence[object], limits: Limits = LIMITS) -> None:
+    """Raises InvalidRequest for a request of no items, or of too many."""
+    if not 0 < len(items) <= limits.items:
+        raise InvalidRequest(f"a request carries 1 to {limits.items} items, this one {len(items)}", "out_of_bounds")
 
 
 def check_key(key: str, limits: Limits = LIMITS) -> None:

@@ -69,7 +69,7 @@ class Outcomes:
             if pending is None or by_id.pop(transaction_id, None) is None:
                 results.append(self._decided_before(transaction_id, group))
                 continue
-            group_number = numbers.get(pending.producer.group, 0)
+            live.decided[transaction_id] = numbers.get(pending.producer.group, 0)
             if outcome == State.COMMITTED:
                 for message in pending.messages:
                     if forced:
@@ -77,7 +77,6 @@ class Outcomes:
                     entry, queue = place(state, opened, message, now_us, len(opened.entries) + len(entries))
                     entries.append(entry)
                     queues.append(queue)
-                live.decided[transaction_id] = group_number
                 results.append(committed_result)
             else:
                 first = pending.messages[0]
@@ -85,7 +84,6 @@ class Outcomes:
                 head = ENTRY_HEAD.pack(_ROLLBACK, flags, first.queue, first.topic.id, now_us, 0)
                 entries.append(head + first.tail)
                 queues.append(None)
-                live.decided[transaction_id] = group_number
                 live.rolled_back.add(transaction_id)
                 results.append(rolled_back_result)
             if len(entries) > ENTRIES_PER_RECORD:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,14 +13,6 @@ from tests.support.clock import PATIENCE_SECONDS
 from tests.support.databases import NotAvailable, empty_database
 
 pytestmark = pytest.mark.crash
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    """Short: MariaDB's socket lies in it."""
-    made = Path(tempfile.mkdtemp(prefix="notify-c-"))
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
 
 
 @pytest.mark.parametrize("database", ["mariadb", pytest.param("postgresql", marks=pytest.mark.long)])

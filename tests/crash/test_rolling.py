@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,13 +18,6 @@ from tests.support.versions import first_version
 __all__ = ["first_version"]
 
 pytestmark = pytest.mark.crash
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp(prefix="notify-r-"))
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
 
 
 def rolled(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from notify import ids
 from notify.errors import InvalidRequest, NotifyError
-from notify.limits import LIMITS, check_message
+from notify.limits import check_message
 from notify.server.access import Principal
 from notify.server.core.flow import retry_after
 from notify.storage.records import NewMessage
@@ -55,12 +55,6 @@ def parse_message_id(text: str) -> tuple[bytes, int]:
         return ids.parse_message_id(text)
     except ValueError as error:
         raise InvalidRequest(str(error), "invalid_id") from None
-
-
-def check_count(items: Sequence[object]) -> None:
-    """Raises InvalidRequest for a request of no items, or of too many."""
-    if not 0 < len(items) <= LIMITS.items:
-        raise InvalidRequest(f"a request carries 1 to {LIMITS.items} items, this one {len(items)}", "out_of_bounds")
 
 
 def check_text(what: str, text: str) -> None:

@@ -9,8 +9,8 @@ from notify import ids
 from notify.check.schedule import CheckSchedule
 from notify.clock import Clock
 from notify.errors import InvalidRequest, NotifyError
-from notify.limits import check_name
-from notify.server.core.admission import check_count, failed, parse_id
+from notify.limits import check_count, check_name
+from notify.server.core.admission import failed, parse_id
 from notify.server.core.check_log import CheckLog
 from notify.server.metrics import Metrics
 from notify.storage.capabilities import shard_names

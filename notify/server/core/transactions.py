@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from notify import ids, tracing
 from notify.clock import Clock
 from notify.errors import InvalidRequest, NotifyError
-from notify.limits import LIMITS, check_between, check_name
+from notify.limits import LIMITS, check_between, check_count, check_name
 from notify.server.access import Principal
 from notify.server.core.admission import (
-    check_count,
     check_text,
     failed,
     new_messages,

@@ -6,7 +6,7 @@ import asyncio
 
 from notify.clock import Clock
 from notify.errors import InvalidRequest, NotFound, Unavailable
-from notify.limits import LIMITS, check_between, check_name
+from notify.limits import LIMITS, check_between, check_count, check_name
 from notify.server.delivery.broadcast import INSTANCE_IDLE_US, Broadcasts
 from notify.server.delivery.followers import Followers
 from notify.server.delivery.following import Following
@@ -81,8 +81,7 @@ class Delivery:
     async def settle(self, name: str, items: list[SettleItem], may: May | None = None) -> list[SettledItem]:
         """Settle receipts of a group; a receipt that is not the group's is stale. `may`: as for `receive`."""
         check_name("group", name)
-        if not 0 < len(items) <= LIMITS.items:
-            raise InvalidRequest(f"a request carries 1 to {LIMITS.items} items, this one {len(items)}", "out_of_bounds")
+        check_count(items)
         group = self.groups.get(name)
         if group is None:
             raise NotFound(f"group {name!r} has no subscription")
