@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 
 from notify.errors import InvalidRequest, TooLarge
-from notify.wire import JsonMessage, PackedMessage, Payload, encode_msgpack, microseconds
+from notify.wire import JsonMessage, PackedMessage, Payload, microseconds
 
 MODES = ("shared", "ordered", "exclusive", "failover", "broadcast")
 """How the instances of a group share a topic's messages."""
@@ -81,8 +81,8 @@ def check_between(name: str, value: float, low: float, high: float) -> None:
 
 def check_message(
     message: JsonMessage | PackedMessage, now_us: int, limits: Limits = LIMITS
-) -> tuple[bytes, int, int, int]:
-    """Check a message. Returns its canonical payload, delay, delivery time and time to live (microseconds; 0: none).
+) -> tuple[Payload, int, int, int]:
+    """Check a message. Returns its content, delay, delivery time and time to live (microseconds; 0: none).
 
     Raises InvalidRequest or TooLarge for a value beyond its bound.
     """
@@ -114,8 +114,7 @@ def check_message(
     if message.ttl is not None:
         check_between("ttl", message.ttl, limits.ttl_min_seconds, limits.ttl_seconds)
         ttl_us = round(message.ttl * 1_000_000)
-    payload = encode_msgpack(Payload(message.topic, body, key, tag, headers or None, message.ttl))
-    return payload, delay_us, deliver_at_us, ttl_us
+    return Payload(message.topic, body, key, tag, headers or None, message.ttl), delay_us, deliver_at_us, ttl_us
 
 
 def check_headers(headers: Mapping[str, str], limits: Limits = LIMITS) -> None:

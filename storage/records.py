@@ -10,6 +10,7 @@ import msgspec
 
 from notify.errors import NotifyError, Unavailable
 from notify.storage.topics import Flush
+from notify.wire import Payload
 
 
 class State(enum.IntEnum):
@@ -30,7 +31,11 @@ class Put(enum.IntEnum):
 
 
 class NewMessage(msgspec.Struct, gc=False):
-    """A message as it enters a storage; `payload` is its canonical encoding (notify/wire.py)."""
+    """A message as it enters a storage; `payload` is its canonical encoding (notify/wire.py).
+
+    `content` is the same decoded, where the sender of the message has it at hand: a storage that keeps a message in
+    columns need not decode the payload then.
+    """
 
     topic: str
     payload: bytes
@@ -39,6 +44,7 @@ class NewMessage(msgspec.Struct, gc=False):
     delay_us: int = 0  # counts from the recorded commit
     deliver_at_us: int = 0
     ttl_us: int = 0  # counts from when it is in its queue; the payload says the same
+    content: Payload | None = None
 
 
 class NewTransaction(msgspec.Struct):

@@ -80,7 +80,7 @@ def rows_of(t: NewTransaction, now_us: int) -> list[Row]:
     rows = []
     number = 0
     for m in t.messages:
-        p = decode_payload(m.payload)
+        p = m.content or decode_payload(m.payload)
         rows.append(
             Row(
                 name,

@@ -10,7 +10,7 @@ from notify.limits import check_message
 from notify.server.access import Principal
 from notify.server.core.flow import retry_after
 from notify.storage.records import NewMessage
-from notify.wire import Item, JsonMessage, PackedMessage
+from notify.wire import Item, JsonMessage, PackedMessage, encode_msgpack
 
 
 def new_messages(
@@ -31,8 +31,9 @@ def new_messages(
             sender.check("publish", m.topic)
         if not has_topic(m.topic):
             make_topic(m.topic)
-        payload, delay_us, deliver_at_us, ttl_us = check_message(m, now_us)
-        new.append(NewMessage(m.topic, payload, m.key, m.tag, delay_us, deliver_at_us, ttl_us))
+        content, delay_us, deliver_at_us, ttl_us = check_message(m, now_us)
+        payload = encode_msgpack(content)
+        new.append(NewMessage(m.topic, payload, m.key, m.tag, delay_us, deliver_at_us, ttl_us, content))
     return new
 
 
