@@ -20,6 +20,7 @@ from notify.storage.checks import CheckAnswer, Checking, Due
 from notify.storage.groups import Subscription
 from notify.storage.records import Decided, InDoubt, NewTransaction, PutResult, State, Transaction
 from notify.storage.topics import Topic
+from notify.wire import Payload
 
 NO_TOKENS: Mapping[bytes, int] = {}
 NO_SHARDS: Mapping[bytes, str] = {}
@@ -68,8 +69,8 @@ class CheckStore(Protocol):
         """A check due now; with `anew` back to PREPARED with all checks before it. False unless undecided."""
         ...
 
-    async def half_payloads(self, claimed: Sequence[Due]) -> list[list[bytes]]:
-        """The payloads of undecided transactions, empty where one is not known any more."""
+    async def half_contents(self, claimed: Sequence[Due]) -> list[list[Payload]]:
+        """The messages of undecided transactions, empty where one is not known any more."""
         ...
 
     def next_check_us(self, producer_group: str) -> int | None:

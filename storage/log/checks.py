@@ -10,6 +10,7 @@ from notify.storage.log.journal import Journal
 from notify.storage.log.payloads import Payloads
 from notify.storage.log.records import CheckAnswered, RecordType, encode
 from notify.storage.log.state import LogState
+from notify.wire import Payload, decode_payload
 
 
 class Checks:
@@ -66,16 +67,16 @@ class Checks:
             return None
         return Checking(pending.token, pending.attempts, pending.parked, pending.producer.group)
 
-    async def half_payloads(self, claimed: Sequence[Due]) -> list[list[bytes]]:
-        return [self._payloads_of(due.id) for due in claimed]
+    async def half_contents(self, claimed: Sequence[Due]) -> list[list[Payload]]:
+        return [self._contents_of(due.id) for due in claimed]
 
-    def _payloads_of(self, transaction_id: bytes) -> list[bytes]:
+    def _contents_of(self, transaction_id: bytes) -> list[Payload]:
         pending = self._pending.by_id.get(transaction_id)
         if pending is None:
             return []
         places = [Fixed.of(message.tail) for message in pending.messages]
         payloads = [self._payloads.read(place.position, place.size, place.payload_crc) for place in places]
-        return [payload for payload in payloads if payload is not None]
+        return [decode_payload(payload) for payload in payloads if payload is not None]
 
     def ripen(self, now_us: int) -> None:
         self._pending.ripen(now_us)

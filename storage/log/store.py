@@ -120,7 +120,7 @@ class LogStore:
         self.answer_check = checks.answer
         self.checking = checks.checking
         self.resume_checks = checks.resume
-        self.half_payloads = checks.half_payloads
+        self.half_contents = checks.half_contents
         self.next_check_us = checks.next_us
         self.transaction = history.transaction
         self.undecided = history.undecided

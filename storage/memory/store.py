@@ -31,7 +31,7 @@ class MemoryStore:
         self.answer_check = transactions.answer_check
         self.checking = transactions.checking
         self.resume_checks = transactions.resume_checks
-        self.half_payloads = transactions.half_payloads
+        self.half_contents = transactions.half_contents
         self.next_check_us = transactions.next_check_us
         self.transaction = transactions.transaction
         self.undecided = transactions.undecided

@@ -21,6 +21,7 @@ from notify.storage.records import (
 )
 from notify.storage.topics import Flush
 from notify.storage.transactions import NO_SHARDS, NO_TOKENS, counted
+from notify.wire import Payload, decode_payload
 
 
 @dataclass(slots=True)
@@ -160,9 +161,9 @@ class MemoryTransactions:
             return None
         return Checking(record.token, record.attempts, record.state == State.PARKED, record.new.producer_group)
 
-    async def half_payloads(self, claimed: Sequence[Due]) -> list[list[bytes]]:
+    async def half_contents(self, claimed: Sequence[Due]) -> list[list[Payload]]:
         records = [self._open(due.id) for due in claimed]
-        return [[m.payload for m in record.new.messages] if record is not None else [] for record in records]
+        return [[decode_payload(m.payload) for m in r.new.messages] if r is not None else [] for r in records]
 
     def next_check_us(self, producer_group: str) -> int | None:
         return min((r.next_check_us for r in self._undecided(producer_group)), default=None)

@@ -13,8 +13,9 @@ from notify.storage.checks import CheckAnswer, Checking, Due, new_token
 from notify.storage.records import State
 from notify.storage.sql.database import Database
 from notify.storage.sql.lookups import IDS_A_STATEMENT, first_message, rows_by_id
-from notify.storage.sql.rows import UNDECIDED, payload_of
+from notify.storage.sql.rows import UNDECIDED, content_of
 from notify.storage.sql.tables import server_half_message
+from notify.wire import Payload
 
 LOOK_EVERY_US = 500_000
 """How often a server looks for due checks of a group that polls it."""
@@ -135,10 +136,10 @@ class SqlChecks:
         self._look_us.clear()
         return await self._database.run(resume)
 
-    async def half_payloads(self, claimed: Sequence[Due]) -> list[list[bytes]]:
+    async def half_contents(self, claimed: Sequence[Due]) -> list[list[Payload]]:
         names = [ids.to_text(due.id) for due in claimed]
         by_id = await self._database.run(lambda connection: rows_by_id(connection, names))
-        return [[payload_of(row) for row in by_id.get(name, [])] for name in names]
+        return [[content_of(row) for row in by_id.get(name, [])] for name in names]
 
     def next_us(self, producer_group: str) -> int | None:
         return self._look_us.get(producer_group, 0)

@@ -106,19 +106,22 @@ def rows_of(t: NewTransaction, now_us: int) -> list[Row]:
     return rows
 
 
-def payload_of(row: Any) -> bytes:
-    """The canonical payload of a row (a mapping of columns)."""
+def content_of(row: Any) -> Payload:
+    """The message of a row (a mapping of columns)."""
     headers = row["headers"]
-    return encode_msgpack(
-        Payload(
-            row["topic"],
-            bytes(row["body"] or b""),
-            row["key"],
-            row["tag"],
-            msgspec.json.decode(headers) if headers else None,
-            row["ttl"],
-        )
+    return Payload(
+        row["topic"],
+        bytes(row["body"] or b""),
+        row["key"],
+        row["tag"],
+        msgspec.json.decode(headers) if headers else None,
+        row["ttl"],
     )
+
+
+def payload_of(row: Any) -> bytes:
+    """The canonical payload of a row."""
+    return encode_msgpack(content_of(row))
 
 
 def is_same(t: NewTransaction, stored: Sequence[Any]) -> bool:
@@ -131,6 +134,6 @@ def is_same(t: NewTransaction, stored: Sequence[Any]) -> bool:
         delay_us = round((row["delay"] or 0) * 1_000_000)
         if (delay_us, microseconds_of(row["deliver_at"])) != (m.delay_us, m.deliver_at_us):
             return False
-        if payload_of(row) != m.payload:
+        if content_of(row) != (m.content or decode_payload(m.payload)):
             return False
     return True

@@ -23,6 +23,7 @@ from notify.storage.sql.key_map import LEASE_SECONDS, KeyMap
 from notify.storage.sql.store import DatabaseAway, SqlStore
 from notify.storage.topics import Topic
 from notify.storage.transactions import NO_SHARDS, NO_TOKENS, counted
+from notify.wire import Payload
 
 log = structlog.get_logger("notify.sql")
 
@@ -291,12 +292,12 @@ class SqlShards:
     async def resume_checks(self, transaction_id: bytes, now_us: int, *, anew: bool) -> bool:
         return any(await self._each(lambda s: s.resume_checks(transaction_id, now_us, anew=anew)))
 
-    async def half_payloads(self, claimed: Sequence[Due]) -> list[list[bytes]]:
-        found: dict[tuple[str, bytes], list[bytes]] = {}
-        for name, mine in _by_shard(claimed).items():
-            for due, payloads in zip(mine, await self._at(name).half_payloads(mine), strict=True):
-                found[(name, due.id)] = payloads
-        return [found[(due.shard, due.id)] for due in claimed]
+    async def half_contents(self, claimed: Sequence[Due]) -> list[list[Payload]]:
+        contents: dict[tuple[str, bytes], list[Payload]] = {}
+        for name, some in _by_shard(claimed).items():
+            for due, messages in zip(some, await self._at(name).half_contents(some), strict=True):
+                contents[(name, due.id)] = messages
+        return [contents[(due.shard, due.id)] for due in claimed]
 
     def tend(self, now_us: int) -> None:
         """Look whether a database that was left out answers again."""

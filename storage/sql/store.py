@@ -67,7 +67,7 @@ class SqlStore:
         self.answer_check = checks.answer
         self.checking = checks.checking
         self.resume_checks = checks.resume
-        self.half_payloads = checks.half_payloads
+        self.half_contents = checks.half_contents
         self.next_check_us = checks.next_us
         self.keep = retention.keep
         self.retain = retention.retain

@@ -20,7 +20,7 @@ from notify.storage.records import NewTransaction, Put, State
 from notify.storage.topics import Topic
 from tests.contract.stores import T0
 from tests.support.disks import UnsyncedDisk
-from tests.support.transactions import bodies_in, message, sent
+from tests.support.transactions import bodies_in, content, message, sent
 
 HOUR = 3_600_000_000
 
@@ -78,7 +78,7 @@ def test_settled_messages_go_and_waiting_ones_stay(tmp_path: Path) -> None:
             # The newest segment of that time may still be there as a whole; those before it only in part.
             assert not {*range(20), *range(30, 45)} & remaining.keys()
             assert [remaining[n] for n in range(70, 100)] == new
-            assert await store.half_payloads([Due(pending.id, 0, "", "", 0, ())]) == [[message(b"undecided").payload]]
+            assert await store.half_contents([Due(pending.id, 0, "", "", 0, ())]) == [[content(b"undecided")]]
             assert store.bounds("t", 0)[1] == 100
 
         await check(store)
@@ -92,7 +92,7 @@ def test_settled_messages_go_and_waiting_ones_stay(tmp_path: Path) -> None:
         assert await store.retain(T0 + 4 * HOUR) >= 1
         left = rest(store)
         assert {n: left[n] for n in range(25, 30)} == {n: old[n] for n in range(25, 30)}
-        assert await store.half_payloads([Due(pending.id, 0, "", "", 0, ())]) == [[message(b"undecided").payload]]
+        assert await store.half_contents([Due(pending.id, 0, "", "", 0, ())]) == [[content(b"undecided")]]
         assert (await store.decide([(pending.id, "g", State.COMMITTED)], T0 + 4 * HOUR))[0].changed
         assert store.release_due(T0 + 101 * HOUR, 10) == 1
         await store.sync()

@@ -9,7 +9,7 @@ from notify.errors import InvalidRequest
 from notify.storage.checks import CheckAnswer
 from notify.storage.records import NewTransaction, PartlyStored, Put, State
 from tests.contract.stores import SECOND, T0, Bench, commit
-from tests.support.transactions import message, sent
+from tests.support.transactions import content, message, sent
 
 
 def test_a_half_is_not_delivered_until_it_is_committed(transactions: Any) -> None:
@@ -214,7 +214,7 @@ def test_checks_are_claimed_once_and_fenced_by_their_token(transactions: Any) ->
         assert (await b.store.checking(t.id))[1:] == (1, False, "g")
         third = (await b.store.claim_checks("g", now + 5 * SECOND, 10, 10 * SECOND))[0]
         assert third.token not in (again.token, due[0].token)
-        assert await b.store.half_payloads([third]) == [[message(b"x").payload]]
+        assert await b.store.half_contents([third]) == [[content(b"x")]]
 
     transactions(scenario)
 

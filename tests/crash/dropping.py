@@ -21,7 +21,7 @@ from notify.storage.topics import Topic
 from notify.testing import forked
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.disks import UnsyncedDisk
-from tests.support.transactions import bodies_in, message, sent
+from tests.support.transactions import bodies_in, content, sent
 
 T0 = 1_800_000_000_000_000
 HOUR = 3_600_000_000
@@ -100,7 +100,7 @@ async def _missing(store: LogStore) -> list[str]:
     bodies = dict(zip([m.offset for m in readable], bodies_in(readable), strict=True))
     wanted = {offset: _OLD[offset] for offset in _WAITING} | dict(enumerate(_NEW, len(_OLD)))
     missing = [f"promise 4: offset {offset} is gone" for offset, body in wanted.items() if bodies.get(offset) != body]
-    if await store.half_payloads([Due(_UNDECIDED, 0, "", "", 0, ())]) != [[message(b"undecided").payload]]:
+    if await store.half_contents([Due(_UNDECIDED, 0, "", "", 0, ())]) != [[content(b"undecided")]]:
         missing.append("promise 1: the undecided half is gone")
     if store.bounds("t", 0)[1] != len(_OLD) + len(_NEW) or store.progress("c", "t", 0).floor < 20:
         missing.append("promise 8: offsets or progress went back")

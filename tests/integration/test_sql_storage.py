@@ -24,7 +24,7 @@ from notify.storage.sql.shards import SqlShards, open_storage
 from notify.storage.sql.store import SqlStore
 from notify.storage.sql.tables import server_half_message, server_key_map_change, server_member
 from notify.testing.process import ServerProcess
-from notify.wire import Payload, encode_msgpack
+from notify.wire import Payload, decode_payload, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.databases import DATABASES, empty_database
 from tests.support.proxy import Proxy
@@ -228,8 +228,8 @@ def test_text_of_every_kind_comes_back(storage: str) -> None:
         await store.put(halves, now())
         due = {d.id: d for d in await store.claim_checks("g", now() + SECOND, 100, SECOND)}
         assert [(due[t.id].source, due[t.id].instance) for t in halves] == [(text, text) for text in awkward]
-        payloads = await store.half_payloads([due[t.id] for t in halves])
-        assert payloads == [[t.messages[0].payload] for t in halves]
+        contents = await store.half_contents([due[t.id] for t in halves])
+        assert contents == [[decode_payload(t.messages[0].payload)] for t in halves]
         assert {r.put for r in await store.put(halves, now())} == {Put.ALREADY}
 
     use(storage, scenario)

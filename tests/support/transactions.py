@@ -22,6 +22,11 @@ def message(
     return NewMessage(topic, encode_msgpack(Payload(topic, body, key, tag)), key, tag, **options)
 
 
+def content(body: bytes = b"x", topic: str = "t") -> Payload:
+    """The content of a message without key and tag."""
+    return Payload(topic, body)
+
+
 def sent(
     body: bytes = b"x", *, topic: str = "t", group: str = "g", key: str | None = None, tag: str | None = None,
     delay_us: int = 0, deliver_at_us: int = 0, **options: Any,

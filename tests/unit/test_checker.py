@@ -23,7 +23,7 @@ from notify.storage.memory import MemoryStore
 from notify.storage.records import State
 from notify.storage.topics import Topic
 from notify.testing import InMemoryServer
-from notify.wire import Check, CheckedMessage, Checks, OutcomeItem, Poll, encode_msgpack
+from notify.wire import Check, CheckedMessage, Checks, OutcomeItem, Payload, Poll, encode_msgpack
 from tests.support.clock import eventually_async
 from tests.support.transactions import new_id, sent
 
@@ -156,13 +156,13 @@ def test_a_half_that_is_decided_meanwhile_is_not_asked_about() -> None:
 
     async def scenario() -> list[str]:
         store = MemoryStore()
-        payloads = store.half_payloads
+        contents = store.half_contents
 
-        async def late(claimed: Sequence[Due]) -> list[list[bytes]]:
+        async def late(claimed: Sequence[Due]) -> list[list[Payload]]:
             await store.decide([(claimed[0].id, "g", State.COMMITTED)], 0)
-            return await payloads(claimed)
+            return await contents(claimed)
 
-        store.half_payloads = late  # type: ignore[method-assign]
+        store.half_contents = late  # type: ignore[method-assign]
         await store.open(0)
         await store.create_topic(Topic("t"))
         decided, open_still = sent(), sent()

@@ -14,7 +14,7 @@ from notify.server.core.check_log import CheckLog
 from notify.server.metrics import Metrics
 from notify.storage.checks import Due
 from notify.storage.transactions import TransactionStore
-from notify.wire import Payload, Poll, decode_payload
+from notify.wire import Payload, Poll
 
 ONLINE_US = 5_000_000
 """A producer asks again as soon as its poll is over: after so long without one, none is there."""
@@ -87,9 +87,9 @@ class Checks:
             if poller in waiting:
                 waiting.remove(poller)
         self.last_poll_us[poll.producer_group] = self._clock()
-        payloads = await self._store.half_payloads(poller.taken) if poller.taken else []
+        halves = await self._store.half_contents(poller.taken) if poller.taken else []
         questions = []
-        for due, half in zip(poller.taken, payloads, strict=True):
+        for due, half in zip(poller.taken, halves, strict=True):
             # A half without messages was decided since its check was claimed, or they cannot be read any more.
             if half or await self._store.checking(due.id, due.shard or None) is not None:
                 questions.append(self._question(due, half))
@@ -140,8 +140,7 @@ class Checks:
         for group in [group for group, waiting in self._pollers.items() if waiting]:
             await self.hand_out(group)
 
-    def _question(self, due: Due, payloads: Sequence[bytes]) -> dict[str, Any]:
-        messages: Sequence[Payload] = [decode_payload(p) for p in payloads]
+    def _question(self, due: Due, messages: Sequence[Payload]) -> dict[str, Any]:
         return {
             "token": str(due.token),
             "shard": due.shard or self._shard,
