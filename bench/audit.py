@@ -16,8 +16,8 @@ import threading
 import time
 from pathlib import Path
 
+from notify.testing.databases import SERVERS
 from tests.audit.made import made_run
-from tests.support.databases import mariadb, postgresql
 
 
 def resident_mb(root: int) -> float:
@@ -81,7 +81,7 @@ def main() -> None:
         directory = Path(tempfile.mkdtemp(prefix="notify-audit-"))
         directory.chmod(0o755)
         try:
-            with {"postgresql": postgresql, "mariadb": mariadb}[given.database]() as url:
+            with SERVERS[given.database]() as url:
                 made = made_run(directory, url, count)
                 for again in (False, True):
                     figures = audit(url, made.log, directory / "report")

@@ -30,9 +30,10 @@ from notify.bench import transactions
 from notify.binlog_bridge import source
 from notify.client.table import create_tables
 from notify.sinks.queue_server import QueueSink
+from notify.testing.databases import SERVERS
+from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess
 from notify.wire import PackedBridgeBatch
-from tests.support import databases
 
 CONNECTIONS = 128
 BODY = 256
@@ -108,7 +109,7 @@ def storage(kind: str, rounds: int, seconds: int) -> dict[str, Any]:
     """Measure Notify's transactions/s and the ceiling by turns."""
     ceilings, reached, shares = [], [], []
     with ExitStack() as stack:
-        url = stack.enter_context(getattr(databases, kind)())
+        url = stack.enter_context(SERVERS[kind]())
         ceiling = postgresql_ceiling if kind == "postgresql" else mariadb_ceiling
         for _ in range(rounds):
             ceilings.append(ceiling(url, seconds))
@@ -127,7 +128,7 @@ def storage(kind: str, rounds: int, seconds: int) -> dict[str, Any]:
     }
 
 
-def load_of(command_name: str, server: databases.MariaDbServer, rows: int) -> dict[str, Any]:
+def load_of(command_name: str, server: MariaDbServer, rows: int) -> dict[str, Any]:
     """Measure what moving rows costs database, queue server and mover (the bridge, or a relay that polls)."""
     url = fresh(server.url)
     engine = sa.create_engine(url)
@@ -174,7 +175,7 @@ def _cpu(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _status(server: databases.MariaDbServer) -> dict[str, int]:
+def _status(server: MariaDbServer) -> dict[str, int]:
     rows = server.execute(
         "SHOW GLOBAL STATUS WHERE Variable_name IN ('Questions', 'Handler_update') "
         "OR Variable_name LIKE 'Handler_read%%'"
@@ -193,7 +194,7 @@ def main() -> None:
         print(f"{kind}: {row['share']} of the ceiling, the aim is {AIM}")
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-b-")))
-        server = databases.MariaDbServer(directory).create()
+        server = MariaDbServer(directory).create()
         stack.callback(server.stop)
         for command_name in ("bridge", "relay"):
             print(json.dumps(load_of(command_name, server, 30_000)), flush=True)

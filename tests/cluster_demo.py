@@ -21,7 +21,8 @@ from notify.demo.proof import Proof
 from notify.demo.run import Demo
 from notify.demo.topology import Cluster, Topology
 from notify.errors import NotifyError
-from tests.support import databases
+from notify.testing.databases import SERVERS
+from notify.testing.reachable import NotAvailable
 
 
 def main() -> int:
@@ -36,7 +37,7 @@ def main() -> int:
     console = Console(stderr=a.json)
     with ExitStack() as stack:
         try:
-            url = stack.enter_context(getattr(databases, a.database)())
+            url = stack.enter_context(SERVERS[a.database]())
             console.print(f"{a.database} is up")
             kafka = None
             if a.kafka:
@@ -45,7 +46,7 @@ def main() -> int:
                 stack.callback(cluster.stop)
                 kafka = cluster.url
                 console.print("three Kafka nodes are up")
-        except (databases.NotAvailable, NotifyError) as error:
+        except (NotAvailable, NotifyError) as error:
             console.print(f"VERDICT: INCONCLUSIVE {error}")
             return 2
         engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")

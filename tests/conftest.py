@@ -17,7 +17,9 @@ import structlog
 from notify.client import create_tables
 from notify.client.table import half_message
 from notify.testing import forked
+from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess
+from notify.testing.reachable import NotAvailable
 from tests.support import databases, workers
 from tests.support.databases import DATABASES, empty_database
 from tests.support.shop import Base, Order, Shop, make_engine
@@ -47,7 +49,7 @@ class OrSkip(dict[str, str]):
     def __missing__(self, kind: str) -> str:
         try:
             return self._urls[kind]
-        except databases.NotAvailable as reason:
+        except NotAvailable as reason:
             pytest.skip(str(reason))
 
 
@@ -75,13 +77,13 @@ def engine_url(database: str, database_urls: Mapping[str, str], tmp_path: Path) 
 
 
 @pytest.fixture(scope="session")
-def binlog_server() -> Iterator[databases.MariaDbServer]:
+def binlog_server() -> Iterator[MariaDbServer]:
     """A separate MariaDB for bridges: tests change its variables and purge its binlogs, and no other test writes."""
     directory = Path(tempfile.mkdtemp(prefix="notify-bridge-"))
     try:
         try:
-            server = databases.MariaDbServer(directory, durable=False).create()
-        except databases.NotAvailable as reason:
+            server = MariaDbServer(directory, durable=False).create()
+        except NotAvailable as reason:
             pytest.skip(str(reason))
         yield server
         server.stop()
@@ -90,7 +92,7 @@ def binlog_server() -> Iterator[databases.MariaDbServer]:
 
 
 @pytest.fixture
-def binlog_url(binlog_server: databases.MariaDbServer) -> Iterator[str]:
+def binlog_url(binlog_server: MariaDbServer) -> Iterator[str]:
     """An empty database and an empty binlog; the server's variables are restored afterwards."""
     name = "d" + uuid.uuid4().hex[:10]
     binlog_server.execute("RESET MASTER", f"CREATE DATABASE {name} CHARACTER SET utf8mb4")

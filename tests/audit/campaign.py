@@ -20,10 +20,10 @@ from pyspark.sql import SparkSession
 
 from notify.spark.result import Result
 from notify.spark.session import open_session
+from notify.testing.databases import SERVERS
 from tests.audit.audited import PLAN, audited
 from tests.audit.made import Made, made_run
 from tests.audit.plant import Planted, Planter, copied
-from tests.support.databases import mariadb, postgresql
 
 LEDGER = "SELECT message_id FROM ledger"
 WITH_EFFECTS = replace(PLAN, effects=(("", LEDGER),))
@@ -86,7 +86,7 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="notify-audit-"))
     directory.chmod(0o755)
     try:
-        with {"postgresql": postgresql, "mariadb": mariadb}[given.database]() as url:
+        with SERVERS[given.database]() as url:
             spark = open_session()
             complaints = campaign(
                 spark, url, directory, given.transactions, given.each, lambda text: print(text, flush=True)

@@ -19,12 +19,12 @@ from typing import Any
 
 from notify.spark.report.files import plain
 from notify.spark.session import open_session
+from notify.testing.databases import postgresql
 from notify.testing.ports import free_ports
 from tests.audit.audited import audited
 from tests.audit.campaign import LEDGER, WITH_EFFECTS, planted
 from tests.audit.made import made_run
 from tests.support.clock import eventually
-from tests.support.databases import postgresql
 
 
 @contextlib.contextmanager

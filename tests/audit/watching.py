@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.audit import resident_mb
+from notify.testing.databases import postgresql
 from notify.testing.process import ServerProcess
 from tests.audit.shop import Shop
 from tests.support.clock import eventually
-from tests.support.databases import postgresql
 
 WINDOW = 10.0
 LONGEST_SECONDS = 600

@@ -30,10 +30,10 @@ from notify.client.http import HttpClient
 from notify.client.table import create_tables
 from notify.errors import NotFound
 from notify.testing import forked
+from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import Command
-from tests.support.databases import MariaDbServer
 from tests.support.http import ask
 
 TOPIC = "bridged"

@@ -29,8 +29,9 @@ from notify.client.transactions import HALF_SECONDS, TransactionClient, accepted
 from notify.errors import NotFound, NotifyError, Unavailable
 from notify.message import Message
 from notify.testing import forked
+from notify.testing.mariadb_server import MariaDbServer
+from notify.testing.postgresql_server import PostgreSqlServer
 from notify.testing.process import ServerProcess
-from tests.support import databases
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.commands import Command
 from tests.support.servers import make_storage, stop_if_running
@@ -271,7 +272,7 @@ def main() -> int:
     ServerProcess.launch = staticmethod(forked.launch)
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-d-")))
-        kind = databases.PostgreSqlServer if a.database == "postgresql" else databases.MariaDbServer
+        kind = PostgreSqlServer if a.database == "postgresql" else MariaDbServer
         database = kind(place).create()
         stack.callback(database.stop)
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-cluster-")))

@@ -25,8 +25,8 @@ from notify.client.table import create_tables
 from notify.demo.kafka import KafkaCluster
 from notify.errors import Unavailable
 from notify.kafka_records import ID, header, listed
+from notify.testing.mariadb_server import MariaDbServer
 from tests.support.commands import Command
-from tests.support.databases import MariaDbServer
 
 NODES = 3
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from notify.testing.reachable import NotAvailable
 from tests.crash import bridge, cluster
 from tests.support.clock import PATIENCE_SECONDS
-from tests.support.databases import NotAvailable, empty_database
+from tests.support.databases import empty_database
 
 pytestmark = pytest.mark.crash
 

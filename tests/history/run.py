@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from notify.testing.mariadb_server import MariaDbServer
+from notify.testing.postgresql_server import PostgreSqlServer
+from notify.testing.reachable import NotAvailable
 from tests.history.checker import History, counts, violations
 from tests.history.faults import Faults
 from tests.history.room import small_disk
 from tests.history.stage import Stage
-from tests.support.databases import MariaDbServer, NotAvailable, PostgreSqlServer
 
 DISK_MEGABYTES = 1024
 SETTLE_SECONDS = 180.0

@@ -30,6 +30,7 @@ from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.sql import registry, schema
 from notify.storage.sql.engines import open_engine
 from notify.storage.sql.store import SqlStore
+from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess
 from notify.wire import (
     BridgedTransaction,
@@ -39,7 +40,6 @@ from notify.wire import (
     encode_msgpack,
 )
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
-from tests.support.databases import MariaDbServer
 from tests.support.groups import drain, subscribe
 from tests.support.http import admin
 from tests.support.shop import Base, Order

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,22 @@ def run(code: str, directory: Path, **names: Any) -> dict[str, Any]:
 
 
 def test_a_service_is_tested(tmp_path: Path) -> None:
-    first, real, typed = blocks("testing.md", "python")
+    first, real, _, typed = blocks("testing.md", "python")
     run(first, tmp_path)["engine"].dispose()
     run(real, tmp_path)["test_a_message_survives_the_server"](tmp_path)
     names = run(typed, tmp_path)
     received = ReceivedMessage("i", "t", 0, 0, b'{"item": "book", "price": 7}', None, None, {}, 1, "")
     assert names["on_placed"](received) == 7
+
+
+def test_a_service_is_tested_on_a_real_database(
+    database_urls: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_TEST_POSTGRESQL", database_urls["postgresql"])
+    engine = run(blocks("testing.md", "python")[2], tmp_path, sa=sa)["engine"]
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT 1").scalar() == 1
+    engine.dispose()
 
 
 def test_a_fastapi_service(notify_server: InMemoryServer, tmp_path: Path) -> None:

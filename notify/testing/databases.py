@@ -1,0 +1,79 @@
+"""Real database servers for tests: from a DSN in the environment, else in a container, else started on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from notify.testing.mariadb_server import MariaDbServer
+from notify.testing.postgresql_server import PostgreSqlServer
+
+
+def _docker_answers() -> bool:
+    """Whether a container can be started: `testcontainers` is installed and Docker answers."""
+    if find_spec("testcontainers") is None or shutil.which("docker") is None:
+        return False
+    try:
+        return subprocess.run(["docker", "info"], capture_output=True, timeout=20, check=False).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+@contextmanager
+def postgresql(*, durable: bool = True) -> Iterator[str]:
+    """A SQLAlchemy URL of a PostgreSQL server. A benchmark measures a `durable` one; tests need none."""
+    given = os.environ.get("NOTIFY_TEST_POSTGRESQL")
+    if given:
+        yield given
+        return
+    if _docker_answers():
+        from testcontainers.postgres import PostgresContainer
+
+        with PostgresContainer("postgres:15", driver="psycopg") as container:
+            yield container.get_connection_url()
+        return
+    directory = Path(tempfile.mkdtemp(prefix="notify-pg-"))
+    try:
+        server = PostgreSqlServer(directory, durable=durable).create()
+        try:
+            yield server.url
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def mariadb(*, durable: bool = True) -> Iterator[str]:
+    """A SQLAlchemy URL of a MariaDB server, with a binlog that can be bridged; `durable` as with PostgreSQL."""
+    given = os.environ.get("NOTIFY_TEST_MARIADB")
+    if given:
+        yield given
+        return
+    if _docker_answers():
+        from testcontainers.mysql import MySqlContainer
+
+        options = "--log-bin=bin --server-id=1 --binlog-format=ROW --binlog-row-metadata=FULL --gtid-strict-mode=ON"
+        container = MySqlContainer("mariadb:10.11", dialect="pymysql").with_command(options)
+        with container:
+            yield container.get_connection_url()
+        return
+    directory = Path(tempfile.mkdtemp(prefix="notify-my-"))
+    try:
+        server = MariaDbServer(directory, durable=durable).create()
+        try:
+            yield server.url
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+SERVERS: Mapping[str, Callable[..., AbstractContextManager[str]]] = {"postgresql": postgresql, "mariadb": mariadb}
+"""The servers by the name of their kind."""

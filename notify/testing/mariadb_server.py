@@ -1,0 +1,129 @@
+"""A MariaDB server of this machine as a child process, which a test may kill, start again, and make a replica."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from notify.testing.ports import free_port
+from notify.testing.reachable import NotAvailable, wait_for, wait_for_file
+
+
+class MariaDbServer:
+    """A MariaDB server in a directory, with a binlog for bridges; it may be killed, restarted, and made a replica."""
+
+    USER = "shop"
+
+    def __init__(
+        self, directory: Path, server_id: int = 1, options: Sequence[str] = (), *, durable: bool = True
+    ) -> None:
+        """Raises NotAvailable where MariaDB is not installed.
+
+        Without `durable` nothing is synced: it survives kill -9, and would not survive a loss of power.
+        """
+        program = shutil.which("mariadbd") or shutil.which("mariadbd", path="/usr/sbin")
+        install = shutil.which("mariadb-install-db")
+        if program is None or install is None:
+            raise NotAvailable("no MariaDB: neither NOTIFY_TEST_MARIADB, nor Docker, nor Debian's mariadb-server")
+        self._program, self._install = program, install
+        self._user = pwd.getpwuid(os.getuid()).pw_name
+        self.directory = directory
+        self.server_id = server_id
+        self._unsynced = [] if durable else ["--innodb-flush-method=nosync"]
+        self._options = [f"--sync-binlog={int(durable)}", *self._unsynced, *options]
+        self.port = free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """The SQLAlchemy URL of its database `shop`, for a user with all rights."""
+        return f"mysql+pymysql://{self.USER}:shop@127.0.0.1:{self.port}/shop"
+
+    @property
+    def _socket(self) -> Path:
+        return self.directory / "s.sock"
+
+    def create(self) -> MariaDbServer:
+        """Make the data directory, start, and make the database and its user."""
+        made = subprocess.run(
+            [
+                self._install, "--no-defaults", f"--datadir={self.directory}/data", f"--user={self._user}",
+                "--skip-test-db", "--auth-root-authentication-method=normal", *self._unsynced,
+            ],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        )  # fmt: skip
+        if made.returncode:
+            raise RuntimeError(f"{self._install} ended with {made.returncode}: {made.stdout[-3000:]}")
+        self.start()
+        self.execute(
+            "SET sql_log_bin = 0",  # replicas make their own
+            "CREATE DATABASE shop CHARACTER SET utf8mb4",
+            f"CREATE USER {self.USER}@'127.0.0.1' IDENTIFIED BY 'shop'",
+            f"GRANT ALL ON *.* TO {self.USER}@'127.0.0.1'",
+        )
+        return self
+
+    def start(self) -> None:
+        """Start on the same data and port, and wait until it takes connections."""
+        self._socket.unlink(missing_ok=True)
+        self.process = subprocess.Popen(
+            [
+                self._program, "--no-defaults", f"--user={self._user}", f"--datadir={self.directory}/data",
+                "--bind-address=127.0.0.1", f"--port={self.port}", f"--socket={self._socket}",
+                f"--pid-file={self.directory}/pid", "--log-bin=bin", f"--server-id={self.server_id}",
+                "--binlog-format=ROW", "--binlog-row-metadata=FULL", "--gtid-strict-mode=ON",
+                "--log-slave-updates=ON", "--max-connections=500", *self._options,
+            ],
+            stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        wait_for_file(self._socket)
+        wait_for(f"mysql+pymysql://root@localhost/mysql?unix_socket={self._socket}")
+
+    def execute(self, *statements: str) -> list[tuple[object, ...]]:
+        """Run statements as root on one connection, and return the rows of the last one."""
+        engine = sa.create_engine(
+            f"mysql+pymysql://root@localhost/mysql?unix_socket={self._socket}", isolation_level="AUTOCOMMIT"
+        )
+        rows: list[tuple[object, ...]] = []
+        with engine.connect() as connection:
+            for statement in statements:
+                result = connection.exec_driver_sql(statement)
+                rows = [tuple(row) for row in result] if result.returns_rows else []
+        engine.dispose()
+        return rows
+
+    def follow(self, primary: MariaDbServer) -> None:
+        """Become a replica of another server, by GTID."""
+        self.execute(
+            "SET GLOBAL read_only = ON",
+            f"CHANGE MASTER TO MASTER_HOST='127.0.0.1', MASTER_PORT={primary.port}, MASTER_USER='{self.USER}', "
+            "MASTER_PASSWORD='shop', MASTER_USE_GTID=current_pos, MASTER_CONNECT_RETRY=1",
+            "START SLAVE",
+        )
+
+    def wait_until_it_has(self, gtids: str, seconds: float = 60) -> None:
+        """Raises TimeoutError if this replica does not get there."""
+        if self.execute(f"SELECT MASTER_GTID_WAIT('{gtids}', {seconds})")[0][0] != 0:
+            raise TimeoutError(f"the replica does not reach {gtids}")
+
+    def promote(self) -> None:
+        """Stop being a replica, take writes."""
+        self.execute("STOP SLAVE", "RESET SLAVE ALL", "SET GLOBAL read_only = OFF")
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(60)
+
+    def stop(self) -> None:
+        """Stop it if it runs."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(60)

@@ -1,0 +1,92 @@
+"""A PostgreSQL server of this machine as a child process, which a test may kill and start again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from notify.testing.ports import free_port
+from notify.testing.reachable import NotAvailable, wait_for
+
+
+class PostgreSqlServer:
+    """A PostgreSQL server in a directory; it may be killed and started again."""
+
+    def __init__(self, directory: Path, *, durable: bool = True) -> None:
+        """Raises NotAvailable where PostgreSQL is not installed.
+
+        Without `durable` nothing is synced: it survives kill -9, and would not survive a loss of power.
+        """
+        programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+        if not programs:
+            raise NotAvailable("no PostgreSQL: neither NOTIFY_TEST_POSTGRESQL, nor Docker, nor Debian's postgresql")
+        self._programs = programs[-1].parent
+        self._unsynced = [] if durable else ["-c", "fsync=off", "-c", "full_page_writes=off"]
+        self.directory = directory
+        self.port = free_port()
+        # PostgreSQL refuses to run as root: then Debian's user runs it. None: the user of this process.
+        self._user = "postgres" if os.getuid() == 0 else None
+        if self._user is not None:
+            shutil.chown(directory, self._user)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """The SQLAlchemy URL of its database `postgres`."""
+        return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/postgres"
+
+    def create(self) -> PostgreSqlServer:
+        """Make the data directory and start."""
+        subprocess.run(
+            [
+                self._programs / "initdb", "-D", self.directory / "data", "-A", "trust", "-U", "postgres", "-E", "UTF8",
+                "--locale=C", *(["--no-sync"] if self._unsynced else []),
+            ],
+            check=True, cwd=self.directory, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
+            user=self._user, group=self._user,
+        )  # fmt: skip
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """Start on the same data and port, and wait until it takes connections."""
+        self.process = subprocess.Popen(
+            [
+                self._programs / "postgres", "-D", self.directory / "data", "-p", str(self.port), "-k", self.directory,
+                "-h", "127.0.0.1", "-c", "max_connections=300", *self._unsynced,
+            ],
+            cwd=self.directory, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, user=self._user, group=self._user,
+        )  # fmt: skip
+        wait_for(self.url)
+
+    def kill(self) -> None:
+        """Kill the whole server as a crash of its machine does, and wait for its children to end."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(60)
+        # Its children end by themselves; until then a new one is refused.
+        deadline = time.monotonic() + 60
+        pid = self.directory / "data" / "postmaster.pid"
+        while time.monotonic() < deadline and self._children():
+            time.sleep(0.1)  # the pause between two polls
+        pid.unlink(missing_ok=True)
+
+    def _children(self) -> bool:
+        """Whether a process of this server still runs (Linux)."""
+        data = str(self.directory / "data")
+        for place in Path("/proc").glob("[0-9]*/cwd"):
+            try:
+                if os.readlink(place) == data:
+                    return True
+            except OSError:
+                continue
+        return False
+
+    def stop(self) -> None:
+        """Stop it if it runs."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(2)
+            self.process.wait(60)
