@@ -394,3 +394,22 @@ def test_several_sources_in_one_process(
     assert sorted(numbers(server, unique, 6)) == [0, 1, 2, 4, 5, 6]
     for database in (other, bad):
         binlog_server.execute(f"DROP DATABASE {database.database}")
+
+
+def test_what_was_published_in_one_large_commit_is_bridged(url: str, server: ServerProcess, unique: str) -> None:
+    """Servers write what waits in one transaction, which the bridge moves in parts: those had no producer group."""
+    subscribe(server.url, unique, unique)
+
+    async def publish() -> None:
+        store = SqlStore(url, writers=1)
+        schema.upgrade(store.engine, "main")
+        await store.open(0)
+        payloads = [encode_msgpack(Payload(unique, json.dumps({"n": n, "x": "x" * 900_000}).encode())) for n in range(8)]
+        made = [NewTransaction(ids.new_id(), "", [NewMessage(unique, p)], committed=True) for p in payloads]
+        await store.put(made, time.time_ns() // 1000)
+        await store.close()
+
+    asyncio.run(publish())
+    bridge = move(url, server)
+    assert bridge.totals.refused == 0
+    assert sorted(numbers(server, unique, 8)) == [*range(8)]

@@ -63,7 +63,7 @@ class Bridges:
                 new = new_messages(t.messages, now_us, has_topic, self._make_topic)
                 if not 0 < len(new) <= LIMITS.messages_per_transaction:
                     raise InvalidRequest(f"a transaction carries 1 to {LIMITS.messages_per_transaction} messages")
-                if t.producer_group or batch.prepare:  # what was published without a transaction has none
+                if t.producer_group:  # what was published without a transaction has none, in parts, too
                     check_name("producer_group", t.producer_group)
                 accepted.append(
                     NewTransaction(
