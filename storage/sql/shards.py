@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -33,7 +32,7 @@ T = TypeVar("T")
 
 
 class SqlShards:
-    """Transactions without a key go to any database that answers; those with one to the database of their key.
+    """Transactions without a key go to a database that answers, by their id; those with one to that of their key.
 
     A keyed transaction whose database is away is refused (retryable), never sent elsewhere: its order would be lost.
     """
@@ -43,7 +42,8 @@ class SqlShards:
         self.by_name = {store.shard: store for store in stores}
         if len(self.by_name) != len(stores):
             raise InvalidRequest("--storage: two databases have the same shard name")
-        self.key_map = KeyMap(shards=tuple(sorted(self.by_name)))
+        self._names = tuple(sorted(self.by_name))
+        self.key_map = KeyMap(shards=self._names)
         """The shards of keys, in order: a key's is the one that its hash picks."""
         self._sending: Counter[int] = Counter()
         """How many batches are on their way that were sent by a version of the map."""
@@ -184,39 +184,59 @@ class SqlShards:
         if not self._sending[key_map.version]:
             del self._sending[key_map.version]
 
+    def _place_of(self, transaction_id: bytes, healthy: Sequence[str]) -> str:
+        """Where a transaction without a key goes: the same id always to the same shard, while that answers.
+
+        Else to the one behind it that does: a half that is stored twice by this is committed on the shard that its
+        producer's row names, and a queue knows what was committed twice by its id.
+        """
+        names = self._names
+        home = int.from_bytes(transaction_id[-4:]) % len(names)
+        for step in range(len(names)):
+            name = names[(home + step) % len(names)]
+            if name in healthy:
+                return name
+        return names[home]
+
     async def put(self, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
-        healthy = self.healthy()
-        anywhere = random.choice(healthy).shard if healthy else min(self._opened)
+        healthy = [store.shard for store in self.healthy()]
         by_shard: dict[str, list[int]] = {}
-        results: dict[int, PutResult] = {}
-        failed: dict[int, NotifyError] = {}
+        results: list[PutResult | NotifyError | None] = [None] * len(transactions)
         key_map = self._begin()
         try:
             for i, t in enumerate(transactions):
                 try:
-                    by_shard.setdefault(self._shard_of(t, key_map) or anywhere, []).append(i)
+                    shard = self._shard_of(t, key_map) or self._place_of(t.id, healthy)
                 except Unavailable as error:
-                    failed[i] = error
-            for shard, numbers in by_shard.items():
-                try:
-                    stored: Sequence[PutResult | NotifyError]
-                    stored = await self._at(shard).put([transactions[i] for i in numbers], now_us)
-                except PartlyStored as partly:
-                    stored = partly.results
-                except Unavailable as error:
-                    stored = [error] * len(numbers)
-                for i, result in zip(numbers, stored, strict=True):
-                    if isinstance(result, NotifyError):
-                        failed[i] = result
-                    else:
-                        results[i] = result
+                    results[i] = error
+                else:
+                    by_shard.setdefault(shard, []).append(i)
+            places = list(by_shard.values())
+            calls = [self._put_at(shard, [transactions[i] for i in some], now_us) for shard, some in by_shard.items()]
+            answers = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
+            for some, stored in zip(places, answers, strict=True):
+                for i, result in zip(some, stored, strict=True):
+                    results[i] = result
         finally:
             self._end(key_map)
-        if failed and (results or not all(error.retryable for error in failed.values())):
-            raise PartlyStored([results.get(i) or failed[i] for i in range(len(transactions))])
-        if failed:
-            raise failed[min(failed)]
-        return [results[i] for i in range(len(transactions))]
+        stored_ones = [result for result in results if isinstance(result, PutResult)]
+        if len(stored_ones) == len(results):
+            return stored_ones
+        failed = [result for result in results if isinstance(result, NotifyError)]
+        if stored_ones or not all(error.retryable for error in failed):
+            raise PartlyStored([result for result in results if result is not None])
+        raise failed[0]
+
+    async def _put_at(
+        self, shard: str, transactions: Sequence[NewTransaction], now_us: int
+    ) -> Sequence[PutResult | NotifyError]:
+        """The result for each; an error is that transaction's alone."""
+        try:
+            return await self._at(shard).put(transactions, now_us)
+        except PartlyStored as partly:
+            return partly.results
+        except NotifyError as error:
+            return [error] * len(transactions)
 
     async def decide(
         self,

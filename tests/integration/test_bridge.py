@@ -404,7 +404,9 @@ def test_what_was_published_in_one_large_commit_is_bridged(url: str, server: Ser
         store = SqlStore(url, writers=1)
         schema.upgrade(store.engine, "main")
         await store.open(0)
-        payloads = [encode_msgpack(Payload(unique, json.dumps({"n": n, "x": "x" * 900_000}).encode())) for n in range(8)]
+        payloads = [
+            encode_msgpack(Payload(unique, json.dumps({"n": n, "x": "x" * 900_000}).encode())) for n in range(8)
+        ]
         made = [NewTransaction(ids.new_id(), "", [NewMessage(unique, p)], committed=True) for p in payloads]
         await store.put(made, time.time_ns() // 1000)
         await store.close()

@@ -330,6 +330,37 @@ def test_a_shard_that_fails_is_left_out_and_comes_back(database_urls: dict[str, 
         proxy.close()
 
 
+def test_the_same_id_is_stored_once_whoever_is_asked(database_urls: dict[str, str], tmp_path: Path) -> None:
+    """A producer that got no answer sends again, also to another server: a random shard had it a second time."""
+    with (
+        empty_database("postgresql", database_urls, tmp_path) as a,
+        empty_database("mariadb", database_urls, tmp_path) as b,
+    ):
+        make_storage(a, "a")
+        make_storage(b, "b")
+
+        async def run() -> None:
+            servers = [
+                open_storage(text, "main", retention_us=0, writers=1) for text in (f"a={a} b={b}", f"b={b} a={a}")
+            ]
+            for server in servers:
+                await server.open(now())
+            published = [sent(group="", committed=True) for _ in range(20)]
+            first = await servers[0].put(published, now())
+            assert {r.put for r in first} == {Put.STORED}
+            assert {r.shard for r in first} == {"a", "b"}
+            for server in (*servers, *servers):
+                again = await server.put(published, now())
+                assert {r.put for r in again} == {Put.ALREADY}
+                assert [r.shard for r in again] == [r.shard for r in first]
+            others = [NewTransaction(t.id, "", sent(b"other").messages, committed=True) for t in published]
+            assert {r.put for r in await servers[1].put(others, now())} == {Put.IN_USE}
+            for server in servers:
+                await server.close()
+
+        asyncio.run(run())
+
+
 # --- what is refused at start -----------------------------------------------------------------------------------
 
 
