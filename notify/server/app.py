@@ -15,11 +15,11 @@ from notify.errors import NotifyError, Unavailable
 from notify.server import admin, console, health, problems
 from notify.server.access import Access, guard
 from notify.server.access.guard import NOT_RUNNING
+from notify.server.connections.application import DataAnswers
 from notify.server.connections.held import Unread, Unverified
 from notify.server.connections.places import Connections
 from notify.server.data.answer import Answer, fault_of
 from notify.server.data.openapi import describe_data_routes
-from notify.server.data.request import PROBES
 from notify.server.data.request import Request as DataRequest
 from notify.server.running import Running
 from notify.server.start import started
@@ -29,6 +29,13 @@ from notify.storage.transactions import TransactionStore
 
 def _nothing() -> None:
     pass
+
+
+class _NotRunning:
+    """Answers requests to data routes while the server is starting or stopping."""
+
+    async def answer(self, request: DataRequest) -> Answer:
+        return Answer.problem(Unavailable(NOT_RUNNING))
 
 
 class App:
@@ -57,6 +64,9 @@ class App:
         self.failed: NotifyError | None = None
         """Why it could not start."""
         self._running: Running | None = None
+        self.access: Access | None = None
+        """None while the server is starting or stopping: then nothing is answered."""
+        self.data: DataAnswers = _NotRunning()
         self._parts = contextlib.AsyncExitStack()
         self.fastapi = _fastapi(self)
 
@@ -64,10 +74,12 @@ class App:
         """Recover the storage and begin to serve. Raises StorageFailed or Corrupt."""
         parts = started(self._started_with, self.url, self._open_store, self._clock, self.unread.reply_bytes)
         self._running = await self._parts.enter_async_context(parts)
+        self.access, self.data = self._running.administration.access, self._running.data
 
     async def stop(self) -> None:
         """Make everything durable and let go."""
-        self._running = None
+        self._running = self.access = None
+        self.data = _NotRunning()
         await self._parts.aclose()
 
     @contextlib.asynccontextmanager
@@ -100,20 +112,8 @@ class App:
         """Those that hold now."""
         return self._started_with if self._running is None else self._running.core.settings
 
-    @property
-    def access(self) -> Access | None:
-        """None while the server is starting or stopping: then nothing is answered."""
-        return None if self._running is None else self._running.administration.access
-
-    async def answer(self, request: DataRequest) -> Answer:
-        """A request to a data route, or a probe."""
-        if request.path in PROBES:
-            return self._probed(request)
-        if self._running is None:
-            return Answer.problem(Unavailable(NOT_RUNNING))
-        return await self._running.data.answer(request)
-
-    def _probed(self, request: DataRequest) -> Answer:
+    def probed(self, request: DataRequest) -> Answer:
+        """The answer to a probe."""
         try:
             request.find_format(self.settings)
         except NotifyError as error:

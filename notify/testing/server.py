@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,17 +21,17 @@ import uvicorn
 from notify import ids
 from notify.client.http import error_of
 from notify.client.loop import new_event_loop
-from notify.clock import Clock, wall_clock
+from notify.clock import wall_clock
 from notify.errors import StorageFailed, Unavailable
 from notify.server.app import App
 from notify.server.configuration import first_token
+from notify.server.connections.application import DataAnswers
 from notify.server.connections.protocol import Protocol
 from notify.server.data.answer import Answer
 from notify.server.data.request import Request
 from notify.settings import Settings
 from notify.storage.memory import MemoryStore
 from notify.storage.records import State
-from notify.storage.transactions import TransactionStore
 from notify.wire import Outcomes, decode_payload
 
 START_SECONDS = 60.0
@@ -61,15 +61,15 @@ class Stored:
         return msgspec.json.decode(self.body)
 
 
-class _TestedApp(App):
+class _Faults:
     """Loses the outcomes and answers that a test asks for, and counts answered and unanswered requests."""
 
-    lose_outcomes = False
-    lose_answers = ""
-    is_down = False
-
-    def __init__(self, settings: Settings, open_store: Callable[[], TransactionStore], clock: Clock) -> None:
-        super().__init__(settings, open_store, clock)
+    def __init__(self, behind: DataAnswers) -> None:
+        """`behind` answers what is not lost."""
+        self._behind = behind
+        self.lose_outcomes = False
+        self.lose_answers = ""
+        self.is_down = False
         self.under_way: Counter[str] = Counter()
         self.answered: Counter[str] = Counter()
 
@@ -86,10 +86,20 @@ class _TestedApp(App):
             return Answer.problem(Unavailable("the test has taken the server down"))
         if self.lose_outcomes and request.path == "/v1/transactions/outcomes" and not _are_answers(request):
             return Answer.problem(Unavailable("the test loses this outcome"))
-        answer = await super().answer(request)
+        answer = await self._behind.answer(request)
         if self.lose_answers and request.path == self.lose_answers:
             return Answer.problem(Unavailable("the test loses this answer; the request was carried out"))
         return answer
+
+
+class _TestedApp(App):
+    """A server whose requests to data routes pass `faults`, once it has started."""
+
+    faults: _Faults
+
+    async def start(self) -> None:
+        await super().start()
+        self.data = self.faults = _Faults(self.data)
 
 
 def _are_answers(request: Request) -> bool:
@@ -213,29 +223,29 @@ class InMemoryServer:
 
         This tests your service's answers to checks.
         """
-        self._app.lose_outcomes = True
+        self._app.faults.lose_outcomes = True
         try:
             yield
         finally:
-            self._app.lose_outcomes = False
+            self._app.faults.lose_outcomes = False
 
     @contextlib.contextmanager
     def losing_answers(self, path: str) -> Iterator[None]:
         """Carry out requests to this path, but answer them with 503."""
-        self._app.lose_answers = path
+        self._app.faults.lose_answers = path
         try:
             yield
         finally:
-            self._app.lose_answers = ""
+            self._app.faults.lose_answers = ""
 
     @contextlib.contextmanager
     def down(self) -> Iterator[None]:
         """Answer every data route with 503."""
-        self._app.is_down = True
+        self._app.faults.is_down = True
         try:
             yield
         finally:
-            self._app.is_down = False
+            self._app.faults.is_down = False
 
     # --- contents ---------------------------------------------------------------------------------------------
 
@@ -249,11 +259,11 @@ class InMemoryServer:
 
     def under_way(self, path: str) -> int:
         """How many requests to a data route are not answered yet, such as those of waiting consumers."""
-        return self._app.under_way[path]
+        return self._app.faults.under_way[path]
 
     def answered(self, path: str) -> int:
         """How many requests to a data route the server has answered since its start."""
-        return self._app.answered[path]
+        return self._app.faults.answered[path]
 
     def wait_for(self, topic: str, count: int, seconds: float = SETTLE_SECONDS) -> list[Stored]:
         """Wait until a topic has `count` messages, and return them. Raises AssertionError after `seconds`."""

@@ -108,9 +108,9 @@ class Served:
                                 timeout_keep_alive=75)  # fmt: skip
         config.load()
         self.protocol = Protocol(config, ServerState(), {}, asyncio.get_running_loop())
-        self.protocol.app = SimpleNamespace(access=self.access, settings=self.settings, answer=self._answer,
-                                            unread=unread or Unread(),
-            unverified=unverified or Unverified(), connections=connections or Connections(1000),)  # type: ignore[assignment]  # fmt: skip
+        self.protocol.app = SimpleNamespace(access=self.access, settings=self.settings, unread=unread or Unread(),
+            data=SimpleNamespace(answer=self._answer), probed=self._probed, unverified=unverified or Unverified(),
+            connections=connections or Connections(1000))  # type: ignore[assignment]  # fmt: skip
         self.transport = Transport()
         self.protocol.connection_made(self.transport)
 
@@ -122,7 +122,7 @@ class Served:
 
     def use_asgi(self, app: Callable[..., Coroutine[Any, Any, None]]) -> None:
         """Set the application that answers routes other than data routes."""
-        for name in ("access", "settings", "answer", "unread", "unverified", "connections"):
+        for name in ("access", "settings", "data", "probed", "unread", "unverified", "connections"):
             setattr(app, name, getattr(self.protocol.app, name))
         self.protocol.app = app  # type: ignore[assignment]
 
@@ -130,6 +130,9 @@ class Served:
         await self.may_answer.wait()
         self.answered.append(request)
         return Answer(200, "text/plain", b"answered")
+
+    def _probed(self, request: Request) -> Answer:
+        return Answer(200, "text/plain", b"live")
 
     def send(self, data: bytes) -> int:
         """Send as the network does, read by read while the server reads. Returns the bytes that it took."""

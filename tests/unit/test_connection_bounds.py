@@ -112,7 +112,7 @@ def test_a_lost_connection_ends_the_poll_of_an_earlier_request_too() -> None:
                 ended.set()
             raise AssertionError("nothing sets it")
 
-        served.protocol.app.answer = wait  # type: ignore[method-assign]
+        served.protocol.app.data.answer = wait  # type: ignore[method-assign]
         served.send(KNOWN + KNOWN)
         await settled()
         served.transport.is_closed = True
@@ -305,7 +305,7 @@ def test_nothing_of_a_request_stays_with_its_connection(is_lost: bool) -> None:
             bodies.append(weakref.ref(request))
             return Answer(422, "text/plain", b"refused")
 
-        served.protocol.app.answer = note  # type: ignore[method-assign]
+        served.protocol.app.data.answer = note  # type: ignore[method-assign]
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(request_head, "Request", Followed)
             served.send(head("known", 1 << 20) + b"x" * (1 << 20))

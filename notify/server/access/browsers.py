@@ -41,14 +41,17 @@ def refuse_foreign_pages(method: str, headers: Iterable[tuple[bytes, bytes]], se
 
 def refuse_foreign_host(host: bytes, settings: Settings) -> None:
     """Raises Forbidden for the header `Host` of a request that was sent to another name than the server's."""
-    if not _is_own(host, settings.host, settings.url):
+    if not is_own_host(host, settings.host, settings.url):
         raise Forbidden(f"this server is not called {host.decode('latin-1')[:100]!r}; set url if it is", "foreign_host")
 
 
 @lru_cache(maxsize=1000)
-def _is_own(host: bytes, own: str, url: str) -> bool:
-    """Whether a page under this name and port is none of someone else: an address is nobody's name, and what is sent
-    without a name is sent by no browser."""
+def is_own_host(host: bytes, own: str, url: str) -> bool:
+    """Whether the header `Host` names this server: by its own name, by an address, or by no name at all.
+
+    An address is nobody's name, and every browser sends a name. `own`: the host that the server listens on; `url`: the
+    address that it announces.
+    """
     text = host.decode("latin-1").lower()
     if not text:
         return True

@@ -11,6 +11,13 @@ from notify.server.data.answer import Answer
 from notify.server.data.request import Request
 
 
+class DataAnswers(Protocol):
+    """Answers requests to data routes."""
+
+    async def answer(self, request: Request) -> Answer:
+        """The answer, errors included."""
+
+
 class Application(Door, Protocol):
     """The application whose requests a connection reads, as far as a connection needs it."""
 
@@ -18,5 +25,9 @@ class Application(Door, Protocol):
     unread: Unread
     unverified: Unverified
 
-    async def answer(self, request: Request) -> Answer:
-        """The answer to a request to a data route, or a probe."""
+    @property
+    def data(self) -> DataAnswers:
+        """Answers requests to data routes at this moment: another one once the server has started."""
+
+    def probed(self, request: Request) -> Answer:
+        """The answer to a probe."""

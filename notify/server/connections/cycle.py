@@ -172,7 +172,8 @@ class DataCycle:
         """The body is complete, or not waited for."""
         if self.waits_for_body:
             self.waits_for_body = False
-            self._stop_timer()
+            if self._timer is not None:
+                self._stop_timer()
             chunks, self._chunks = self._chunks, []
             self.request.body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
             self._begin()

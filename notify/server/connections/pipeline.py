@@ -27,7 +27,7 @@ class PipelineFlow(FlowControl):
         self._pipeline = pipeline
 
     def resume_reading(self) -> None:
-        if not self._pipeline:
+        if self.read_paused and not self._pipeline:
             super().resume_reading()
 
 

@@ -23,7 +23,7 @@ from notify.server.connections.head import HEADER_BYTES, HEADER_FIELDS, data_req
 from notify.server.connections.pipeline import PACE_SECONDS, PIPELINED, PipelineFlow, is_known
 from notify.server.connections.places import Place, too_many
 from notify.server.data.answer import Answer
-from notify.server.data.request import Request
+from notify.server.data.request import PROBES, Request
 
 HEADER_SECONDS = 10.0
 """A head must be complete so long after its first byte, or after the answers of the requests before it are written."""
@@ -77,7 +77,13 @@ class Protocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._quiet_bytes += len(data)
         try:
-            self._feed(data)
+            unread = data
+            while unread:
+                try:
+                    self.parser.feed_data(unread)
+                    break
+                except httptools.HttpParserUpgrade as upgrade:
+                    unread = self._head_without_upgrade() + unread[upgrade.args[0] :]
         except httptools.HttpParserError:
             if not self._is_over:
                 self._refuse(self._refusal or InvalidRequest("this is no HTTP request", "malformed", 400))
@@ -85,23 +91,22 @@ class Protocol(HttpToolsProtocol):
         if self._quiet_bytes > HEADER_BYTES:
             self._refuse(too_large())
         elif self._in_head:
-            self._await_head()
+            if self._quiet_bytes:
+                self._await_head()
         elif type(self.cycle) is DataCycle and self.cycle.is_read:
             self._expect_body()
 
-    def _feed(self, data: bytes) -> None:
-        """Parse; a request that asks for another protocol (`Upgrade:`) is answered in this one, as HTTP allows."""
-        while data:
-            try:
-                self.parser.feed_data(data)
-                return
-            except httptools.HttpParserUpgrade as upgrade:
-                # The parser takes what follows for another protocol's, body included. A new one gets the same head
-                # without that field, so that it reads the body as it is declared.
-                data = without_upgrade(self.parser, self.url, self.headers) + data[upgrade.args[0] :]
-                self._is_upgrade = False
-                self.parser = httptools.HttpRequestParser(self)
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    def _head_without_upgrade(self) -> bytes:
+        """The head of a request that asks for another protocol (`Upgrade:`), without that field, for a new parser.
+
+        HTTP allows to answer such a request in this protocol. The old parser would take what follows for the other
+        protocol's, body included; the new one reads the body as it is declared.
+        """
+        head = without_upgrade(self.parser, self.url, self.headers)
+        self._is_upgrade = False
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return head
 
     @property
     def _is_busy(self) -> bool:
@@ -109,8 +114,8 @@ class Protocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _await_head(self) -> None:
-        """Once a head has begun, and it is its turn, it must be complete in time."""
-        if self._quiet_bytes and self._head_timer is None and not self._is_busy:
+        """A head has begun: it must be complete in time, once it is its turn."""
+        if self._head_timer is None and not self._is_busy:
             self._head_timer = self.loop.call_later(HEADER_SECONDS, self._too_slow)
 
     def _expect_body(self) -> None:
@@ -140,9 +145,8 @@ class Protocol(HttpToolsProtocol):
 
     def _enqueue(self, cycle: DataCycle) -> None:
         """Behind the requests that wait for their answers, if there are such."""
-        is_busy = self._is_busy
-        self.cycle = cycle
-        if is_busy:
+        newest, self.cycle = self.cycle, cycle
+        if newest is not None and not newest.response_complete:
             self.flow.pause_reading()
             self.pipeline.appendleft((cycle, self.app))  # type: ignore[arg-type]
         else:
@@ -160,8 +164,10 @@ class Protocol(HttpToolsProtocol):
         self.headers = []
 
     def on_url(self, url: bytes) -> None:
-        self._count_head(len(url))
-        super().on_url(url)
+        self._head_bytes += len(url)
+        if self._head_bytes > HEADER_BYTES:
+            self._stop(too_large())
+        self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
@@ -169,12 +175,10 @@ class Protocol(HttpToolsProtocol):
         self._head_bytes += len(name) + len(value) + 4
         if self._head_bytes > HEADER_BYTES or len(self.headers) >= HEADER_FIELDS:
             self._stop(too_large())
-        super().on_header(name, value)
-
-    def _count_head(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > HEADER_BYTES:
-            self._stop(too_large())
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def _stop(self, error: NotifyError) -> None:
         """Stop the parser. Raises _Refused, which comes out of it as an HttpParserError."""
@@ -274,30 +278,38 @@ class Protocol(HttpToolsProtocol):
     async def answer(self, cycle: DataCycle) -> None:
         """Answer a request whose body is complete and whose turn it is."""
         try:
-            await self._answer(cycle)
+            if self.flow.write_paused and not cycle.disconnected:
+                await self.flow.drain()  # before the answer is made: one that is not read is enough to hold
+            request = cycle.request
+            if cycle.refusal is not None:
+                answer = Answer.problem(cycle.refusal)
+            elif request.path in PROBES:
+                answer = self.app.probed(request)
+            else:
+                answer = await self.app.data.answer(request)
+            cycle.response_complete = True
+            if cycle.disconnected or self.transport.is_closing():
+                return
+            with_body = request.method != "HEAD"
+            self.transport.write(answer.encoded(self.server_state.default_headers, cycle.keep_alive, with_body))
+            if cycle.keep_alive:
+                self.on_response_complete()
+            else:
+                self._end_behind(cycle)
         finally:
             # An idle connection keeps its last cycle, and refers to itself through it: the body must not stay with it.
             cycle.request, cycle.refusal = ANSWERED, None
 
-    async def _answer(self, cycle: DataCycle) -> None:
-        if self.flow.write_paused and not cycle.disconnected:
-            await self.flow.drain()  # before the answer is made: one that is not read is enough to hold
-        answer = await self.app.answer(cycle.request) if cycle.refusal is None else Answer.problem(cycle.refusal)
-        cycle.response_complete = True
-        if cycle.disconnected or self.transport.is_closing():
-            return
-        with_body = cycle.request.method != "HEAD"
-        self.transport.write(answer.encoded(self.server_state.default_headers, cycle.keep_alive, with_body))
-        if cycle.keep_alive:
-            self.on_response_complete()
-        elif cycle.refusal is None and not self._is_over:
+    def _end_behind(self, cycle: DataCycle) -> None:
+        """End the connection behind the answer to this request, which is written."""
+        if cycle.refusal is None and not self._is_over:
             self._close()
-        else:
-            self._is_over = True
-            self.flow.resume_reading()
-            if self.transport.can_write_eof():  # TLS has no end of one direction
-                self.transport.write_eof()
-            self._rest_timer = self.loop.call_later(LINGER_SECONDS, self._close)
+            return
+        self._is_over = True
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():  # TLS has no end of one direction
+            self.transport.write_eof()
+        self._rest_timer = self.loop.call_later(LINGER_SECONDS, self._close)
 
     def on_response_complete(self) -> None:
         """An answer is written: the next request's turn, if there is one."""
@@ -309,11 +321,13 @@ class Protocol(HttpToolsProtocol):
             self._pace_timer = self.loop.call_later(PACE_SECONDS, self._start_next)
             return
         super().on_response_complete()
-        self.flow.resume_reading()  # the next one is no longer among those that wait
-        if self._is_busy:
+        if self.flow.read_paused:
+            self.flow.resume_reading()  # the next one is no longer among those that wait
+        if not self.cycle.response_complete:
             return
         if self._in_head:
-            self._await_head()
+            if self._quiet_bytes:
+                self._await_head()
         elif self._rest_timer is None:
             # Answered before its body was there: nobody reads the rest, which may never end.
             self._rest_timer = self.loop.call_later(LINGER_SECONDS, self._close)

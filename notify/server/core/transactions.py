@@ -65,8 +65,10 @@ class Transactions:
         `principal`: who sends them, and may do so to some topics.
         """
         check_name("producer_group", request.producer_group)
-        check_text("source", request.source or "")
-        check_text("instance", request.instance or "")
+        if request.source is not None:
+            check_text("source", request.source)
+        if request.instance is not None:
+            check_text("instance", request.instance)
         check_count(request.transactions)
         now_us = self._clock()
         refused, accepted = await self._accept(request, now_us, _bound(principal))

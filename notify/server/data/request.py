@@ -8,7 +8,7 @@ import msgspec
 
 from notify.errors import InvalidRequest
 from notify.server.access import EVERYONE
-from notify.server.access.browsers import refuse_foreign_host, refuse_foreign_pages
+from notify.server.access.browsers import is_own_host, refuse_foreign_host, refuse_foreign_pages
 from notify.settings import Settings
 from notify.wire import JSON, MSGPACK, encode_json, encode_msgpack
 
@@ -70,7 +70,7 @@ class Request:
                 from_browser = True
         if from_browser:
             refuse_foreign_pages(self.method, self.headers, settings)
-        elif not settings.access:
+        elif not settings.access and not is_own_host(host, settings.host, settings.url):
             refuse_foreign_host(host, settings)
         if self.method not in _WITH_BODY:
             self.packed = b"msgpack" in accepted

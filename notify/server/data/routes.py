@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import msgspec
@@ -41,6 +42,9 @@ from notify.wire import (
     encode_json,
     microseconds,
 )
+
+REMEMBERED_CHARACTERS = 500
+"""The routes of paths that are no longer are remembered: no path whose names are within their bounds is longer."""
 
 Route = Callable[..., Awaitable[bytes]]
 """A function that answers a request to a data route: called with the request, and with the names in its path."""
@@ -94,6 +98,7 @@ class DataRoutes:
         self.core = core
         self._reply_bytes = reply_bytes
         self._members = members or (lambda: {"version": 0, "members": []})
+        self._find_again = lru_cache(maxsize=1000)(self._find)
         self._plain: dict[str, dict[str, Route]] = {}
         self._named: dict[tuple[object, ...], dict[str, Route]] = {}
         """Routes with names in them, by their nouns: each noun is followed by a name, or ends the path."""
@@ -107,7 +112,9 @@ class DataRoutes:
     async def answer(self, request: Request) -> Answer:
         """Every outcome is an answer: what is refused, and why, too."""
         try:
-            route, names = self._find(request.method, request.path)
+            path = request.path
+            find = self._find_again if len(path) <= REMEMBERED_CHARACTERS else self._find
+            route, names = find(request.method, path)
             request.find_format(self.core.settings)
             principal = request.principal
             if principal is not EVERYONE:
@@ -201,12 +208,7 @@ class DataRoutes:
 
     async def receive(self, request: Request, group: str) -> bytes:
         asked: Receive = request.decode(_RECEIVE)
-        check_name("group", group)
-        # Before rights are asked for each of them; delivery, which others call too, has the same bound.
-        check_between("the number of topics", len(asked.topics or ()), 0, LIMITS.topics)
-        for topic in asked.topics or ():
-            check(request, "consume", group, topic)
-        may = may_consume(request, group)
+        may = may_consume(request, group, asked.topics or ())
         with polling(request):
             handed = await self.core.delivery.receive(group, asked, may)
         if self.core.settings.tracing:
@@ -217,7 +219,6 @@ class DataRoutes:
 
     async def settle(self, request: Request, group: str) -> bytes:
         asked: Settle = request.decode(_SETTLE)
-        check_name("group", group)
         may = may_consume(request, group)
         return request.encode(SettledItems(await self.core.delivery.settle(group, asked.items, may)))
 
@@ -245,6 +246,7 @@ class DataRoutes:
         return request.encode(described(self.core.queues, known))
 
     async def pull(self, request: Request, topic: str, queue: str) -> bytes:
+        check_name("topic", topic)
         check(request, "read", topic)
         offset, limit = _pull_query(request.query)
         if not (queue.isascii() and queue.isdigit() and len(queue) <= 5):
