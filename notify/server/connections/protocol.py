@@ -22,6 +22,7 @@ from notify.server.connections.cycle import ANSWERED, DataCycle
 from notify.server.connections.head import HEADER_BYTES, HEADER_FIELDS, data_request, too_large, without_upgrade
 from notify.server.connections.pipeline import PACE_SECONDS, PIPELINED, PipelineFlow, is_known
 from notify.server.connections.places import Place, too_many
+from notify.server.connections.timers import Timers
 from notify.server.data.answer import Answer
 from notify.server.data.request import PROBES, Request
 
@@ -59,10 +60,8 @@ class Protocol(HttpToolsProtocol):
         self._current: Any = None
         """The cycle whose turn it is, of those that are not answered yet; `cycle` is the newest."""
         self._certificate = identity.common_name(transport.get_extra_info("peercert"))
-        self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(HEADER_SECONDS, self._too_slow)
-        self._rest_timer: asyncio.TimerHandle | None = None
-        self._pace_timer: asyncio.TimerHandle | None = None
-        self._abort_timer: asyncio.TimerHandle | None = None
+        self._timers = Timers()
+        self._timers.head = self.loop.call_later(HEADER_SECONDS, self._too_slow)
         place = self.app.connections.admit(self, self.loop.time())
         self._is_beyond = place is Place.OPERATORS
         """There was no room for it when it came."""
@@ -77,13 +76,12 @@ class Protocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._quiet_bytes += len(data)
         try:
-            unread = data
-            while unread:
+            while data:
                 try:
-                    self.parser.feed_data(unread)
+                    self.parser.feed_data(data)
                     break
                 except httptools.HttpParserUpgrade as upgrade:
-                    unread = self._head_without_upgrade() + unread[upgrade.args[0] :]
+                    data = self._head_without_upgrade() + data[upgrade.args[0] :]
         except httptools.HttpParserError:
             if not self._is_over:
                 self._refuse(self._refusal or InvalidRequest("this is no HTTP request", "malformed", 400))
@@ -115,8 +113,8 @@ class Protocol(HttpToolsProtocol):
 
     def _await_head(self) -> None:
         """A head has begun: it must be complete in time, once it is its turn."""
-        if self._head_timer is None and not self._is_busy:
-            self._head_timer = self.loop.call_later(HEADER_SECONDS, self._too_slow)
+        if self._timers.head is None and not self._is_busy:
+            self._timers.head = self.loop.call_later(HEADER_SECONDS, self._too_slow)
 
     def _expect_body(self) -> None:
         """Let the client send on, and not for ever."""
@@ -197,14 +195,12 @@ class Protocol(HttpToolsProtocol):
             raise _Refused
         self._in_head = False
         self._quiet_bytes = 0
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-        connections = self.app.connections
+        if self._timers.head is not None:
+            self._timers.end_head()
         if self.cycle is None:
-            connections.has_asked(self)
+            self.app.connections.has_asked(self)
         if self._is_beyond:
-            self._is_beyond = not connections.has_room(self, self.loop.time())
+            self._is_beyond = not self.app.connections.has_room(self, self.loop.time())
         request = data_request(self.parser.get_method(), self.url, self.headers)
         if request is None:
             self._hand_to_asgi()
@@ -212,7 +208,7 @@ class Protocol(HttpToolsProtocol):
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
         cycle = DataCycle(self, request, keep_alive and not self._is_beyond)
         if self._is_beyond and request.principal is not NOBODY:
-            refused: NotifyError | None = connections.refusal()
+            refused: NotifyError | None = self.app.connections.refusal()
         else:
             refused = identity.admit(self.app.access, request, self._certificate)
         self._enqueue(cycle)
@@ -249,9 +245,8 @@ class Protocol(HttpToolsProtocol):
             return
         self._in_head = True
         self._quiet_bytes = 0
-        if self._rest_timer is not None:
-            self._rest_timer.cancel()
-            self._rest_timer = None
+        if self._timers.rest is not None:
+            self._timers.end_rest()
         if type(self.cycle) is DataCycle:
             self.cycle.complete()
         else:
@@ -290,8 +285,8 @@ class Protocol(HttpToolsProtocol):
             cycle.response_complete = True
             if cycle.disconnected or self.transport.is_closing():
                 return
-            with_body = request.method != "HEAD"
-            self.transport.write(answer.encoded(self.server_state.default_headers, cycle.keep_alive, with_body))
+            own_headers = self.server_state.default_headers
+            self.transport.write(answer.encoded(own_headers, cycle.keep_alive, request.method != "HEAD"))
             if cycle.keep_alive:
                 self.on_response_complete()
             else:
@@ -309,7 +304,7 @@ class Protocol(HttpToolsProtocol):
         self.flow.resume_reading()
         if self.transport.can_write_eof():  # TLS has no end of one direction
             self.transport.write_eof()
-        self._rest_timer = self.loop.call_later(LINGER_SECONDS, self._close)
+        self._timers.rest = self.loop.call_later(LINGER_SECONDS, self._close)
 
     def on_response_complete(self) -> None:
         """An answer is written: the next request's turn, if there is one."""
@@ -318,7 +313,7 @@ class Protocol(HttpToolsProtocol):
             return
         if self.pipeline and not is_known(self.pipeline[-1][0]):
             self._unset_keepalive_if_required()
-            self._pace_timer = self.loop.call_later(PACE_SECONDS, self._start_next)
+            self._timers.pace = self.loop.call_later(PACE_SECONDS, self._start_next)
             return
         super().on_response_complete()
         if self.flow.read_paused:
@@ -328,9 +323,9 @@ class Protocol(HttpToolsProtocol):
         if self._in_head:
             if self._quiet_bytes:
                 self._await_head()
-        elif self._rest_timer is None:
+        elif self._timers.rest is None:
             # Answered before its body was there: nobody reads the rest, which may never end.
-            self._rest_timer = self.loop.call_later(LINGER_SECONDS, self._close)
+            self._timers.rest = self.loop.call_later(LINGER_SECONDS, self._close)
 
     def _start_next(self) -> None:
         cycle, app = self.pipeline.pop()
@@ -349,7 +344,7 @@ class Protocol(HttpToolsProtocol):
     # --- the end ----------------------------------------------------------------------------------------------
 
     def _too_slow(self) -> None:
-        self._head_timer = None
+        self._timers.head = None
         self._close()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -365,8 +360,8 @@ class Protocol(HttpToolsProtocol):
     def _close(self) -> None:
         """End the connection when what is written is read, and at the latest after LINGER_SECONDS."""
         self.transport.close()
-        if self._abort_timer is None:
-            self._abort_timer = self.loop.call_later(LINGER_SECONDS, self.abort)
+        if self._timers.abort is None:
+            self._timers.abort = self.loop.call_later(LINGER_SECONDS, self.abort)
 
     def turn_away(self) -> None:
         """Say that there is no room, and end the connection, which has not sent a request yet."""
@@ -392,16 +387,8 @@ class Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.app.unread.discard(self)
         self.app.connections.discard(self)
-        for timer in (
-            self._head_timer,
-            self._rest_timer,
-            self._pace_timer,
-            self._abort_timer,
-            self.timeout_keep_alive_task,
-        ):
-            if timer is not None:
-                timer.cancel()
-        self._head_timer = None
+        self._timers.cancel()
+        self._unset_keepalive_if_required()
         for cycle in (self._current, *[waiting for waiting, _ in self.pipeline]):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
