@@ -236,10 +236,16 @@ def test_operators_are_served_while_polls_have_every_place(small: ServerProcess)
     for poll in polls:
         poll.start()
     body = {"messages": [{"topic": "u", "body": "b"}]}
-    refused = eventually(lambda: (a := ask(small.url, "POST", "/v1/messages", body))[0] == 503 and a, "all to be taken")
+
+    def answer(method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        with suppress(OSError):  # a poll that came behind it took its place before its head was there
+            return ask(small.url, method, path, body)
+        return 0, None
+
+    refused = eventually(lambda: (a := answer("POST", "/v1/messages", body))[0] == 503 and a, "all to be taken")
     assert refused[1]["code"] == "too_many_connections" and "setting connections" in refused[1]["detail"]
     for path in ("/livez", "/readyz", "/v1/admin/overview", "/v1/admin/groups"):
-        assert ask(small.url, "GET", path)[0] == 200
+        assert eventually(lambda path=path: answer("GET", path)[0], path) == 200  # type: ignore[misc]
     ended.set()
     small.kill()
     for poll in polls:
