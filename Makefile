@@ -90,24 +90,24 @@ audit-watch: install
 
 # Time and memory of an audit of 5 million transactions, of twice as many, and of reading the log.
 bench-audit: install
-	$(PY) -m bench.audit
+	$(PY) -m notify.bench.audit
 
 # The console's pages with 10 million messages in 10,000 topics, none above 300 ms: 4 minutes.
 bench-console: install
-	$(PY) -m bench.console
+	$(PY) -m notify.bench.console
 
 # What metrics, console and traces cost at the main benchmark: below 5 %. 3 minutes.
 bench-observed: install
-	$(PY) -m bench.observed
+	$(PY) -m notify.bench.observed
 
 # SECONDS=3600 at 1,000 transactions a second, in every mode: memory, descriptors, threads and data directory stay flat.
 soak: install
-	$(PY) -m bench.soak --seconds $(or $(SECONDS),3600)
+	$(PY) -m notify.bench.soak --seconds $(or $(SECONDS),3600)
 
 # Each attack of strangers and lesser rights at once, for SECONDS=60, beside a producer and a consumer: they keep half
 # their rate, memory grows by less than 100 MiB. The attackers have SHARE=0.2 of a core. 2 minutes.
 siege: install
-	$(PY) -m bench.siege --seconds $(or $(SECONDS),60) --share $(or $(SHARE),0.2)
+	$(PY) -m notify.bench.siege --seconds $(or $(SECONDS),60) --share $(or $(SHARE),0.2)
 
 # CASES=20000 requests made from the OpenAPI document, with access off and on: none makes the server fail.
 fuzz: install
@@ -118,23 +118,23 @@ simulate: install
 	$(PY) -m tests.simulation.run --seeds $(or $(SEEDS),20000)
 
 bench: install
-	$(PY) -m bench.bars
+	$(PY) -m notify.bench.bars.transactions
 
 # Topics, fan-out, a stopped group, order, delayed messages: about 15 minutes.
 bench-queue: install
-	$(PY) -m bench.queue
+	$(PY) -m notify.bench.bars.queue
 
 # MESSAGES=20000000 piled up: producers beside it, memory, start after kill -9, draining it cold.
 bench-backlog: install
-	$(PY) -m bench.backlog --messages $(or $(MESSAGES),20000000)
+	$(PY) -m notify.bench.bars.backlog --messages $(or $(MESSAGES),20000000)
 
 # SQL storage beside the database's own ceiling, and the bridge: 4 minutes.
 bench-sql: install
-	$(PY) -m bench.sql
+	$(PY) -m notify.bench.sql
 
 # What is here beside BASE=<revision>, as ratios of BENCH='transactions --clients 128' run PAIRS=9 times each: 6 minutes.
 compare: install
-	@$(PY) -m bench.compare --base='$(BASE)' --bench='$(or $(BENCH),transactions --clients 128)' \
+	@$(PY) -m notify.bench.compare --base='$(BASE)' --bench='$(or $(BENCH),transactions --clients 128)' \
 		--pairs=$(or $(PAIRS),9) --run-seconds=$(or $(RUN_SECONDS),900) $(if $(JSON),--json,) \
 		$(if $(RATE_AT_LEAST),--rate-at-least=$(RATE_AT_LEAST),) $(if $(CPU_AT_MOST),--cpu-at-most=$(CPU_AT_MOST),)
 

@@ -18,11 +18,11 @@ from pathlib import Path
 import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
+from notify.bench.made_run import Made, made_run
 from notify.spark.result import Result
 from notify.spark.session import open_session
 from notify.testing.databases import SERVERS
 from tests.audit.audited import PLAN, audited
-from tests.audit.made import Made, made_run
 from tests.audit.plant import Planted, Planter, copied
 
 LEDGER = "SELECT message_id FROM ledger"

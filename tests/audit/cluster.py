@@ -17,13 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from notify.bench.made_run import made_run
 from notify.spark.report.files import plain
 from notify.spark.session import open_session
 from notify.testing.databases import postgresql
 from notify.testing.ports import free_ports
 from tests.audit.audited import audited
 from tests.audit.campaign import LEDGER, WITH_EFFECTS, planted
-from tests.audit.made import made_run
 from tests.support.clock import eventually
 
 

@@ -12,6 +12,7 @@ import msgspec
 import sqlalchemy as sa
 
 from notify import ids
+from notify.bench.made_run import CONSUMERS, KEYS, PRODUCERS, TOPICS, Made, payload_of, topic_of, transaction_id
 from notify.client.table import half_message, notify_inbox
 from notify.storage.bridged import BridgeBatch
 from notify.storage.groups import SettleKind
@@ -22,7 +23,6 @@ from notify.storage.log.records import RECORD_HEADER, RECORD_HEADER_SIZE, Record
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.sql.rows import moment_of
-from tests.audit.made import CONSUMERS, KEYS, PRODUCERS, TOPICS, Made, payload_of, topic_of, transaction_id
 
 FILLER = RECORD_HEADER.pack(ENTRY_SIZE, RecordType.META, 0, 0) + encode(["nothing", "-" * 61])
 """A meaningless record of an entry's size: it replaces a removed entry, so that a frame keeps its length."""

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from notify.bench.made_run import made_run
 from notify.spark.findings import FINDINGS
 from notify.spark.result import LATENCIES
 from tests.audit.audited import PLAN, audited
 from tests.audit.campaign import campaign
-from tests.audit.made import made_run
 from tests.support.databases import empty_database
 
 CLASSES = {f.name for f in FINDINGS} - {"PENDING"}

@@ -18,6 +18,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify import ids
+from notify.bench.made_run import Made, made_run
 from notify.cli import audit as command
 from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox, notify_source
@@ -30,7 +31,6 @@ from notify.storage.sql import schema
 from notify.storage.sql.rows import moment_of, text_of
 from notify.testing.process import ServerProcess
 from tests.audit.audited import PLAN, audited
-from tests.audit.made import Made, made_run
 from tests.support.clock import eventually
 from tests.support.commands import cli
 from tests.support.databases import empty_database

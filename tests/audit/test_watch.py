@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from notify import ids
+from notify.bench.made_run import CONSUMERS, PRODUCERS, Made, made_run, payload_of, transaction_id
 from notify.client.table import half_message
 from notify.errors import Unavailable
 from notify.spark import watch as watch_module
@@ -30,7 +31,6 @@ from notify.storage.groups import SettleKind
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.sql.rows import moment_of
-from tests.audit.made import CONSUMERS, PRODUCERS, Made, made_run, payload_of, transaction_id
 from tests.support.shop import make_engine
 
 SECOND = 1_000_000

@@ -21,7 +21,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from bench.audit import resident_mb
+from notify.bench.audit import resident_mb
 from notify.testing.databases import postgresql
 from notify.testing.process import ServerProcess
 from tests.audit.shop import Shop

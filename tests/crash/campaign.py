@@ -13,12 +13,13 @@ from pathlib import Path
 
 import structlog
 
+from notify.bench import delayed
 from notify.storage.log.disk import Disk
 from notify.storage.log.recovery import Damage, walk
 from notify.storage.log.segments import Segment
 from notify.testing import forked
 from notify.testing.process import ServerProcess
-from tests.crash import delayed, loop_device, ordered, strace
+from tests.crash import loop_device, ordered, strace
 from tests.crash.dropping import WHILE_DROPPING, killed_at
 from tests.crash.kills import UNDER_LOAD, Kills
 from tests.crash.log_faults import last_frames, lose_power_repeatedly, write_log

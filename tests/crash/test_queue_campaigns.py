@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash import delayed, ordered
+from notify.bench import delayed
+from tests.crash import ordered
 
 
 @pytest.mark.crash

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from bench import compare, ratios
-from bench.checkout import Checkout, NotComparable, commit_of, environment
+from notify.bench.compare import __main__ as compare
+from notify.bench.compare import ratios
+from notify.bench.compare.checkout import Checkout, NotComparable, commit_of, environment
 
 TRANSACTIONS = {
     "transactions_per_second": 40_000,

@@ -17,8 +17,7 @@ PAUSES = ("sleep",)
 
 
 def modules() -> list[Path]:
-    """Every module of the tests, and the benches, which share the tests' rooms."""
-    return sorted(path for folder in ("tests", "bench") for path in (ROOT / folder).rglob("*.py"))
+    return sorted((ROOT / "tests").rglob("*.py"))
 
 
 def name_of(path: Path) -> str:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -135,6 +136,7 @@ def load(engine: sa.Engine, made: Made, scratch: Path) -> None:
 def load_csv(engine: sa.Engine, table: str, columns: str, file: Path) -> None:
     """Load a CSV file into a table with the database's fast command."""
     raw = engine.raw_connection()
+    driver: Any = raw.driver_connection
     try:
         if engine.dialect.name == "sqlite":
             with file.open(newline="") as source:
@@ -144,17 +146,17 @@ def load_csv(engine: sa.Engine, table: str, columns: str, file: Path) -> None:
             statement = f"INSERT INTO {table} ({quoted}) VALUES ({', '.join('?' * len(names))})"
             raw.cursor().executemany(statement, rows)
         elif engine.dialect.name == "postgresql":
-            with raw.cursor() as cursor:
+            with driver.cursor() as cursor:
                 statement = f"COPY {table} ({columns}) FROM STDIN WITH (FORMAT csv, NULL '\\N')"
-                with cursor.copy(statement) as copy, file.open("rb") as source:  # type: ignore[attr-defined]
-                    while data := source.read(1 << 20):
+                with cursor.copy(statement) as copy, file.open("rb") as lines:
+                    while data := lines.read(1 << 20):
                         copy.write(data)
         else:
-            names = ", ".join(f"`{name.strip()}`" for name in columns.split(","))
-            with raw.cursor() as cursor:
+            quoted = ", ".join(f"`{name.strip()}`" for name in columns.split(","))
+            with driver.cursor() as cursor:
                 cursor.execute(
                     f"LOAD DATA LOCAL INFILE '{file}' INTO TABLE {table} CHARACTER SET utf8mb4 "
-                    f"FIELDS TERMINATED BY ',' OPTIONALLY ENCLOSED BY '\"' ({names})"
+                    f"FIELDS TERMINATED BY ',' OPTIONALLY ENCLOSED BY '\"' ({quoted})"
                 )
         raw.commit()
     finally:

@@ -7,8 +7,7 @@ import statistics
 import sys
 from collections.abc import Callable
 
-from notify.bench import delivery, slow_group, topics
-from tests.crash import delayed
+from notify.bench import delayed, delivery, slow_group, topics
 
 Tell = Callable[[str], None]
 

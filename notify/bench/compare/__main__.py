@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import checkout, ratios
-from bench.checkout import Checkout, NotComparable
-from bench.ratios import Verdict
+from notify.bench.compare import checkout, ratios
+from notify.bench.compare.checkout import Checkout, NotComparable
+from notify.bench.compare.ratios import Verdict
 
 BASE, HEAD = "base", "head"
 RUN_SECONDS = 900.0

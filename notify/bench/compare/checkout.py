@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 ROOM = ROOT / ".compare"
 GIT_SECONDS = 120.0
 INSTALL_SECONDS = 1800.0

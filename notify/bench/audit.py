@@ -16,8 +16,8 @@ import threading
 import time
 from pathlib import Path
 
+from notify.bench.made_run import made_run
 from notify.testing.databases import SERVERS
-from tests.audit.made import made_run
 
 
 def resident_mb(root: int) -> float:

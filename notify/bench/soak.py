@@ -151,7 +151,7 @@ async def consume(url: str, seconds: float) -> dict[str, int]:
 
 
 def _child(role: str, url: str, seconds: float) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "bench.soak", "--child", role, "--url", url, "--seconds", str(seconds)]
+    words = [sys.executable, "-m", "notify.bench.soak", "--child", role, "--url", url, "--seconds", str(seconds)]
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
 

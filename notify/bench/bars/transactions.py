@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bench import pile
+from notify.bench import pile
 from notify.bench.transactions import Plan, run
 
 PILE_MB = 400

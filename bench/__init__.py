@@ -1,1 +1,0 @@
-"""Measuring campaigns: slow, noisy, and no part of the tests."""

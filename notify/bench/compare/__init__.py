@@ -1,0 +1,1 @@
+"""`make compare`: the working tree beside a commit."""
