@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from notify.bench.compare import __main__ as compare
 from notify.bench.compare import ratios
+from notify.bench.compare.__main__ import main
+from notify.bench.compare.bench_run import Lost, RunFailed, run_bench
 from notify.bench.compare.checkout import Checkout, NotComparable, commit_of, environment
+from notify.bench.compare.comparison import Comparison, measure
 
 TRANSACTIONS = {
     "transactions_per_second": 40_000,
@@ -115,8 +117,8 @@ def test_without_bars_the_medians_are_stated() -> None:
     assert verdict == "PASS rate 0.500 (0.400 to 0.600), CPU a transaction 2.000 (2.000 to 2.000)"
 
 
-def comparison(pairs: int) -> compare.Comparison:
-    return compare.Comparison("a" * 40, "b" * 40 + "-dirty", "transactions --clients 128", pairs)
+def comparison(pairs: int) -> Comparison:
+    return Comparison("a" * 40, "b" * 40 + "-dirty", "transactions --clients 128", pairs)
 
 
 def test_the_sides_take_turns_to_go_first() -> None:
@@ -127,7 +129,7 @@ def test_the_sides_take_turns_to_go_first() -> None:
         return TRANSACTIONS | {"transactions_per_second": 100 * len(called)}
 
     three = comparison(3)
-    compare.measure(three, run, lambda line: None)
+    measure(three, run, lambda line: None)
     assert called == ["base", "head", *("base", "head"), *("head", "base"), *("base", "head")]
     counted = [run.result["transactions_per_second"] for run in three.runs]
     assert counted == [300, 400, 500, 600, 700, 800], "the warm-up does not count"
@@ -137,7 +139,7 @@ def test_the_sides_take_turns_to_go_first() -> None:
 
 def test_one_json_object_says_everything() -> None:
     figures = comparison(1)
-    compare.measure(figures, lambda side: TRANSACTIONS, lambda line: None)
+    measure(figures, lambda side: TRANSACTIONS, lambda line: None)
     printed = json.loads(json.dumps(figures.as_json(ratios.judge(figures.spreads(), None, None))))
     assert (printed["base"], printed["head"], printed["pairs"]) == ("a" * 40, "b" * 40 + "-dirty", 1)
     same = {"median": 1.0, "min": 1.0, "quartiles": [1.0, 1.0], "max": 1.0}
@@ -152,7 +154,7 @@ def a_run_that(prints: str, code: int = 0) -> list[str]:
 
 def test_a_run_reports_one_json_object(tmp_path: Path) -> None:
     words = a_run_that(json.dumps(TRANSACTIONS | {"lost": None}))
-    assert compare.run_bench(words, tmp_path, 60) == TRANSACTIONS | {"lost": None}
+    assert run_bench(words, tmp_path, 60) == TRANSACTIONS | {"lost": None}
 
 
 @pytest.mark.parametrize("wrong", [{"lost": 3}, {"duplicated": 1}])
@@ -160,16 +162,16 @@ def test_a_run_that_lost_or_doubled_something_fails(tmp_path: Path, wrong: dict[
     """Although it ends with exit code 1: what it says is worth more than that."""
     words = a_run_that(json.dumps(TRANSACTIONS | wrong), code=1)
     figures = comparison(1)
-    with pytest.raises(compare.Lost, match="warm-up, base: it lost") as raised:
-        compare.measure(figures, lambda side: compare.run_bench(words, tmp_path, 60), lambda line: None)
+    with pytest.raises(Lost, match="warm-up, base: it lost") as raised:
+        measure(figures, lambda side: run_bench(words, tmp_path, 60), lambda line: None)
     assert raised.value.word == "FAIL"
     assert figures.as_json(ratios.Verdict("FAIL", str(raised.value)))["rate"] is None
 
 
 def test_a_run_that_fails_is_heard_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [sys.executable, "-c", "raise SystemExit('no such option')"]
-    with pytest.raises(compare.RunFailed, match="exit code 1") as raised:
-        compare.run_bench(words, tmp_path, 60)
+    with pytest.raises(RunFailed, match="exit code 1") as raised:
+        run_bench(words, tmp_path, 60)
     assert raised.value.word == "INCONCLUSIVE"
     assert "no such option" in capsys.readouterr().err
 
@@ -186,13 +188,13 @@ def test_a_run_has_a_bound(tmp_path: Path) -> None:
 def interrupted(tmp_path: Path) -> None:
     # The script sleeps for longer than it may take.
     script = "import pathlib, time\ntry: time.sleep(60)\nfinally: pathlib.Path('ended').touch()"
-    with pytest.raises(compare.RunFailed, match="not done after 2 s"):
-        compare.run_bench([sys.executable, "-c", script], tmp_path, 2)
+    with pytest.raises(RunFailed, match="not done after 2 s"):
+        run_bench([sys.executable, "-c", script], tmp_path, 2)
     assert (tmp_path / "ended").exists()
 
 
 def test_an_unknown_base_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert compare.main(["--base", "no-such-revision"]) == 2
+    assert main(["--base", "no-such-revision"]) == 2
     printed = capsys.readouterr()
     assert printed.err == "compare: BASE=no-such-revision is no revision of this repository\n"
     assert printed.out == ""
@@ -207,7 +209,7 @@ def test_no_word_is_taken_for_an_option_of_git(name: str) -> None:
 @pytest.mark.parametrize("pairs", ["0", "2", "-1", "x"])
 def test_pairs_are_odd(pairs: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        compare.main(["--base", "HEAD", f"--pairs={pairs}"])
+        main(["--base", "HEAD", f"--pairs={pairs}"])
     assert "no odd number" in capsys.readouterr().err
 
 

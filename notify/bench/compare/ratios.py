@@ -76,7 +76,7 @@ def figures(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def spreads(pairs: Sequence[tuple[Mapping[str, float], Mapping[str, float]]]) -> dict[str, Spread]:
-    """Of each figure that every run has: head by base, pair by pair. The pairs are (base, head)."""
+    """The spread of each figure that every run has: head by base, pair by pair. The pairs are (base, head)."""
     runs = [run for pair in pairs for run in pair]
     names = [name for name in runs[0] if all(name in run for run in runs)]
     return {name: Spread.from_ratios([head[name] / base[name] for base, head in pairs]) for name in names}

@@ -1,0 +1,204 @@
+"""The attacks, all at once in one process whose CPU time is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import random
+import socket
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from notify.server.access import tokens
+
+
+class Attackers:
+    """All attacks, in one event loop with bounded CPU time."""
+
+    def __init__(self, url: str, provider: str, rights: dict[str, str], share: float, only: str) -> None:
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "", parts.port or 0
+        self._provider = provider
+        self._rights = rights
+        self._share = share
+        self._only = only
+        self._began = time.monotonic()
+        self._cpu = time.process_time()
+        self.done: Counter[str] = Counter()
+
+    async def turn(self) -> None:
+        """Wait until the CPU bound allows one more step."""
+        used = time.process_time() - self._cpu
+        behind = used / self._share - (time.monotonic() - self._began)
+        await asyncio.sleep(max(0.001, min(1.0, behind)))
+
+    async def run(self) -> None:
+        crowds: list[tuple[Callable[[int], Awaitable[None]], int]] = [
+            (self.cookie, 3),
+            (self.pipeline, 10),
+            (self.trailers, 10),
+            (self.slow_head, 200),
+            (self.slow_body, 100),
+            (self.unread_pages, 20),
+            (self.unread_pulls, 60),
+            (self.polls, 300),
+            (self.unknown_tokens, 10),
+            (self.providers_tokens, 100),
+            (self.names, 5),
+            (self.topics, 5),
+            (self.search, 3),
+            (self.refused_filter, 2),
+        ]
+        crowds = [crowd for crowd in crowds if self._only in ("", crowd[0].__name__)]
+        await asyncio.gather(*[self.again(attack, n) for attack, count in crowds for n in range(count)])
+
+    async def again(self, attack: Callable[[int], Awaitable[None]], number: int) -> None:
+        """Repeat an attack, also after the server closed its connection."""
+        await asyncio.sleep(random.random() * 2)
+        while True:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
+                await attack(number)
+            self.done[attack.__name__] += 1
+            await self.turn()
+
+    @contextlib.asynccontextmanager
+    async def connected(self, limit: int = 1 << 16) -> Any:
+        reader, writer = await asyncio.open_connection(self._host, self._port, limit=limit)
+        try:
+            yield reader, writer
+        finally:
+            writer.transport.abort()
+
+    def head(self, method: str, path: str, right: str = "", *fields: str) -> bytes:
+        shown = [f"authorization: Bearer {self._rights.get(right, right)}"] if right else []
+        return "\r\n".join((f"{method} {path} HTTP/1.1", "host: notify.example", *shown, *fields, "", "")).encode()
+
+    def post(self, path: str, right: str, body: Any) -> bytes:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.head("POST", path, right, "content-type: application/json", f"content-length: {len(data)}") + data
+
+    async def asked(self, request: bytes, times: int = 20) -> None:
+        """Send a request repeatedly on one connection, and read the answers."""
+        async with self.connected() as (reader, writer):
+            for _ in range(times):
+                await self.turn()
+                writer.write(request)
+                async with asyncio.timeout(90):
+                    answer = await reader.readuntil(b"\r\n\r\n")
+                    for line in answer.lower().split(b"\r\n"):
+                        if line.startswith(b"content-length:"):
+                            await reader.readexactly(int(line[15:]))
+
+    async def cookie(self, number: int) -> None:
+        await self.asked(self.head("GET", "/livez", "", 'cookie: notify_token="' + "\\" * 60_000 + '"'))
+
+    async def pipeline(self, number: int) -> None:
+        async with self.connected() as (_, writer):
+            for _ in range(1000):
+                await self.turn()
+                writer.write(self.head("GET", "/livez") * 1000)
+                await asyncio.wait_for(writer.drain(), 30)
+
+    async def trailers(self, number: int) -> None:
+        async with self.connected() as (_, writer):
+            path = ("/livez", "/login")[number % 2]
+            writer.write(self.head("POST", path, "", "transfer-encoding: chunked") + b"1\r\nx\r\n0\r\n")
+            for n in range(10_000):
+                await self.turn()
+                writer.write(b"".join(b"x-%d-%d: %b\r\n" % (n, m, b"y" * 40) for m in range(500)))
+                await asyncio.wait_for(writer.drain(), 30)
+
+    async def slow_head(self, number: int) -> None:
+        async with self.connected() as (reader, writer):
+            writer.write(b"GET /livez HTTP/1.1\r\nx-a: " + b"y" * 60_000 * (number % 2) + b"\r\n")
+            for n in range(60):
+                writer.write(b"x-%d: y\r\n" % n)
+                if await self._ended(reader):
+                    return
+
+    async def slow_body(self, number: int) -> None:
+        async with self.connected() as (reader, writer):
+            path, right = (("/login", ""), ("/v1/messages", "polls"))[number % 2]
+            writer.write(self.head("POST", path, right, "content-type: application/json", "content-length: 1000000"))
+            writer.write(b" " * 60_000)
+            for _ in range(60):
+                writer.write(b" ")
+                if await self._ended(reader):
+                    return
+
+    async def _ended(self, reader: asyncio.StreamReader) -> bool:
+        """Whether the server has closed the connection within a second; one step of a slow attack."""
+        try:
+            return await asyncio.wait_for(reader.read(1000), 1) == b""
+        except TimeoutError:
+            return False
+
+    async def unread_pages(self, number: int) -> None:
+        await self._never_read(self.head("GET", "/static/uPlot.iife.min.js") * 30)
+
+    async def unread_pulls(self, number: int) -> None:
+        await self._never_read(self.head("GET", "/v1/topics/big/queues/0/messages?max=60", "read") * 4)
+
+    async def _never_read(self, request: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        with socket.socket() as connection:
+            connection.setblocking(False)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            await loop.sock_connect(connection, (self._host, self._port))
+            await loop.sock_sendall(connection, request)
+            await asyncio.sleep(20)
+
+    async def polls(self, number: int) -> None:
+        body = {
+            "instance": f"i{number}",
+            "topics": ["order" if number % 2 else "quiet"],
+            "max": 1,
+            "wait": 60,
+            "lease": 1,
+        }
+        group = "filtered" if number % 2 else "crowd"
+        await self.asked(self.post(f"/v1/groups/{group}/receive", "polls", body), 1)
+
+    async def unknown_tokens(self, number: int) -> None:
+        for _ in range(20):
+            shown = tokens.new_token(tokens.new_id())[0]
+            await self.asked(self.post("/v1/messages", shown, {"messages": []}), 1)
+
+    async def providers_tokens(self, number: int) -> None:
+        claims = {"iss": self._provider, "aud": "notify", "sub": "x", "exp": 1 << 40, "jti": random.random()}
+        parts = [json.dumps(part).encode() for part in ({"alg": "RS256", "kid": f"k{random.random()}"}, claims)]
+        shown = ".".join([*(base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts), "c2lnbmVk"])
+        async with self.connected() as (reader, writer):
+            writer.write(self.head("POST", "/v1/messages", shown, "content-length: 8000000") + b"x" * 300_000)
+            await asyncio.wait_for(reader.read(1000), 30)
+
+    async def names(self, number: int) -> None:
+        name = "n" * 1_000_000 + str(random.random())
+        body = {"producer_group": name, "instance": "i", "wait": 0, "max": 1}
+        await self.asked(self.post("/v1/checks/poll", "polls", body), 3)
+
+    async def topics(self, number: int) -> None:
+        names = [f"t{random.random()}" for _ in range(5000)]
+        body = {"instance": "i", "topics": names, "max": 1, "wait": 0, "lease": 1}
+        await self.asked(self.post("/v1/groups/crowd/receive", "polls", body), 3)
+
+    async def search(self, number: int) -> None:
+        await self.asked(
+            self.head("GET", "/v1/admin/groups/dead/dead-letters?filter=key%20%3D%3D%20%22z%22", "view"), 5
+        )
+
+    async def refused_filter(self, number: int) -> None:
+        nested = "[0,1].all(a,[0,1].all(b,[0,1].all(c,[0,1].all(d,true))))"
+        await self.asked(self.head("GET", f"/v1/admin/groups/dead/dead-letters?filter={nested}", "view"), 5)
+
+
+def attack(url: str, provider: str, rights: dict[str, str], share: float, only: str) -> None:
+    """Attack until the process is ended."""
+    os.nice(5)
+    asyncio.run(Attackers(url, provider, rights, share, only).run())

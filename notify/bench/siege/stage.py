@@ -1,0 +1,62 @@
+"""Prepares the server for a siege: topics, groups, messages, and tokens with few rights."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from notify import ids
+from notify.client.http import HttpClient
+from notify.testing.process import ServerProcess
+
+BIG, LETTERS = 60, 2000
+"""The number of messages of 128 KiB for unread answers, and of dead letters for searches."""
+DEAREST = (
+    " && ".join(['key.matches("' + "(k|kk)*" * 10 + '")', *['headers.all(h, h != "x")'] * 3]) + ' && key == "none"'
+)
+"""An allowed filter of almost the highest cost."""
+
+
+async def prepare(server: ServerProcess, admin: str, webhook: str) -> dict[str, str]:
+    """Make topics, groups, and messages to search and read; return the tokens by purpose."""
+    http = HttpClient(server.url, token=admin)
+
+    async def call(method: str, path: str, body: Any = None) -> Any:
+        data = b"" if body is None else json.dumps(body).encode()
+        return json.loads(await http.call(method, path, data, 60, "application/json"))
+
+    async def token(*rights: str) -> str:
+        body = {"name": "siege", "rights": rights, "reason": "siege"}
+        return str((await call("POST", "/v1/admin/credentials", body))["token"])
+
+    made = {
+        "load": await token("publish:order", "check:shop", "consume:points", "read"),
+        "read": await token("read:big"),
+        "polls": await token("consume:crowd", "consume:filtered", "check:crowd"),
+        "view": await token("view"),
+        "all": await token("publish", "check", "consume"),
+        "dripped": await token("publish:order", "check:dripped"),
+    }
+    for group, topic, text in (("points", "order", ""), ("filtered", "order", DEAREST), ("crowd", "quiet", ""),
+                               ("dead", "failing", ""), ("big", "big", "")):  # fmt: skip
+        body = {"reason": "siege", "filter": text, "max_attempts": 1}
+        await call("PUT", f"/v1/admin/groups/{group}/subscriptions/{topic}", body)
+    await call("PUT", "/v1/admin/check-webhooks", {"reason": "siege", "webhooks": {"dripped": webhook}})
+    http.close()
+    http = HttpClient(server.url, token=made["all"])
+    for _ in range(BIG):
+        await call("POST", "/v1/messages", {"messages": [{"topic": "big", "body": "x" * (128 << 10)}]})
+    for _ in range(LETTERS // 500):
+        messages = [{"topic": "failing", "body": "x", "key": str(n)} for n in range(500)]
+        await call("POST", "/v1/messages", {"messages": messages})
+        asked = {"instance": "i", "max": 500, "wait": 1, "lease": 60}
+        leased = (await call("POST", "/v1/groups/dead/receive", asked))["messages"]
+        items = [{"receipt": m["receipt"], "action": "dead_letter", "reason": "siege"} for m in leased]
+        await call("POST", "/v1/groups/dead/settle", {"items": items})
+    http.close()
+    http = HttpClient(server.url, token=made["dripped"])
+    for _ in range(20):
+        half = {"id": ids.to_text(ids.new_id()), "messages": [{"topic": "order", "body": "x"}], "check_after": 0.5}
+        await call("POST", "/v1/transactions", {"producer_group": "dripped", "transactions": [half]})
+    http.close()
+    return made
