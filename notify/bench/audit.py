@@ -18,26 +18,7 @@ from pathlib import Path
 
 from notify.bench.made_run import made_run
 from notify.testing.databases import SERVERS
-
-
-def resident_mb(root: int) -> float:
-    """Resident memory of a process and all its descendants."""
-    children: dict[int, list[int]] = {}
-    pages: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-            pid = int(stat.parent.name)
-            pages[pid] = int((stat.parent / "statm").read_text().split()[1])
-            children.setdefault(int(fields[1]), []).append(pid)
-        except (OSError, ValueError):
-            continue
-    total, wanted = 0, [root]
-    while wanted:
-        pid = wanted.pop()
-        total += pages.get(pid, 0)
-        wanted += children.get(pid, ())
-    return total * 4096 / (1 << 20)
+from notify.testing.usage import resident_mb
 
 
 def audit(url: str, log: Path, report: Path) -> dict[str, float]:

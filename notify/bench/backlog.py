@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from notify.bench import children
-from notify.bench.admin import subscribe
+from notify.bench.requests import subscribe
 from notify.testing.process import ServerProcess
 
 TOPICS = 16

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import tempfile
 import time
 import urllib.request
 from pathlib import Path
 
 from notify import ids
+from notify.bench.requests import call, subscribe
 from notify.client.http import HttpClient
 from notify.testing.process import ServerProcess
 from notify.wire import PackedMessages, PackedPublished, encode_msgpack
@@ -37,14 +37,6 @@ async def fill(url: str, messages: int, topics: int) -> None:
     http.close()
 
 
-def call(url: str, method: str, path: str, body: object) -> dict[str, object]:
-    data = json.dumps(body).encode()
-    request = urllib.request.Request(url + path, data, {"content-type": "application/json"}, method=method)
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        reply: dict[str, object] = json.loads(answer.read())
-        return reply
-
-
 def timed(url: str, path: str) -> float:
     """The seconds of the slowest of several requests."""
     slowest = 0.0
@@ -61,7 +53,6 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=10_000_000)
     parser.add_argument("--topics", type=int, default=10_000)
     given = parser.parse_args()
-    why = {"reason": "bench"}
     with tempfile.TemporaryDirectory() as directory:
         server = ServerProcess(Path(directory) / "data").start()
         try:
@@ -70,14 +61,12 @@ def main() -> None:
             print(f"filled in {time.perf_counter() - began:.0f} s", flush=True)
             for group in ("points", "mail"):
                 for n in range(200):
-                    call(server.url, "PUT", f"/v1/admin/groups/{group}/subscriptions/topic.{n:05d}",
-                         why | {"start": "earliest", "max_attempts": 1})  # fmt: skip
+                    subscribe(server.url, group, f"topic.{n:05d}", max_attempts=1)
             name = ids.to_text(ids.new_id())
             half = {"id": name, "messages": [{"topic": "topic.00001", "body": "x"}]}
             call(server.url, "POST", "/v1/transactions", {"producer_group": "shop", "transactions": [half]})
             asked = {"instance": "i", "wait": 1, "max": 500, "lease": 60}
             got = call(server.url, "POST", "/v1/groups/points/receive", asked)["messages"]
-            assert isinstance(got, list)
             items = [{"receipt": m["receipt"], "action": "dead_letter", "reason": "bench"} for m in got]
             call(server.url, "POST", "/v1/groups/points/settle", {"items": items})
             pages = [

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import http.server
-import os
 import statistics
 import tempfile
 import threading
@@ -82,9 +81,6 @@ class _Collector(http.server.BaseHTTPRequestHandler):
         """Log nothing."""
 
 
-COLLECTOR = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Collector)
-
-
 class Watcher:
     """Scrapes the metrics and refreshes the console, each once in a window of 3 s.
 
@@ -106,22 +102,15 @@ class Watcher:
         self._thread.join()
 
 
-def cpu_seconds(server: ServerProcess) -> float:
-    """The process's user and system time so far, in seconds."""
-    assert server.process is not None
-    fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def window(server: ServerProcess, kind: str, seconds: float, one_in: int = 0) -> tuple[float, float]:
     """(transactions a second, microseconds of CPU time a transaction) of one window."""
     watcher = Watcher(server.url, seconds) if kind != "bare" else None
-    before = cpu_seconds(server)
+    before = server.cpu_seconds()
     per_second = asyncio.run(rate(server.url, seconds, one_in if kind == "traced" else 0))
     if watcher is not None:
         watcher.stop()
     time.sleep(2 * EXPORT_MS / 1000)  # remaining work, such as exporting spans, belongs to this window
-    return per_second, (cpu_seconds(server) - before) / (per_second * seconds) * 1e6
+    return per_second, (server.cpu_seconds() - before) / (per_second * seconds) * 1e6
 
 
 def main() -> None:
@@ -130,9 +119,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3)
     parser.add_argument("--one-in", type=int, default=1000, help="transactions of which one is sampled")
     given = parser.parse_args()
-    threading.Thread(target=COLLECTOR.serve_forever, daemon=True).start()
+    collector = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Collector)
+    threading.Thread(target=collector.serve_forever, daemon=True).start()
     environment = {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{COLLECTOR.server_port}",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_port}",
         "OTEL_BSP_SCHEDULE_DELAY": str(EXPORT_MS),
         "NOTIFY_TRACING": "1",
     }

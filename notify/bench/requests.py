@@ -1,4 +1,4 @@
-"""Admin calls of the benches."""
+"""JSON requests of the benches."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 def call(url: str, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    """An admin route's JSON answer. Raises urllib.error.HTTPError."""
-    data = None if body is None else json.dumps({"reason": "bench", **body}).encode()
-    headers = {"content-type": "application/json"}
-    request = urllib.request.Request(f"{url}/v1/admin/{path}", data, headers, method=method)
+    """A route's JSON answer. Raises urllib.error.HTTPError."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url + path, data, {"content-type": "application/json"}, method=method)
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.loads(answer.read())
 
 
 def subscribe(url: str, group: str, topic: str, **fields: Any) -> None:
     """Make a subscription from the earliest message on."""
-    call(url, "PUT", f"groups/{group}/subscriptions/{topic}", {"start": "earliest", **fields})
+    body = {"reason": "bench", "start": "earliest"} | fields
+    call(url, "PUT", f"/v1/admin/groups/{group}/subscriptions/{topic}", body)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import re
 import resource
 import statistics
@@ -33,6 +32,7 @@ from notify.sinks.queue_server import QueueSink
 from notify.testing.databases import SERVERS
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess
+from notify.testing.usage import cpu_seconds
 from notify.wire import PackedBridgeBatch
 
 CONNECTIONS = 128
@@ -142,7 +142,7 @@ def load_of(command_name: str, server: MariaDbServer, rows: int) -> dict[str, An
             position = source.current_position(connection).text
         asyncio.run(_stand_at(queue.url, position))
         bridge_bench.write(sa.make_url(url), rows, BODY)
-        before = (_cpu(server.process.pid), queue.cpu_seconds(), _status(server))  # type: ignore[union-attr]
+        before = (cpu_seconds(server.process.pid), queue.cpu_seconds(), _status(server))  # type: ignore[union-attr]
         command = [sys.executable, "-m", "notify.cli.main", command_name, "--url", queue.url, "--once", "--dsn"]
         command.append(f"{SOURCE}={url}" if command_name == "bridge" else url)
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -150,7 +150,7 @@ def load_of(command_name: str, server: MariaDbServer, rows: int) -> dict[str, An
         subprocess.run(command, check=True, capture_output=True)
         seconds = time.perf_counter() - started
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        after = (_cpu(server.process.pid), queue.cpu_seconds(), _status(server))  # type: ignore[union-attr]
+        after = (cpu_seconds(server.process.pid), queue.cpu_seconds(), _status(server))  # type: ignore[union-attr]
         mover = used.ru_utime + used.ru_stime - children.ru_utime - children.ru_stime
     return {
         "mover": command_name,
@@ -168,11 +168,6 @@ async def _stand_at(url: str, position: str) -> None:
     sink = QueueSink(url)
     await sink.append(SOURCE, PackedBridgeBatch(epoch=1, expected_position="", position=position, claim=True))
     await sink.close()
-
-
-def _cpu(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _status(server: MariaDbServer) -> dict[str, int]:

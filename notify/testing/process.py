@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, ClassVar, Protocol
 
 from notify.errors import Unavailable
+from notify.testing import usage
 from notify.testing.ports import free_port
 
 
@@ -143,11 +144,9 @@ class ServerProcess:
     def cpu_seconds(self) -> float:
         """CPU time of the process so far (Linux)."""
         assert self.process is not None
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return usage.cpu_seconds(self.process.pid)
 
     def anonymous_bytes(self) -> int:
         """RssAnon of the process (Linux)."""
         assert self.process is not None
-        match = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
-        return int(match[1]) * 1024 if match else 0
+        return usage.anonymous_bytes(self.process.pid)

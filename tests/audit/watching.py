@@ -21,9 +21,9 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from notify.bench.audit import resident_mb
 from notify.testing.databases import postgresql
 from notify.testing.process import ServerProcess
+from notify.testing.usage import resident_mb
 from tests.audit.shop import Shop
 from tests.support.clock import eventually
 
