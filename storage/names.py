@@ -1,4 +1,4 @@
-"""Names that a storage gives: topics of dead letters, and the ids under which letters are sent again."""
+"""Names that a storage gives: topics of dead letters and of retries, and the ids under which letters are sent again."""
 
 from __future__ import annotations
 
@@ -11,6 +11,16 @@ DEAD_LETTER_PREFIX = "dead-letter."
 def dead_letter_topic(group: str) -> str:
     """The topic of a group's dead letters; the instances of a broadcast (`group@instance`) share their group's."""
     return DEAD_LETTER_PREFIX + group.partition("@")[0]
+
+
+def retry_topic(group: str, topic: str) -> str:
+    """The topic of what a group gets again; no user's topic has such a name."""
+    return f"{retry_prefix(group)}{topic}"
+
+
+def retry_prefix(group: str) -> str:
+    """How the names of a group's retry topics begin; no other group's begin so, since no name has a slash."""
+    return f"retry/{group}/"
 
 
 def redriven_id(topic: str, transaction_id: bytes, offset: int) -> bytes:

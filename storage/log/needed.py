@@ -9,11 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notify.storage.log.carry import still_delayed
+from notify.storage.log.entry import Entry, EntryKind
 from notify.storage.log.sealed import SealedPart
 from notify.storage.log.state import LogState
-from notify.storage.names import DEAD_LETTER_PREFIX, redriven_id
+from notify.storage.names import DEAD_LETTER_PREFIX, redriven_id, redriven_id_without_topic, retry_prefix
 
 LETTERS_AT_ONCE = 256
+MESSAGES = (EntryKind.QUEUE, EntryKind.GONE)
+"""Entries of messages that are or were in a queue."""
 
 
 class Needed:
@@ -84,5 +87,17 @@ class Needed:
     def _is_sent_again(self, part: SealedPart, number: int) -> bool:
         entry = part.entries[number]
         transaction_id = int(entry["id_high"]).to_bytes(8) + int(entry["id_low"]).to_bytes(8)
-        topic = self._state.topics_by_id[int(entry["topic"])].name
-        return self._state.parts.outcome(redriven_id(topic, transaction_id, int(entry["offset"]))) is not None
+        topic, offset = self._state.topics_by_id[int(entry["topic"])].name, int(entry["offset"])
+        if self._state.parts.outcome(redriven_id(topic, transaction_id, offset)) is not None:
+            return True
+        return self._was_sent_again_before(topic.removeprefix(DEAD_LETTER_PREFIX), transaction_id, offset)
+
+    def _was_sent_again_before(self, group: str, transaction_id: bytes, offset: int) -> bool:
+        """Whether an earlier version sent a group's letter again, under an id that letters of other groups share."""
+        again = redriven_id_without_topic(transaction_id, offset)
+        for part in self._state.parts.holding(again):
+            for raw in part.lookup(again):
+                topic = self._state.topics_by_id.get(Entry.of(raw).topic)
+                if raw[0] in MESSAGES and topic is not None and topic.name.startswith(retry_prefix(group)):
+                    return True
+        return False

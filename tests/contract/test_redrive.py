@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from notify import ids
 from notify.server.core.core import Core
-from notify.server.jobs.redrive import DeadLetters, retry_topic
+from notify.server.jobs.redrive import DeadLetters
 from notify.settings import Settings
 from notify.storage.groups import Subscription
-from notify.storage.names import redriven_id_without_topic
+from notify.storage.names import redriven_id_without_topic, retry_topic
 from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.topics import Topic
 from notify.wire import Payload, encode_msgpack

@@ -17,7 +17,7 @@ from notify.server.core.core import Core
 from notify.server.delivery.filter import Filter
 from notify.server.delivery.inboxes import refuse_letter
 from notify.storage.groups import Subscription
-from notify.storage.names import dead_letter_topic, redriven_id, redriven_id_without_topic
+from notify.storage.names import dead_letter_topic, redriven_id, redriven_id_without_topic, retry_topic
 from notify.storage.records import NewMessage, NewTransaction, Put, StoredMessage
 from notify.storage.topics import Topic
 from notify.wire import Payload, decode_payload, encode_msgpack, microseconds
@@ -249,8 +249,3 @@ async def _retry_topic(core: Core, group: str, p: Payload) -> str:
         )
         await core.delivery.following.follow_retries(wanted)
     return name
-
-
-def retry_topic(group: str, topic: str) -> str:
-    """The name of the topic that holds what a group gets again; no user's topic has such a name."""
-    return f"retry/{group}/{topic}"
