@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from notify.clock import Clock
 from notify.storage.log import checkpoint
@@ -11,22 +11,20 @@ from notify.storage.log.disk import Disk
 from notify.storage.log.journal import Journal
 from notify.storage.log.records import RecordType
 from notify.storage.log.state import LogState
+from notify.storage.log.threads import Threads
 
 CHECKPOINT_EVERY_BYTES = 64 << 20
-
-Beside = Callable[..., Awaitable[None]]
-"""Calls a function with its arguments beside the event loop, and waits for it: `asyncio.to_thread`, say."""
 
 
 class Checkpoints:
     """Takes checkpoints of one log's state."""
 
-    def __init__(self, disk: Disk, state: LogState, journal: Journal, clock: Clock, beside: Beside) -> None:
+    def __init__(self, disk: Disk, state: LogState, journal: Journal, clock: Clock, threads: Threads) -> None:
         self._disk = disk
         self._state = state
         self._journal = journal
         self._clock = clock
-        self._beside = beside
+        self._threads = threads
         self.newest = 0
         """Position of the newest checkpoint, or of the one that is being made."""
         self._bytes = 0
@@ -52,7 +50,7 @@ class Checkpoints:
         self._journal.append(RecordType.CARRY, b"")
         await self._journal.sync()
         position, encoded = taken[0]
-        await self._beside(self.write, encoded, position)
+        await self._threads.beside(self.write, encoded, position)
 
     def write(self, encoded: Callable[[], bytes], position: int) -> None:
         """Store what `capture` gave. Raises OSError."""

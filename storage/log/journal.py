@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import threading
 import time
 from collections.abc import Callable
-from queue import SimpleQueue
 
 from notify.clock import Clock
 from notify.errors import DiskFull, StorageFailed, Unavailable
@@ -29,6 +27,7 @@ from notify.storage.log.meta import Meta, encoded
 from notify.storage.log.queues import Queue
 from notify.storage.log.records import RECORD_HEADER, RECORD_HEADER_SIZE, RecordType
 from notify.storage.log.segments import Segment, Segments
+from notify.storage.log.threads import Threads
 from notify.storage.topics import Flush
 
 RESERVE_BYTES = 16 << 20
@@ -37,9 +36,8 @@ IDLE_MARK_SECONDS = 0.010
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 """Errors that pass when there is room (or file descriptors) again; after any other the log is finished."""
 
-# A frame is written on the event loop itself while the disk is fast and few requests wait: the way to the thread
-# and back costs more than the sync then (docs/adr/0002). A slow disk, or many small requests that could be parsed
-# meanwhile, take the thread.
+# A frame is written on the event loop itself (threads.py) while the disk is fast and few requests wait. A slow disk, or
+# many small requests that could be parsed meanwhile, take the thread.
 INLINE_SYNC_SECONDS = 0.002
 INLINE_WAITERS = 12
 
@@ -56,12 +54,9 @@ class Journal:
         on_roll: Callable[[Segment], LivePart],
         on_failure: Callable[[StorageFailed], None],
         clock: Clock,
-        write_delay: Callable[[], float] | None = None,
+        threads: Threads,
     ) -> None:
-        """`clock` gives the time that frames and segments carry, in microseconds.
-
-        With `write_delay` there is no thread: each frame is written inline after that many seconds (simulation).
-        """
+        """`clock` gives the time that frames and segments carry, in microseconds."""
         self._disk = disk
         self._segments = segments
         self._segment_bytes = segment_bytes
@@ -69,10 +64,8 @@ class Journal:
         self._on_roll = on_roll
         self._on_failure = on_failure
         self._clock = clock
-        self._write_delay = write_delay
+        self._threads = threads
         self._loop: asyncio.AbstractEventLoop
-        self._to_write: SimpleQueue[Frame | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
         self.in_flight: Frame | None = None
         self._kick_scheduled = False
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -96,9 +89,7 @@ class Journal:
         self._reserved = segment.base + self._disk.size(segment.fd)
         self.open = Frame(end, segment, part)
         self.end = end + FRAME_HEADER_SIZE
-        if self._write_delay is None:
-            self._thread = threading.Thread(target=self._write_frames, name="notify-log-writer", daemon=True)
-            self._thread.start()
+        self._threads.start(self._write, self._written, self._fail)
 
     def reserve(self, size: int) -> None:
         """Make sure that `size` more bytes can be written.
@@ -229,43 +220,13 @@ class Journal:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
-        if self._write_delay is None:
-            few = len(taken.waiters) <= INLINE_WAITERS and not taken.handed_over
-            if self._sync_average < INLINE_SYNC_SECONDS and few:
-                self._loop.call_soon(self._write_inline, taken)
-            else:
-                self._to_write.put(taken)
-        else:
-            self._loop.call_later(self._write_delay(), self._write_inline, taken)
-
-    def _write_frames(self) -> None:
-        """The writer thread."""
-        while (taken := self._to_write.get()) is not None:
-            try:
-                self._write(taken)
-            except BaseException as error:
-                self._tell(self._fail, error)
-                return
-            self._tell(self._written, taken)
-
-    def _tell(self, callback: Callable[..., object], *arguments: object) -> None:
-        try:
-            self._loop.call_soon_threadsafe(callback, *arguments)
-        except RuntimeError:
-            # The loop is closed: nobody is left who could be told.
-            return
-
-    def _write_inline(self, taken: Frame) -> None:
-        if self.failed is not None:
-            return
-        try:
-            self._write(taken)
-        except OSError as error:
-            self._fail(error)
-        else:
-            self._written(taken)
+        few = len(taken.waiters) <= INLINE_WAITERS and not taken.handed_over
+        self._threads.hand_over(taken, on_loop=few and self._sync_average < INLINE_SYNC_SECONDS)
 
     def _write(self, taken: Frame) -> None:
+        """Write and sync a frame. In the writer's thread, or on the loop."""
+        if self.failed is not None:
+            return
         segment = taken.segment
         data = frame(b"".join(taken.chunks), taken.records, taken.base, self.durable, self._clock())
         for point in taken.points:
@@ -274,7 +235,7 @@ class Journal:
         taken.written = data
         taken.is_handed_over = True
         if taken.handed_over:
-            self._tell(self._release, taken.handed_over)
+            self._threads.tell(self._release, taken.handed_over)
         started = time.perf_counter()
         self._disk.sync(segment.fd)
         took = time.perf_counter() - started
@@ -340,9 +301,7 @@ class Journal:
             if not self._marked:
                 self._mark()
                 await self.sync()
-        self._to_write.put(None)
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
+        await self._threads.close()
         if self.failed is None:
             segment = self.open.segment
             self._disk.truncate(segment.fd, self.open.base - segment.base)

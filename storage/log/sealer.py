@@ -10,13 +10,14 @@ import structlog
 from notify.errors import NotifyError
 from notify.storage import crash_point
 from notify.storage.log import index
-from notify.storage.log.checkpoints import Beside, Checkpoints
+from notify.storage.log.checkpoints import Checkpoints
 from notify.storage.log.disk import Disk
 from notify.storage.log.live import LivePart
 from notify.storage.log.parts import Parts
 from notify.storage.log.sealed import SealedPart
 from notify.storage.log.segments import Segment, Segments
 from notify.storage.log.state import LogState
+from notify.storage.log.threads import Threads
 
 log = structlog.get_logger("notify.log")
 
@@ -43,13 +44,13 @@ class Sealer:
     """Does one thing at a time: seals what is full, or takes a checkpoint."""
 
     def __init__(
-        self, disk: Disk, segments: Segments, state: LogState, checkpoints: Checkpoints, beside: Beside
+        self, disk: Disk, segments: Segments, state: LogState, checkpoints: Checkpoints, threads: Threads
     ) -> None:
         self._disk = disk
         self._segments = segments
         self._parts = state.parts
         self._checkpoints = checkpoints
-        self._beside = beside
+        self._threads = threads
         self._working: asyncio.Task[None] | None = None
         self._snapshots: dict[int, Callable[[], bytes]] = {}
         """Where a segment begins, to the state there."""
@@ -92,7 +93,7 @@ class Sealer:
         while waiting and waiting[0].is_complete:
             part = waiting[0]
             try:
-                await self._beside(self._write, part)
+                await self._threads.beside(self._write, part)
                 swap_in(self._disk, self._parts, part)
             except OSError as error:
                 log.error("seal_failed", reason=str(error), segment=part.base)

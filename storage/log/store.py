@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +35,7 @@ from notify.storage.log.segments import Segment, Segments
 from notify.storage.log.settling import Settling
 from notify.storage.log.snapshot import snapshot
 from notify.storage.log.state import LogState
+from notify.storage.log.threads import Threads
 from notify.storage.log.topics import Topics
 from notify.storage.log.verify import verify
 
@@ -58,7 +58,7 @@ class LogStore:
         segment_bytes: int = SEGMENT_BYTES,
         disk: Disk | None = None,
         clock: Clock = wall_clock,
-        write_delay: Callable[[], float] | None = None,
+        threads: Threads | None = None,
         on_failure: Callable[[StorageFailed], None] | None = None,
         retention_us: int = 0,
         retention_bytes: int = 0,
@@ -66,8 +66,7 @@ class LogStore:
         """`retention_us` 0 keeps messages for ever, `retention_bytes` 0 whatever room they take; see `retain`.
 
         `clock` gives the time (microseconds since 1970) that frames, segments and checkpoints carry; what is stored
-        has the times that the methods are given. With `write_delay` frames are written on the event loop after that
-        many seconds (simulation).
+        has the times that the methods are given. `disk` and `threads` are for tests that put faulty ones underneath.
         """
         self.disk = disk or Disk(Path(directory))
         self.damages: list[Damage] = []
@@ -78,15 +77,15 @@ class LogStore:
         self._lock = DirectoryLock(self.disk.directory)
         self._ballast = Ballast(self.disk)
 
-        beside = asyncio.to_thread if write_delay is None else _on_the_loop
+        threads = threads or Threads()
         self.state = state = LogState()
         self.segments = segments = Segments(self.disk)
         self.journal = journal = Journal(
-            self.disk, segments, segment_bytes, self._durable, self._begin_segment, self._failed, clock, write_delay
+            self.disk, segments, segment_bytes, self._durable, self._begin_segment, self._failed, clock, threads
         )
         self.payloads = payloads = Payloads(state, segments)
-        self._checkpoints = Checkpoints(self.disk, state, journal, clock, beside)
-        self._sealer = Sealer(self.disk, segments, state, self._checkpoints, beside)
+        self._checkpoints = Checkpoints(self.disk, state, journal, clock, threads)
+        self._sealer = Sealer(self.disk, segments, state, self._checkpoints, threads)
         topics = Topics(state, journal)
         groups = Groups(state, journal)
         settling = Settling(state, journal, topics)
@@ -282,7 +281,3 @@ class LogStore:
         log.critical("storage_failed", reason=str(error))
         if self._on_failure is not None:
             self._on_failure(error)
-
-
-async def _on_the_loop(function: Callable[..., object], *arguments: object) -> None:
-    function(*arguments)

@@ -22,7 +22,7 @@ from notify.storage.records import NewMessage, NewTransaction, Put, State
 from notify.storage.topics import Flush, Topic
 from tests.contract.stores import SECOND, T0, Bench, commit
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
-from tests.support.disks import UnsyncedDisk
+from tests.support.disks import NoThreads, UnsyncedDisk
 from tests.support.transactions import sent
 from tests.support.virtual_loop import run as run_in_virtual_time
 
@@ -174,7 +174,7 @@ def test_a_part_is_not_sealed_before_its_last_frame(tmp_path: Path, segment_byte
 
     async def whole() -> None:
         disk = UnsyncedDisk(tmp_path / "log")
-        store = LogStore(tmp_path / "log", segment_bytes=segment_bytes, disk=disk, write_delay=lambda: 0.001)
+        store = LogStore(tmp_path / "log", segment_bytes=segment_bytes, disk=disk, threads=NoThreads(lambda: 0.001))
         await store.open(T0)
         await store.create_topic(Topic("t"))
 
@@ -188,7 +188,7 @@ def test_a_part_is_not_sealed_before_its_last_frame(tmp_path: Path, segment_byte
         await asyncio.gather(*(caller() for _ in range(8)))
         assert store.bounds("t", 0) == (0, 1200)
         await store.close()
-        reopened = LogStore(tmp_path / "log", disk=disk, write_delay=lambda: 0.0)
+        reopened = LogStore(tmp_path / "log", disk=disk, threads=NoThreads(lambda: 0.0))
         await reopened.open(T0)
         offset = 0
         while messages := reopened.read("t", 0, offset, 1000, 1 << 30):

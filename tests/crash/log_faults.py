@@ -15,7 +15,7 @@ from notify.storage.log.recovery import SegmentReader
 from notify.storage.log.segments import Segments
 from tests.crash.disks import PowerLossDisk
 from tests.crash.workload import T0, History, run_until_failure, violations, work
-from tests.support.disks import UnsyncedDisk
+from tests.support.disks import NoThreads, UnsyncedDisk
 from tests.support.transactions import sent
 from tests.support.virtual_loop import run as run_in_virtual_time
 
@@ -83,7 +83,7 @@ def lose_power_repeatedly(directory: Path, seed: int, times: int = 3) -> None:
 async def _until_power_is_lost(directory: Path, history: History, chance: random.Random) -> list[str]:
     """Violations after the previous loss."""
     disk = PowerLossDisk(directory, chance)
-    store = LogStore(directory, disk=disk, segment_bytes=1 << 14, write_delay=lambda: chance.random() * 0.001)
+    store = LogStore(directory, disk=disk, segment_bytes=1 << 14, threads=NoThreads(lambda: chance.random() * 0.001))
     await store.open(T0)
     broken = await violations(store, history)
     asyncio.get_running_loop().call_later(chance.random() * 0.05, disk.lose_power)

@@ -17,7 +17,7 @@ from notify.storage.topics import Topic
 from tests.crash.disks import FailingSyncDisk, FullDisk, PowerLossDisk
 from tests.crash.log_faults import last_frames, let_go, lose_power_repeatedly, reopened, write_log
 from tests.crash.workload import T0, History, run_until_failure, violations, work
-from tests.support.disks import UnsyncedDisk
+from tests.support.disks import NoThreads, UnsyncedDisk
 from tests.support.transactions import sent
 from tests.support.virtual_loop import run as run_in_virtual_time
 
@@ -143,7 +143,7 @@ def test_the_checks_notice_a_planted_fault(tmp_path: Path) -> None:
 
         async def run(directory: Path = directory, chance: random.Random = chance, history: History = history) -> None:
             disk = Hasty(directory, chance)
-            store = LogStore(directory, disk=disk, write_delay=lambda: 0.0)
+            store = LogStore(directory, disk=disk, threads=NoThreads(lambda: 0.0))
             await store.open(T0)
             await run_until_failure(store, history, chance, 10)
             disk.lose_power()

@@ -33,6 +33,7 @@ from notify.storage.log.disk import Disk
 from notify.storage.names import dead_letter_topic
 from notify.storage.records import StoredMessage
 from notify.wire import OutcomeItem, PackedMessage, PackedTransaction, PackedTransactions, Poll, Receive, SettleItem
+from tests.support.disks import NoThreads
 from tests.support.virtual_loop import pass_seconds
 
 TOPIC = "t"
@@ -138,7 +139,7 @@ class World:
             disk=LittleRoom(self._directory, lambda: self.is_full),
             segment_bytes=1 << 13,
             clock=self.clock,
-            write_delay=lambda: self.chance.random() * 0.01,
+            threads=NoThreads(lambda: self.chance.random() * 0.01),
         )
         await store.open(self.clock())
         self.core = Core(store, self._settings, self.clock, random.Random(self.chance.random()))

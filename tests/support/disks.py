@@ -1,10 +1,13 @@
-"""A quick disk for tests of the log; tests/crash has faulty disks."""
+"""A quick disk for tests of the log, and a log without threads; tests/crash has faulty disks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable
 
 from notify.storage.log.disk import Disk
+from notify.storage.log.frame import Frame
+from notify.storage.log.threads import Threads
 
 
 class UnsyncedDisk(Disk):
@@ -22,3 +25,27 @@ class UnsyncedDisk(Disk):
     def replace(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
         (self.directory / f"{name}.tmp").write_bytes(b"".join(chunks))
         self.rename(f"{name}.tmp", name)
+
+
+class NoThreads(Threads):
+    """Everything on the event loop: each frame is written after a delay in (virtual) seconds, so that a seed gives the
+    same run every time."""
+
+    def __init__(self, delay: Callable[[], float]) -> None:
+        super().__init__()
+        self._delay = delay
+
+    def start(
+        self,
+        write: Callable[[Frame], None],
+        written: Callable[[Frame], None],
+        failed: Callable[[BaseException], object],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._write, self._written, self._failed = write, written, failed
+
+    def hand_over(self, frame: Frame, on_loop: bool) -> None:
+        self._loop.call_later(self._delay(), self.write_on_loop, frame)
+
+    async def beside(self, function: Callable[..., None], *arguments: object) -> None:
+        function(*arguments)
