@@ -140,7 +140,7 @@ def check_key(key: str, limits: Limits = LIMITS) -> None:
 def check_delay(
     delay: float | None, deliver_at: datetime | None, now_us: int, limits: Limits = LIMITS
 ) -> tuple[int, int]:
-    """(delay, delivery time) in microseconds; one of them is 0. Raises InvalidRequest."""
+    """(delay, delivery time) in microseconds, 0 for what is not given. Raises InvalidRequest."""
     if delay is not None:
         if deliver_at is not None:
             raise InvalidRequest("give delay or deliver_at, not both", "invalid_delay")
@@ -148,7 +148,8 @@ def check_delay(
             raise InvalidRequest("delay is not a number of seconds", "invalid_delay")
         check_between("delay", delay, 0, limits.delay_seconds)
         return round(delay * 1_000_000), 0
-    assert deliver_at is not None
+    if deliver_at is None:
+        return 0, 0
     try:
         at_us = microseconds(deliver_at)
     except ValueError as error:

@@ -216,13 +216,12 @@ class LogInput:
                 by_groups.setdefault(tuple(facts.consumer_groups), []).append(str(copy / "acks.parquet"))
         if not by_groups:
             return None
-        whole: DataFrame | None = None
+        parts: list[DataFrame] = []
         for groups, paths in by_groups.items():
             names = F.array(*[F.lit(g) for g in groups])
             part = spark.read.schema(spark_schema(ACKS)).parquet(*paths)
-            part = part.withColumn("group", names[F.col("consumer_group")]).drop("consumer_group")
-            whole = part if whole is None else whole.unionAll(part)
-        assert whole is not None
+            parts.append(part.withColumn("group", names[F.col("consumer_group")]).drop("consumer_group"))
+        whole = reduce(DataFrame.unionAll, parts)
         if loose_only:
             whole = whole.where("is_loose")
         return self._with_ids(spark, whole) if any(f.loose for f in self.facts) else whole

@@ -47,14 +47,13 @@ class _Connection(asyncio.Protocol):
         self._parser: Any = None
         self._answer: asyncio.Future[tuple[int, bytes]] | None = None
         self._body: list[bytes] = []
-        self.transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport
         self.used = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
 
     def ask(self, head: bytes, body: bytes) -> asyncio.Future[tuple[int, bytes]]:
-        assert self.transport is not None
         self._answer = asyncio.get_running_loop().create_future()
         self._parser = httptools.HttpResponseParser(self)
         self._body = []
@@ -95,13 +94,11 @@ class _Connection(asyncio.Protocol):
             answer.set_exception(error)
 
     def close(self) -> None:
-        if self.transport is not None:
-            self.transport.close()
+        self.transport.close()
 
     def cut(self) -> None:
         """Without TLS's farewell, which a busy or silent peer would have to answer first."""
-        if self.transport is not None:
-            self.transport.abort()
+        self.transport.abort()
 
 
 class HttpClient:
@@ -182,7 +179,7 @@ class HttpClient:
             raise Unavailable(f"the server at {self.url} is no member any more")
         while self._idle:
             connection = self._idle.pop()
-            if connection.transport is not None and not connection.transport.is_closing():
+            if not connection.transport.is_closing():
                 return connection
         loop = asyncio.get_running_loop()
         try:

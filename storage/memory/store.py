@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import final
 
 from notify.clock import Clock, wall_clock
 from notify.storage.groups import Subscription
@@ -12,8 +13,12 @@ from notify.storage.memory.transactions import MemoryTransactions
 from notify.storage.topics import Topic
 
 
+@final
 class MemoryStore:
     """Dictionaries and lists. Same methods and same answers as every storage; it lends those of its parts."""
+
+    def __init_subclass__(cls) -> None:
+        raise TypeError("MemoryStore lends the methods of its parts: an override in a subclass would be passed over")
 
     def __init__(self, clock: Clock = wall_clock) -> None:
         """`clock` gives the time that settlements carry (microseconds since 1970)."""

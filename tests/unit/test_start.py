@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,18 +15,24 @@ from notify.settings import Settings
 from notify.storage.memory import MemoryStore
 
 
-class Watched(MemoryStore):
-    """Says whether it is open, and whether it ever was."""
+class Watched:
+    """A store in memory that says whether it is open, and whether it ever was."""
 
     is_open = was_open = False
 
+    def __init__(self) -> None:
+        self._store = MemoryStore()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
     async def open(self, now_us: int) -> None:
-        await super().open(now_us)
+        await self._store.open(now_us)
         self.is_open = self.was_open = True
 
     async def close(self) -> None:
         self.is_open = False
-        await super().close()
+        await self._store.close()
 
 
 async def status(app: App, path: str) -> int:

@@ -103,13 +103,13 @@ def _tokens(text: str) -> list[_Token]:
         match = _TOKEN.match(text, at)
         if match is None:
             raise _refused(f"there is no {text[at]!r} in a filter outside of texts")
-        assert match.lastgroup is not None
+        kind = match.lastgroup or ""
         before = text[at - 1] if at else ""
-        if match.lastgroup in ("text", "raw") and (before in ("'", '"') or before.isalnum()):
+        if kind in ("text", "raw") and (before in ("'", '"') or before.isalnum()):
             # Three quotes, or a prefix: other rules hold for what ends such a text.
             raise _refused('a text is "…", \'…\', or r"…" for a pattern')
-        if match.lastgroup != "space":
-            found.append(_Token(match.lastgroup, match[0]))
+        if kind != "space":
+            found.append(_Token(kind, match[0]))
         at = match.end()
     return found
 
