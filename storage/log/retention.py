@@ -10,33 +10,20 @@ only after a checkpoint behind that is durable. Its index stays where entries in
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-
 import numpy as np
-import structlog
-from numpy.typing import NDArray
 
 from notify.errors import Unavailable
-from notify.storage import crash_point
-from notify.storage.log import index
-from notify.storage.log.carry import Carrier
-from notify.storage.log.checkpoints import Checkpoints
-from notify.storage.log.disk import Disk
-from notify.storage.log.entry import EntryKind
+from notify.storage.log.dropping import Dropper
+from notify.storage.log.husks import Husks
 from notify.storage.log.journal import Journal
 from notify.storage.log.needed import Needed
 from notify.storage.log.sealed import SealedPart
-from notify.storage.log.sealer import Sealer
 from notify.storage.log.segments import Segments
 from notify.storage.log.state import LogState
 from notify.storage.log.topics import Topics
 
-log = structlog.get_logger("notify.log")
-
 MOST_CARRIED_SHARE = 0.5
 """A segment with a larger share to be written again is not dropped for want of room: little room would be won."""
-MOST_HUSKS = 16
 
 
 class Retention:
@@ -44,33 +31,26 @@ class Retention:
 
     def __init__(
         self,
-        disk: Disk,
-        segments: Segments,
         state: LogState,
+        segments: Segments,
         journal: Journal,
         topics: Topics,
-        carrier: Carrier,
-        checkpoints: Checkpoints,
-        sealer: Sealer,
-        keep_us: int,
-        most_bytes: int,
+        dropper: Dropper,
+        husks: Husks,
     ) -> None:
-        """`keep_us` 0 keeps messages for ever, `most_bytes` 0 whatever room they take."""
-        self._disk = disk
-        self._segments = segments
+        """Everything is kept until `keep` is called."""
         self._state = state
-        self._parts = state.parts
+        self._segments = segments
         self._journal = journal
         self._topics = topics
-        self._carrier = carrier
-        self._checkpoints = checkpoints
-        self._sealer = sealer
+        self._dropper = dropper
+        self._husks = husks
         self._needed = Needed(state)
-        self._keep_us = keep_us
-        self._most_bytes = most_bytes
+        self._keep_us = 0
+        self._most_bytes = 0
 
     def keep(self, retention_us: int, retention_bytes: int) -> None:
-        """Another retention from now on."""
+        """Another retention from now on: 0 keeps messages for ever, or whatever room they take."""
         self._keep_us, self._most_bytes = retention_us, retention_bytes
 
     async def retain(self, now_us: int) -> int:
@@ -80,8 +60,9 @@ class Retention:
         of bytes, since carrying would free little.
         """
         self._trim_by_size()
-        self._drop_settled_husks(now_us)
-        await self._merge_husks(now_us)
+        if self._keep_us:
+            self._husks.drop_settled(now_us - self._keep_us)
+            await self._husks.merge(now_us - self._keep_us)
         dropped = 0
         newest = self._segments.last.base
         while (part := self._oldest()) is not None and part.base < newest:
@@ -98,7 +79,7 @@ class Retention:
                         f"{part.end - part.base:,} bytes of its oldest segment wait for consumers: let them catch up, "
                         "or raise retention_bytes"
                     )
-            await self._drop(part, live, now_us, keep_ids=not self._is_old(part, now_us))
+            await self._dropper.drop(part, live, now_us, keep_ids=not self._is_old(part, now_us))
             dropped += 1
         return dropped
 
@@ -110,7 +91,7 @@ class Retention:
             for queue in topic.queues if most else ():
                 kept = 0
                 start = queue.start
-                for part in reversed(list(self._parts)):
+                for part in reversed(list(self._state.parts)):
                     if kept >= most:
                         break
                     first = part.first_offset(queue.key)
@@ -128,7 +109,7 @@ class Retention:
     def _oldest(self) -> SealedPart | None:
         """The index of the oldest segment; None for the live one, and for one that is not sealed yet."""
         first = self._segments.first_base
-        part = next((part for part in self._parts if part.base == first), None)
+        part = next((part for part in self._state.parts if part.base == first), None)
         return part if isinstance(part, SealedPart) else None
 
     def _is_old(self, part: SealedPart, now_us: int) -> bool:
@@ -151,70 +132,3 @@ class Retention:
             return True
         keep_us = topic.policy.retention_us or self._keep_us
         return bool(keep_us) and part.time_max + keep_us <= now_us
-
-    # --- dropping one -----------------------------------------------------------------------------------------
-
-    async def _drop(self, part: SealedPart, live: NDArray[np.bool_], now_us: int, keep_ids: bool) -> None:
-        carried = await self._carrier.carry(part, live, now_us)
-        await self._sealer.idle()
-        await self._checkpoints.take()
-        if keep_ids or live.any():
-            entries = part.entries.copy()
-            if keep_ids:
-                # Its ids are still looked for: only what was in queues is gone.
-                entries["kind"][~live & (entries["kind"] == EntryKind.QUEUE)] = EntryKind.GONE
-            else:
-                entries = entries[live]
-            data = index.build(entries.tobytes(), part.base, part.end)
-            await asyncio.to_thread(self._disk.replace, part.name, data)
-            self._parts.replace(part, SealedPart(self._disk, part.name, is_fresh=True))
-        else:
-            self._parts.remove(part)
-            self._disk.unlink(part.name)
-        crash_point.reached("retention.before_unlink")
-        segment = self._segments.at(part.base)
-        assert segment is not None
-        assert segment.base == part.base
-        self._segments.remove(segment)
-        self._disk.sync_directory()
-        self._move_starts(part)
-        log.info("segment_dropped", base=part.base, carried=carried, kept_entries=int(live.sum()))
-
-    def _move_starts(self, part: SealedPart) -> None:
-        """The queues that had messages there begin later now."""
-        keys = part.runs["key"].tolist()
-        topics = [self._state.topics_by_id.get(key >> 16) for key in keys]
-        self._state.move_starts([t.queues[key & 0xFFFF] for t, key in zip(topics, keys, strict=True) if t is not None])
-
-    # --- husks ------------------------------------------------------------------------------------------------
-
-    def _husks(self) -> list[SealedPart]:
-        """Indexes of dropped segments, kept for messages that were carried, and for ids before their time; oldest
-        first."""
-        first = self._segments.first_base
-        return [part for part in self._parts.sealed if part.base < first]
-
-    async def _merge_husks(self, now_us: int) -> None:
-        """Make one of many husks: dead letters may keep one of every segment, and each takes a file that is open."""
-        # Up to the first whose ids are still looked for: the one that is made of them covers all between the ends.
-        husks = list(itertools.takewhile(lambda part: self._is_old(part, now_us), self._husks()))
-        if len(husks) <= MOST_HUSKS:
-            return
-        live = [part.entries[self._needed.mask(part, await self._needed.letters(part))] for part in husks]
-        kept, *others = husks
-        data = index.build(np.concatenate(live).tobytes(), kept.base, husks[-1].end)
-        await asyncio.to_thread(self._disk.replace, kept.name, data)
-        # From here on a start passes over the others: they lie within the one that was made of them.
-        self._parts.replace(kept, SealedPart(self._disk, kept.name, is_fresh=True))
-        for part in others:
-            self._parts.remove(part)
-            self._disk.unlink(part.name)
-
-    def _drop_settled_husks(self, now_us: int) -> None:
-        for part in self._husks():
-            if not self._is_old(part, now_us) or self._needed.has_letters(part):
-                continue
-            if not self._needed.mask(part, np.zeros(part.count, bool)).any():
-                self._parts.remove(part)
-                self._disk.unlink(part.name)
-                self._move_starts(part)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
+from notify import faults
 from notify.errors import NotifyError
 from notify.storage import crash_point
 from notify.storage.log import index
@@ -27,9 +28,7 @@ def seal(disk: Disk, segments: Segments, part: LivePart, end: int) -> None:
     assert part.count == part.assigned, "a part is sealed only when every entry of it is published"
     crash_point.reached("seal.before_rename")
     disk.replace(index.index_name(part.base), index.build(part.entries, part.base, end))
-    segment = segments.at(part.base)
-    assert segment is not None
-    disk.truncate(segment.fd, end - part.base)
+    disk.truncate(segments.begun_at(part.base).fd, end - part.base)
 
 
 def swap_in(disk: Disk, parts: Parts, part: LivePart) -> None:
@@ -87,6 +86,8 @@ class Sealer:
         except (OSError, NotifyError) as error:
             # A full disk, say: the log goes on, and the next start reads more of it.
             log.error("checkpoint_failed", reason=str(error))
+        except Exception:
+            faults.unexpected("checkpoint_failed")
 
     async def _seal_waiting(self) -> None:
         waiting = self._parts.being_sealed
@@ -98,6 +99,9 @@ class Sealer:
             except OSError as error:
                 log.error("seal_failed", reason=str(error), segment=part.base)
                 return  # tried again when the next frame is durable
+            except Exception:
+                faults.unexpected("seal_failed", segment=part.base)
+                return  # as above
             del waiting[0]
 
     def _write(self, part: LivePart) -> None:

@@ -92,6 +92,13 @@ class Segments:
         i = bisect_right(self._bases, position) - 1
         return self._all[i] if i >= 0 else None
 
+    def begun_at(self, base: int) -> Segment:
+        """The segment that begins at a position. Raises LookupError where none does."""
+        segment = self.at(base)
+        if segment is None or segment.base != base:
+            raise LookupError(f"no segment begins at {base}")
+        return segment
+
     @property
     def first_base(self) -> int:
         """Position of the oldest byte that is still there."""

@@ -57,6 +57,11 @@ class LogState:
             progress = self.progress[key] = QueueProgress()
         return progress
 
+    def move_starts_of(self, keys: Sequence[int]) -> None:
+        """The queues of these keys, those of deleted topics apart, begin later now."""
+        topics = [self.topics_by_id.get(key >> 16) for key in keys]
+        self.move_starts([t.queues[key & 0xFFFF] for t, key in zip(topics, keys, strict=True) if t is not None])
+
     def move_starts(self, queues: Sequence[Queue]) -> None:
         """Parts are gone: these queues begin where what is left of them begins."""
         firsts = self.parts.first_offsets(np.array([queue.key for queue in queues], np.uint64))

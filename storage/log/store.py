@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import final
 
 import structlog
 
@@ -17,10 +18,12 @@ from notify.storage.log.checkpoints import Checkpoints
 from notify.storage.log.checks import Checks
 from notify.storage.log.delays import Delays
 from notify.storage.log.disk import Disk
+from notify.storage.log.dropping import Dropper
 from notify.storage.log.frame import Frame
 from notify.storage.log.groups import Groups
 from notify.storage.log.halves import Halves
 from notify.storage.log.history import History
+from notify.storage.log.husks import Husks
 from notify.storage.log.journal import NO_ROOM, Journal
 from notify.storage.log.live import LivePart
 from notify.storage.log.lock import DirectoryLock
@@ -44,12 +47,16 @@ log = structlog.get_logger("notify.log")
 SEGMENT_BYTES = 256 << 20
 
 
+@final
 class LogStore:
     """Transactions and queues in one log under a directory. One process at a time; methods belong to one loop.
 
     It holds what the log consists of, and lends the methods of these: nothing else is done here but opening, closing,
     and telling each part what the journal says.
     """
+
+    def __init_subclass__(cls) -> None:
+        raise TypeError("LogStore lends the methods of its parts: an override in a subclass would be passed over")
 
     def __init__(
         self,
@@ -96,18 +103,11 @@ class LogStore:
         reader = Reader(state, payloads)
         delays = Delays(state, journal)
         history = History(state, journal, self.disk, segments, payloads, reader)
-        self._retention = Retention(
-            self.disk,
-            segments,
-            state,
-            journal,
-            topics,
-            Carrier(state, segments, journal, payloads),
-            self._checkpoints,
-            self._sealer,
-            retention_us,
-            retention_bytes,
-        )
+        carrier = Carrier(state, segments, journal, payloads)
+        dropper = Dropper(self.disk, segments, state, carrier, self._checkpoints, self._sealer)
+        husks = Husks(self.disk, segments, state)
+        self._retention = Retention(state, segments, journal, topics, dropper, husks)
+        self._retention.keep(retention_us, retention_bytes)
 
         # Lent: TransactionStore.
         self.put = halves.put

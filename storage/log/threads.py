@@ -38,7 +38,7 @@ class Threads:
         self._thread.start()
 
     def hand_over(self, frame: Frame, on_loop: bool) -> None:
-        """Write a frame, once the one before it is written; with `on_loop` as soon as the loop has nothing else to do."""
+        """Write a frame, once the one before it is written; with `on_loop` when the loop has done what is due now."""
         if on_loop:
             self._loop.call_soon(self.write_on_loop, frame)
         else:

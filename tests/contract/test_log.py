@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from notify import ids
+from notify import faults, ids
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log import LogStore, journal
 from notify.storage.memory import MemoryStore
@@ -196,6 +196,34 @@ def test_a_part_is_not_sealed_before_its_last_frame(tmp_path: Path, segment_byte
             offset += len(messages)
         assert offset == 1200
         await reopened.close()
+
+    run_in_virtual_time(whole())
+
+
+def test_a_fault_in_sealing_is_counted_and_does_not_end_it(tmp_path: Path) -> None:
+    """It was lost with its task, and nothing was sealed until the next start."""
+
+    class Faulty(NoThreads):
+        faults = 2
+
+        async def beside(self, function: Callable[..., None], *arguments: object) -> None:
+            if self.faults:
+                self.faults -= 1
+                raise ValueError("planted")
+            await super().beside(function, *arguments)
+
+    async def whole() -> None:
+        disk = UnsyncedDisk(tmp_path / "log")
+        store = LogStore(tmp_path / "log", segment_bytes=512, disk=disk, threads=Faulty(lambda: 0.001))
+        await store.open(T0)
+        await store.create_topic(Topic("t"))
+        before = faults.count()
+        for _ in range(6):
+            await commit(store, sent(bytes(600)))
+        await store.sealed_up()
+        assert faults.count() == before + 2
+        assert store.state.parts.sealed and not store.state.parts.being_sealed
+        await store.close()
 
     run_in_virtual_time(whole())
 

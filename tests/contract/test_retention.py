@@ -14,7 +14,7 @@ from notify.errors import Unavailable
 from notify.storage.checks import Due
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log import LogStore, journal
-from notify.storage.log.retention import MOST_HUSKS
+from notify.storage.log.husks import MOST_HUSKS
 from notify.storage.names import redriven_id, redriven_id_without_topic, retry_topic
 from notify.storage.records import NewMessage, NewTransaction, Put, State
 from notify.storage.topics import Topic

@@ -1,0 +1,66 @@
+"""Dropping one segment: what is still needed of it is carried first, its index stays where entries are looked for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from notify.storage import crash_point
+from notify.storage.log import index
+from notify.storage.log.carry import Carrier
+from notify.storage.log.checkpoints import Checkpoints
+from notify.storage.log.disk import Disk
+from notify.storage.log.entry import EntryKind
+from notify.storage.log.sealed import SealedPart
+from notify.storage.log.sealer import Sealer
+from notify.storage.log.segments import Segments
+from notify.storage.log.state import LogState
+
+log = structlog.get_logger("notify.log")
+
+
+class Dropper:
+    """Drops one segment after the other."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        segments: Segments,
+        state: LogState,
+        carrier: Carrier,
+        checkpoints: Checkpoints,
+        sealer: Sealer,
+    ) -> None:
+        self._disk = disk
+        self._segments = segments
+        self._state = state
+        self._carrier = carrier
+        self._checkpoints = checkpoints
+        self._sealer = sealer
+
+    async def drop(self, part: SealedPart, live: NDArray[np.bool_], now_us: int, keep_ids: bool) -> None:
+        """`live`: the entries of it that are needed. With `keep_ids` all its ids are found as before."""
+        carried = await self._carrier.carry(part, live, now_us)
+        await self._sealer.idle()
+        await self._checkpoints.take()
+        if keep_ids or live.any():
+            entries = part.entries.copy()
+            if keep_ids:
+                # Its ids are still looked for: only what was in queues is gone.
+                entries["kind"][~live & (entries["kind"] == EntryKind.QUEUE)] = EntryKind.GONE
+            else:
+                entries = entries[live]
+            data = index.build(entries.tobytes(), part.base, part.end)
+            await asyncio.to_thread(self._disk.replace, part.name, data)
+            self._state.parts.replace(part, SealedPart(self._disk, part.name, is_fresh=True))
+        else:
+            self._state.parts.remove(part)
+            self._disk.unlink(part.name)
+        crash_point.reached("retention.before_unlink")
+        self._segments.remove(self._segments.begun_at(part.base))
+        self._disk.sync_directory()
+        self._state.move_starts_of(part.runs["key"].tolist())
+        log.info("segment_dropped", base=part.base, carried=carried, kept_entries=int(live.sum()))
