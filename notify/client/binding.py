@@ -8,7 +8,9 @@ state belongs to one root transaction, and the guard proceeds only for that one:
 from __future__ import annotations
 
 import threading
+import time
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import event
@@ -28,10 +30,18 @@ from notify.client.bound import (
 )
 from notify.client.outgoing import CLOSED, Outgoing
 from notify.client.rows import HalfRows, Mode
-from notify.client.transactions import give_key, pack_unkeyed
+from notify.client.transactions import give_key, pack_unkeyed, size_of_message
 from notify.databases import begins_explicitly, commits_by_itself
-from notify.errors import Backpressure, BindingRefused, Closed, InvalidRequest, NotifyError, TransactionRefused
-from notify.limits import LIMITS
+from notify.errors import (
+    Backpressure,
+    BindingRefused,
+    Closed,
+    InvalidRequest,
+    NotifyError,
+    TooLarge,
+    TransactionRefused,
+)
+from notify.limits import LIMITS, check_delay
 from notify.message import Message
 from notify.wire import PackedMessage
 
@@ -172,6 +182,8 @@ class Binding:
             raise InvalidRequest(
                 f"a transaction carries at most {LIMITS.messages_per_transaction} messages", "out_of_bounds"
             )
+        if self._mode == "outbox":
+            _check_outbox(packed, [sent for _, sent, _ in bound.sends])
         bound.sends.append((_open_savepoints(connection), packed, late))
         return bound
 
@@ -276,6 +288,21 @@ class Binding:
         """The transaction's COMMIT has returned: tell the server, in the background."""
         if bound.prepared and self._mode == "half":
             self._outgoing.outcome_soon(bound.id, bound.shard, "COMMIT")
+
+
+def _check_outbox(packed: PackedMessage, before: Sequence[PackedMessage]) -> None:
+    """The checks that a server makes of a half, for a message whose rows no server sees before the commit.
+
+    `before`: the transaction's other messages. Raises InvalidRequest or TooLarge for what the queue would refuse later,
+    when nobody could be told of it.
+    """
+    if packed.deliver_at is not None:
+        check_delay(None, packed.deliver_at, time.time_ns() // 1000)
+    size = sum(map(size_of_message, (*before, packed)))
+    if size > LIMITS.request_bytes:
+        raise TooLarge(
+            f"the transaction's messages have {size} bytes with this one; at most {LIMITS.request_bytes} are allowed"
+        )
 
 
 def _roll_back(connection: Connection) -> None:

@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 from notify.check.question import read_source
 from notify.client import Inbox, Message, TransactionProducer
 from notify.client.purge import counts, purge, purge_by_force
-from notify.client.table import notify_inbox, notify_source
-from notify.errors import InvalidRequest, Unavailable
+from notify.client.table import half_message, notify_inbox, notify_source
+from notify.errors import InvalidRequest, TooLarge, Unavailable
 from notify.relay.relay import Relay
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
@@ -74,11 +74,40 @@ def test_a_crash_between_sending_and_marking_doubles_nothing(
 def test_what_the_server_refuses_stays_visible(engine: sa.Engine, server: ServerProcess, unique: str) -> None:
     with TransactionProducer(server.url, group=unique, engine=engine, mode="outbox") as producer:
         with Session(engine) as session, session.begin():
-            producer.send(session, Message(unique, "x", deliver_at=datetime.now(UTC) + timedelta(days=41)))
+            producer.send(session, Message(unique, "x"))
+        with engine.begin() as connection:  # by an older SDK, which did not check this
+            too_late = datetime.now(UTC).replace(tzinfo=None) + timedelta(days=41)
+            connection.execute(half_message.update().values(deliver_at=too_late))
         with Session(engine) as session, session.begin():
             producer.send(session, Message(unique, "good"))
     assert move(engine, server.url) == (1, 1)
     assert counts(engine)["refused_by_server"] == 1
+
+
+def test_what_no_queue_would_take_is_refused_by_send(engine: sa.Engine, server: ServerProcess, unique: str) -> None:
+    """It was committed, refused by the queue later, and lost in effect."""
+    too_late = datetime.now(UTC) + timedelta(days=41)
+    with TransactionProducer("http://127.0.0.1:9", group=unique, engine=engine, mode="outbox") as producer:
+        for wrong in (
+            Message(unique, b"x" * 1_100_000),
+            Message("no topic", "x"),
+            Message(unique, "x", delay=41 * 86_400.0),
+            Message(unique, "x", deliver_at=too_late),
+            Message(unique, "x", key="k" * 1025),
+            Message(unique, "x", headers={f"h{n}": "v" for n in range(33)}),
+        ):
+            with Session(engine) as session, session.begin():
+                with pytest.raises((InvalidRequest, TooLarge)):
+                    producer.send(session, wrong)
+        with Session(engine) as session, session.begin():
+            for _ in range(8):
+                producer.send(session, Message(unique, b"x" * 1_000_000))
+            with pytest.raises(TooLarge, match="transaction's messages"):
+                producer.send(session, Message(unique, b"x" * 1_000_000))
+            session.rollback()
+        with Session(engine) as session, session.begin():
+            producer.send(session, Message(unique, "good", deliver_at=datetime.now(UTC) + timedelta(days=39)))
+    assert move(engine, server.url) == (1, 0)
 
 
 def test_purge_asks_first(engine: sa.Engine, server: ServerProcess, unique: str) -> None:
