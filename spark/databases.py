@@ -73,7 +73,7 @@ class Database:
                 self.clock_offset_us = microseconds_of(str(now)[:26]) - time.time_ns() // 1000
                 self._check(connection)
             if server_half_message.name in self.tables:
-                check_version(self._engine)
+                check_version(self._engine, exactly=True)
         except sa.exc.SQLAlchemyError as error:
             raise Unavailable(f"database {self.name}: {_short(error)}") from None
 

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify.errors import Unavailable
-from notify.storage.sql.dialect import Again, Dialect, Duplicate, Gone
+from notify.storage.sql.dialect import Again, Dialect, Duplicate, Gone, invalid_value, is_a_values_fault
 from notify.storage.sql.engines import open_engine
 from notify.storage.sql.mysql import MySql
 from notify.storage.sql.postgresql import PostgreSql
@@ -43,7 +43,10 @@ class Database:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function)
 
     async def run(self, function: Callable[[Connection], T]) -> T:
-        """The function's result in a transaction of its own, tried again after deadlocks. Raises Unavailable."""
+        """The function's result in a transaction of its own, tried again after deadlocks.
+
+        Raises Unavailable, and InvalidRequest for a value that the database cannot hold.
+        """
         return await self.in_thread(lambda: self._with_connection(function))
 
     def _with_connection(self, function: Callable[[Connection], T]) -> T:
@@ -53,6 +56,8 @@ class Database:
                     return function(connection)
             except sa.exc.DBAPIError as error:
                 cause = self.dialect.error(error.orig or error)
+                if is_a_values_fault(cause):
+                    raise invalid_value(cause) from None
                 again = isinstance(cause, Again | Duplicate) or (isinstance(cause, Gone) and not attempt)
                 if attempt + 1 == ATTEMPTS or not again:
                     raise Unavailable(f"shard {self.shard!r}: the database does not answer ({error.orig})") from None

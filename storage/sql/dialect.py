@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from sqlalchemy.engine import Engine
 
+from notify.errors import InvalidRequest
 from notify.storage.sql.rows import COLUMNS, FIXED, Row
 
 TABLE = "server_half_message"
@@ -32,6 +33,20 @@ class Again(Exception):
 
 class Gone(Exception):
     """The connection is lost. Whether a commit under way happened is not known."""
+
+
+def is_a_values_fault(error: Exception) -> bool:
+    """Whether the driver calls it a DataError, as the DB-API names what is wrong with a value."""
+    return isinstance(error, ValueError) or any(kind.__name__ == "DataError" for kind in type(error).__mro__)
+
+
+def invalid_value(error: Exception) -> InvalidRequest:
+    """The answer to whoever sent a value that the database cannot hold."""
+    if "0x00" in str(error):
+        why = "PostgreSQL holds no NUL character (U+0000): leave it out of key, source and instance"
+    else:
+        why = f"the database cannot hold this: {str(error)[:300]}"
+    return InvalidRequest(why, "invalid_value")
 
 
 class Dialect(Protocol):

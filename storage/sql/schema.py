@@ -1,4 +1,8 @@
-"""Making the server's tables, and refusing a database whose tables are of another version."""
+"""Making the server's tables, and refusing a database whose tables this version cannot use.
+
+A step of the tables' version only adds: tables, and columns that are nullable or have a default. So an older server
+goes on with newer tables. What an older server must not touch gets a table of another name.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import uuid
 from pathlib import Path
 
 import sqlalchemy as sa
+import structlog
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
@@ -13,7 +18,10 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.engine import Connection, Engine
 
 from notify.errors import InvalidRequest, StorageFailed
-from notify.storage.sql.tables import server_half_message, server_shard
+from notify.storage.sql import administration
+from notify.storage.sql.tables import metadata, server_half_message, server_shard
+
+log = structlog.get_logger("notify.sql")
 
 VERSION_TABLE = "server_schema_version"
 
@@ -25,9 +33,11 @@ def upgrade(engine: Engine, shard: str) -> None:
     """
     with engine.connect() as connection:
         with _alone(connection):
-            config = _config()
-            config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            current = _revision_of(connection)
+            if current is None or _is_known(current):  # else they are a newer server's, which `check` judges
+                config = _config()
+                config.attributes["connection"] = connection
+                command.upgrade(config, "head")
             connection.commit()
             if connection.execute(sa.select(server_shard.c.name)).first() is None:
                 connection.execute(server_shard.insert().values(id=1, name=shard, source=str(uuid.uuid4())))
@@ -36,7 +46,7 @@ def upgrade(engine: Engine, shard: str) -> None:
 
 
 def check(engine: Engine, shard: str) -> None:
-    """Raises StorageFailed where the tables are missing, of an older or newer version, or of another shard."""
+    """Raises StorageFailed where the tables are missing, of a version that cannot be used, or of another shard."""
     check_version(engine)
     with engine.connect() as connection:
         name = connection.execute(sa.select(server_shard.c.name)).scalar_one_or_none()
@@ -47,34 +57,67 @@ def check(engine: Engine, shard: str) -> None:
             )
 
 
-def check_version(engine: Engine) -> None:
-    """Raises StorageFailed where the tables are missing, or of an older or newer version."""
+def check_version(engine: Engine, *, exactly: bool = False) -> None:
+    """Raises StorageFailed where the tables are missing, of an older version, or of one that this code cannot use.
+
+    Tables of a newer version are used if they only have more than this code knows: servers over one database are
+    upgraded one by one, and one of the older ones may be restarted meanwhile. `exactly`: refuse any newer version.
+    """
     with engine.connect() as connection:
-        found = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
-        newest = newest_revision()
-        if found is None:
+        current, newest = _revision_of(connection), newest_revision()
+        if current is None:
             raise StorageFailed(
                 "the database has no tables of Notify's server: make them with `notify storage upgrade --storage …`"
             )
-        if found != newest:
-            known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
-            if found in known:
+        if _is_known(current):
+            if current != newest:
                 raise StorageFailed(
-                    f"the database's tables are of version {found}, this server needs {newest}: "
+                    f"the database's tables are of version {current}, this server needs {newest}: "
                     "run `notify storage upgrade --storage …`"
                 )
+            if missing := _missing_columns(connection, server_half_message):
+                raise StorageFailed(
+                    f"table {server_half_message.name} lacks {', '.join(missing)}: it is not one that "
+                    "`notify storage upgrade` made; rename it, or use another database"
+                )
+            return
+        newer = f"the database's tables are of version {current}, which this server does not know (it knows {newest})"
+        unusable = "" if exactly else _unusable(connection)
+        if exactly or unusable:
             raise StorageFailed(
-                f"the database's tables are of version {found}, which this server does not know (it knows {newest}): "
-                "a newer server made them; upgrade this one"
+                f"{newer}: a newer server made them; upgrade this one{f' ({unusable})' if unusable else ''}"
             )
-        missing = {c.name for c in server_half_message.columns} - {
-            str(c["name"]) for c in sa.inspect(connection).get_columns(server_half_message.name)
-        }
-        if missing:
-            raise StorageFailed(
-                f"table {server_half_message.name} lacks {', '.join(sorted(missing))}: it is not one that "
-                "`notify storage upgrade` made; rename it, or use another database"
-            )
+        log.warning("tables_are_newer", version=current, known=newest, remedy="upgrade this server, too")
+
+
+def _revision_of(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
+
+
+def _is_known(revision: str) -> bool:
+    return revision in {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+
+
+def _missing_columns(connection: Connection, table: sa.Table) -> list[str]:
+    """The columns that this code uses and the database's table lacks."""
+    present = {str(column["name"]) for column in sa.inspect(connection).get_columns(table.name)}
+    return sorted({column.name for column in table.columns} - present)
+
+
+def _unusable(connection: Connection) -> str:
+    """The reason why tables of a newer version cannot be used; "" where they can."""
+    inspector = sa.inspect(connection)
+    present = set(inspector.get_table_names())
+    for table in (*metadata.sorted_tables, *administration.metadata.sorted_tables):
+        if table.name not in present:
+            return f"there is no table {table.name}"
+        if missing := _missing_columns(connection, table):
+            return f"table {table.name} lacks {', '.join(missing)}"
+        for column in inspector.get_columns(table.name):
+            is_needed = not column["nullable"] and column.get("default") is None
+            if is_needed and column["name"] not in table.columns:
+                return f"column {column['name']} of table {table.name} needs a value"
+    return ""
 
 
 def newest_revision() -> str:

@@ -22,7 +22,7 @@ from notify import faults, ids
 from notify.backoff import Backoff
 from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailable
 from notify.storage.records import Decided, NewTransaction, Put, PutResult, State
-from notify.storage.sql.dialect import Again, Dialect, Duplicate, Gone
+from notify.storage.sql.dialect import Again, Dialect, Duplicate, Gone, invalid_value, is_a_values_fault
 from notify.storage.sql.rows import UNDECIDED, is_same, rows_of, text_of
 from notify.storage.transactions import NO_TOKENS
 
@@ -225,15 +225,13 @@ class Writer:
             job.result = results
             return connection
         refused: NotifyError
-        if not (_is_a_values_fault(error) or _is_of_the_database(error)):
+        if not (is_a_values_fault(error) or _is_of_the_database(error)):
             faults.unexpected("write_failed", error, shard=self._name)
             refused = StorageFailed("the server failed on this; its log says why")
         else:
             log.error("database_refused", shard=self._name, error=str(error)[:500])
-            if _is_a_values_fault(error):
-                refused = InvalidRequest(f"the database cannot hold this: {str(error)[:300]}", "invalid_value")
-            else:
-                refused = StorageFailed(f"the database refuses this: {error}")
+            is_value = is_a_values_fault(error)
+            refused = invalid_value(error) if is_value else StorageFailed(f"the database refuses this: {error}")
         job.result = [refused] if job.halves else refused
         return connection
 
@@ -362,11 +360,6 @@ class Writer:
 
 class _LookFirst(Again):
     """Not a fault: the fast way found that it may not be taken."""
-
-
-def _is_a_values_fault(error: Exception) -> bool:
-    """Whether the driver calls it a DataError, as the DB-API names what is wrong with a value."""
-    return isinstance(error, ValueError) or any(kind.__name__ == "DataError" for kind in type(error).__mro__)
 
 
 def _is_of_the_database(error: Exception) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,10 @@ from notify.testing.process import ServerProcess
 from notify.wire import Payload, decode_payload, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.databases import DATABASES, empty_database
+from tests.support.http import ask, call
 from tests.support.proxy import Proxy
-from tests.support.servers import make_storage
-from tests.support.transactions import sent
+from tests.support.servers import Started, make_storage
+from tests.support.transactions import half_request, sent
 
 SECOND = 1_000_000
 now = wall_clock
@@ -235,6 +237,21 @@ def test_text_of_every_kind_comes_back(storage: str) -> None:
     use(storage, scenario)
 
 
+def test_a_text_that_postgresql_cannot_hold_is_refused_as_such(storage: str, tmp_path: Path) -> None:
+    """It answered 500 for a key with a NUL, and 503 to whoever looked for a group of such a name."""
+    if not storage.startswith("postgresql"):
+        pytest.skip("the others hold a NUL")
+    with ExitStack() as stack:
+        server = Started(storage, tmp_path, stack).add()
+        halves = [half_request(key=key)["transactions"][0] for key in ("a\nb", "a\0b")]
+        request = {"producer_group": "g", "transactions": halves}
+        items = call(server.url, "POST", "/v1/transactions", request)["items"]
+        assert [item["status"] for item in items] == [201, 422]
+        assert "NUL" in items[1]["detail"] and "key" in items[1]["detail"]
+        status, answer = ask(server.url, "GET", "/v1/admin/transactions?producer_group=a%00b")
+        assert (status, answer["code"]) == (422, "invalid_value")
+
+
 def test_what_is_old_and_read_is_purged(storage: str) -> None:
     async def scenario(store: SqlStore) -> None:
         old = now() - 100 * SECOND
@@ -396,8 +413,40 @@ def test_tables_of_another_version_are_named(engine_url: str, database: str) -> 
     assert "lacks attempts" in refusal(engine_url)
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE server_schema_version SET version_num = '9999'")
-    assert "newer server" in refusal(engine_url)
+    assert "lacks attempts" in refusal(engine_url)
     engine.dispose()
+
+
+def test_a_server_goes_on_with_newer_tables_that_only_have_more(engine_url: str) -> None:
+    """Servers are upgraded one by one: an older one that is restarted behind the new tables was refused."""
+    make_storage(engine_url)
+
+    def alter(*statements: str) -> None:
+        engine = open_engine(engine_url)
+        with engine.begin() as connection:
+            for statement in statements:
+                connection.exec_driver_sql(statement)
+        engine.dispose()
+
+    alter(
+        "CREATE TABLE server_more (id INTEGER NOT NULL)",
+        "ALTER TABLE server_half_message ADD COLUMN more INTEGER",
+        "ALTER TABLE server_member ADD COLUMN more INTEGER NOT NULL DEFAULT 5",
+        "UPDATE server_schema_version SET version_num = '9999'",
+    )
+
+    async def scenario(store: SqlStore) -> None:
+        t = sent()
+        await store.put([t], now())
+        assert (await store.decide([(t.id, "g", State.COMMITTED)], now()))[0].changed
+        with store.engine.begin() as connection:
+            registry.heartbeat(connection, registry.Member("server-x", "server"))
+
+    use(engine_url, scenario)
+    make_storage(engine_url)  # by the older version: nothing to do
+    use(engine_url, scenario)
+    alter("ALTER TABLE server_revision RENAME TO server_revision_2")
+    assert "newer server" in refusal(engine_url) and "no table server_revision" in refusal(engine_url)
 
 
 def test_a_server_says_in_one_line_why_it_does_not_start(tmp_path: Path) -> None:
