@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import urllib.error
 import urllib.request
@@ -18,6 +19,8 @@ from notify.cli.api import AS_JSON, REASON, URL, call, show, write
 from notify.client.login import tls_from_environment, token_from_environment
 from notify.errors import InvalidRequest, NotifyError, Unavailable
 
+PARTIAL = "restore.partial"
+"""Where a restore puts its files until all of them are verified and on the disk."""
 CHUNK = 8 << 20
 SECONDS = 60
 
@@ -45,7 +48,9 @@ def backup(
             for file in made["files"]:
                 _fetch(url, made["name"], file, partial, lambda count: progress.advance(task, count))
         (partial / "backup.json").write_text(json.dumps(made, indent=2) + "\n")
+        _sync_all(partial)
         partial.rename(directory)
+        _sync(directory.parent)
     finally:
         call(url, "DELETE", "backups", made["name"], body=write(reason, False))
         shutil.rmtree(partial, ignore_errors=True)
@@ -102,25 +107,58 @@ def restore(
         expected = {file["name"]: int(file["size"]) for file in made["files"]}
     except (OSError, ValueError, KeyError, TypeError):
         raise InvalidRequest(f"{directory} is no backup: backup.json is missing or cannot be read") from None
-    if data_dir.exists() and any(data_dir.iterdir()):
+    partial = data_dir / PARTIAL  # within: a data directory may be a volume of its own, which cannot be renamed
+    if data_dir.exists() and any(path != partial for path in data_dir.iterdir()):
         raise InvalidRequest(f"{data_dir} is not empty: name an empty directory, or one that does not exist")
     for name, size in expected.items():
         source = _place(directory, name)
         if not source.is_file() or source.stat().st_size != size:
             raise InvalidRequest(f"{source} is missing, or its size has changed since the backup: take another backup")
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    shutil.rmtree(partial, ignore_errors=True)  # of a restore that was interrupted
+    partial.mkdir(mode=0o700)
     for name in expected:
-        target = _place(data_dir, name)
+        target = _place(partial, name)
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.copyfile(directory / name, target)
         target.chmod(0o600)
     try:
-        facts = asyncio.run(_verified(data_dir / "log"))
+        facts = asyncio.run(_verified(partial / "log"))
     except NotifyError as error:
+        shutil.rmtree(partial, ignore_errors=True)
         raise InvalidRequest(f"the backup cannot be opened: {error}") from None
+    _take_place(partial, data_dir)
     show({"data_dir": str(data_dir), "made": made["name"], **facts}, as_json)
     if facts["damages"]:
         raise typer.Exit(1)
+
+
+def _take_place(partial: Path, data_dir: Path) -> None:
+    """Move a verified copy to where a server looks for it, once all of it is on the disk; the log goes last."""
+    _sync_all(partial)
+    for path in sorted(partial.iterdir(), key=lambda path: path.name == "log"):
+        path.rename(data_dir / path.name)
+    partial.rmdir()
+    _sync(data_dir)
+    _sync(data_dir.parent)
+
+
+def _sync_all(directory: Path) -> None:
+    """Wait until every file in a directory is on the disk, and the names of all of them."""
+    for path in directory.iterdir():
+        if path.is_dir():
+            _sync_all(path)
+        else:
+            _sync(path)
+    _sync(directory)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 async def _verified(log: Path) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -133,6 +135,44 @@ def test_what_is_no_backup_is_refused(tmp_path: Path) -> None:
             assert ask(server.url, "GET", f"/v1/admin/backups/{path}/files/admin.db")[0] == 404
     finally:
         server.stop()
+
+
+def test_a_restore_that_is_cut_off_leaves_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It copied in place, and synced nothing: a server would have started on a part of the log, or lost it later."""
+    copy, data_dir = tmp_path / "copy", tmp_path / "restored"
+    server = ServerProcess(tmp_path / "data", environment={"NOTIFY_SEGMENT_BYTES": str(1 << 20)}).start()
+    try:
+        for _ in range(3):
+            post(server.url, "/v1/messages", {"messages": [{"topic": "t", "body": "x" * 50_000}] * 20})
+        assert backup(copy, server.url)[0] == 0
+    finally:
+        server.stop()
+    copied: list[Path] = []
+    synced: set[int] = set()
+    copy_file, sync = shutil.copyfile, os.fsync
+
+    def cut_off(source: Path, target: Path) -> Path:
+        if copied:
+            raise OSError("the machine stopped")
+        copied.append(target)
+        return copy_file(source, target)
+
+    def noted(handle: int) -> None:
+        sync(handle)
+        if not (data_dir / "log").exists():
+            synced.add(os.fstat(handle).st_ino)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copyfile", cut_off)
+        with pytest.raises(OSError, match="stopped"):
+            restore_command(copy, data_dir, True)
+    assert copied[0].exists() and not (data_dir / "log").exists()
+    monkeypatch.setattr(os, "fsync", noted)
+    restore_command(copy, data_dir, True)
+    restored = [path for path in data_dir.rglob("*") if path.is_file()]
+    assert {path.name for path in restored} >= {path.name for path in (copy / "log").iterdir()}
+    assert {path.stat().st_ino for path in restored} <= synced
+    assert not copied[0].exists()
 
 
 def test_snapshots_are_few_and_their_files_stay_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
