@@ -8,6 +8,7 @@ import typer
 
 from notify.cli.api import AS_JSON
 from notify.cli.printed import say, say_json
+from notify.errors import InvalidRequest
 
 STORAGE = typer.Option(
     ..., "--storage", envvar="NOTIFY_STORAGE", help="The database's SQLAlchemy URL. [env: NOTIFY_STORAGE]"
@@ -44,6 +45,9 @@ def change_key_map(
     shards: str | None = typer.Option(
         None, help="The shards of a new version of the map: names in order, separated by commas."
     ),
+    take_back: bool = typer.Option(
+        False, "--take-back", help="Give up the change that is under way: the version before it holds again."
+    ),
     wait: float = typer.Option(60.0, min=0, help="How many seconds to follow a change."),
     as_json: bool = AS_JSON,
 ) -> None:
@@ -54,9 +58,13 @@ def change_key_map(
     from notify.storage.sql import key_map
     from notify.storage.sql.engines import opened
 
+    if take_back and shards is not None:
+        raise InvalidRequest("give --shards or --take-back, not both")
     with opened(storage) as engine:
         with engine.begin() as connection:
-            if shards is not None:
+            if take_back:
+                key_map.take_back(connection)
+            elif shards is not None:
                 key_map.change(connection, [name.strip() for name in shards.split(",") if name.strip()])
             current = key_map.newest(connection)
         said = ""
@@ -85,7 +93,7 @@ def members(storage: str = STORAGE, as_json: bool = AS_JSON) -> None:
     from notify.storage.sql.engines import opened
 
     with opened(storage) as engine, engine.begin() as connection:
-        present = registry.members(connection, within=registry.FORGOTTEN_SECONDS)
+        present = registry.members(connection, within=registry.FORGOTTEN_SECONDS, with_lost_bridges=True)
     rows = [
         {"name": m.name, "kind": m.kind, "url": m.url, "roles": m.roles, "shards": m.shards, "room": m.room}
         | {"load": m.load, "age": round(m.age, 1), "detail": m.detail}
@@ -96,3 +104,18 @@ def members(storage: str = STORAGE, as_json: bool = AS_JSON) -> None:
         return
     for row in rows:
         say(f"{row['age']:>8.1f} s  {row['kind']:<8} {row['name']:<28} {row['url']}  {row['detail'] or ''}")
+
+
+@app.command()
+def forget(
+    name: str = typer.Argument(..., help="The member's name, as `notify storage members` shows it."),
+    storage: str = STORAGE,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Remove a bridge, relay or server that will not come back: retention and the key map wait for it no more."""
+    from notify.storage.sql import registry
+    from notify.storage.sql.engines import opened
+
+    with opened(storage) as engine, engine.begin() as connection:
+        registry.forget(connection, name)
+    say_json({"forgotten": name}) if as_json else say(f"{name} is forgotten")

@@ -25,8 +25,9 @@ from sqlalchemy.engine import Connection, Engine
 from notify import ids
 from notify.errors import Conflict, InvalidRequest
 from notify.storage.sql import registry
+from notify.storage.sql.movers import has_moved
 from notify.storage.sql.rows import microseconds_of, moment_of
-from notify.storage.sql.tables import is_waiting, server_half_message, server_key_map, server_key_map_change
+from notify.storage.sql.tables import server_half_message, server_key_map, server_key_map_change
 
 LEASE_SECONDS = 20.0
 SETTLE_SECONDS = 30.0
@@ -100,9 +101,19 @@ def change(connection: Connection, shards: Sequence[str]) -> int:
     """
     if not shards or len(set(shards)) != len(shards):
         raise InvalidRequest("a key map names at least one shard, and each once")
+    known = {shard for m in registry.members(connection) if _is_sender(m) for shard in m.shards}
+    unknown = [shard for shard in shards if shard not in known]
+    if known and unknown:
+        raise InvalidRequest(
+            f"no server that is there knows shard {', '.join(unknown)}: correct the name, or start servers whose "
+            "--storage has it first"
+        )
     now = newest(connection)
     if now.previous:
-        raise Conflict(f"version {now.version} of the key map is not through: it waits for {now.waits_for}")
+        raise Conflict(
+            f"version {now.version} of the key map is not through: it waits for {now.waits_for}. Wait, or take it back "
+            "with `notify storage key-map --take-back`"
+        )
     try:
         _insert(connection, now.version + 1, shards)
     except sa.exc.IntegrityError:
@@ -111,6 +122,23 @@ def change(connection: Connection, shards: Sequence[str]) -> int:
         connection.execute(
             server_key_map_change.insert().values(of_version=now.version + 1, previous=json.dumps(list(now.shards)))
         )
+    return now.version + 1
+
+
+def take_back(connection: Connection) -> int:
+    """Make the shards from before the change that is under way hold again, as a new version; the version.
+
+    Nothing has moved by then: as long as a change is not through, a key that moves is taken nowhere. Raises Conflict
+    where no change is under way, or it came through at this moment.
+    """
+    now = newest(connection)
+    if not now.previous:
+        raise Conflict(f"no change of the key map is under way: version {now.version} holds")
+    # A server that records the last step at this moment either waits for this row, or has it recorded already.
+    unfinished = server_key_map_change.delete().where(_c.of_version == now.version, _c.drained_at.is_(None))
+    if not connection.execute(unfinished).rowcount:
+        raise Conflict(f"version {now.version} of the key map came through at this moment: change the map again")
+    _insert(connection, now.version + 1, now.previous)
     return now.version + 1
 
 
@@ -127,7 +155,7 @@ def advance(connection: Connection, key_map: KeyMap, engines: Mapping[str, Engin
     at = registry.now(connection)
     if not key_map.followed_us:
         servers = registry.members(connection, within=LEASE_SECONDS + registry.GONE_SECONDS)
-        senders = [s for s in servers if s.kind == "server" and "transactions" in s.roles]
+        senders = [member for member in servers if _is_sender(member)]
         done = all(int(s.detail.get(FOLLOWS, 0)) >= key_map.version for s in senders)
         step: dict[str, Any] = {"followed_at": at}
     elif not key_map.settled_us:
@@ -146,6 +174,10 @@ def advance(connection: Connection, key_map: KeyMap, engines: Mapping[str, Engin
             .where(_c.of_version == key_map.version, server_key_map_change.c[name].is_(None))
             .values(step)
         )
+
+
+def _is_sender(member: registry.Member) -> bool:
+    return member.kind == "server" and "transactions" in member.roles
 
 
 def _is_open(engine: Engine, until_us: int) -> bool:
@@ -174,7 +206,4 @@ def _is_open(engine: Engine, until_us: int) -> bool:
 def _is_read(engine: Engine, until_us: int) -> bool:
     """Whether what was committed until then is in the queue."""
     with engine.connect() as connection:
-        if engine.dialect.name in ("mysql", "mariadb"):
-            return registry.read_through_us(connection) >= until_us
-        waiting = sa.select(_t.transaction_id).where(is_waiting, _t.decided_at < moment_of(until_us)).limit(1)
-        return connection.execute(waiting).first() is None
+        return has_moved(connection, until_us)

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.databases import INSTANT, database_now
+from notify.errors import Conflict, NotFound
 from notify.storage.sql.rows import microseconds_of
 from notify.storage.sql.tables import server_member
 
@@ -71,12 +72,28 @@ def leave(connection: Connection, name: str) -> None:
     connection.execute(server_member.delete().where(_m.name == name))
 
 
-def members(connection: Connection, *, within: float = GONE_SECONDS) -> list[Member]:
-    """Those that were heard of within so many seconds, by name."""
+def forget(connection: Connection, name: str) -> None:
+    """Remove a bridge or another member that will not come back: nothing waits for it any more.
+
+    Raises NotFound for a name that is not there, Conflict for a member that was heard of a moment ago.
+    """
     at = now(connection)
-    rows = connection.execute(
-        sa.select(server_member).where(_m.seen_at > at - timedelta(seconds=within)).order_by(_m.name)
-    ).mappings()
+    seen_at = connection.execute(sa.select(_m.seen_at).where(_m.name == name)).scalar_one_or_none()
+    if seen_at is None:
+        raise NotFound(f"there is no member {name!r}: see `notify storage members`")
+    age = (microseconds_of(at) - microseconds_of(seen_at)) / 1e6
+    if age < GONE_SECONDS:
+        raise Conflict(f"{name!r} was heard of {age:.1f} s ago: stop it first")
+    leave(connection, name)
+
+
+def members(connection: Connection, *, within: float = GONE_SECONDS, with_lost_bridges: bool = False) -> list[Member]:
+    """Those that were heard of within so many seconds, by name; and the bridges that retention waits for, if asked."""
+    at = now(connection)
+    wanted = _m.seen_at > at - timedelta(seconds=within)
+    if with_lost_bridges:
+        wanted = sa.or_(wanted, _m.kind == "bridge")
+    rows = connection.execute(sa.select(server_member).where(wanted).order_by(_m.name)).mappings()
     now_us = microseconds_of(at)
     return [_member(row, now_us) for row in rows]
 
@@ -103,16 +120,9 @@ def _split(text: str) -> tuple[str, ...]:
 
 
 def forget_the_long_gone(connection: Connection) -> None:
-    """Rows of servers and consumers that were not heard of for a day. Bridges stay: retention waits for them."""
+    """Delete servers, relays and consumers that were not heard of for a day. Bridges stay: retention waits for them."""
     connection.execute(
         server_member.delete().where(
             _m.seen_at < now(connection) - timedelta(seconds=FORGOTTEN_SECONDS), _m.kind != "bridge"
         )
     )
-
-
-def read_through_us(connection: Connection) -> int:
-    """Up to when every bridge of this database has read what was committed; 0 if there is none."""
-    rows = connection.scalars(sa.select(_m.detail).where(_m.kind == "bridge"))
-    times = [int(json.loads(row).get("read_through_us", 0)) for row in rows]
-    return min(times, default=0)

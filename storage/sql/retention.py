@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import partial
 
 import sqlalchemy as sa
+import structlog
 from sqlalchemy.engine import Connection
 
 from notify import ids
 from notify.storage.sql.database import Database
-from notify.storage.sql.registry import read_through_us
+from notify.storage.sql.movers import Movers, movers_of
 from notify.storage.sql.rows import moment_of
 from notify.storage.sql.tables import server_half_message
 
+log = structlog.get_logger("notify.sql")
+
 PURGE_TRANSACTIONS = 500
+SAY_EVERY_SECONDS = 3600.0
 PURGE_ROUNDS = 40
 """Rows are deleted a few hundred at a time, each in a transaction of its own, and so many rounds a call."""
 _t = server_half_message.c
@@ -27,6 +32,7 @@ class SqlRetention:
         """`retention_us` 0: for ever."""
         self._database = database
         self._retention_us = retention_us
+        self._say_at = 0.0
 
     def keep(self, retention_us: int, retention_bytes: int) -> None:
         """Another retention from now on; how much room a database takes is not bounded here."""
@@ -48,11 +54,8 @@ class SqlRetention:
 
     def _old(self, connection: Connection, before_us: int) -> list[str]:
         """Ids rise with time, so the primary key finds the oldest. What a bridge or relay has not read, stays."""
-        read_us = before_us
-        relayed = _t.relayed != 0
-        if self._database.engine.dialect.name in ("mysql", "mariadb"):
-            read_us = min(before_us, read_through_us(connection))
-            relayed = sa.true()
+        movers = movers_of(connection)
+        self._say_who_holds_up(movers, before_us)
         highest = ids.to_text(max(0, before_us // 1000).to_bytes(6) + bytes(10))
         rows = connection.scalars(
             sa.select(_t.transaction_id)
@@ -60,13 +63,27 @@ class SqlRetention:
             .where(
                 sa.or_(
                     sa.and_(_t.state == "ROLLED_BACK", _t.decided_at < moment_of(before_us)),
-                    sa.and_(_t.state == "COMMITTED", relayed, _t.decided_at < moment_of(max(0, read_us))),
+                    sa.and_(_t.state == "COMMITTED", _t.decided_at < moment_of(before_us), movers.have_left),
                 )
             )
             .order_by(_t.transaction_id)
             .limit(PURGE_TRANSACTIONS)
         )
         return [str(name) for name in rows]
+
+    def _say_who_holds_up(self, movers: Movers, before_us: int) -> None:
+        """Say in the log, once an hour, which bridge keeps decided transactions from being deleted."""
+        behind_us = before_us - movers.read_through_us
+        if not movers.slowest or behind_us <= 0 or time.monotonic() < self._say_at:
+            return
+        self._say_at = time.monotonic() + SAY_EVERY_SECONDS
+        log.warning(
+            "purge_waits_for_a_bridge",
+            shard=self._database.shard,
+            bridge=movers.slowest,
+            seconds_behind=round(behind_us / 1e6),
+            remedy="start it; if it was removed for good: notify storage forget NAME --storage …",
+        )
 
 
 def _delete(names: Sequence[str], connection: Connection) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from notify.client.http import HttpClient
 from notify.client.transactions import TransactionClient, accepted
 from notify.clock import wall_clock
-from notify.errors import InvalidRequest, NotifyError, Unavailable
+from notify.errors import Conflict, InvalidRequest, NotifyError, Unavailable
 from notify.relay.relay import Relay
 from notify.storage.hashing import key_hash
 from notify.storage.records import State
@@ -40,10 +40,10 @@ from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.commands import cli
 from tests.support.databases import empty_database
 from tests.support.groups import drain, subscribe
-from tests.support.http import admin
-from tests.support.servers import make_storage, stop_if_running
+from tests.support.http import admin, call
+from tests.support.servers import Started, make_storage, stop_if_running
 from tests.support.shop import make_engine
-from tests.support.transactions import new_id, sent
+from tests.support.transactions import half_request, new_id, sent
 
 KEYS = [f"k{n}" for n in range(12)]
 STAYS = {k for k in KEYS if key_hash(k) % 2 == key_hash(k) % 3}  # from shards a, b to a, b, c
@@ -330,3 +330,61 @@ def test_what_is_on_its_way_counts_as_the_old_version(databases: dict[str, str])
         await store.close()
 
     asyncio.run(run())
+
+
+def test_a_change_with_a_mistyped_shard_is_taken_back(databases: dict[str, str], tmp_path: Path) -> None:
+    """Nobody could follow it, and no other change could be made: the keys that moved were refused for ever."""
+    command = ("storage", "key-map", "--storage", databases["a"], "--json", "--wait", "0")
+    request = {"producer_group": "g"}
+
+    def statuses(server: ServerProcess) -> set[int]:
+        halves = [half_request(key=key)["transactions"][0] for key in KEYS]
+        items = call(server.url, "POST", "/v1/transactions", request | {"transactions": halves})["items"]
+        return {item["status"] for item in items}
+
+    with ExitStack() as stack:
+        servers = Started(storage_of(databases, "ab"), tmp_path, stack)
+        first = servers.add()
+        assert statuses(first) == {201}
+        code, refused = cli(*command, "--shards", "a,bb")
+        assert code == 2 and "no server that is there knows shard bb" in refused["text"]
+        code, refused = cli(*command, "--take-back")
+        assert code == 2 and "no change of the key map is under way" in refused["text"]
+        first.stop()
+        assert cli(*command, "--shards", "a,bb")[0] == 1, "nobody is there who would know better"
+        second = servers.add()
+        assert 503 in statuses(second)
+        code, refused = cli(*command, "--shards", "a,b")
+        assert code == 2 and "--take-back" in refused["text"]
+        assert cli(*command, "--take-back") == (0, {"version": 3, "shards": ["a", "b"], "waits_for": ""})
+        eventually(lambda: statuses(second) == {201}, "the server to take every key again")
+
+
+@pytest.mark.usefixtures("no_haste")
+def test_a_change_is_taken_back_until_it_is_through(databases: dict[str, str]) -> None:
+    """At each of its steps; and one that came through is not half undone."""
+    with opened(databases["a"]) as engine:
+
+        def in_one(do: Callable[[sa.Connection], Any]) -> Any:
+            with engine.begin() as connection:
+                return do(connection)
+
+        def step() -> None:
+            in_one(lambda c: key_map.advance(c, key_map.newest(c), {"a": engine, "b": engine}))
+
+        in_one(lambda c: key_map.make_first(c, ["a", "b"]))
+        for steps in range(3):
+            in_one(lambda c: key_map.change(c, ["b", "a"]))
+            for _ in range(steps):
+                step()
+            under_way = in_one(key_map.newest)
+            assert bool(under_way.followed_us) + bool(under_way.settled_us) == steps
+            in_one(key_map.take_back)
+            step()  # by a server that has not seen it yet: there is nothing to take any more
+            assert in_one(key_map.newest) == KeyMap(under_way.version + 1, ("a", "b"))
+        version = in_one(lambda c: key_map.change(c, ["b", "a"]))
+        for _ in range(3):
+            step()
+        assert in_one(key_map.newest) == KeyMap(version, ("b", "a"))
+        with pytest.raises(Conflict, match="no change"):
+            in_one(key_map.take_back)

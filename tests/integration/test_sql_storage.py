@@ -15,18 +15,20 @@ import structlog
 from notify import faults, ids
 from notify.client.transactions import HALF_SECONDS
 from notify.clock import wall_clock
-from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailable
+from notify.errors import Conflict, InvalidRequest, NotifyError, StorageFailed, Unavailable
 from notify.storage.checks import CheckAnswer
 from notify.storage.records import NewMessage, NewTransaction, PartlyStored, Put, State
-from notify.storage.sql import registry, schema, writer
+from notify.storage.sql import movers, registry, schema, writer
 from notify.storage.sql.engines import open_engine, opened
 from notify.storage.sql.key_map import KeyMap
+from notify.storage.sql.rows import moment_of
 from notify.storage.sql.shards import SqlShards, open_storage
 from notify.storage.sql.store import SqlStore
 from notify.storage.sql.tables import server_half_message, server_key_map_change, server_member
 from notify.testing.process import ServerProcess
 from notify.wire import Payload, decode_payload, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
+from tests.support.commands import cli
 from tests.support.databases import DATABASES, empty_database
 from tests.support.http import ask, call
 from tests.support.proxy import Proxy
@@ -272,6 +274,54 @@ def test_what_is_old_and_read_is_purged(storage: str) -> None:
         assert await store.retain(now()) == 2
         assert await store.retain(now()) == 0
         assert await store.states([t.id for t in stale]) == [None] * 4 + [State.PREPARED] * 2
+
+    use(storage, scenario, retention_us=10 * SECOND)
+
+
+def test_what_a_relay_has_moved_is_purged_on_every_database(storage: str) -> None:
+    """On MySQL and MariaDB only what a bridge had read was deleted: with a relay the table grew for ever."""
+
+    async def scenario(store: SqlStore) -> None:
+        old = now() - 100 * SECOND
+        halves = [sent(committed=True) for _ in range(6)]
+        for t in halves:
+            t.id = (old // 1000).to_bytes(6) + t.id[6:]
+        await store.put(halves, old)
+
+        def mark(*marked: NewTransaction) -> None:
+            names = [ids.to_text(t.id) for t in marked]
+            with store.engine.begin() as connection:
+                moved = server_half_message.update().where(server_half_message.c.transaction_id.in_(names))
+                connection.execute(moved.values(relayed=1))
+                registry.heartbeat(connection, registry.Member("relay-x", "relay"))
+
+        assert await store.retain(now()) == 0
+        mark(*halves[:2])
+        with store.engine.connect() as connection:
+            assert not movers.has_moved(connection, now())
+        assert await store.retain(now()) == 2
+        mark(*halves[2:4])
+        with store.engine.begin() as connection:
+            behind = registry.Member("bridge-x", "bridge", detail={"read_through_us": old - SECOND})
+            registry.heartbeat(connection, behind)
+        waits_for_bridges = not storage.startswith(("postgresql", "sqlite"))
+        with structlog.testing.capture_logs() as logged:
+            assert await store.retain(now()) == (0 if waits_for_bridges else 2)
+        events = [line["bridge"] for line in logged if line["event"] == "purge_waits_for_a_bridge"]
+        assert events == (["bridge-x"] if waits_for_bridges else [])
+        # The bridge was removed for good: nothing waits for it any more, once somebody says so.
+        with store.engine.begin() as connection:
+            with pytest.raises(Conflict, match="stop it first"):
+                registry.forget(connection, "bridge-x")
+            a_week_ago = moment_of(now() - 7 * 86_400 * SECOND)
+            connection.execute(server_member.update().values(seen_at=a_week_ago))
+            assert [m.name for m in registry.members(connection, with_lost_bridges=True)] == ["bridge-x"]
+        assert cli("storage", "forget", "bridge-x", "--storage", storage, "--json") == (0, {"forgotten": "bridge-x"})
+        assert "no member" in cli("storage", "forget", "bridge-x", "--storage", storage, "--json")[1]["text"]
+        assert await store.retain(now()) == (2 if waits_for_bridges else 0)
+        mark(*halves[4:])
+        with store.engine.connect() as connection:
+            assert movers.has_moved(connection, now())
 
     use(storage, scenario, retention_us=10 * SECOND)
 

@@ -1,0 +1,68 @@
+"""Bridges and relays of one database as the registry there has them: which committed rows have left it.
+
+A bridge says up to when it has read the binlog, and marks nothing; a relay marks each row that it has sent. A bridge's
+row stays until somebody removes it (`notify storage forget`), since a bridge that is only stopped has to find its rows.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from notify.storage.sql.rows import moment_of
+from notify.storage.sql.tables import is_waiting, server_half_message, server_member
+
+_m, _t = server_member.c, server_half_message.c
+
+
+@dataclass(frozen=True, slots=True)
+class Movers:
+    """The movers of a database. `slowest` is the name of the bridge that is furthest behind, "" without bridges."""
+
+    slowest: str = ""
+    read_through_us: int = 0
+    """Up to when the slowest bridge has read what was committed."""
+    marks: bool = True
+    """Whether rows are marked as they leave: by relays, or by nobody yet."""
+
+    @property
+    def have_left(self) -> Any:
+        """The condition for rows of committed transactions that every mover has moved."""
+        marked = _t.relayed != 0
+        read = _t.decided_at < moment_of(max(0, self.read_through_us))
+        if not self.slowest:
+            return marked
+        return sa.and_(marked, read) if self.marks else read
+
+
+def movers_of(connection: Connection) -> Movers:
+    """The bridges of this database, and whether there are relays, which are forgotten a day after they stop."""
+    if connection.dialect.name not in ("mysql", "mariadb"):
+        return Movers()
+    through: dict[str, int] = {}
+    relays = False
+    for name, kind, detail in connection.execute(
+        sa.select(_m.name, _m.kind, _m.detail).where(_m.kind.in_(("bridge", "relay")))
+    ):
+        relays = relays or kind == "relay"
+        if kind == "bridge":
+            through[str(name)] = int(json.loads(detail).get("read_through_us", 0))
+    if not through:
+        return Movers()
+    slowest = min(through, key=through.__getitem__)
+    return Movers(slowest, through[slowest], marks=relays)
+
+
+def has_moved(connection: Connection, until_us: int) -> bool:
+    """Whether what was committed until then has left the database."""
+    movers = movers_of(connection)
+    if movers.slowest and movers.read_through_us < until_us:
+        return False
+    if movers.slowest and not movers.marks:
+        return True
+    waiting = sa.select(_t.transaction_id).where(is_waiting, _t.decided_at < moment_of(until_us)).limit(1)
+    return connection.execute(waiting).first() is None
