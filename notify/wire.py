@@ -143,8 +143,11 @@ class JsonBridgedTransaction(Fields):
     messages: list[JsonMessage]
 
 
-class BridgeFields(Fields):
-    """`expected_position` and `position` are opaque texts of the bridge; empty: the beginning."""
+class BridgeBatch(Fields):
+    """A batch of a bridge, from its reader to the queue's log; what it carries is in the forms of the two formats.
+
+    `expected_position` and `position` are opaque texts of the bridge; empty: the beginning.
+    """
 
     epoch: int
     expected_position: str
@@ -159,11 +162,11 @@ class BridgeFields(Fields):
     """The bridge's report about itself, shown in the list of bridges."""
 
 
-class JsonBridgeBatch(BridgeFields):
+class JsonBridgeBatch(BridgeBatch):
     transactions: list[JsonBridgedTransaction] = []
 
 
-class PackedBridgeBatch(BridgeFields):
+class PackedBridgeBatch(BridgeBatch):
     transactions: list[BridgedTransaction] = []
 
 

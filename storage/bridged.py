@@ -1,4 +1,4 @@
-"""A bridge's position and batch, and when it may append: the rule that every storage with queues keeps."""
+"""A source's position, and when a bridge may append a batch: the rule that every storage with queues keeps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from notify import ids
 from notify.errors import Conflict
-from notify.storage.records import NewTransaction
+from notify.wire import BridgeBatch
 
 
 class BridgeState(msgspec.Struct):
@@ -23,30 +23,18 @@ class BridgeState(msgspec.Struct):
     """Where the source stood before this batch: an audit sees from it that none is missing. None: not recorded."""
 
 
-class BridgeBatch(msgspec.Struct):
-    """A bridge's batch: transactions, and the position behind them."""
-
-    source: str
-    epoch: int
-    expected_position: str
-    position: str
-    transactions: Sequence[NewTransaction] = ()
-    commit: Sequence[bytes] = ()  # halves of earlier parts, which become visible with this batch
-    claim: bool = False  # a bridge begins: its epoch must be above every earlier one
-
-
 def check_bridge(known: BridgeState, batch: BridgeBatch) -> None:
     """Raises Conflict unless this bridge is the one that writes, and stands where it thinks it stands."""
+    source = known.source
     if (batch.claim and batch.epoch <= known.epoch) or batch.epoch < known.epoch:
         raise stale_epoch(
-            f"source {batch.source!r} has a bridge of epoch {known.epoch}: another bridge has taken over; "
-            "stop one of the two"
+            f"source {source!r} has a bridge of epoch {known.epoch}: another bridge has taken over; stop one of the two"
         )
     if batch.epoch > known.epoch and not batch.claim:
-        raise stale_epoch(f"source {batch.source!r}: epoch {batch.epoch} was never claimed; claim it first")
+        raise stale_epoch(f"source {source!r}: epoch {batch.epoch} was never claimed; claim it first")
     if batch.expected_position != known.position:
         raise Conflict(
-            f"source {batch.source!r} stands at {known.position!r}, not at {batch.expected_position!r}",
+            f"source {source!r} stands at {known.position!r}, not at {batch.expected_position!r}",
             "unexpected_position",
         )
 
@@ -57,11 +45,11 @@ def is_prepared_by(source: str, half_source: str, half_instance: str) -> bool:
     return half_source == source and not half_instance
 
 
-def refuse_foreign(batch: BridgeBatch, foreign: Sequence[bytes]) -> None:
+def refuse_foreign(source: str, foreign: Sequence[bytes]) -> None:
     """Raises Conflict where a batch would commit halves that no bridge of its source has prepared."""
     if foreign:
         raise Conflict(
-            f"half {ids.to_text(foreign[0])} is none that a bridge of source {batch.source!r} prepared: its producers "
+            f"half {ids.to_text(foreign[0])} is none that a bridge of source {source!r} prepared: its producers "
             f"decide it ({len(foreign)} such)",
             "foreign_half",
         )

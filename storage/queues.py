@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
-from notify.storage.bridged import BridgeBatch, BridgeState
+from notify.storage.bridged import BridgeState
 from notify.storage.groups import Priorities, Progress, SettleKind, Settlement, Subscription
-from notify.storage.records import PutResult, StoredMessage
+from notify.storage.records import NewTransaction, PutResult, StoredMessage
 from notify.storage.topics import Topic
 from notify.storage.transactions import TopicStore, TransactionStore
+from notify.wire import BridgeBatch
 
 
 class MessageStore(Protocol):
@@ -147,10 +148,13 @@ class BridgedStore(Protocol):
 
     def bridges(self) -> list[BridgeState]: ...
 
-    async def append_from_bridge(self, batch: BridgeBatch, now_us: int) -> list[PutResult]:
+    async def append_from_bridge(
+        self, source: str, batch: BridgeBatch, transactions: Sequence[NewTransaction], now_us: int
+    ) -> list[PutResult]:
         """Append a bridge's transactions and its position, both or neither; durable when it returns.
 
-        Raises Conflict where another position is recorded than the one expected, or a newer bridge writes.
+        `transactions`: those of the batch that were admitted. Raises Conflict where another position is recorded than
+        the one expected, or a newer bridge writes.
         """
         ...
 

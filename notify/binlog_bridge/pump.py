@@ -28,7 +28,7 @@ from notify.binlog_bridge import source
 from notify.binlog_bridge.backfill import backfill
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.position import Position
-from notify.binlog_bridge.reader import Batch, BinlogReader
+from notify.binlog_bridge.reader import BinlogReader, Read
 from notify.binlog_bridge.stream import Purged, SameServerId
 from notify.errors import Conflict, InvalidRequest, NotifyError, StorageFailed, Unavailable
 from notify.outbox import source_name
@@ -72,7 +72,7 @@ class Totals:
     refused: int = 0
     batches: int = 0
     connections: int = 0
-    lag: float = 0.0
+    lag_us: int = 0
 
 
 class Superseded(StorageFailed):
@@ -219,37 +219,38 @@ class Bridge:
         # A bridge that lost its connection because another one reads now must not take the source back from it.
         epoch, text = await sink.claim(self.name, take_back=False)
         reader = BinlogReader(self._engine.url, self._server_id, Position.of(text), mariadb=self._mariadb)
-        batches: queue.Queue[Batch | Exception] = queue.Queue(BATCHES_AHEAD)
+        batches: queue.Queue[Read | Exception] = queue.Queue(BATCHES_AHEAD)
         stop = threading.Event()
         thread = threading.Thread(target=_read, args=(reader, batches, stop), name="notify-binlog", daemon=True)
         thread.start()
         self.totals.connections += 1
-        waiting: Position | None = None
+        waiting = ""
         posted = time.monotonic()
         announcing = asyncio.get_running_loop().create_task(self._announce_for_ever())
         try:
             while True:
-                batch = await asyncio.to_thread(_next, batches)
-                if isinstance(batch, Exception):
-                    raise batch
+                read = await asyncio.to_thread(_next, batches)
+                if isinstance(read, Exception):
+                    raise read
+                batch, newest_us = read or (None, 0)
                 if batch is None:
                     if reader.caught_up:
-                        self._read_through_us = max(
-                            self._read_through_us, _now_us() + self._clock_offset_us - CAUGHT_UP_US
-                        )
-                    if once and reader.caught_up and waiting is None:
+                        self._read_through_us = max(self._read_through_us, self._source_us() - CAUGHT_UP_US)
+                    if once and reader.caught_up and not waiting:
                         return
                 elif not batch.transactions and not batch.commit:
                     waiting = batch.position
                     if time.monotonic() - posted < IDLE_SECONDS:
                         continue
                 idle = batch is None or not (batch.transactions or batch.commit)
-                if idle and waiting is None and time.monotonic() - posted < TRAILER_SECONDS:
+                if idle and not waiting and time.monotonic() - posted < TRAILER_SECONDS:
                     continue
                 if idle or batch is None:
-                    batch = Batch(position=waiting)
-                text = await self._append(sink, batch, epoch, text)
-                waiting, posted = None, time.monotonic()
+                    batch = PackedBridgeBatch(epoch=epoch, expected_position=text, position=waiting)
+                batch.epoch, batch.expected_position, batch.position = epoch, text, batch.position or text
+                await self._append(sink, batch, newest_us)
+                text = batch.position
+                waiting, posted = "", time.monotonic()
                 self._purged_since = 0.0
         finally:
             announcing.cancel()
@@ -271,40 +272,29 @@ class Bridge:
         with self._engine.begin() as connection:
             if not sa.inspect(connection).has_table(server_member.name):
                 return
-            detail = {"read_through_us": self._read_through_us, "lag": round(self.totals.lag, 3)}
+            detail = {"read_through_us": self._read_through_us, "lag": round(self.totals.lag_us / 1e6, 3)}
             registry.heartbeat(connection, registry.Member(f"bridge-{self.name}", "bridge", detail=detail))
 
-    async def _append(self, sink: Sink, batch: Batch, epoch: int, text: str) -> str:
-        """Post a batch; the position as the queue knows it from then on."""
-        lag = None
-        if batch.newest_us:
-            lag = max(0.0, (_now_us() + self._clock_offset_us - batch.newest_us) / 1e6)
-        position = batch.position.text if batch.position is not None else text
-        await self._post(
-            sink,
-            PackedBridgeBatch(
-                epoch=epoch,
-                expected_position=text,
-                position=position,
-                prepare=batch.prepare,
-                commit=batch.commit,
-                transactions=batch.transactions,
-                lag=lag if lag is not None else 0.0,
-            ),
-        )
-        self.totals.rows += batch.rows
+    async def _append(self, sink: Sink, batch: PackedBridgeBatch, newest_us: int) -> None:
+        """Post a batch, and note how far the source is read."""
+        batch.lag = max(0, self._source_us() - newest_us) / 1e6 if newest_us else 0.0
+        await self._post(sink, batch)
+        self.totals.rows += sum([len(t.messages) for t in batch.transactions])
         # Rows are written a moment before they commit.
-        self._read_through_us = max(self._read_through_us, batch.newest_us - CAUGHT_UP_US)
-        if batch.newest_us:
-            self.totals.lag = (_now_us() + self._clock_offset_us - batch.newest_us) / 1e6
-        return position
+        self._read_through_us = max(self._read_through_us, newest_us - CAUGHT_UP_US)
+        if newest_us:
+            self.totals.lag_us = self._source_us() - newest_us
+
+    def _source_us(self) -> int:
+        """The time by the source's clock, in microseconds."""
+        return _now_us() + self._clock_offset_us
 
 
 def _now_us() -> int:
     return time.time_ns() // 1000
 
 
-def _next(batches: queue.Queue[Batch | Exception]) -> Batch | Exception | None:
+def _next(batches: queue.Queue[Read | Exception]) -> Read | Exception | None:
     """The next batch; None where there is none for a second."""
     try:
         return batches.get(timeout=IDLE_SECONDS)
@@ -312,10 +302,10 @@ def _next(batches: queue.Queue[Batch | Exception]) -> Batch | Exception | None:
         return None
 
 
-def _read(reader: BinlogReader, batches: queue.Queue[Batch | Exception], stop: threading.Event) -> None:
+def _read(reader: BinlogReader, batches: queue.Queue[Read | Exception], stop: threading.Event) -> None:
     """In a thread: read until something ends it, which is then the last thing in the queue."""
 
-    def give(item: Batch | Exception) -> bool:
+    def give(item: Read | Exception) -> bool:
         while not stop.is_set():
             try:
                 batches.put(item, timeout=0.5)
@@ -361,5 +351,5 @@ def describe(totals: Totals) -> dict[str, Any]:
         "refused": totals.refused,
         "batches": totals.batches,
         "connections": totals.connections,
-        "lag_seconds": round(totals.lag, 3),
+        "lag_seconds": round(totals.lag_us / 1e6, 3),
     }

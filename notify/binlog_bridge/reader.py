@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 
 from sqlalchemy.engine.url import URL
 
@@ -14,7 +13,7 @@ from notify.binlog_bridge.position import GtidSet, MariaDbSet, MySqlSet, Positio
 from notify.binlog_bridge.stream import BinlogStream
 from notify.binlog_bridge.tables import UPDATES, Tables
 from notify.errors import Unavailable
-from notify.wire import BridgedTransaction
+from notify.wire import BridgedTransaction, PackedBridgeBatch
 
 BATCH_TRANSACTIONS = 2000
 BATCH_BYTES = 2 << 20
@@ -38,19 +37,9 @@ _UNREADABLE = dict.fromkeys((*_COMPRESSED, _PAYLOAD), _COMPRESSION) | {
 """Types of events that would leave something out, and what to do."""
 
 
-@dataclass(slots=True)
-class Batch:
-    """Transactions in commit order, and where the source stands behind them."""
-
-    transactions: list[BridgedTransaction] = field(default_factory=list)
-    position: Position | None = None
-    """None with `prepare`: the position stays where it was."""
-    prepare: bool = False
-    commit: list[str] = field(default_factory=list)
-    source_transactions: int = 0
-    rows: int = 0
-    newest_us: int = 0
-    """When the newest row was written, by the source's clock."""
+Read = tuple[PackedBridgeBatch, int]
+"""A batch, without its epoch and the position before it, which whoever posts it knows; and when its newest row was
+written, in microseconds by the source's clock (0: it has none). A batch to `prepare` has no position: it stays."""
 
 
 class BinlogReader:
@@ -70,7 +59,7 @@ class BinlogReader:
         """Raises Purged for a position that is gone or foreign, Unavailable where the source does not answer."""
         self._stream.connect()
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[Read]:
         """See Assembly. Raises Unavailable where the connection ends, too."""
         return self._assembly.batches(self._stream.packets(), self._stream.checksum)
 
@@ -91,9 +80,13 @@ class Assembly:
         self._gtids: GtidSet = (MariaDbSet if mariadb else MySqlSet).parse(position.gtids if position else "")
         self._file = position.file if position else ""
         self._offset = position.offset if position else 0
-        self._batch = Batch()
+        self._batch = _batch([])
         self._size = 0
         """Bytes of the batch's rows."""
+        self._passed = 0
+        """Transactions of the source in the batch, whether or not they are ours."""
+        self._newest_us = 0
+        """When the newest row of the batch was written."""
         self._gtid: tuple[int, int, int] | tuple[str, int] | None = None
         """The GTID of the source's transaction that is being read."""
         self._pending: list[BridgedTransaction] = []
@@ -101,10 +94,11 @@ class Assembly:
         self._pending_bytes = 0
         self._prepared: list[str] = []
         """Those that went in parts already."""
-        self._newest_us = 0
+        self._pending_us = 0
+        """When the newest row of those was written."""
         self._is_inside = self._is_standalone = self._is_xa = False
 
-    def batches(self, packets: Iterable[bytes | None], checksum: int = 0) -> Iterator[Batch]:
+    def batches(self, packets: Iterable[bytes | None], checksum: int = 0) -> Iterator[Read]:
         """Batches of committed transactions, and empty ones (with the position only) when there was nothing of ours.
 
         `packets`: events, and None whenever everything received so far has been given out; `checksum`: how many bytes
@@ -114,7 +108,7 @@ class Assembly:
         self._checksum = checksum
         for packet in packets:
             if packet is None:
-                if self._batch.source_transactions and not self._is_inside:
+                if self._passed and not self._is_inside:
                     yield self._finished()
                 continue
             # One byte says that it is an event; then 19 bytes of header.
@@ -123,7 +117,7 @@ class Assembly:
                 yield from self._add_rows(kind, packet)
             elif kind == _XID:
                 self._commit(packet)
-                if self._size > BATCH_BYTES or self._batch.source_transactions >= BATCH_TRANSACTIONS:
+                if self._size > BATCH_BYTES or self._passed >= BATCH_TRANSACTIONS:
                     yield self._finished()
             elif kind == _TABLE_MAP:
                 self._tables.map(packet[20 : len(packet) - checksum])
@@ -143,12 +137,12 @@ class Assembly:
             elif kind in _UNREADABLE:
                 raise Unreadable(_UNREADABLE[kind])
 
-    def _finished(self) -> Batch:
+    def _finished(self) -> Read:
         """The batch, with where the source stands behind it; another begins."""
-        batch = self._batch
-        batch.position = Position(str(self._gtids), self._file, self._offset)
-        self._batch, self._size = Batch(), 0
-        return batch
+        batch, newest_us = self._batch, self._newest_us
+        batch.position = Position(str(self._gtids), self._file, self._offset).text
+        self._batch, self._size, self._passed, self._newest_us = _batch([]), 0, 0, 0
+        return batch, newest_us
 
     def _begin(self, kind: int, packet: bytes) -> None:
         """A transaction of the source begins."""
@@ -163,7 +157,7 @@ class Assembly:
         self._pending.clear()
         self._pending_bytes = 0
 
-    def _add_rows(self, kind: int, packet: bytes) -> list[Batch]:
+    def _add_rows(self, kind: int, packet: bytes) -> list[Read]:
         """Rows of a table; batches where a transaction has become so large that a part of it goes now."""
         table = self._tables.of(packet)
         if table is None:
@@ -171,8 +165,8 @@ class Assembly:
         self._verify(packet)
         if self._is_xa:
             raise Unreadable(f"{table.name} was written in an XA transaction, which may still be rolled back")
-        newest_us = table.add(kind, packet, len(packet) - self._checksum, self._pending)
-        self._newest_us = newest_us or self._newest_us
+        written_us = table.add(kind, packet, len(packet) - self._checksum, self._pending)
+        self._pending_us = written_us or self._pending_us
         self._pending_bytes += len(packet)
         if self._pending_bytes <= PART_BYTES or len(self._pending) <= 1:
             return []
@@ -181,23 +175,20 @@ class Assembly:
         part, self._pending = self._pending[:-1], self._pending[-1:]
         self._prepared += [t.id for t in part]
         self._pending_bytes = len(packet)
-        return [*batches, Batch(part, None, True, rows=sum(len(t.messages) for t in part))]
+        return [*batches, (_batch(part, prepare=True), 0)]
 
     def _commit(self, packet: bytes) -> None:
         """The source's transaction is committed, and what it wrote belongs to the batch."""
         self._offset = int.from_bytes(packet[14:18], "little")
         self.caught_up = False
-        self._passed()
-        batch, pending = self._batch, self._pending
-        if pending or self._prepared:
-            batch.transactions += pending
+        if self._pending or self._prepared:
+            batch = self._batch
+            batch.transactions += self._pending
             batch.commit += self._prepared
-            batch.rows += sum([len(t.messages) for t in pending])
-            batch.newest_us = self._newest_us or batch.newest_us
+            self._newest_us = self._pending_us or self._newest_us
             self._size += self._pending_bytes
-            self._pending, self._prepared, self._pending_bytes = [], [], 0
-        batch.source_transactions += 1
-        self._is_inside = False
+            self._pending, self._prepared, self._pending_bytes, self._pending_us = [], [], 0, 0
+        self._pass()
 
     def _query(self, packet: bytes) -> None:
         """A statement: it begins or ends a transaction, is one by itself, or stands within one."""
@@ -215,13 +206,14 @@ class Assembly:
             _check_statement(text)
         if self._is_standalone and self._is_inside:
             self._offset = int.from_bytes(packet[14:18], "little")
-            self._passed()
-            self._batch.source_transactions += 1
-            self._is_inside = False
+            self._pass()
 
-    def _passed(self) -> None:
+    def _pass(self) -> None:
+        """The source's transaction lies behind: the position says so."""
         if self._gtid is not None:
             self._gtids.add(*self._gtid)
+        self._passed += 1
+        self._is_inside = False
 
     def _verify(self, packet: bytes) -> None:
         if self._checksum and zlib.crc32(packet[1:-4]) != int.from_bytes(packet[-4:], "little"):
@@ -235,6 +227,10 @@ def _check_statement(text: bytes) -> None:
             f"a session wrote to a table of ours in STATEMENT format ({text[:80].decode('utf-8', 'replace')} …): "
             "set binlog_format = ROW, then start this bridge with --backfill"
         )
+
+
+def _batch(transactions: list[BridgedTransaction], *, prepare: bool = False) -> PackedBridgeBatch:
+    return PackedBridgeBatch(epoch=0, expected_position="", position="", transactions=transactions, prepare=prepare)
 
 
 def _uuid(raw: bytes) -> str:

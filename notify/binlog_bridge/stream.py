@@ -100,7 +100,8 @@ class BinlogStream:
         """From any thread: whoever waits for packets is woken."""
         with contextlib.suppress(OSError, AttributeError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._frame.close()
+        with contextlib.suppress(pymysql.err.Error):  # two threads may close it at the same moment
+            self._frame.close()
 
     def packets(self) -> Iterator[bytes | None]:
         """Events as they come; None whenever everything received so far has been given out."""

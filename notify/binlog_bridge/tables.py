@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from notify.binlog_bridge import decoder
@@ -29,24 +31,73 @@ _COLUMNS = (
     "ttl",
     "relayed",
     "state",
-    "created_at",
 )
+_READ = """
+def add(data, at, end, is_update, transactions):
+    last = transactions[-1] if transactions else None
+    written = None
+    while at < end:
+        was0 = None
+        if is_update:
+{before}
+{row}
+        if {is_skipped}:
+            continue
+        written = v13
+        name = v0.decode("ascii")
+        if last is None or last.id != name:
+            last = BridgedTransaction(id=name, producer_group=v2.decode("ascii"), messages=[])
+            transactions.append(last)
+        last.messages.append(
+            PackedMessage(
+                topic=v3.decode("ascii"),
+                body=v7 or b"",
+                key=v4.decode() if v4 is not None else None,
+                tag=v5.decode() if v5 is not None else None,
+                headers=json(v6) if v6 else None,
+                delay=double(v8) if v8 is not None else None,
+                deliver_at=moment(v9, {deliver_fraction}) if v9 is not None else None,
+                ttl=double(v10) if v10 is not None else None,
+            )
+        )
+    return written
+"""
+"""A function that adds an event's rows to `transactions`, and returns when the last of ours was written. It is compiled
+for each table map, with the lines that read exactly its columns: no row stands anywhere between the event and its
+message."""
+_NAMES = {
+    "BridgedTransaction": BridgedTransaction,
+    "PackedMessage": PackedMessage,
+    "json": msgspec.json.decode,
+    "double": decoder.double,
+    "moment": decoder.moment,
+}
+AddRows = Callable[[bytes, int, int, bool, list[BridgedTransaction]], bytes | None]
 
 
 class TableRows:
     """How rows of one table map are read."""
 
     def __init__(self, table: TableMap) -> None:
-        self.is_server = table.table == SERVER.table.name
-        self.count = len(table.columns)
-        self.bitmap = (self.count + 7) // 8
-        wanted = (*_COLUMNS, "decided_at") if self.is_server else _COLUMNS
-        self.read = decoder.row_reader(table, wanted)
-        self.state_before = decoder.row_reader(table, ("state",))
-        self.all_present = ((1 << self.count) - 1).to_bytes(self.bitmap, "little")
-        self.deliver_fraction = decoder.column(table, "deliver_at").fraction
-        self.time_fraction = decoder.column(table, "decided_at" if self.is_server else "created_at").fraction
         self.name = f"{table.schema}.{table.table}"
+        self._count = len(table.columns)
+        self._bitmap = (self._count + 7) // 8
+        self._all_present = ((1 << self._count) - 1).to_bytes(self._bitmap, "little")
+        is_server = table.table == SERVER.table.name
+        # The server's table is taken when a transaction becomes committed, an outbox when its rows are inserted.
+        is_skipped = "v12 != b'COMMITTED' or was0 == b'COMMITTED'" if is_server else "is_update or v11 != b'\\0\\0'"
+        written = "decided_at" if is_server else "created_at"
+        row = decoder.row_lines(table, (*_COLUMNS, written), "v", 8)
+        self._time_fraction = decoder.column(table, written).fraction
+        names = dict(_NAMES)
+        source = _READ.format(
+            before="\n".join(decoder.row_lines(table, ("state",), "was", 12)),
+            row="\n".join(row),
+            is_skipped=is_skipped,
+            deliver_fraction=decoder.column(table, "deliver_at").fraction,
+        )
+        exec(source, names)
+        self._add: AddRows = names["add"]  # type: ignore[assignment]
 
     def add(self, kind: int, packet: bytes, end: int, transactions: list[BridgedTransaction]) -> int:
         """Add an event's rows to the transactions that they belong to.
@@ -58,52 +109,19 @@ class TableRows:
         if kind in WITH_EXTRA:
             at += int.from_bytes(packet[28:30], "little")
         count, at = decoder.length_encoded(packet, at)
-        if count != self.count:
-            raise Unreadable(f"a row event of {self.name} has {count} columns where its table map has {self.count}")
-        update = kind in UPDATES
-        for _ in range(1 + update):
-            if packet[at : at + self.bitmap] != self.all_present:
+        if count != self._count:
+            raise Unreadable(f"a row event of {self.name} has {count} columns where its table map has {self._count}")
+        is_update = kind in UPDATES
+        for _ in range(1 + is_update):
+            if packet[at : at + self._bitmap] != self._all_present:
                 raise Unreadable(
                     f"{self.name} is logged with minimal images: set binlog_row_image = FULL on the source"
                 )
-            at += self.bitmap
-        newest: bytes | None = None
-        last = transactions[-1] if transactions else None
-        while at < end:
-            was = None
-            if update:
-                was, at = self.state_before(packet, at)
-            row = self.read(packet, at)
-            at = row[-1]
-            if self.is_server:
-                if row[12] != b"COMMITTED" or was == b"COMMITTED":
-                    continue
-                written = row[14]
-            else:
-                if update or row[11] != b"\0\0":
-                    continue
-                written = row[13]
-            name = row[0].decode("ascii")
-            if last is None or last.id != name:
-                last = BridgedTransaction(id=name, producer_group=row[2].decode("ascii"), messages=[])
-                transactions.append(last)
-            last.messages.append(
-                PackedMessage(
-                    topic=row[3].decode("ascii"),
-                    body=row[7] or b"",
-                    key=row[4].decode() if row[4] is not None else None,
-                    tag=row[5].decode() if row[5] is not None else None,
-                    headers=msgspec.json.decode(row[6]) if row[6] else None,
-                    delay=decoder.double(row[8]),
-                    deliver_at=decoder.moment(row[9], self.deliver_fraction) if row[9] is not None else None,
-                    ttl=decoder.double(row[10]),
-                )
-            )
-            newest = written
-        if newest is not None:
-            at_moment = decoder.moment(newest, self.time_fraction)
-            return int(at_moment.timestamp() * 1_000_000)
-        return 0
+            at += self._bitmap
+        written = self._add(packet, at, end, is_update, transactions)
+        if written is None:
+            return 0
+        return int(decoder.moment(written, self._time_fraction).timestamp() * 1_000_000)
 
 
 class Tables:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
+from notify import ids
 from notify.storage import crash_point
-from notify.storage.bridged import BridgeBatch, BridgeState, check_bridge, is_prepared_by, refuse_foreign
+from notify.storage.bridged import BridgeState, check_bridge, is_prepared_by, refuse_foreign
 from notify.storage.log.entry import ENTRY_SIZE
 from notify.storage.log.halves import Halves
 from notify.storage.log.journal import Journal
@@ -14,6 +17,7 @@ from notify.storage.log.outcomes import Outcomes
 from notify.storage.log.records import RecordType
 from notify.storage.log.state import LogState
 from notify.storage.records import NewTransaction, Put, PutResult, State
+from notify.wire import BridgeBatch
 
 
 class Bridges:
@@ -28,33 +32,34 @@ class Bridges:
     def all(self) -> list[BridgeState]:
         return list(self._state.bridges.values())
 
-    async def append(self, batch: BridgeBatch, now_us: int) -> list[PutResult]:
-        known = self._state.bridges.get(batch.source) or BridgeState(batch.source)
+    async def append(
+        self, source: str, batch: BridgeBatch, transactions: Sequence[NewTransaction], now_us: int
+    ) -> list[PutResult]:
+        known = self._state.bridges.get(source) or BridgeState(source)
         check_bridge(known, batch)
         # A part that an earlier try prepared may be in the last part of this one: then it is a half to commit.
         by_id = self._state.pending.by_id
 
         def is_ours(transaction_id: bytes) -> bool:
             producer = by_id[transaction_id].producer
-            return is_prepared_by(batch.source, producer.source, producer.instance)
+            return is_prepared_by(source, producer.source, producer.instance)
 
-        refuse_foreign(batch, [i for i in batch.commit if i in by_id and not is_ours(i)])
-        halves = [t for t in batch.transactions if t.committed and t.id in by_id and is_ours(t.id)]
+        commit = [ids.from_text(text) for text in batch.commit]
+        refuse_foreign(source, [i for i in commit if i in by_id and not is_ours(i)])
+        halves = [t for t in transactions if t.committed and t.id in by_id and is_ours(t.id)]
         prepared = dict.fromkeys(t.id for t in halves if self._is_same_half(t))  # in the source's order
-        commit = [*batch.commit, *prepared]
-        fresh = [t for t in batch.transactions if t.id not in prepared] if prepared else batch.transactions
+        commit += prepared
+        fresh = [t for t in transactions if t.id not in prepared] if prepared else transactions
         # Nothing is waited for until all of it is in the open frame: one frame is written whole or not at all.
         size = sum([len(m.payload) + 2 * ENTRY_SIZE + 128 for t in fresh for m in t.messages])
         self._journal.reserve(16384 + 2 * ENTRY_SIZE * 100 * len(commit) + 2 * len(batch.position) + size)
         if commit:  # before what follows them in the source
             self._outcomes.decide_soon([(i, None, State.COMMITTED) for i in commit], now_us)
         stored = iter(self._halves.put_soon(fresh, now_us)[0])
-        results = [
-            PutResult(Put.ALREADY, State.COMMITTED) if t.id in prepared else next(stored) for t in batch.transactions
-        ]
+        results = [PutResult(Put.ALREADY, State.COMMITTED) if t.id in prepared else next(stored) for t in transactions]
         rows = known.rows + sum([r.put is Put.STORED for r in results])
-        bridge = BridgeState(batch.source, batch.epoch, batch.position, rows, now_us, known.position)
-        self._state.bridges[batch.source] = bridge
+        bridge = BridgeState(source, batch.epoch, batch.position, rows, now_us, known.position)
+        self._state.bridges[source] = bridge
         self._journal.append(RecordType.META, encoded(BridgeMoved(bridge)), point="bridge")
         await self._journal.sync()
         crash_point.reached("bridge.after_append")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from notify.storage.bridged import BridgeBatch, BridgeState, check_bridge, is_prepared_by, refuse_foreign
+from notify import ids
+from notify.storage.bridged import BridgeState, check_bridge, is_prepared_by, refuse_foreign
 from notify.storage.checks import CheckAnswer, Checking, Due, new_token
 from notify.storage.hashing import tag_hash
 from notify.storage.memory.queues import MemoryQueues
@@ -21,7 +22,7 @@ from notify.storage.records import (
 )
 from notify.storage.topics import Flush
 from notify.storage.transactions import NO_SHARDS, NO_TOKENS, counted
-from notify.wire import Payload, decode_payload
+from notify.wire import BridgeBatch, Payload, decode_payload
 
 
 @dataclass(slots=True)
@@ -213,20 +214,21 @@ class MemoryTransactions:
     def bridges(self) -> list[BridgeState]:
         return list(self._bridges.values())
 
-    async def append_from_bridge(self, batch: BridgeBatch, now_us: int) -> list[PutResult]:
-        known = self._bridges.get(batch.source) or BridgeState(batch.source)
+    async def append_from_bridge(
+        self, source: str, batch: BridgeBatch, transactions: Sequence[NewTransaction], now_us: int
+    ) -> list[PutResult]:
+        known = self._bridges.get(source) or BridgeState(source)
         check_bridge(known, batch)
 
         def is_ours(transaction_id: bytes) -> bool:
             half = self._records[transaction_id].new
-            return is_prepared_by(batch.source, half.source, half.instance)
+            return is_prepared_by(source, half.source, half.instance)
 
-        refuse_foreign(batch, [i for i in batch.commit if self._open(i) is not None and not is_ours(i)])
-        halves = [t.id for t in batch.transactions if t.committed and self._open(t.id) is not None and is_ours(t.id)]
-        await self.decide([(i, None, State.COMMITTED) for i in (*batch.commit, *halves)], now_us)
-        results = await self.put(batch.transactions, now_us) if batch.transactions else []
+        commit = [ids.from_text(text) for text in batch.commit]
+        refuse_foreign(source, [i for i in commit if self._open(i) is not None and not is_ours(i)])
+        halves = [t.id for t in transactions if t.committed and self._open(t.id) is not None and is_ours(t.id)]
+        await self.decide([(i, None, State.COMMITTED) for i in (*commit, *halves)], now_us)
+        results = await self.put(transactions, now_us) if transactions else []
         rows = known.rows + sum(r.put is Put.STORED for r in results)
-        self._bridges[batch.source] = BridgeState(
-            batch.source, batch.epoch, batch.position, rows, now_us, known.position
-        )
+        self._bridges[source] = BridgeState(source, batch.epoch, batch.position, rows, now_us, known.position)
         return results

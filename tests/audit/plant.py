@@ -14,7 +14,6 @@ import sqlalchemy as sa
 from notify import ids
 from notify.bench.made_run import CONSUMERS, KEYS, PRODUCERS, TOPICS, Made, payload_of, topic_of, transaction_id
 from notify.client.table import half_message, notify_inbox
-from notify.storage.bridged import BridgeBatch
 from notify.storage.groups import SettleKind
 from notify.storage.log.entry import ENTRY, ENTRY_SIZE, Entry, EntryKind
 from notify.storage.log.format import FRAME_HEADER, FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE, frame
@@ -23,6 +22,7 @@ from notify.storage.log.records import RECORD_HEADER, RECORD_HEADER_SIZE, Record
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.sql.rows import moment_of
+from notify.wire import BridgeBatch
 
 FILLER = RECORD_HEADER.pack(ENTRY_SIZE, RecordType.META, 0, 0) + encode(["nothing", "-" * 61])
 """A meaningless record of an entry's size: it replaces a removed entry, so that a frame keeps its length."""
@@ -304,8 +304,8 @@ class Planter:
                 self.planted.add("BRIDGE_GAP", f"{stood} {begin}")
             first = store.bounds("order.1", 0)[1]
             stood = f"0-1-{10 * i + 5}"
-            batch = BridgeBatch("shop", 1, begin, stood, [replace_committed(self._transaction(name))], claim=not i)
-            await store.append_from_bridge(batch, self._at())
+            batch = BridgeBatch(epoch=1, expected_position=begin, position=stood, claim=not i)
+            await store.append_from_bridge("shop", batch, [replace_committed(self._transaction(name))], self._at())
             await self._settled(store, "order.1", first, 1)
             rows.append(name)
             effects.append(name)

@@ -6,15 +6,21 @@ from typing import Any
 
 import pytest
 
+from notify import ids
 from notify.errors import Conflict
-from notify.storage.bridged import BridgeBatch, BridgeState
-from notify.storage.records import NewTransaction, Put, State
+from notify.storage.bridged import BridgeState
+from notify.storage.records import NewTransaction, Put, PutResult, State
+from notify.wire import BridgeBatch
 from tests.contract.stores import T0, Bench, bodies
 from tests.support.transactions import sent
 
 
-def batch(expected: str, position: str, *transactions: NewTransaction, epoch: int = 1, **options: Any) -> BridgeBatch:
-    return BridgeBatch("s", epoch, expected, position, transactions, **options)
+async def append(
+    b: Bench, expected: str, position: str, *transactions: NewTransaction, now_us: int = T0, **options: Any
+) -> list[PutResult]:
+    """Append a batch of source "s", of epoch 1 unless `options` say otherwise."""
+    batch = BridgeBatch(**({"epoch": 1} | options), expected_position=expected, position=position)
+    return await b.store.append_from_bridge("s", batch, transactions, now_us)
 
 
 def whole(body: bytes) -> NewTransaction:
@@ -24,9 +30,9 @@ def whole(body: bytes) -> NewTransaction:
 def test_the_position_is_durable_with_what_is_before_it(run: Any) -> None:
     async def scenario(b: Bench) -> None:
         a, c = whole(b"a"), whole(b"c")
-        await b.store.append_from_bridge(batch("", "1", a, claim=True), T0)
+        await append(b, "", "1", a, claim=True)
         await b.restart()
-        again = await b.store.append_from_bridge(batch("1", "2", a, c), T0 + 1)
+        again = await append(b, "1", "2", a, c, now_us=T0 + 1)
         assert [r.put for r in again] == [Put.ALREADY, Put.STORED]
         await b.restart()
         assert b.store.bridges() == [BridgeState("s", 1, "2", 2, T0 + 1, "1")]
@@ -37,18 +43,17 @@ def test_the_position_is_durable_with_what_is_before_it(run: Any) -> None:
 
 def test_another_position_or_an_older_bridge_changes_nothing(run: Any) -> None:
     async def scenario(b: Bench) -> None:
-        await b.store.append_from_bridge(batch("", "1", claim=True), T0)
-        for refused in (
-            batch("0", "2", whole(b"x")),
-            batch("1", "2", whole(b"x"), epoch=2),
-            batch("1", "2", whole(b"x"), claim=True),
-        ):
-            with pytest.raises(Conflict):
-                await b.store.append_from_bridge(refused, T0)
-        await b.store.append_from_bridge(batch("1", "1", epoch=3, claim=True), T0)
+        await append(b, "", "1", claim=True)
+        with pytest.raises(Conflict):
+            await append(b, "0", "2", whole(b"x"))
+        with pytest.raises(Conflict):
+            await append(b, "1", "2", whole(b"x"), epoch=2)
+        with pytest.raises(Conflict):
+            await append(b, "1", "2", whole(b"x"), claim=True)
+        await append(b, "1", "1", epoch=3, claim=True)
         await b.restart()
         with pytest.raises(Conflict):
-            await b.store.append_from_bridge(batch("1", "2", whole(b"x")), T0)
+            await append(b, "1", "2", whole(b"x"))
         assert bodies(b.store) == [] and b.store.bridges()[0].position == "1"
 
     run(scenario)
@@ -56,14 +61,14 @@ def test_another_position_or_an_older_bridge_changes_nothing(run: Any) -> None:
 
 def test_a_large_transaction_becomes_visible_with_its_last_part_and_in_order(run: Any) -> None:
     async def scenario(b: Bench) -> None:
-        await b.store.append_from_bridge(batch("", "0", claim=True), T0)
+        await append(b, "", "0", claim=True)
         parts = [sent(bytes([n]), source="s") for n in range(4)]
-        await b.store.append_from_bridge(batch("0", "0", *parts[:2]), T0)
+        await append(b, "0", "0", *parts[:2])
         await b.restart()
-        await b.store.append_from_bridge(batch("0", "0", parts[2]), T0)
+        await append(b, "0", "0", parts[2])
         assert bodies(b.store) == []
         last = [NewTransaction(t.id, t.producer_group, t.messages, committed=True) for t in (parts[2], parts[3])]
-        results = await b.store.append_from_bridge(batch("0", "1", *last, commit=[t.id for t in parts[:2]]), T0)
+        results = await append(b, "0", "1", *last, commit=[ids.to_text(t.id) for t in parts[:2]])
         assert [r.put for r in results] == [Put.ALREADY, Put.STORED]
         await b.restart()
         assert bodies(b.store) == [bytes([n]) for n in range(4)]
@@ -79,18 +84,18 @@ def test_a_bridge_commits_only_halves_that_its_source_prepared(
     """A right to one source used to commit the undecided transactions of every group."""
 
     async def scenario(b: Bench) -> None:
-        await b.store.append_from_bridge(batch("", "0", claim=True), T0)
+        await append(b, "", "0", claim=True)
         half = sent(b"not yet", source=source, instance=instance)
         await b.store.put([half], T0)
         await b.restart()
         if as_commit:
             with pytest.raises(Conflict, match="prepared") as refusal:
-                await b.store.append_from_bridge(batch("0", "1", whole(b"x"), commit=[half.id]), T0)
+                await append(b, "0", "1", whole(b"x"), commit=[ids.to_text(half.id)])
             assert refusal.value.code == "foreign_half"
             assert b.store.bridges()[0].position == "0"
         else:
             repeated = NewTransaction(half.id, half.producer_group, half.messages, committed=True)
-            results = await b.store.append_from_bridge(batch("0", "1", repeated, whole(b"x")), T0)
+            results = await append(b, "0", "1", repeated, whole(b"x"))
             assert [r.put for r in results] == [Put.IN_USE, Put.STORED]
         shown = await b.store.transaction(half.id)
         assert shown is not None and shown.state.name == "PREPARED"
@@ -98,6 +103,6 @@ def test_a_bridge_commits_only_halves_that_its_source_prepared(
         # What is decided already, or was never here, changes nothing: a batch may be repeated.
         await b.store.decide([(half.id, None, State.COMMITTED)], T0)
         position = "0" if as_commit else "1"
-        await b.store.append_from_bridge(batch(position, "2", commit=[half.id, sent(b"").id]), T0)
+        await append(b, position, "2", commit=[ids.to_text(half.id), ids.to_text(sent(b"").id)])
 
     run(scenario)

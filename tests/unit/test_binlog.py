@@ -13,9 +13,10 @@ from notify import ids
 from notify.binlog_bridge import decoder
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.position import MariaDbSet, MySqlSet, Position
-from notify.binlog_bridge.reader import PART_BYTES, Assembly, Batch
+from notify.binlog_bridge.reader import PART_BYTES, Assembly
 from notify.binlog_bridge.stream import Purged, SameServerId, refusal
 from notify.errors import InvalidRequest, Unavailable
+from notify.wire import PackedBridgeBatch
 
 SERVER = uuid.UUID("3e11fa47-71ca-11e1-9e33-c80aa9429562")
 _VARCHAR, _LONG, _SHORT, _DOUBLE, _BLOB, _DATETIME2, _STRING = 15, 3, 2, 5, 252, 18, 254
@@ -115,10 +116,15 @@ def rows(*row_images: bytes, kind: int = 30, count: int = len(COLUMNS), present:
     return event(kind, struct.pack("<IHHH", 77, 0, 0, 2) + lenenc(count) + images + b"".join(row_images))
 
 
-def read(packets: list[bytes | None], position: str = f"{SERVER}:1-9") -> list[Batch]:
+def read(packets: list[bytes | None], position: str = f"{SERVER}:1-9") -> list[PackedBridgeBatch]:
     """What a reader makes of packets that a MySQL 8 sent."""
+    return [batch for batch, _ in Assembly("shop", Position(position), mariadb=False).batches([*packets, None])]
 
-    return list(Assembly("shop", Position(position), mariadb=False).batches([*packets, None]))
+
+def gtids_of(batch: PackedBridgeBatch) -> str:
+    position = Position.of(batch.position)
+    assert position is not None
+    return position.gtids
 
 
 def test_a_transaction_of_mysql_8() -> None:
@@ -133,8 +139,10 @@ def test_a_transaction_of_mysql_8() -> None:
     assert (m.topic, m.body, m.key, m.tag, m.headers) == ("t", b"body", "kö", "x", {"h": "v"})
     assert (m.delay, m.deliver_at, m.ttl) == (1.5, later, 60.0)
     assert t.messages[1].body == bytes(range(256)) * 2
-    assert batch.position is not None and batch.position.gtids == f"{SERVER}:1-10"
-    assert batch.newest_us == int(AT.timestamp() * 1e6)
+    assert gtids_of(batch) == f"{SERVER}:1-10"
+    packets: list[bytes | None] = [gtid(10), query(b"BEGIN"), mapped(), rows(first), XID, None]
+    ((_, newest_us),) = Assembly("shop", Position(f"{SERVER}:1-9"), mariadb=False).batches(packets)
+    assert newest_us == int(AT.timestamp() * 1e6)
 
 
 def test_nothing_is_taken_that_did_not_commit_or_is_not_ours() -> None:
@@ -149,7 +157,7 @@ def test_nothing_is_taken_that_did_not_commit_or_is_not_ours() -> None:
         ]
     )  # fmt: skip
     assert [t.id for batch in batches for t in batch.transactions] == [d]
-    assert batches[-1].position is not None and batches[-1].position.gtids == f"{SERVER}:1-14"
+    assert gtids_of(batches[-1]) == f"{SERVER}:1-14"
 
 
 def test_the_servers_table_is_taken_when_it_becomes_committed() -> None:
@@ -187,7 +195,7 @@ def test_a_large_transaction_goes_in_parts_that_the_last_one_commits() -> None:
     packets += [rows(row(values(n, body=bytes(PART_BYTES // 3)))) for n in names]
     batches = read([*packets, XID])
     assert [b.prepare for b in batches] == [True] * (len(batches) - 1) + [False] and len(batches) > 3
-    assert all(b.position is None for b in batches[:-1])
+    assert all(b.position == "" for b in batches[:-1])
     prepared = [t.id for b in batches[:-1] for t in b.transactions]
     assert batches[-1].commit == prepared
     assert prepared + [t.id for t in batches[-1].transactions] == names

@@ -11,7 +11,7 @@ from notify.errors import InvalidRequest, NotFound, NotifyError
 from notify.limits import LIMITS, check_name
 from notify.server.core.admission import new_messages, parse_id
 from notify.server.topics import Topics
-from notify.storage.bridged import BridgeBatch, BridgeState
+from notify.storage.bridged import BridgeState
 from notify.storage.queues import Store
 from notify.storage.records import NewTransaction, Put
 from notify.storage.topics import Topic
@@ -25,7 +25,7 @@ PREPARED_CHECK_US = 86_400_000_000
 class _Told:
     """A bridge's report of itself, besides its batches."""
 
-    lag: float = 0.0
+    lag_us: int = 0
     note: str = ""
     refused: int = 0
 
@@ -78,20 +78,16 @@ class Bridges:
                 )
             except NotifyError as error:
                 refused.append(Item(t.id, error.status, code=error.code, detail=str(error)))
-        commit = [parse_id(text) for text in batch.commit]
+        for text in batch.commit:
+            parse_id(text)
         began_us = self._clock()
-        results = await self._store.append_from_bridge(
-            BridgeBatch(
-                source, batch.epoch, batch.expected_position, batch.position, accepted, commit, claim=batch.claim
-            ),
-            now_us,
-        )
+        results = await self._store.append_from_bridge(source, batch, accepted, now_us)
         if self._with_spans:
             for t in batch.transactions:
                 for m in t.messages:
                     tracing.record("append", m.topic, m.headers, began_us, self._clock(), **{"notify.source": source})
         told = self._told.setdefault(source, _Told())
-        told.lag = batch.lag if batch.lag is not None else told.lag
+        told.lag_us = told.lag_us if batch.lag is None else round(batch.lag * 1e6)
         told.note = (batch.note or "")[:500] if batch.note is not None else told.note
         told.refused += len(refused)
         stored = sum([r.put is Put.STORED for r in results])
@@ -121,7 +117,7 @@ class Bridges:
                     "rows": b.rows,
                     "updated_at": instant(b.updated_us),
                     "silent_seconds": round((now_us - b.updated_us) / 1e6, 3),
-                    "lag_seconds": told.lag,
+                    "lag_seconds": told.lag_us / 1e6,
                     "refused": told.refused,
                     "note": told.note,
                 }
