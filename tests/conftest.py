@@ -113,6 +113,13 @@ def engine(engine_url: str) -> Iterator[sa.Engine]:
     engine.dispose()
 
 
+@pytest.fixture
+def shop_engine(engine: sa.Engine) -> sa.Engine:
+    """`engine` with the shop's orders."""
+    Base.metadata.create_all(engine)
+    return engine
+
+
 @pytest.fixture(scope="module", params=DATABASES)
 def shared_engine(
     request: pytest.FixtureRequest, database_urls: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory

@@ -48,7 +48,7 @@ def overview(url: str = URL, as_json: bool = AS_JSON) -> None:
     if as_json:
         say_json(figures)
     else:
-        console().print(_screen(figures))
+        console().print(screen_of(figures))
     raise typer.Exit(1 if figures["alarms"] else 0)
 
 
@@ -66,18 +66,18 @@ def top(
             done += 1
             time.sleep(interval if done != rounds else 0)
         return
-    screen = _screen(call(url, "GET", "overview"))
+    screen = screen_of(call(url, "GET", "overview"))
     with Live(screen, console=console(), screen=rounds == 0, auto_refresh=False) as live:
         try:
             while not rounds or done < rounds:
-                live.update(_screen(call(url, "GET", "overview")), refresh=True)
+                live.update(screen_of(call(url, "GET", "overview")), refresh=True)
                 done += 1
                 time.sleep(interval if done != rounds else 0)
         except KeyboardInterrupt:
             return
 
 
-def _screen(o: dict[str, Any]) -> Group:
+def screen_of(o: dict[str, Any]) -> Group:
     rates, doubt, queues = o["rates"], o["in_doubt"], o["queues"]
     facts = Rows(show_header=False, box=None, pad_edge=False)
     facts.add_row("halves", f"{rates['halves']:,.0f}/s", "committed", f"{rates['committed']:,.0f}/s")

@@ -9,17 +9,16 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import uvicorn
 
 from notify import ids
-from notify.client.http import error_of
 from notify.client.loop import new_event_loop
 from notify.clock import wall_clock
 from notify.errors import StorageFailed, Unavailable
@@ -27,13 +26,16 @@ from notify.server.app import App
 from notify.server.configuration import first_token
 from notify.server.connections.application import DataAnswers
 from notify.server.connections.protocol import Protocol
+from notify.server.core.core import Core
 from notify.server.data.answer import Answer
 from notify.server.data.request import Request
+from notify.server.running import Running
 from notify.settings import Settings
 from notify.storage.memory import MemoryStore
 from notify.storage.records import State
 from notify.wire import Outcomes, decode_payload
 
+T = TypeVar("T")
 START_SECONDS = 60.0
 SETTLE_SECONDS = 30.0
 _json_outcomes = msgspec.json.Decoder(Outcomes).decode
@@ -203,9 +205,8 @@ class InMemoryServer:
         if seconds < 0:
             raise ValueError("seconds must not be negative")
         self._offset_us += round(seconds * 1_000_000)
-        running = None if self._server is None else self._app.running_or_none()
-        if running is not None:
-            asyncio.run_coroutine_threadsafe(running.core.act(), self._loop).result(SETTLE_SECONDS)
+        if self._server is not None and self._app.running_or_none() is not None:
+            self.inside(lambda running: running.core.act())
 
     def freeze(self) -> None:
         """Stop the server's clock: only `advance` moves it, so that no lease expires on a slow machine."""
@@ -282,14 +283,28 @@ class InMemoryServer:
                 raise AssertionError(f"{len(halves)} messages are still in doubt, the first is {halves[0]}")
             time.sleep(0.01)
 
-    def _stored(self, topic: str | None) -> list[Stored]:
-        return asyncio.run_coroutine_threadsafe(self._look(topic), self._loop).result(SETTLE_SECONDS)
+    def inside(self, act: Callable[[Running], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine on the server's parts, in its event loop. Raises Unavailable if it is not started.
 
-    async def _look(self, topic: str | None) -> list[Stored]:
-        running = self._app.running_or_none()
-        if running is None:
-            raise error_of(503, "unavailable", "the server in memory is not started")
-        core = running.core
+        For tests of the server itself: its parts change from version to version.
+        """
+
+        if self._server is None:
+            raise Unavailable("the server in memory is not started")
+
+        async def acted() -> T:
+            return await act(self._app.running())
+
+        return asyncio.run_coroutine_threadsafe(acted(), self._loop).result(SETTLE_SECONDS)
+
+    def open_connections(self) -> int:
+        """How many connections the server has now."""
+        return 0 if self._server is None else len(self._server.server_state.connections)
+
+    def _stored(self, topic: str | None) -> list[Stored]:
+        return self.inside(lambda running: self._look(running.core, topic))
+
+    async def _look(self, core: Core, topic: str | None) -> list[Stored]:
         stored: list[Stored] = []
         for t in core.queues.topics():
             if topic not in (None, t.name):

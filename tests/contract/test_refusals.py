@@ -38,6 +38,8 @@ class Refusing:
     def __init__(self, store: Any, chance: random.Random) -> None:
         self._store = store
         self._chance = chance
+        self.share = 0.3
+        """The share of appends that are refused."""
         self.refuses = False
         self.refused: set[str] = set()
         self.acked: dict[int, int] = {}
@@ -49,7 +51,7 @@ class Refusing:
             return method
 
         def append(*arguments: Any) -> Any:
-            if self.refuses and self._chance.random() < 0.3:
+            if self.refuses and self._chance.random() < self.share:
                 self.refused.add(name)
                 raise self._chance.choice(REFUSALS)
             if name == "settle_soon" and arguments[4] is SettleKind.ACK:
@@ -157,7 +159,7 @@ def test_a_full_disk_loses_no_lease(run: Callable[..., None]) -> None:
     async def scenario(b: Bench) -> None:
         now_us = [T0]
         store: Any = Refusing(b.store, random.Random(1))
-        store._chance.random = lambda: 0.0  # refuses every append
+        store.share = 1.0
         delivery = Delivery(store, lambda: now_us[0], Metrics(), Topics(store))
         await delivery.following.subscribe(Subscription("g", "t", max_attempts=1), "earliest")
         await b.store.put([_sent(number) for number in range(4)], T0)

@@ -20,6 +20,7 @@ from notify.client import AsyncReader, Consumer, Message, TransactionProducer
 from notify.errors import Forbidden, InvalidRequest, Unauthorized
 from notify.server.access import lookup
 from notify.server.access.rights import Right, parse_right
+from notify.server.running import Running
 from notify.server.serve import check_host
 from notify.settings import Settings
 from notify.testing import InMemoryServer
@@ -243,14 +244,14 @@ def test_what_others_could_reach_needs_access_and_tls() -> None:
 
 
 def test_where_the_servers_are_takes_a_right_and_who_else_is_there_takes_view(guarded: GuardedInMemory) -> None:
-    everyone = guarded.server._app.running().members()
+    async def parts(running: Running) -> Running:
+        return running
+
+    running = guarded.server.inside(parts)
+    everyone = running.members()
     consumer = everyone["members"][0] | {"name": "points/i1", "kind": "consumer", "detail": {"group": "points"}}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(
-            guarded.server._app.running().data,
-            "_members",
-            lambda: everyone | {"members": [*everyone["members"], consumer]},
-        )
+        patched.setattr(running.data, "_members", lambda: everyone | {"members": [*everyone["members"], consumer]})
 
         def kinds(*rights: str) -> list[str]:
             answer = call(guarded.url, "GET", "/v1/members", token=guarded.make(*rights))

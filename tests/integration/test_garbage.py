@@ -97,9 +97,7 @@ def test_a_refused_request_leaves_no_garbage(
             answer.read()
         connection.close()
         assert answer.status == status
-    assert server._server is not None
-    open_connections = server._server.server_state.connections
-    eventually(lambda: not open_connections, "the connections to end")
+    eventually(lambda: not server.open_connections(), "the connections to end")
     gc.set_debug(gc.DEBUG_SAVEALL)
     gc.collect()
     left: Counter[str] = Counter(type(o).__name__ for o in gc.garbage if isinstance(o, KEPT_BY_CYCLES))

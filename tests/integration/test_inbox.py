@@ -15,24 +15,13 @@ from sqlalchemy.orm import Session
 from notify.client import Consumer, Inbox, ReceivedMessage, create_tables, use_explicit_begin
 from notify.errors import InvalidRequest
 from notify.testing import InMemoryServer
-from tests.support.shop import Base, Order, make_engine
+from tests.support.shop import Base, Order, items, make_engine
 
 MESSAGE = ReceivedMessage("01a1fc5e-3817-71f6-bdb9-9ebd1a8e445d.0", "t", 0, 0, b"x", None, None, {}, 1, "")
 
 
-@pytest.fixture
-def shop(engine: sa.Engine) -> sa.Engine:
-    Base.metadata.create_all(engine)
-    return engine
-
-
 def effect(message: ReceivedMessage, session: Session) -> None:
     session.add(Order(item=message.text))
-
-
-def effects(engine: sa.Engine) -> int:
-    with Session(engine) as session:
-        return session.scalar(sa.select(sa.func.count()).select_from(Order)) or 0
 
 
 # --- SQLite's transactions --------------------------------------------------------------------------------------
@@ -61,7 +50,7 @@ def test_sqlite_that_begins_late_is_refused(tmp_path: Path) -> None:
     use_explicit_begin(engine)
     engine.dispose()
     inbox.check()
-    assert inbox.run("g", MESSAGE, effect) and effects(engine) == 1
+    assert inbox.run("g", MESSAGE, effect) and len(items(engine)) == 1
     engine.dispose()
 
 
@@ -94,22 +83,22 @@ def test_asynchronous_sqlite_that_begins_late_is_refused(tmp_path: Path) -> None
     asyncio.run(run())
 
 
-def test_autocommit_is_refused(shop: sa.Engine) -> None:
+def test_autocommit_is_refused(shop_engine: sa.Engine) -> None:
     """The claim would be committed before the handler runs."""
     with pytest.raises(InvalidRequest, match="AUTOCOMMIT"):
-        Inbox(shop.execution_options(isolation_level="AUTOCOMMIT")).run("g", MESSAGE, effect)
-    assert effects(shop) == 0
-    assert Inbox(shop).run("g", MESSAGE, effect)
+        Inbox(shop_engine.execution_options(isolation_level="AUTOCOMMIT")).run("g", MESSAGE, effect)
+    assert len(items(shop_engine)) == 0
+    assert Inbox(shop_engine).run("g", MESSAGE, effect)
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
-def test_autocommit_of_the_driver_is_refused(shop: sa.Engine, engine_url: str) -> None:
+def test_autocommit_of_the_driver_is_refused(shop_engine: sa.Engine, engine_url: str) -> None:
     engine = sa.create_engine(engine_url, connect_args={"autocommit": True})
     if engine.dialect.name == "mysql":  # SQLAlchemy sets PyMySQL's autocommit off unless a listener comes after it
         sa.event.listen(engine, "connect", lambda connection, record: connection.autocommit(True))
     with pytest.raises(InvalidRequest, match="AUTOCOMMIT"):
         Inbox(engine).run("g", MESSAGE, effect)
-    assert effects(shop) == 0
+    assert len(items(shop_engine)) == 0
     engine.dispose()
 
 
@@ -139,7 +128,7 @@ def commit_the_transaction(session: Session) -> None:
 
 
 @pytest.mark.parametrize("how", [commit, commit_the_transaction])
-def test_a_handler_that_commits_by_itself_is_refused(shop: sa.Engine, how: Callable[[Session], None]) -> None:
+def test_a_handler_that_commits_by_itself_is_refused(shop_engine: sa.Engine, how: Callable[[Session], None]) -> None:
     """Otherwise what it does after its commit is lost when it fails: the retry would find the claim."""
 
     def committing(message: ReceivedMessage, session: Session) -> None:
@@ -148,12 +137,12 @@ def test_a_handler_that_commits_by_itself_is_refused(shop: sa.Engine, how: Calla
         raise ValueError("after the commit")
 
     with pytest.raises(InvalidRequest, match="must not commit"):
-        Inbox(shop).run("g", MESSAGE, committing)
-    assert effects(shop) == 0
-    assert Inbox(shop).run("g", MESSAGE, effect) and effects(shop) == 1
+        Inbox(shop_engine).run("g", MESSAGE, committing)
+    assert len(items(shop_engine)) == 0
+    assert Inbox(shop_engine).run("g", MESSAGE, effect) and len(items(shop_engine)) == 1
 
 
-def test_a_handler_that_rolls_back_and_returns_is_refused(shop: sa.Engine) -> None:
+def test_a_handler_that_rolls_back_and_returns_is_refused(shop_engine: sa.Engine) -> None:
     """Its claim is gone with the effect, so the message is not handled."""
 
     def rolling_back(message: ReceivedMessage, session: Session) -> None:
@@ -161,11 +150,11 @@ def test_a_handler_that_rolls_back_and_returns_is_refused(shop: sa.Engine) -> No
         session.rollback()
 
     with pytest.raises(InvalidRequest, match="ended the inbox's transaction"):
-        Inbox(shop).run("g", MESSAGE, rolling_back)
-    assert Inbox(shop).run("g", MESSAGE, effect) and effects(shop) == 1
+        Inbox(shop_engine).run("g", MESSAGE, rolling_back)
+    assert Inbox(shop_engine).run("g", MESSAGE, effect) and len(items(shop_engine)) == 1
 
 
-def test_a_handler_may_use_savepoints(shop: sa.Engine) -> None:
+def test_a_handler_may_use_savepoints(shop_engine: sa.Engine) -> None:
     def careful(message: ReceivedMessage, session: Session) -> None:
         with session.begin_nested():
             effect(message, session)
@@ -176,15 +165,15 @@ def test_a_handler_may_use_savepoints(shop: sa.Engine) -> None:
         session.begin_nested()  # left open: the inbox's commit releases it
         effect(message, session)
 
-    assert Inbox(shop).run("g", MESSAGE, careful)
-    assert not Inbox(shop).run("g", MESSAGE, careful)
-    assert effects(shop) == 2
+    assert Inbox(shop_engine).run("g", MESSAGE, careful)
+    assert not Inbox(shop_engine).run("g", MESSAGE, careful)
+    assert len(items(shop_engine)) == 2
 
 
 ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+psycopg", "mysql": "mysql+aiomysql"}
 
 
-def test_an_asynchronous_handler_that_commits_by_itself_is_refused(shop: sa.Engine, engine_url: str) -> None:
+def test_an_asynchronous_handler_that_commits_by_itself_is_refused(shop_engine: sa.Engine, engine_url: str) -> None:
     url = sa.make_url(engine_url)
 
     async def committing(message: ReceivedMessage, session: Any) -> None:
@@ -205,4 +194,4 @@ def test_an_asynchronous_handler_that_commits_by_itself_is_refused(shop: sa.Engi
     if url.get_backend_name() == "sqlite":
         use_explicit_begin(engine)
     assert asyncio.run(run(engine)) == [True, False]
-    assert effects(shop) == 1
+    assert len(items(shop_engine)) == 1

@@ -22,16 +22,10 @@ from tests.support.commands import cli
 from tests.support.groups import Caller, die, lag, publish, redrive, running, subscribe
 from tests.support.http import REASON, admin, ask, post, refusal
 from tests.support.servers import GuardedInMemory
-from tests.support.shop import Base, Order
+from tests.support.shop import Order, items
 from tests.support.transactions import new_id
 
 BEFORE_INBOX = (409, "before_inbox")
-
-
-@pytest.fixture
-def shop(engine: sa.Engine) -> sa.Engine:
-    Base.metadata.create_all(engine)
-    return engine
 
 
 def consumer_of(url: str, engine: sa.Engine, group: str = "g", **options: Any) -> Consumer:
@@ -72,26 +66,21 @@ def purge_all(engine: sa.Engine) -> None:
         connection.execute(notify_inbox.delete())
 
 
-def effects(engine: sa.Engine) -> int:
-    with Session(engine) as session:
-        return session.scalar(sa.select(sa.func.count()).select_from(Order)) or 0
-
-
 RESET = {"topic": "t", "to": "earliest"}
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_a_reset_to_before_a_purge_is_refused(shop: sa.Engine, notify_server: InMemoryServer) -> None:
+def test_a_reset_to_before_a_purge_is_refused(shop_engine: sa.Engine, notify_server: InMemoryServer) -> None:
     url = notify_server.url
     subscribe(url, "g", "t")
     publish(url, "t", ["a"])
-    assert consume(url, shop) == 1
+    assert consume(url, shop_engine) == 1
     assert admin(url, "POST", "groups/g/reset", RESET)["result"]["queues"][0]["again"] == 1
-    consume(url, shop)
-    assert effects(shop) == 1, "the inbox was whole"
+    consume(url, shop_engine)
+    assert len(items(shop_engine)) == 1, "the inbox was whole"
 
-    purge_all(shop)
-    consume(url, shop)  # it says so as it starts
+    purge_all(shop_engine)
+    consume(url, shop_engine)  # it says so as it starts
     assert refusal(url, "POST", "groups/g/reset", **RESET) == BEFORE_INBOX
     assert refusal(url, "POST", "groups/g/reset", **RESET, dry_run=True) == BEFORE_INBOX
     assert admin(url, "POST", "groups/g/reset", {"topic": "t", "to": "latest"})["status"] == 200
@@ -100,29 +89,31 @@ def test_a_reset_to_before_a_purge_is_refused(shop: sa.Engine, notify_server: In
     assert cli("group", "reset", "g", *flags, "--force", "--dry-run", "--json")[0] == 0
     assert admin(url, "POST", "groups/g/reset", {**RESET, "replay_effects": True, "dry_run": True})["status"] == 200
     admin(url, "POST", "groups/g/reset", {**RESET, "force": True})
-    consume(url, shop)
-    assert effects(shop) == 2
+    consume(url, shop_engine)
+    assert len(items(shop_engine)) == 2
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_a_redrive_of_letters_from_before_a_purge_is_refused(shop: sa.Engine, notify_server: InMemoryServer) -> None:
+def test_a_redrive_of_letters_from_before_a_purge_is_refused(
+    shop_engine: sa.Engine, notify_server: InMemoryServer
+) -> None:
     url = notify_server.url
     subscribe(url, "g", "t")
     publish(url, "t", ["a"])
     die(Caller(url, "g", "i"), "t", 1, "boom")
-    purge_all(shop)
-    consume(url, shop)
+    purge_all(shop_engine)
+    consume(url, shop_engine)
     (item,) = redrive(url, "g")["items"]
     assert (item["status"], item["code"]) == BEFORE_INBOX
     (item,) = redrive(url, "g", force=True)["items"]
     assert item["status"] == 201
-    consume(url, shop)
-    assert effects(shop) == 1
+    consume(url, shop_engine)
+    assert len(items(shop_engine)) == 1
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_what_was_handled_before_there_was_an_inbox_does_not_come_again_unasked(
-    shop: sa.Engine, notify_server: InMemoryServer
+    shop_engine: sa.Engine, notify_server: InMemoryServer
 ) -> None:
     url = notify_server.url
     subscribe(url, "g", "t")
@@ -131,12 +122,12 @@ def test_what_was_handled_before_there_was_an_inbox_does_not_come_again_unasked(
     without.subscribe("t")(print)
     with running(without):
         eventually(lambda: lag(url, "g") == 0, "the message to be settled")
-    consume(url, shop)
+    consume(url, shop_engine)
     assert refusal(url, "POST", "groups/g/reset", **RESET) == BEFORE_INBOX
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_a_letters_age_is_by_the_servers_clock(shop: sa.Engine, notify_server: InMemoryServer) -> None:
+def test_a_letters_age_is_by_the_servers_clock(shop_engine: sa.Engine, notify_server: InMemoryServer) -> None:
     """Its id has the producer's, which may be hours behind."""
     url = notify_server.url
     notify_server.advance(7200)
@@ -144,7 +135,7 @@ def test_a_letters_age_is_by_the_servers_clock(shop: sa.Engine, notify_server: I
     publish(url, "t", ["handled without an inbox"])
     caller = Caller(url, "g", "i")
     assert caller.settle(caller.receive("t")) == [200]
-    consume(url, shop)
+    consume(url, shop_engine)
     post(url, "/v1/messages", {"messages": [{"topic": "t", "body": "young", "id": f"{new_id()}.0"}]})
     die(caller, "t", 1, "boom")
     assert [item["status"] for item in redrive(url, "g")["items"]] == [201]
@@ -162,40 +153,40 @@ def test_telling_takes_the_right_to_consume() -> None:
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_a_new_group_may_go_back_to_what_it_never_had(shop: sa.Engine, notify_server: InMemoryServer) -> None:
+def test_a_new_group_may_go_back_to_what_it_never_had(shop_engine: sa.Engine, notify_server: InMemoryServer) -> None:
     """It begins at `latest`, and is then sent through all that there is."""
     url = notify_server.url
     publish(url, "t", ["a", "b"])
-    assert consume(url, shop) == 0
+    assert consume(url, shop_engine) == 0
     admin(url, "POST", "groups/g/reset", RESET)
-    assert consume(url, shop) == 2
+    assert consume(url, shop_engine) == 2
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_a_start_before_a_purge_is_refused(shop: sa.Engine, notify_server: InMemoryServer) -> None:
+def test_a_start_before_a_purge_is_refused(shop_engine: sa.Engine, notify_server: InMemoryServer) -> None:
     """A group that was dropped, or a database that another group's purge has emptied."""
     url = notify_server.url
     publish(url, "t", ["a"])
-    purge_all(shop)
+    purge_all(shop_engine)
     for _ in range(2):  # trying again changes nothing
         with pytest.raises(Conflict, match="with force") as raised:
-            consumer_of(url, shop, start="earliest").run(signals=False)
+            consumer_of(url, shop_engine, start="earliest").run(signals=False)
         assert raised.value.code == "before_inbox"
     flags = ("--start", "earliest", "--force", "--reason", "x", "--url", url, "--json")
     assert cli("group", "subscribe", "g", "t", *flags)[0] == 0
-    assert consume(url, shop, start="earliest") == 1
-    assert consume(url, shop, "other", start="latest") == 0, "one that begins later is none of it"
+    assert consume(url, shop_engine, start="earliest") == 1
+    assert consume(url, shop_engine, "other", start="latest") == 0, "one that begins later is none of it"
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_what_was_told_survives_a_restart(shop: sa.Engine, tmp_path: Path) -> None:
+def test_what_was_told_survives_a_restart(shop_engine: sa.Engine, tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data").start()
     try:
         subscribe(server.url, "g", "t")
         publish(server.url, "t", ["a"])
-        consume(server.url, shop)
-        purge_all(shop)
-        consume(server.url, shop)
+        consume(server.url, shop_engine)
+        purge_all(shop_engine)
+        consume(server.url, shop_engine)
         told = whole_from(server.url)
         server.kill()
         server.start()
@@ -208,15 +199,15 @@ def test_what_was_told_survives_a_restart(shop: sa.Engine, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_running_consumer_tells_of_a_purge(
-    shop: sa.Engine, notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
+    shop_engine: sa.Engine, notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody else has purged the table, as a job of the service does."""
     monkeypatch.setattr("notify.client.consumer.INBOX_LOOK_SECONDS", 0.02)
     url = notify_server.url
-    with running(consumer_of(url, shop), subscribed=True):
+    with running(consumer_of(url, shop_engine), subscribed=True):
         before = eventually(lambda: whole_from(url), "the consumer to tell")
         assert before.startswith("1970")
-        purge_all(shop)
+        purge_all(shop_engine)
         eventually(lambda: whole_from(url) != before, "the consumer to tell of the purge")
         assert len(admin(url, "GET", "actions?max=100")["actions"]) == 0, "a consumer is no administrator"
 
@@ -240,14 +231,14 @@ def left(engine: sa.Engine) -> int:
 
 
 def test_old_rows_are_purged_by_the_consumer(
-    shop: sa.Engine, notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
+    shop_engine: sa.Engine, notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In batches, once the servers have been told; what is younger stays."""
     for name, value in (("INBOX_LOOK_SECONDS", 0.02), ("INBOX_PURGE_SECONDS", 0.02), ("INBOX_BATCH", 10)):
         monkeypatch.setattr(f"notify.client.consumer.{name}", value)
     monkeypatch.setattr("notify.client.consumer.INBOX_PAUSE_SECONDS", 0.0)
-    fill(shop, 31, 25)
-    fill(shop, 29, 5)
+    fill(shop_engine, 31, 25)
+    fill(shop_engine, 29, 5)
     url, deleted = notify_server.url, []
     delete = inboxes.delete_noted
 
@@ -257,37 +248,37 @@ def test_old_rows_are_purged_by_the_consumer(
         return deleted[-1][1]
 
     monkeypatch.setattr(inboxes, "delete_noted", noting)
-    with running(consumer_of(url, shop), subscribed=True):
-        eventually(lambda: left(shop) == 5, "the old rows to go")
+    with running(consumer_of(url, shop_engine), subscribed=True):
+        eventually(lambda: left(shop_engine) == 5, "the old rows to go")
         eventually(lambda: sum(count for _, count in deleted) == 25, "the last batch to return")
     assert deleted[:3] == [(True, 10), (True, 10), (True, 5)]
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_purging_can_be_switched_off(
-    shop: sa.Engine, notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
+    shop_engine: sa.Engine, notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("INBOX_LOOK_SECONDS", "INBOX_PURGE_SECONDS"):
         monkeypatch.setattr(f"notify.client.consumer.{name}", 0.01)
-    fill(shop, 400, 3)
+    fill(shop_engine, 400, 3)
     looks, look = [], inboxes.whole_from
     monkeypatch.setattr(inboxes, "whole_from", lambda connection: (looks.append(1), look(connection))[1])
-    consumer = Consumer(notify_server.url, group="g", inbox=Inbox(shop, purge_after=None))
+    consumer = Consumer(notify_server.url, group="g", inbox=Inbox(shop_engine, purge_after=None))
     consumer.subscribe("t")(lambda message, session: None)
     with running(consumer):
         eventually(lambda: len(looks) > 5, "some looks")
-    assert left(shop) == 3
+    assert left(shop_engine) == 3
 
 
-def test_a_purge_keeps_other_replays_apart(shop: sa.Engine) -> None:
+def test_a_purge_keeps_other_replays_apart(shop_engine: sa.Engine) -> None:
     """A row of the same message in a younger replay stays."""
-    fill(shop, 40, 1)
-    with shop.begin() as connection:
+    fill(shop_engine, 40, 1)
+    with shop_engine.begin() as connection:
         at = inboxes.instant_before(connection, 0)
         young = {"consumer_group": "g", "message_id": "40-0", "replay": 1, "created_at": at}
         connection.execute(notify_inbox.insert(), [young])
-    assert Inbox(shop).purge(30 * inboxes.DAY) == 1
-    with shop.connect() as connection:
+    assert Inbox(shop_engine).purge(30 * inboxes.DAY) == 1
+    with shop_engine.connect() as connection:
         assert list(connection.scalars(sa.select(notify_inbox.c.replay))) == [1]
 
 

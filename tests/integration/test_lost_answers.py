@@ -16,7 +16,7 @@ from notify.testing import InMemoryServer
 from tests.support import dying
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.proxy import Proxy
-from tests.support.shop import Order
+from tests.support.shop import Order, items
 
 PAST_THE_FIRST_CHECK = 60.0
 """Seconds; without `check_after` the server asks for the first time after 5."""
@@ -48,11 +48,6 @@ def sell(engine: sa.Engine, producer: TransactionProducer, topic: str, item: str
         producer.send(session, Message(topic, item))
 
 
-def orders(engine: sa.Engine) -> list[str]:
-    with Session(engine) as session:
-        return list(session.scalars(sa.select(Order.item).order_by(Order.id)))
-
-
 def delivered(server: InMemoryServer, topic: str) -> list[str]:
     """What consumers get, in the order of the queue, once the server has asked for every outcome that it lacks."""
     server.advance(PAST_THE_FIRST_CHECK)
@@ -78,8 +73,8 @@ def test_a_commit_that_is_cut_off(
         assert proxy.cuts == 1
         assert delivered(memory, unique) == (["first", "ambiguous"] if executed else ["first"])
         sell(engine, producer, unique, "last")
-        assert delivered(memory, unique) == orders(engine)
-    assert orders(engine) == (["first", "ambiguous", "last"] if executed else ["first", "last"])
+        assert delivered(memory, unique) == items(engine)
+    assert items(engine) == (["first", "ambiguous", "last"] if executed else ["first", "last"])
 
 
 def test_a_connection_that_is_lost_before_the_commit(
@@ -97,7 +92,7 @@ def test_a_connection_that_is_lost_before_the_commit(
         assert proxy.cuts == 1
         sell(engine, producer, unique, "last")
         assert delivered(memory, unique) == ["first", "last"]
-    assert orders(engine) == ["first", "last"]
+    assert items(engine) == ["first", "last"]
 
 
 def test_a_half_whose_answer_is_lost(engine: sa.Engine, memory: InMemoryServer, unique: str) -> None:
@@ -119,7 +114,7 @@ def test_a_half_whose_answer_is_lost(engine: sa.Engine, memory: InMemoryServer, 
             eventually(is_lost, "a half that reached the server")
     with TransactionProducer(memory.url, group=unique, engine=engine):  # answers the check
         assert delivered(memory, unique) == []
-    assert orders(engine) == []
+    assert items(engine) == []
 
 
 @pytest.mark.parametrize("point", dying.POINTS)
@@ -130,5 +125,5 @@ def test_a_producer_killed_at_its_worst_moments(
     assert dying.order_and_die(memory.url, unique, dsn, point) == -signal.SIGKILL
     assert len(memory.halves(unique)) == 1
     with TransactionProducer(memory.url, group=unique, engine=engine):  # another instance answers
-        assert delivered(memory, unique) == orders(engine)
-    assert orders(engine) == ([] if point == "after half" else [point])
+        assert delivered(memory, unique) == items(engine)
+    assert items(engine) == ([] if point == "after half" else [point])

@@ -20,19 +20,8 @@ from tests.support.clock import eventually
 from tests.support.commands import cli
 from tests.support.groups import Caller, die, lag, publish, redrive, running, subscribe
 from tests.support.http import admin
-from tests.support.shop import Base, Order, make_engine
+from tests.support.shop import Base, Order, items, make_engine
 from tests.support.versions import FIRST, FIXTURES, run_statements
-
-
-@pytest.fixture
-def shop(engine: sa.Engine) -> sa.Engine:
-    Base.metadata.create_all(engine)
-    return engine
-
-
-def effects(engine: sa.Engine) -> list[str]:
-    with Session(engine) as session:
-        return sorted(session.scalars(sa.select(Order.item)))
 
 
 def consume(url: str, engine: sa.Engine) -> int:
@@ -52,46 +41,46 @@ def reset(url: str, **fields: Any) -> Any:
     return admin(url, "POST", "groups/g/reset", {"topic": "t", "to": "earliest", **fields})["result"]
 
 
-def test_a_reset_repeats_effects_only_when_told_so(shop: sa.Engine, notify_server: InMemoryServer) -> None:
+def test_a_reset_repeats_effects_only_when_told_so(shop_engine: sa.Engine, notify_server: InMemoryServer) -> None:
     url = notify_server.url
     subscribe(url, "g", "t")
     publish(url, "t", ["a", "b"])
-    assert consume(url, shop) == 2
+    assert consume(url, shop_engine) == 2
 
     preview = reset(url, dry_run=True)
     assert preview["replay"] == 0 and "do nothing" in preview["effects"]
     assert reset(url) == preview
-    assert consume(url, shop) == 2 and effects(shop) == ["a", "b"]
+    assert consume(url, shop_engine) == 2 and sorted(items(shop_engine)) == ["a", "b"]
 
     preview = reset(url, dry_run=True, replay_effects=True)
     assert preview["replay"] == 1 and "take effect again" in preview["effects"]
     assert reset(url, replay_effects=True) == preview
-    assert consume(url, shop) == 2 and effects(shop) == ["a", "a", "b", "b"]
+    assert consume(url, shop_engine) == 2 and sorted(items(shop_engine)) == ["a", "a", "b", "b"]
 
     # The number stays: what comes later, and a reset without the wish, repeat nothing.
     publish(url, "t", ["c"])
-    assert consume(url, shop) == 1
+    assert consume(url, shop_engine) == 1
     reset(url)
-    assert consume(url, shop) == 3 and effects(shop) == ["a", "a", "b", "b", "c"]
-    with shop.connect() as connection:
+    assert consume(url, shop_engine) == 3 and sorted(items(shop_engine)) == ["a", "a", "b", "b", "c"]
+    with shop_engine.connect() as connection:
         replays = connection.execute(sa.select(notify_inbox.c.replay, sa.func.count()).group_by(notify_inbox.c.replay))
         assert sorted(map(tuple, replays)) == [(0, 2), (1, 3)]
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_a_replays_number_survives_a_restart(shop: sa.Engine, tmp_path: Path) -> None:
+def test_a_replays_number_survives_a_restart(shop_engine: sa.Engine, tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data").start()
     try:
         subscribe(server.url, "g", "t")
         publish(server.url, "t", ["a"])
-        assert consume(server.url, shop) == 1
+        assert consume(server.url, shop_engine) == 1
         assert reset(server.url, replay_effects=True)["replay"] == 1
         server.kill()
         server.start()
         received = Caller(server.url, "g", "plain").receive("t")
         assert [m["replay"] for m in received] == [1]
         assert reset(server.url)["replay"] == 1
-        assert consume(server.url, shop) == 1 and effects(shop) == ["a", "a"]
+        assert consume(server.url, shop_engine) == 1 and sorted(items(shop_engine)) == ["a", "a"]
         assert reset(server.url, replay_effects=True)["replay"] == 2
     finally:
         server.stop()
@@ -111,37 +100,37 @@ def took_effect_and_died(url: str, engine: sa.Engine, body: str) -> str:
     return str(message["id"])
 
 
-def test_a_redrive_repeats_effects_only_when_told_so(shop: sa.Engine, notify_server: InMemoryServer) -> None:
+def test_a_redrive_repeats_effects_only_when_told_so(shop_engine: sa.Engine, notify_server: InMemoryServer) -> None:
     """Its messages have other ids than before: the inbox knows them by their first ones."""
     url = notify_server.url
     subscribe(url, "g", "t")
-    first = took_effect_and_died(url, shop, "a")
+    first = took_effect_and_died(url, shop_engine, "a")
     preview = admin(url, "POST", "groups/g/dead-letters/redrive", {"dry_run": True})["result"]
     assert preview["ids"] == [first] and "do nothing" in preview["effects"]
     (item,) = redrive(url, "g")["items"]
-    assert consume(url, shop) == 1 and effects(shop) == ["a"]
-    with shop.connect() as connection:  # an audit counts the new id's effect, too
+    assert consume(url, shop_engine) == 1 and sorted(items(shop_engine)) == ["a"]
+    with shop_engine.connect() as connection:  # an audit counts the new id's effect, too
         assert set(connection.scalars(sa.select(notify_inbox.c.message_id))) == {first, item["as"]}
 
-    took_effect_and_died(url, shop, "b")
+    took_effect_and_died(url, shop_engine, "b")
     preview = admin(url, "POST", "groups/g/dead-letters/redrive", {"dry_run": True, "replay_effects": True})["result"]
     assert "take effect again" in preview["effects"]
     redrive(url, "g", replay_effects=True)
-    assert consume(url, shop) == 1 and effects(shop) == ["a", "b", "b"]
+    assert consume(url, shop_engine) == 1 and sorted(items(shop_engine)) == ["a", "b", "b"]
     # A reset with the wish afterwards has a number of its own, so that it repeats all of them.
     assert reset(url, replay_effects=True)["replay"] == 2
-    consume(url, shop)
-    assert effects(shop) == ["a", "a", "b", "b", "b"]
+    consume(url, shop_engine)
+    assert sorted(items(shop_engine)) == ["a", "a", "b", "b", "b"]
 
 
-def test_a_letter_that_died_in_a_replay_belongs_to_it(shop: sa.Engine, notify_server: InMemoryServer) -> None:
+def test_a_letter_that_died_in_a_replay_belongs_to_it(shop_engine: sa.Engine, notify_server: InMemoryServer) -> None:
     url = notify_server.url
     subscribe(url, "g", "t")
     reset(url, replay_effects=True)
-    took_effect_and_died(url, shop, "a")
+    took_effect_and_died(url, shop_engine, "a")
     reset(url, replay_effects=True, to="latest")
     redrive(url, "g")
-    assert consume(url, shop) == 1 and effects(shop) == ["a"], "its effect stands under replay 1"
+    assert consume(url, shop_engine) == 1 and sorted(items(shop_engine)) == ["a"], "its effect stands under replay 1"
 
 
 def test_all_letters_as_a_job_and_the_command(notify_server: InMemoryServer, tmp_path: Path) -> None:
@@ -153,7 +142,7 @@ def test_all_letters_as_a_job_and_the_command(notify_server: InMemoryServer, tmp
     took_effect_and_died(url, engine, "a")
     flags = ("--all", "--replay-effects", "--reason", "again", "--url", url, "--json")
     assert cli("dead-letter", "redrive", "g", *flags)[0] == 0
-    assert consume(url, engine) == 1 and effects(engine) == ["a", "a"]
+    assert consume(url, engine) == 1 and sorted(items(engine)) == ["a", "a"]
     flags = (
         "--topic",
         "t",
@@ -176,12 +165,12 @@ def test_all_letters_as_a_job_and_the_command(notify_server: InMemoryServer, tmp
     ("headers", "replay"),
     [({}, 3), ({"notify-replay": "7"}, 7), ({"notify-replay": "x"}, 3), ({"notify-replay": "9" * 40}, 3)],
 )
-def test_a_producers_own_header_does_no_harm(shop: sa.Engine, headers: Mapping[str, str], replay: int) -> None:
+def test_a_producers_own_header_does_no_harm(shop_engine: sa.Engine, headers: Mapping[str, str], replay: int) -> None:
     """A header that is no number or id of this project's is passed over: no message fails for it."""
     headers = {**headers, "notify-first-id": "y" * 500}
     message = ReceivedMessage("01a1fc5e-3817-71f6-bdb9-9ebd1a8e445d.0", "t", 0, 0, b"x", None, None, headers, 1, "", 3)
-    assert Inbox(shop).run("g", message, lambda m, session: session.add(Order(item=m.text)))
-    with shop.connect() as connection:
+    assert Inbox(shop_engine).run("g", message, lambda m, session: session.add(Order(item=m.text)))
+    with shop_engine.connect() as connection:
         rows = connection.execute(sa.select(notify_inbox.c.message_id, notify_inbox.c.replay)).all()
     assert [tuple(row) for row in rows] == [(message.id, replay)]
 

@@ -6,7 +6,6 @@ server answers: who may is let in, who may not is refused, is shown nothing of t
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import re
@@ -18,7 +17,11 @@ import pytest
 from fastapi.routing import iter_route_contexts
 
 from notify.server.access import lookup
+from notify.server.app import App
 from notify.server.data.routes import DataRoutes
+from notify.server.running import Running
+from notify.settings import Settings
+from notify.storage.memory import MemoryStore
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.http import REASON
 from tests.support.rights import (
@@ -408,18 +411,17 @@ def edges(room: Room) -> list[Case]:
 # --- what is compared -----------------------------------------------------------------------------------------
 
 
-def routes(room: Room) -> set[str]:
+def routes() -> set[str]:
     """Every route that the server has, native or FastAPI's."""
     names = {f"{method} {path}" for method, path, _ in DataRoutes.ROUTES}
-    for route in iter_route_contexts(room.server.server._app.fastapi.routes):
+    for route in iter_route_contexts(App(Settings(), MemoryStore).fastapi.routes):
         methods = getattr(route, "methods", None) or {"MOUNT"}
         names |= {f"{method} {route.path}" for method in methods}
     return names
 
 
-async def _kept(room: Room) -> Any:
-    """What a refused request must not change: all that the server keeps but when credentials were used."""
-    running = room.server.server._app.running()
+async def _kept(running: Running) -> Any:
+    """All that the server keeps, but for when credentials were used: a refused request must not change it."""
     core = running.core
     queues, records = core.queues, running.administration.records
     topics = [(t, [queues.bounds(t.name, q) for q in range(t.queues)]) for t in queues.topics()]
@@ -444,8 +446,7 @@ async def _kept(room: Room) -> Any:
 
 
 def kept(room: Room) -> Any:
-    server = room.server.server
-    return asyncio.run_coroutine_threadsafe(_kept(room), server._loop).result(PATIENCE_SECONDS)
+    return room.server.server.inside(_kept)
 
 
 def statuses(raw: bytes, status: int, case: Case) -> list[int]:
@@ -477,7 +478,7 @@ def shown_wrongly(raw: bytes, asked: Asked, case: Case, caller: Caller, room: Ro
 
 
 def test_every_route_is_in_the_matrix(room: Room, table: list[Case]) -> None:
-    existing, covered = routes(room), {case.route for case in table}
+    existing, covered = routes(), {case.route for case in table}
     new = sorted(existing - covered)
     assert new == [], (
         f"{', '.join(new)}: add a Case to `cases` in {__file__}, which says which right on which thing lets a request "

@@ -24,6 +24,12 @@ class Order(Base):
     item: Mapped[str] = mapped_column(sa.String(50))
 
 
+def items(engine: sa.Engine) -> list[str]:
+    """What was ordered, in the order of the ids."""
+    with Session(engine) as session:
+        return list(session.scalars(sa.select(Order.item).order_by(Order.id)))
+
+
 def make_engine(url: str) -> sa.Engine:
     """An engine for any database; SQLite waits for its lock, and begins transactions explicitly."""
     if url.startswith("sqlite"):

@@ -8,7 +8,7 @@ import pytest
 
 from notify.errors import Forbidden
 from notify.server.access.browsers import refuse_foreign_pages
-from notify.server.access.guard import _from_cookie
+from notify.server.access.guard import token_of_cookie
 from notify.settings import Settings
 
 OFF, ON = Settings(), Settings(access=True)
@@ -43,9 +43,9 @@ def test_no_origin_makes_the_server_fail(origin: str) -> None:
 
 
 def test_a_token_is_taken_from_a_cookie() -> None:
-    assert _from_cookie(b"notify_token=nt_1_abc") == b"Bearer nt_1_abc"
-    assert _from_cookie(b'a=b; notify_token = nt_1_abc ;c="d;e"') == b"Bearer nt_1_abc"
-    assert _from_cookie(b"") == _from_cookie(b"other_notify_token=x; notify_tokens=y; a") == b""
+    assert token_of_cookie(b"notify_token=nt_1_abc") == b"Bearer nt_1_abc"
+    assert token_of_cookie(b'a=b; notify_token = nt_1_abc ;c="d;e"') == b"Bearer nt_1_abc"
+    assert token_of_cookie(b"") == token_of_cookie(b"other_notify_token=x; notify_tokens=y; a") == b""
 
 
 def test_a_cookie_costs_what_it_is_long() -> None:
@@ -63,7 +63,7 @@ def test_a_cookie_costs_what_it_is_long() -> None:
         calls = 0
         sys.setprofile(count)
         try:
-            _from_cookie(header)
+            token_of_cookie(header)
         finally:
             sys.setprofile(None)
         assert calls < 100

@@ -12,6 +12,7 @@ from notify.server.jobs.runner import Jobs
 from notify.storage.records import StoredMessage
 from notify.testing import InMemoryServer
 from notify.wire import Payload, encode_msgpack
+from tests.support.clock import eventually_async
 from tests.support.groups import publish, subscribe
 from tests.support.http import post
 
@@ -71,7 +72,7 @@ def test_a_job_of_an_earlier_version_whose_filter_is_refused_now_fails_and_says_
     async def run() -> None:
         jobs = Jobs(records, core)  # type: ignore[arg-type]
         await jobs.resume()
-        await asyncio.gather(*jobs._running.values())
+        await eventually_async(lambda: ended, "the job to end")
 
     asyncio.run(run())
     ((state, detail),) = ended

@@ -12,41 +12,19 @@ import sqlalchemy as sa
 from notify.client import AsyncConsumer, Consumer, Inbox
 from notify.client.handlers import REASON_CHARACTERS, reason_of
 from notify.errors import InvalidRequest
+from tests.support.callables import Awaited, async_generator, coroutine, generator, plain, wrapping_a_coroutine
 
 URL = "http://127.0.0.1:9"
-
-
-def plain(message: Any) -> None: ...
 
 
 def plain_with_session(message: Any, session: Any) -> None: ...
 
 
-async def coroutine(message: Any) -> None: ...
-
-
 async def coroutine_with_session(message: Any, session: Any) -> None: ...
-
-
-def generator(message: Any) -> Any:
-    yield
-
-
-async def async_generator(message: Any) -> Any:
-    yield
 
 
 class Callable_:
     def __call__(self, message: Any) -> None: ...
-
-
-class AwaitedCallable:
-    async def __call__(self, message: Any) -> None: ...
-
-
-@functools.wraps(coroutine)
-def wrapping_a_coroutine(*arguments: Any) -> Any:
-    return coroutine(*arguments)
 
 
 def with_default(message: Any, session: Any = None) -> None: ...
@@ -65,7 +43,7 @@ def consumer_of(kind: str) -> Consumer | AsyncConsumer:
     ("kind", "function", "said"),
     [
         ("sync", coroutine, "use AsyncConsumer"),
-        ("sync", AwaitedCallable(), "use AsyncConsumer"),
+        ("sync", Awaited(), "use AsyncConsumer"),
         ("sync", functools.partial(coroutine), "use AsyncConsumer"),
         ("async", plain, "plain function"),
         ("async", Callable_(), "plain function"),
@@ -98,7 +76,7 @@ def test_a_handler_of_the_wrong_kind_is_refused(kind: str, function: Callable[..
         ("sync inbox", plain_with_session),
         ("sync inbox", with_default),
         ("async", coroutine),
-        ("async", AwaitedCallable()),
+        ("async", Awaited()),
         ("async", functools.partial(coroutine)),
         ("async", wrapping_a_coroutine),
         ("async inbox", coroutine_with_session),

@@ -22,14 +22,14 @@ from tests.support.virtual_loop import VirtualLoop, pass_seconds
 class Registry:
     """Credentials as the servers' database has them, and a server that has looked at them some time ago."""
 
-    def __init__(self) -> None:
+    def __init__(self, provider: Any = None) -> None:
         self.credentials: list[Credential] = []
         self.looks: list[float] = []
         """When each began."""
         self.seconds = 0.0
         """How long the database takes."""
         self.failure: Exception | None = None
-        self.access = Access(Settings(access=True), self._look)
+        self.access = Access(Settings(access=True), self._look, provider=provider)
 
     async def _look(self) -> None:
         self.looks.append(asyncio.get_running_loop().time())
@@ -239,8 +239,7 @@ class Provider:
 
 def test_a_subject_made_elsewhere_has_its_rights_at_once() -> None:
     async def main() -> None:
-        registry = Registry()
-        registry.access._provider = Provider()  # type: ignore[assignment]
+        registry = Registry(Provider())
         registry.make("subject", "clerk", "view")
         principal = await registry.access.principal(b"Bearer clerk:", None)
         assert principal.may("view")
@@ -287,9 +286,8 @@ class Issuer:
 
 
 def with_issuer() -> tuple[Registry, Issuer]:
-    registry, issuer = Registry(), Issuer()
-    registry.access._provider = issuer  # type: ignore[assignment]
-    return registry, issuer
+    issuer = Issuer()
+    return Registry(issuer), issuer
 
 
 def test_who_waits_for_a_providers_keys_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

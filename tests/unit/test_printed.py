@@ -12,7 +12,7 @@ import pytest
 
 import notify.cli
 from notify.cli import api
-from notify.cli.overview import _screen
+from notify.cli.overview import screen_of
 from notify.cli.printed import Rows, cell, console, say, visible
 
 HOSTILE = [
@@ -58,7 +58,7 @@ def test_the_overview_shows_any_name(text: str, capsys: pytest.CaptureFixture[st
             "lagging": [{"name": text, "lag": 1, "oldest_seconds": None, "paused": False}],
         },
     }
-    console().print(_screen(shown))
+    console().print(screen_of(shown))
     written = capsys.readouterr().out
     assert written.count(visible(text)) >= 2
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", written)

@@ -12,32 +12,9 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from notify.client import AsyncTransactionProducer, TransactionProducer
 from notify.errors import InvalidRequest
+from tests.support.callables import Awaited, async_generator, coroutine, generator, plain, wrapping_a_coroutine
 
 URL = "http://127.0.0.1:9"
-
-
-def plain(session: Any) -> str:
-    return "done"
-
-
-async def coroutine(session: Any) -> None: ...
-
-
-def generator(session: Any) -> Any:
-    yield
-
-
-async def async_generator(session: Any) -> Any:
-    yield
-
-
-class Awaited:
-    async def __call__(self, session: Any) -> None: ...
-
-
-@functools.wraps(coroutine)
-def wrapping_a_coroutine(session: Any) -> Any:
-    return coroutine(session)
 
 
 @pytest.fixture

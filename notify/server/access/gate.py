@@ -55,13 +55,28 @@ _NOT_OURS = "this token is none of this server's, or was mistyped"
 _NOTHING_SHOWN = "show a token (Authorization: Bearer …), or a client certificate where mutual TLS is on"
 
 
+def provider_of(settings: Settings) -> Provider | None:
+    """The identity provider that the settings name; None where they name none, or access is off."""
+    if not (settings.access and settings.oidc_issuer):
+        return None
+    from notify.server.access.oidc import Provider
+
+    return Provider(settings.oidc_issuer, settings.oidc_audience, settings.oidc_rights_claim)
+
+
 class Access:
     """Who may come in, as of the credentials that were read last; who is not known is looked up before it is refused.
 
     While `on` is False: everyone, to everything.
     """
 
-    def __init__(self, settings: Settings, look: Callable[[], Awaitable[None]], clock: Clock = wall_clock) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        look: Callable[[], Awaitable[None]],
+        clock: Clock = wall_clock,
+        provider: Provider | None = None,
+    ) -> None:
         """`look` reads the records, and has `learn` called where there are other credentials (see Lookup).
 
         `clock`: the one by which credentials were made; this machine's own may differ from it.
@@ -69,11 +84,7 @@ class Access:
         self.clock = clock
         self.on = settings.access
         self.settings = settings
-        self._provider: Provider | None = None
-        if settings.access and settings.oidc_issuer:
-            from notify.server.access.oidc import Provider
-
-            self._provider = Provider(settings.oidc_issuer, settings.oidc_audience, settings.oidc_rights_claim)
+        self._provider = provider
         self._credentials: dict[str, Credential] = {}
         self._by_proof: dict[tuple[str, str], Credential] = {}
         self._principals: dict[str, Principal] = {}

@@ -53,7 +53,7 @@ async def admit(scope: dict[str, Any], door: Door) -> None:
     if not access.on:
         return
     headers = dict(scope["headers"])
-    shown = headers.get(b"authorization", b"") or _from_cookie(headers.get(b"cookie", b""))
+    shown = headers.get(b"authorization", b"") or token_of_cookie(headers.get(b"cookie", b""))
     certificate = scope.get("notify.certificate")
     if scope["path"].startswith(OPEN):
         # Whoever asks for these is served: nobody is looked up for it, so that health waits for no database.
@@ -65,7 +65,7 @@ async def admit(scope: dict[str, Any], door: Door) -> None:
     state["principal"] = principal
 
 
-def _from_cookie(header: bytes) -> bytes:
+def token_of_cookie(header: bytes) -> bytes:
     """The authorization that the console's cookie stands for; empty where there is none.
 
     A token needs no quotes, so that nothing is unquoted: Python's SimpleCookie took minutes for some headers.

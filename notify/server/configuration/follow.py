@@ -14,7 +14,7 @@ from sqlalchemy.engine import Engine
 from notify import faults
 from notify.clock import Clock
 from notify.errors import NotifyError, Unavailable
-from notify.server.access import Access
+from notify.server.access.gate import Access, provider_of
 from notify.server.configuration.first_token import leave_first_token
 from notify.server.configuration.records import CREDENTIALS, SETTINGS, Records
 from notify.server.configuration.revisions import Configuration, Revision
@@ -48,7 +48,7 @@ class Administration:
         """`on_change` is called when other settings or limits hold."""
         self.records = Records(engine)
         self.configuration = Configuration(settings)
-        self.access = Access(settings, self.look, clock)
+        self.access = Access(settings, self.look, clock, provider_of(settings))
         self.clock = clock
         self._on_change = on_change
         self._versions: dict[str, int] = {}
