@@ -16,7 +16,8 @@ from notify.errors import InvalidRequest
 from notify.storage.sql import tables as server
 from notify.wire import BridgedTransaction, PackedMessage
 
-RELAYED, REFUSED = 1, 2
+RELAYED, REFUSED, DROPPED = 1, 2, 3
+"""Values of `relayed` in a row that does not wait: the target has it, refuses it for good, or a person dropped it."""
 ALL = sa.true()
 
 
@@ -79,7 +80,7 @@ SERVER = Outbox(
 )
 
 
-def present(engine: Engine) -> list[Outbox]:
+def present(engine: Engine | Connection) -> list[Outbox]:
     """Those that a database has."""
     names = set(sa.inspect(engine).get_table_names())
     return [outbox for outbox in (LOCAL, SERVER) if outbox.table.name in names]

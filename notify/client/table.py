@@ -1,4 +1,5 @@
-"""The tables beside the service's own: half_message, notify_source, notify_inbox; making, marking and purging them."""
+"""The tables beside the service's own (half_message, notify_source, notify_inbox, notify_refused): making, marking and
+purging them."""
 
 from __future__ import annotations
 
@@ -79,9 +80,29 @@ notify_inbox = sa.Table(
 """One row for each effect. `replay` is 0 but for resets and redrives that were to repeat effects; an SDK that does not
 know the column leaves it at 0."""
 
+notify_refused = sa.Table(
+    "notify_refused",
+    metadata,
+    sa.Column("transaction_id", ID, primary_key=True),
+    sa.Column("producer_group", NAME, nullable=False),
+    sa.Column("topic", NAME, nullable=False),
+    sa.Column("messages", sa.Integer, nullable=False),
+    sa.Column("mover", sa.String(255), nullable=False),
+    sa.Column("status", sa.Integer, nullable=False),
+    sa.Column("code", sa.String(64), nullable=False),
+    sa.Column("detail", TEXT, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("tries", sa.Integer, nullable=False),
+    sa.Column("reason", TEXT, nullable=False),
+    sa.Column("refused_at", INSTANT, nullable=False),
+    mysql_engine="InnoDB",
+)
+"""One row a transaction that no target takes, with the target's last answer (`status`, `code`, `detail`) and what a
+person decided (`state`, `reason`): see notify/refused.py."""
+
 
 def create_tables(engine: Engine | Connection) -> str:
-    """Make the three tables where they are missing, and give the database its source id. Returns the source id.
+    """Make the tables where they are missing, and give the database its source id. Returns the source id.
 
     For an AsyncEngine: `await connection.run_sync(create_tables)` in `async with engine.begin() as connection`. Raises
     InvalidRequest if it is given one.
@@ -257,7 +278,7 @@ def oldest_transactions(
     cutoff = instant_before(connection, before_seconds)
     last_ms = max(0, round((cutoff + CLOCK_SKEW).replace(tzinfo=UTC).timestamp() * 1000))
     t = half_message.c
-    states = (0, 1) if waiting else (1,)
+    states = (0, 1, 3) if waiting else (1, 3)
     rows = connection.execute(
         sa.select(t.producer_group, t.transaction_id, t.shards, t.relayed)
         .where(t.transaction_id > after, t.transaction_id < ids.to_text(last_ms.to_bytes(6) + bytes(10)))

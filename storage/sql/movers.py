@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.storage.sql.rows import moment_of
-from notify.storage.sql.tables import is_waiting, server_half_message, server_member
+from notify.storage.sql.tables import is_settled, is_waiting, server_half_message, server_member
 
 _m, _t = server_member.c, server_half_message.c
 
@@ -31,12 +31,11 @@ class Movers:
 
     @property
     def have_left(self) -> Any:
-        """The condition for rows of committed transactions that every mover has moved."""
-        marked = _t.relayed != 0
-        read = _t.decided_at < moment_of(max(0, self.read_through_us))
+        """The condition for rows of committed transactions that every mover has moved; not of what a target refused."""
+        read = sa.and_(_t.decided_at < moment_of(max(0, self.read_through_us)), _t.relayed != 2)
         if not self.slowest:
-            return marked
-        return sa.and_(marked, read) if self.marks else read
+            return is_settled
+        return sa.and_(is_settled, read) if self.marks else read
 
 
 def movers_of(connection: Connection) -> Movers:
