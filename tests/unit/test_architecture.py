@@ -1,7 +1,7 @@
-"""No module needs, by way of others, one that needs it: each can be read, tested and moved without the whole circle.
+"""There is no circle of imports: each module can be read, tested and moved without those that import it.
 
-The directions between the rooms are the contracts of import-linter (pyproject.toml); here every import counts, those
-for types alone too.
+The directions between the rooms are the contracts of import-linter (pyproject.toml). Here every import counts, also one
+that is for types alone.
 """
 
 from __future__ import annotations
@@ -54,5 +54,5 @@ def test_a_circle_is_seen(imports: dict[str, set[str]], expected: list[set[str]]
 def test_no_modules_need_each_other() -> None:
     graph = grimp.build_graph("notify", cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
-    assert len(imports) > 200, "the whole product is looked at"
+    assert len(imports) > 200, "the graph holds the whole product"
     assert circles(imports) == []

@@ -1,4 +1,4 @@
-"""Items that share a request: what is wrong with one, or with so many at once, is no other one's fault."""
+"""Items that share a request: an item that is wrong, or too many items at once, fail no other item."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def no_requests() -> None:
 
 
 async def send(items: list[int]) -> Sequence[int]:
-    """In place of a server behind a proxy: 100 is too much for a request, -1 is malformed, -2 cannot be encoded."""
+    """Stands for a server behind a proxy: a sum above 100 is too large, -1 is malformed, -2 cannot be encoded."""
     requests.append(items)
     if -2 in items:
         raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")

@@ -1,4 +1,4 @@
-"""Reading binlogs: streams of MySQL 8 with UUID GTIDs made by hand (no MySQL 8 runs without Docker), and positions."""
+"""The binlog reader on MySQL 8's streams with UUID GTIDs, made by hand (MySQL 8 needs Docker here), and positions."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def rows(*row_images: bytes, kind: int = 30, count: int = len(COLUMNS), present:
 
 
 def read(packets: list[bytes | None], position: str = f"{SERVER}:1-9") -> list[PackedBridgeBatch]:
-    """What a reader makes of packets that a MySQL 8 sent."""
+    """The batches that a reader makes of the packets of a MySQL 8."""
     return [batch for batch, _ in Assembly("shop", Position(position), mariadb=False).batches([*packets, None])]
 
 

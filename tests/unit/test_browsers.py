@@ -1,4 +1,4 @@
-"""What a page of someone else gets, and what the headers that browsers send can bring about."""
+"""Pages of other sites get nothing from a server, and no header of a browser makes it fail."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ FOREIGN = ("evil.example:7400", "evil.example", "127.0.0.1.evil.example", "local
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_while_access_is_off_only_own_names_are_served(method: str) -> None:
-    """A page whose name was pointed at this machine reads without Origin and without Sec-Fetch-Site."""
+    """A page whose name was made to point at this machine sends neither Origin nor Sec-Fetch-Site."""
     for host in OWN:
         refuse_foreign_pages(method, [(b"host", host.encode())], OFF)
     for host in FOREIGN:
         with pytest.raises(Forbidden):
             refuse_foreign_pages(method, [(b"host", host.encode())], OFF)
-        refuse_foreign_pages(method, [(b"host", host.encode())], ON)  # then a token protects, under any name
+        refuse_foreign_pages(
+            method, [(b"host", host.encode())], ON
+        )  # with access on a token protects the server, under any name
     refuse_foreign_pages(method, [(b"host", b"notify.example")], Settings(url="https://notify.example"))
     with pytest.raises(Forbidden):
         refuse_foreign_pages(method, [(b"host", b"notify.example:81")], Settings(url="https://notify.example"))
@@ -49,9 +51,10 @@ def test_a_token_is_taken_from_a_cookie() -> None:
 
 
 def test_a_cookie_costs_what_it_is_long() -> None:
-    """Three cookies of 62 kB held the server for 69 s: Python's unquoting was quadratic (CVE-2024-7592).
+    """The work for a cookie grows with its length. Three of 62 kB held the server for 69 s: Python's unquoting was
+    quadratic (CVE-2024-7592).
 
-    Counted in calls of functions, not in seconds: quoted pairs are none of this server's business.
+    The test counts calls of functions, not seconds: the server leaves quoted pairs as they are.
     """
     calls = 0
 

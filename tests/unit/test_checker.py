@@ -1,4 +1,4 @@
-"""The answering side of check-back: nothing that a check or a listener does keeps other checks from their answers."""
+"""The producer's side of check-back: no check and no listener keeps other checks from their answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.transactions import new_id, sent
 
 
 class Asking:
-    """In place of a producer's client: its polls give these answers, one each, and then wait."""
+    """Stands for a producer's client: each poll gives the next of these answers; then polls wait."""
 
     group, instance = "g", "i"
 
@@ -48,7 +48,7 @@ class Asking:
         self.said.append(item)
 
     def outcome_of(self, check: Check) -> str:
-        """What was said to a check; empty: nothing yet."""
+        """The outcome that was answered to a check; empty while there is no answer."""
         return next((item.outcome for item in self.said if item.id == check.id), "")
 
 
@@ -59,7 +59,7 @@ def check_of(topic: str = "", attempt: int = 1) -> Check:
 async def asked(
     client: Any, listeners: list[CheckMessageListener], *checks: Check, then: Callable[[], object] = lambda: None
 ) -> None:
-    """Run a checker until it has said something to each of these; then call `then`, and close it."""
+    """Run a checker until it has answered each of these checks; then call `then`, and close it."""
     checker = Checker(client, None, listeners)
     task = asyncio.get_running_loop().create_task(checker.run())
     try:
@@ -79,7 +79,7 @@ class Good(CheckMessageListener):
 
 
 def test_checks_without_messages_take_nothing_from_the_others() -> None:
-    """As a server sends them whose half was decided just before it was read."""
+    """A server sends a check without messages where the half was decided just before it was read."""
     empty, good = [check_of() for _ in range(400)], check_of("good")
     client = Asking(empty, [good])
     asyncio.run(asked(client, [Good()], good, *empty))
@@ -100,7 +100,7 @@ def test_a_listener_that_hangs_keeps_nobody_else_waiting() -> None:
     checks = [check_of("hangs") for _ in range(200)]
     good = check_of("good")
     client = Asking(checks, [good])
-    said: list[OutcomeItem] = []  # while it hung
+    said: list[OutcomeItem] = []  # while the listener hung
 
     def then() -> None:
         said.extend(client.said)
@@ -108,7 +108,7 @@ def test_a_listener_that_hangs_keeps_nobody_else_waiting() -> None:
 
     asyncio.run(asked(client, [Hangs(), Good()], good, then=then))
     assert client.outcome_of(good) == "COMMIT"
-    # Those that found too many waiting were told so; the others are asked again by the server.
+    # Checks that found too many waiting are answered as unavailable; the server asks again about the others.
     assert all(item.unavailable for item in said if item.id != good.id)
 
 
@@ -152,7 +152,7 @@ def test_listeners_that_could_never_answer_are_refused(memory: InMemoryServer, u
 
 
 def test_a_half_that_is_decided_meanwhile_is_not_asked_about() -> None:
-    """Its outcome arrives between the claim of its check and the reading of its messages."""
+    """The half's outcome arrives after its check is claimed and before its messages are read."""
 
     async def scenario() -> list[str]:
         store = MemoryStore()

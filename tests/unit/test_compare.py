@@ -1,4 +1,4 @@
-"""`make compare`: ratios of planted figures, what bars make of them, the order of the runs, and runs that go wrong."""
+"""`make compare`: ratios of planted figures, the verdict of the bars, the order of the runs, and runs that fail."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_one_pair_is_its_own_spread() -> None:
 @pytest.mark.parametrize(
     ("values", "word"),
     [
-        ((0.96, 0.98, 0.99), "PASS"),  # by the median, whatever one pair says
+        ((0.96, 0.98, 0.99), "PASS"),  # the median counts, not a single pair
         ((0.95, 0.96, 0.98), "INCONCLUSIVE"),  # half of the pairs lie on both sides of the bar
         ((0.94, 0.95, 0.96), "FAIL"),
         ((0.97,), "PASS"),
@@ -159,7 +159,7 @@ def test_a_run_reports_one_json_object(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [{"lost": 3}, {"duplicated": 1}])
 def test_a_run_that_lost_or_doubled_something_fails(tmp_path: Path, wrong: dict[str, int]) -> None:
-    """Although it ends with exit code 1: what it says is worth more than that."""
+    """A run that reports lost messages and ends with exit code 1 is a FAIL, not an INCONCLUSIVE."""
     words = a_run_that(json.dumps(TRANSACTIONS | wrong), code=1)
     figures = comparison(1)
     with pytest.raises(Lost, match="warm-up, base: it lost") as raised:
@@ -177,7 +177,7 @@ def test_a_run_that_fails_is_heard_out(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_run_has_a_bound(tmp_path: Path) -> None:
-    """It is interrupted rather than killed, so that it stops its server: also of a shell's background job."""
+    """A run that takes too long is interrupted, not killed, so that it stops its server; also in a background job."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         interrupted(tmp_path)

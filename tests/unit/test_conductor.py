@@ -1,4 +1,4 @@
-"""The demo's conductor on a machine that exists only in the test, as slow as it likes: it kills by progress alone."""
+"""The demo's conductor kills by progress alone: here on a simulated machine that may be as slow as the test wants."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ CHECKED_AFTER_SECONDS = 5.0
 
 
 class Machine:
-    """Children, topology, books and clock in one. A process takes `start_seconds` until it brings something about, and
-    then does so `rate` times a second."""
+    """Children, topology, books and clock in one. A process takes `start_seconds` to start, and then does `rate` things
+    a second."""
 
     def __init__(self, start_seconds: float = 40.0, rate: float = 3.0) -> None:
         self.now_seconds = 1000.0
         self.start_seconds = dict.fromkeys(self.names(), start_seconds)
         self.rate = rate
         self.exit_codes: dict[str, int] = {}
-        """Of those that end by themselves as soon as they have started."""
+        """The names of the processes that end by themselves as soon as they have started."""
         self.ended_parts: dict[str, int] = {}
         self.asks = True
         self.undelivered = 0
-        """So many orders never take effect."""
+        """The number of orders that never take effect."""
         self.killed: list[tuple[str, int]] = []
-        """Who was killed, and how much it had brought about; of a part, how many orders since the one before."""
+        """Each process that was killed, with its count of things done; a part, with the orders since the last kill."""
         self._running: dict[str, tuple[str, float, End | None]] = {}
         self._done: dict[str, int] = {}
-        """What each life that is over has brought about."""
+        """The count of things done in each life that is over."""
         self._lost: list[tuple[float, Lost]] = []
         self._lives = 0
         self._stopped_at: float | None = None
         self.orders_at_part = 0
-        """How many there were when the last part came back."""
+        """The number of orders when the last part came back."""
         self.first_order_at: float | None = None
 
     # --- clock ------------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ class Machine:
     def now(self) -> float:
         return self.now_seconds
 
-    def sleep(self, seconds: float) -> None:  # of the clock that the test moves
+    def sleep(self, seconds: float) -> None:  # seconds of the test's clock
         self.now_seconds += seconds
 
     # --- children ---------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class Machine:
 
 
 class Topology:
-    """The machine's parts, which are killed by another name than its processes."""
+    """The machine's parts; they are killed by names of their own, apart from the processes."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -145,7 +145,7 @@ class Topology:
     def kill(self, part: str) -> None:
         committed = self.machine.counts().committed
         self.machine.killed.append((part, committed - self.machine.orders_at_part))
-        self.machine.sleep(120)  # it, too, takes its time to come back
+        self.machine.sleep(120)  # the part takes its time to come back, too
         self.machine.orders_at_part = self.machine.counts().committed
 
 

@@ -1,4 +1,4 @@
-"""One connection, whatever it sends and however little it reads: what the server holds for it, and for how long."""
+"""The server holds a bounded amount for each connection, for a bounded time, whatever the client sends or reads."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def test_of_pipelined_requests_a_bounded_number_is_held(request_bytes: bytes) ->
         served.send(KNOWN)
         await settled()
         served.send(request_bytes * 10_000)
-        served.protocol.data_received(request_bytes * 10_000)  # one read of the socket may bring them all
+        served.protocol.data_received(request_bytes * 10_000)  # one read of the socket may bring all requests
         assert len(served.protocol.pipeline) <= pipeline.PIPELINED
         served.may_answer.set()
         await settled()
         await pass_seconds(pipeline.PIPELINED * pipeline.PACE_SECONDS)
         await settled()
-        # Those that were taken are answered, the last says that the connection ends, and it does.
+        # The server answers the requests that it took; the last answer says that the connection ends, and it does.
         assert served.statuses() == [200] * (pipeline.PIPELINED + 1)
         assert served.transport.written.count(b"connection: close") == 1
         assert served.transport.written.rindex(b"HTTP/1.1") < served.transport.written.index(b"connection: close")
@@ -62,7 +62,7 @@ def test_of_pipelined_requests_a_bounded_number_is_held(request_bytes: bytes) ->
 
 
 def test_nothing_is_read_while_requests_wait_for_their_turn() -> None:
-    """Each answer used to resume reading, however many requests were still waiting."""
+    """Reading stays paused while requests wait. Each answer used to resume it, however many still waited."""
 
     async def run() -> None:
         served = Served()
@@ -90,7 +90,7 @@ def test_pipelined_requests_of_strangers_come_at_a_pace(request_bytes: bytes) ->
         assert served.statuses() == [200]
         await pass_seconds(3.5 * pipeline.PACE_SECONDS)
         assert served.statuses() == [200] * 4
-        # The connection is lost: the others are never begun.
+        # The connection is lost: the server never begins the other requests.
         served.transport.is_closed = True
         served.protocol.connection_lost(None)
         await pass_seconds(10 * pipeline.PACE_SECONDS)
@@ -213,7 +213,7 @@ def test_a_trailer_does_not_pass_for_a_field_of_the_head() -> None:
 
 
 def test_a_line_between_requests_does_not_keep_the_connection() -> None:
-    """One CRLF behind an answer used to cancel keep-alive's end for good."""
+    """A CRLF behind an answer leaves keep-alive's time as it is. One CRLF used to cancel it for good."""
 
     async def run() -> None:
         served = Served()
@@ -266,7 +266,7 @@ def test_100_continue_comes_behind_the_answers_before_it() -> None:
 
 
 def test_the_rest_of_a_body_that_nobody_reads_is_not_waited_for() -> None:
-    """An application that answers at once, as who is not let in is answered, left the body's rest unlimited time."""
+    """After an early answer, such as a 401, the rest of the body has a bounded time. It had unlimited time."""
 
     async def refuse(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
@@ -292,14 +292,14 @@ def test_the_rest_of_a_body_that_nobody_reads_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_nothing_of_a_request_stays_with_its_connection(is_lost: bool) -> None:
-    """Bodies of connections that were idle, or gone and not yet collected, took 235 MB in 5 s."""
+    """A connection keeps nothing of a request that is over. Bodies of idle and lost connections took 235 MB in 5 s."""
 
     async def run() -> None:
         served = Served()
         bodies: list[weakref.ref[Request]] = []
 
         class Followed(Request):
-            """A request that can be referred to weakly."""
+            """A request that allows weak references."""
 
         async def note(request: Request) -> Answer:
             bodies.append(weakref.ref(request))
@@ -351,7 +351,7 @@ def test_an_upgrade_is_ignored_and_the_body_read_as_declared() -> None:
 
 @pytest.mark.parametrize("step", [1, 7, 1 << 20])
 def test_nothing_is_smuggled_in_the_body_of_an_upgrade(step: int) -> None:
-    """Behind a proxy that hands `Upgrade` on, a body that is a request used to get an answer of its own."""
+    """A body that looks like a request gets no answer. Behind a proxy that passes `Upgrade` on, it used to get one."""
 
     async def run() -> None:
         served = Served()
@@ -386,7 +386,7 @@ def test_who_does_not_read_is_cut() -> None:
         served.protocol.pause_writing()
         await pass_seconds(held.WRITE_SECONDS - 1)
         assert not served.transport.is_aborted
-        served.protocol.resume_writing()  # it has read in time
+        served.protocol.resume_writing()  # the client has read in time
         await pass_seconds(held.WRITE_SECONDS)
         assert not served.transport.is_aborted
         served.protocol.pause_writing()
@@ -411,7 +411,7 @@ def test_the_next_answer_is_not_made_before_the_last_is_read() -> None:
 
 
 def test_a_connection_that_ends_does_not_wait_for_its_reader() -> None:
-    """Closing waits for what is still to be written: keep-alive's end used to leave such a connection open for good."""
+    """A connection whose client does not read is cut at its end. Closing waited for the write buffer, for good."""
 
     async def run() -> None:
         served = Served()
@@ -432,13 +432,13 @@ def test_answers_that_are_not_read_are_bounded_for_all_together() -> None:
         for served in slow:
             served.transport.unread_bytes = 8 << 20
             served.protocol.pause_writing()
-        # All at once: they may be about to read.
+        # All answers came at once: their clients may be about to read.
         assert not any(served.transport.is_aborted for served in slow)
         await pass_seconds(held.UNREAD_SECONDS)
         slow.append(Served(unread=shared))
         slow[-1].transport.unread_bytes = 8 << 20
         slow[-1].protocol.pause_writing()
-        # Who has waited for longest goes first.
+        # The connection whose answer has waited for longest is cut first.
         kept = held.UNREAD_BYTES // (8 << 20)
         assert [served.transport.is_aborted for served in slow] == [True] * (21 - kept) + [False] * kept
         assert shared.total <= held.UNREAD_BYTES
@@ -460,7 +460,7 @@ def test_the_bodies_of_strangers_are_bounded_for_all_together() -> None:
             served.send(head(f"s{n}", len(body) + 1) + body)
             assert shared.total <= held.UNVERIFIED_BYTES
         await settled()
-        # Those for which there is no room are told to come again, whoever they are.
+        # Requests beyond the room are refused with 503, to be sent again, whoever sends them.
         codes = [served.statuses() for served in strangers]
         assert codes == [[]] * (len(codes) // 2) + [[503]] * (len(codes) // 2)
         for n, served in enumerate(strangers[: len(codes) // 2]):

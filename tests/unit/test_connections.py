@@ -1,4 +1,4 @@
-"""All connections of a server together: who gets a place, who goes for it, and what stays free for operators."""
+"""The places of all connections together: who gets one, which connection gives way, which stay free for operators."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def several(count: int, bound: Connections) -> list[Served]:
 
 
 def busy(count: int, bound: Connections) -> list[Served]:
-    """Connections whose requests wait for their answers."""
+    """Open connections whose requests wait for their answers."""
     made = several(count, bound)
     for served in made:
         served.may_answer.clear()
@@ -95,7 +95,7 @@ def test_then_goes_who_has_been_idle_for_longest() -> None:
 
 
 def test_a_connection_that_ends_leaves_nothing_behind() -> None:
-    """Also one that a look has found idle, and that ended by itself before its turn."""
+    """This holds also for a connection that was listed as idle and ended by itself before its turn."""
 
     async def run() -> None:
         bound = Connections(3)
@@ -124,10 +124,10 @@ def test_while_all_wait_for_answers_only_operators_get_a_place() -> None:
         operator.send(PAGE)
         await settled()
         assert data.statuses() == [503] and told_of_the_bound(data)
-        # An answer, and no place for longer than that.
+        # It gets an answer, and keeps its place no longer than that.
         assert operator.statuses() == [200] and b"connection: close" in operator.transport.written
         assert operator.transport.is_closed and not any(served.transport.is_closed for served in held)
-        # Those who only hold an operator's place lose it to the next one.
+        # A connection that only holds an operator's place loses it to the next one.
         for served in (data, operator):
             served.protocol.connection_lost(None)
         holding = several(2, bound)
@@ -227,7 +227,7 @@ def test_operators_are_served_while_polls_have_every_place(small: ServerProcess)
     def wait(n: int) -> None:
         body = {"topics": ["t"], "instance": f"i{n}", "wait": 60}
         while not ended.is_set():
-            # Where there is no room, a connection that has not asked yet goes for one that has: its poll comes again.
+            # Without room, a connection that has not asked yet loses its place to one that has: the poll is sent again.
             with suppress(OSError):
                 ask(small.url, "POST", "/v1/groups/g/receive", body)
 
@@ -238,7 +238,7 @@ def test_operators_are_served_while_polls_have_every_place(small: ServerProcess)
     body = {"messages": [{"topic": "u", "body": "b"}]}
 
     def answer(method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        with suppress(OSError):  # a poll that came behind it took its place before its head was there
+        with suppress(OSError):  # a poll that connected later took its place before its head had arrived
             return ask(small.url, method, path, body)
         return 0, None
 

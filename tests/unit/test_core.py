@@ -1,4 +1,4 @@
-"""The task that acts when time passes: a fault in one of its steps ends neither it nor the others."""
+"""A fault in one step of the core's timer task ends neither the task nor its other steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_step_that_fails_holds_up_none_of_the_others(tmp_path: Path) -> None:
             await eventually_async(lambda: len(delivered) > 2, "the second step to be done again")
             now_us += 1
             await core.act()
-            # What probes are told: nothing is well while a step fails, and all is once it does not.
+            # Probes see the time of the last round without a fault: it stands still while a step fails.
             assert core.faults > 2 and core.ticked_us == NOW_US
             healthy = True
             await core.act()

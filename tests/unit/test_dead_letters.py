@@ -1,4 +1,4 @@
-"""A search through dead letters: others have their turn while it goes on."""
+"""Searches through dead letters and jobs that redrive them: the server's other work goes on meanwhile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LETTERS = 20_000
 
 
 class Letters:
-    """A queue of dead letters, and how many of them were read since the loop had its last turn."""
+    """A queue of dead letters that counts how many were read since the loop's last turn."""
 
     def __init__(self) -> None:
         payload = encode_msgpack(Payload("t", b"", None, None, {"notify-dead-letter-reason": "r"}, None))
@@ -39,7 +39,7 @@ class Letters:
 
 @pytest.mark.parametrize("wanted", [Wanted(key="nobody"), Wanted(filter='key == "nobody"'), Wanted(contains="x")])
 def test_a_search_yields(wanted: Wanted) -> None:
-    """60,000 letters held everyone up for 1.5 s."""
+    """A search gives the loop a turn after each part. One through 60,000 letters held everyone up for 1.5 s."""
 
     async def run() -> Letters:
         letters = Letters()
@@ -80,7 +80,7 @@ def test_a_job_of_an_earlier_version_whose_filter_is_refused_now_fails_and_says_
 
 
 def test_letters_of_one_message_in_two_groups_are_both_sent_again() -> None:
-    """The second was taken for sent again: its place within its group's letters was the same as the first one's."""
+    """Both are sent. The second counted as sent already: its offset in its group's letters was the first one's."""
     with InMemoryServer() as server:
         for group in ("a", "b"):
             subscribe(server.url, group, "t")

@@ -1,4 +1,4 @@
-"""Delivery over memory, with a clock that stands still: groups that follow topics, leases, instances, growth."""
+"""Delivery over memory, on a clock that the test moves: groups that follow topics, leases, instances, growth."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tests.support.delivery import SECOND, Scene
 
 
 class Groups(Scene):
-    """What a consumer of group `g` gets."""
+    """A delivery, and the consumers of group `g`."""
 
     async def send(self, topic: str, *bodies: str, keyed: bool = False) -> None:
-        """Messages without a transaction; with `keyed` the key is the body up to the first dash."""
+        """Publish messages without a transaction; with `keyed` the key is the body up to the first dash."""
         for body in bodies:
             key = body.partition("-")[0] if keyed else None
             message = NewMessage(topic, encode_msgpack(Payload(topic, body.encode(), key)), key)
@@ -40,7 +40,7 @@ class Groups(Scene):
         topics: list[str] | None = None,
         may: Any = None,
     ) -> dict[str, str]:
-        """Receipt to body of what was handed out."""
+        """The bodies that were handed out, by receipt."""
         request = Receive(instance=instance, max=limit, lease=lease, topics=topics)
         handed = await self.delivery.receive("g", request, may)
         return {r: bytes(decode_payload(m.payload).body).decode() for h in handed for r, m, _ in h.each()}
@@ -73,7 +73,7 @@ def test_a_pattern_meets_topics_whoever_makes_them() -> None:
 
 
 def test_a_group_waits_for_the_first_topic_of_its_pattern() -> None:
-    """A consumer that was quicker than the first producer ended with an error."""
+    """A consumer may come before the first producer. It ended with an error."""
 
     async def scenario() -> None:
         s = Groups()
@@ -91,7 +91,7 @@ def test_a_group_waits_for_the_first_topic_of_its_pattern() -> None:
 
 
 def test_a_message_that_fails_for_ever_does_not_stop_its_queue() -> None:
-    """What is kept of a queue follows its gaps, not the messages that were settled behind them."""
+    """The memory kept for a queue grows with its gaps, not with the messages that were settled behind them."""
 
     async def scenario() -> None:
         s = Groups()
@@ -124,7 +124,7 @@ def test_an_instance_alone_gets_messages_after_its_leases_ran_out() -> None:
         await s.delivery.tick()
         assert len(await s.receive(limit=15)) == 15
         assert len(held) == 20
-        # Beside another instance it is bound by what it is known to let run out, and still gets one.
+        # Beside another instance, leases that ran out lower its bound, and it still gets one message.
         await s.receive(instance="other", limit=1)
         assert len(await s.receive(limit=10)) == 1
 
@@ -154,7 +154,7 @@ def test_rights_are_asked_when_a_message_is_handed_out_and_when_it_is_settled() 
         waiting = asyncio.ensure_future(
             s.delivery.receive("g", Receive(instance="i", max=1, wait=30), lambda topic: topic in mine)
         )
-        await asyncio.sleep(0)  # it waits: the message is of a topic it may not consume
+        await asyncio.sleep(0)  # the poll waits: the principal may not consume the message's topic
         await s.send("b.x", "secret too")
         await s.send("a.x", "open")
         assert [m.topic for h in await waiting for m in h.messages] == ["a.x"]
@@ -195,7 +195,7 @@ def test_a_renewal_keeps_the_topic_for_its_owner() -> None:
 
 
 def test_a_topic_that_grows_keeps_the_order_of_each_key() -> None:
-    """A key may belong to another queue then: its later messages wait for its earlier ones, and so do all others."""
+    """Growth may move a key to another queue: messages sent after it wait until those before it are settled."""
 
     async def scenario() -> None:
         s = Groups()
@@ -223,13 +223,13 @@ def test_a_topic_that_grows_keeps_the_order_of_each_key() -> None:
 
 @pytest.mark.parametrize("mode", ["shared", "exclusive", "failover", "broadcast"])
 def test_first_deliveries_of_a_key_keep_its_order_where_the_topic_grows(mode: str) -> None:
-    """Promise 7, in the modes that do not wait for acknowledgements: later messages wait until earlier ones are out."""
+    """Promise 7, in modes without acknowledgement order: a key's later messages wait until earlier ones are out."""
 
     async def scenario() -> None:
         s = Groups()
         s.topics.put_soon(Topic("t", queues=1))
         await s.delivery.following.subscribe(Subscription("g", "t", mode), "earliest")
-        await s.receive()  # an instance that is broadcast to begins now
+        await s.receive()  # a broadcast instance begins now
         keys = [f"k{n}" for n in range(8)]
         await s.send("t", *[f"{key}-{n}" for n in range(100) for key in keys], keyed=True)
         s.topics.put_soon(Topic("t", queues=4))
@@ -245,7 +245,7 @@ def test_first_deliveries_of_a_key_keep_its_order_where_the_topic_grows(mode: st
 
 
 def test_a_poll_goes_on_behind_a_growth_whose_last_messages_nobody_wants() -> None:
-    """What was sent before the topic grew is left out by a tag: nothing else would wake the poll that waits."""
+    """A tag leaves out all messages from before the growth: the waiting poll is woken nevertheless."""
 
     async def scenario(mode: str) -> None:
         s = Groups()
@@ -265,7 +265,7 @@ def test_a_poll_goes_on_behind_a_growth_whose_last_messages_nobody_wants() -> No
 
 
 def test_a_topic_does_not_grow_without_end() -> None:
-    """Each growth that still matters is remembered: forgetting one would break the order of keys."""
+    """A topic is refused more queues while too many growths still matter: forgetting one would break key order."""
 
     async def scenario() -> None:
         s = Groups()
@@ -275,7 +275,7 @@ def test_a_topic_does_not_grow_without_end() -> None:
             s.topics.put_soon(Topic("t", queues=queues))
         with pytest.raises(InvalidRequest, match="at once"):
             s.topics.put_soon(Topic("t", queues=200))
-        s.store.trim("t", 0, 1)  # nothing is retained from before
+        s.store.trim("t", 0, 1)  # no message from before the growth is left
         s.topics.put_soon(Topic("t", queues=200))
 
     run(scenario())
@@ -290,14 +290,14 @@ def test_a_group_has_a_bound_of_instances_that_a_topic_is_broadcast_to() -> None
         with pytest.raises(Conflict, match="stays the same"):
             await s.receive(instance="one more")
         await s.receive(instance="i7")
-        # Time passes for those that have something to do, and costs nothing for the others.
+        # A tick acts on instances that have something due, and costs nothing for the others.
         assert s.delivery.next_event_us() is None
 
     run(scenario())
 
 
 def test_time_goes_on_whoever_joins_while_old_instances_are_forgotten() -> None:
-    """Forgetting waits for the disk: instances of other groups join meanwhile, and an administrator ends others."""
+    """Forgetting an instance waits for the disk: meanwhile other instances join, and an administrator ends some."""
 
     async def scenario() -> None:
         s = Groups()
@@ -327,7 +327,7 @@ def test_time_goes_on_whoever_joins_while_old_instances_are_forgotten() -> None:
 
 
 def test_an_instance_that_comes_back_while_it_is_forgotten_asks_again() -> None:
-    """Its poll would wait at a group that is no more, and miss what comes meanwhile."""
+    """Its waiting poll returns empty, and it asks again. The poll waited at a group that was gone, and missed all."""
 
     async def scenario() -> None:
         s = Groups()
@@ -339,7 +339,7 @@ def test_an_instance_that_comes_back_while_it_is_forgotten_asks_again() -> None:
             await unsubscribe(group, topic)
             poll = s.delivery.receive("g", Receive(instance="a", wait=60))
             polls.append(asyncio.ensure_future(poll))
-            await asyncio.sleep(0)  # it waits now
+            await asyncio.sleep(0)  # the poll waits now
 
         s.store.unsubscribe = slowly  # type: ignore[method-assign]
         s.now_us += 2 * INSTANCE_IDLE_US
@@ -354,7 +354,7 @@ def test_an_instance_that_comes_back_while_it_is_forgotten_asks_again() -> None:
 
 
 def test_settling_costs_no_more_where_many_instances_are_broadcast_to() -> None:
-    """Each receipt was looked for at each instance: one request with false ones held up the server for seconds."""
+    """A false receipt is not compared with every instance. One request of them held up the server for seconds."""
 
     async def scenario() -> None:
         s = Groups()
@@ -375,13 +375,13 @@ def test_settling_costs_no_more_where_many_instances_are_broadcast_to() -> None:
 
 @pytest.mark.parametrize("mode", ["shared", "ordered", "failover"])
 def test_a_poll_that_ends_as_it_is_served_gives_its_messages_back(mode: str) -> None:
-    """They stayed leased by nobody until their lease was over."""
+    """The next poll gets them at once. They stayed leased, held by nobody, until the lease ran out."""
 
     async def scenario() -> None:
         s = Groups()
         await s.delivery.following.subscribe(Subscription("g", "t", mode), "earliest")
         poll = asyncio.ensure_future(s.delivery.receive("g", Receive(instance="gone", max=10, wait=30)))
-        await asyncio.sleep(0)  # it waits
+        await asyncio.sleep(0)  # the poll waits
         await s.send("t", "k-1", "k-2", keyed=True)
         assert s.group().in_flight() > 0
         poll.cancel()
@@ -406,7 +406,7 @@ def test_messages_of_a_poll_that_ended_go_to_who_waits() -> None:
         first, second = (
             asyncio.ensure_future(s.delivery.receive("g", Receive(instance=name, max=10, wait=30))) for name in "ab"
         )
-        await asyncio.sleep(0)  # both wait
+        await asyncio.sleep(0)  # both polls wait
         await s.send("t", "x")
         first.cancel()
         assert [m.offset for h in await second for _, m, _ in h.each()] == [0]

@@ -1,4 +1,4 @@
-"""A setting or metric without documentation fails; the tables of docs/reference.md are made from the code."""
+"""Every setting, metric, route, finding and command is documented; docs/reference.md has tables made from the code."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_the_compose_file_starts_what_exists() -> None:
-    """No Docker engine runs where this was written: at least each command and flag in it must exist."""
+    """Each command and flag in docker-compose.yml exists. The test needs no Docker engine."""
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
     services = compose["services"]
     assert {"mysql", "server-1", "server-2", "server-3", "queue", "bridge", "kafka-3"} <= services.keys()
@@ -121,7 +121,7 @@ def _documented_commands() -> list[tuple[str, list[str]]]:
 
 
 def test_documented_commands_exist() -> None:
-    """Each command, subcommand and flag that a reader may copy. Placeholders in capitals stand for arguments."""
+    """Each command, subcommand and flag that a reader may copy exists. Placeholders in capitals stand for arguments."""
     commands.registered()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     documented = _documented_commands()
@@ -196,7 +196,7 @@ def test_the_examples_of_the_document_are_requests() -> None:
 
 
 def test_the_files_that_the_architecture_names_are_there() -> None:
-    """Within a room a file is named from that room on."""
+    """The page names a file from the tree's root, or from its room."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     rooms = ["", "notify", "notify/client", "notify/server", "notify/server/delivery", "storage/log"]
     named = set(re.findall(r"`([a-z_/]+(?:/|\.py|\.md|\.toml))`", text))

@@ -1,4 +1,4 @@
-"""Faults of the product: logged with their traceback and counted; what is outside and passes is one line."""
+"""A fault of the product is logged with its traceback and counted; a failure outside that passes is one line."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_metrics_show_faults(notify_server: InMemoryServer, monkeypatch: pyt
 
 
 class Failing:
-    """Work that fails for no known reason the first time, and is noted when it is tried again."""
+    """Work that fails with an unexpected error the first time, and notes when it is tried again."""
 
     def __init__(self) -> None:
         self.again = asyncio.Event()
@@ -124,7 +124,7 @@ COUNTERS = ("halves", "committed", "published", "delivered", "acked", "dead_lett
 def test_a_fault_beside_the_requests_is_tried_again(
     begin: Callable[[Failing], Awaitable[Callable[[], Awaitable[None]]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ended the task for good, and nothing said so."""
+    """A background task goes on after a fault. It ended for good, and nothing said so."""
     monkeypatch.setattr("notify.server.watch.history.EVERY_SECONDS", 0.001)
     monkeypatch.setattr("notify.server.core.check_webhooks.RETRY_SECONDS", 0.001)
 

@@ -1,4 +1,4 @@
-"""Filters: what they may cost is bounded by their text, and what is refused now stops nothing but itself."""
+"""A filter's cost is bounded by its text; a stored filter that is refused now stops only its own group."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_usual_filters_are_taken(text: str) -> None:
 
 @pytest.mark.parametrize("text", COSTLY)
 def test_filters_that_may_cost_too_much_are_refused(text: str) -> None:
-    """A filter of 265 characters held the server for good, also after a restart."""
+    """Such a filter is refused. One of 265 characters held the server for good, also after a restart."""
     with pytest.raises(InvalidRequest) as refusal:
         Filter(text)
     assert refusal.value.code == "invalid_filter"
@@ -103,7 +103,7 @@ def test_the_dearest_filter_is_evaluated_for_few_messages_in_one_go() -> None:
 def test_filters_have_a_share_of_the_time_that_is_left(
     others: float, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many groups evaluate the dearest filter: the busier the loop is with others, the less they may."""
+    """All filters together have a share of the loop's free time: the busier the loop, the smaller the share."""
     now = 0.0
     monkeypatch.setattr(pace, "perf_counter", lambda: now)
     monkeypatch.setattr(pace, "thread_time", lambda: spent + others * now)

@@ -1,4 +1,4 @@
-"""The first token: whatever moment a server dies at, no credential is left whose token nobody has."""
+"""The first token: a server may die at any moment, and no credential is left whose token nobody has."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_it_is_made_once(records: Records, directory: Path, tmp_path: Path) -> N
     assert names(directory) == ["admin.token"] and is_token_of(directory / "admin.token", credential)
     assert (directory / "admin.token").stat().st_mode & 0o777 == 0o600
     assert (credential.rights, records.versions()) == (("admin", "view"), {"credentials": 1})
-    # At later starts, and by servers that come later, none is made, and no file is touched.
+    # Later starts and later servers make no token and touch no file.
     later = tmp_path / "later"
     later.mkdir()
     (later / "admin.token").write_text("of another registry")
@@ -92,7 +92,7 @@ def test_a_death_after_the_credential_is_recorded(
 
 
 def test_two_servers_in_one_directory(records: Records, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Started from one place without `--data-dir`: one of them is through while the other is about to record."""
+    """Two servers share a directory: one has finished while the other is about to record its credential."""
     add = records.add_first_credential
 
     def come_later(credential: Credential) -> None:

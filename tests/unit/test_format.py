@@ -1,4 +1,4 @@
-"""Golden bytes: what is on users' disks. A change here is a new format version, with a reader for the old one."""
+"""Golden bytes: the log on users' disks. A change here is a new format version, with a reader for the old one."""
 
 from __future__ import annotations
 

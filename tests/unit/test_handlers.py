@@ -1,4 +1,4 @@
-"""What a consumer is given is looked at when it is given: handlers of the wrong kind, bounds, words of errors."""
+"""A consumer checks what it is given in that call: the handler's kind, bounds, and the reason of an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of the tests themselves: what is shared lies in a room of its own, and a pause says what it is for."""
+"""Rules of the tests and of all texts: shared helpers lie in tests/support, a pause has a reason, files are short."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAUSES = ("sleep",)
-"""Names of what pauses, whosever it is: `time.sleep`, `asyncio.sleep`."""
+"""Names of functions that pause, in any module: `time.sleep`, `asyncio.sleep`."""
 
 
 def modules() -> list[Path]:
@@ -25,7 +25,7 @@ def name_of(path: Path) -> str:
 
 
 def imported(tree: ast.Module, package: str) -> Iterator[str]:
-    """The full names of what a module imports; of `from a import b` both `a` and `a.b`. `package`: where it lies."""
+    """The full names that a module of `package` imports; for `from a import b` both `a` and `a.b`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -37,13 +37,13 @@ def imported(tree: ast.Module, package: str) -> Iterator[str]:
 
 
 def is_test(module: str) -> bool:
-    """Whether a full name is that of a test module or of a conftest of ours."""
+    """Whether a full name is a test module's or a conftest's."""
     parts = module.split(".")
     return parts[0] == "tests" and any(part.startswith("test_") or part == "conftest" for part in parts[1:])
 
 
 def pauses_without_reason(source: str) -> list[int]:
-    """The lines of calls of `sleep` with no comment on a line of theirs, nor on the one above."""
+    """The lines of calls of `sleep` that have no comment, neither on a line of the call nor on the line above."""
     if not any(name in source for name in PAUSES):
         return []
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
@@ -136,11 +136,11 @@ KNOWN = {
     "storage/log/halves.py: _store",
     "storage/log/store.py: __init__",
 }
-"""What is still longer. A line may go from this list, and none may come to it."""
+"""Functions that are still longer. A line may leave this list; none may be added."""
 
 
 def too_long(name: str, source: str) -> Iterator[str]:
-    """The file's name if it has too many lines, and its functions that have; those within one count as part of it."""
+    """The file's name if it has too many lines, and its functions that have; nested functions count with the outer."""
     if source.count("\n") > FILE_LINES:
         yield name
     for node in ast.walk(ast.parse(source)):

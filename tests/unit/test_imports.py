@@ -1,4 +1,4 @@
-"""What is optional stays optional: commands and server begin without the drivers and libraries of their extras."""
+"""Commands, server and pytest plugin start without the drivers and libraries of the extras."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_server_needs_no_more_than_its_extra() -> None:
 
 
 def test_the_pytest_plugin_needs_only_pytest() -> None:
-    """pytest loads it wherever this package is installed, also where only the SDK is."""
+    """pytest loads the plugin wherever this package is installed, also where only the SDK's libraries are."""
     missing = ("fastapi", "uvicorn", "numpy", "structlog", "typer", "notify.storage", "notify.server")
     lines = ["import sys", f"sys.modules.update(dict.fromkeys({missing}))"]
     lines += ["import notify.pytest_plugin, notify.client, notify.check, notify.tracing", "print('begun')"]

@@ -1,4 +1,4 @@
-"""What a client shows: a token that may be another one meanwhile."""
+"""The token that a client shows: from a text, a file that changes, or a function."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def test_a_file_is_read_again_after_a_while(file: Path, clock: Clock) -> None:
 
 def test_a_refused_token_is_read_again_at_once(file: Path, clock: Clock) -> None:
     token = Token(None)
-    assert token.instead_of(shown("first")) is None  # there is no other
+    assert token.instead_of(shown("first")) is None  # the file has no other token
     file.write_text("second\n")
     assert token.instead_of(shown("first")) == shown("second")
     file.write_text("third\n")
-    assert token.instead_of(shown("first")) == shown("second")  # of many that are refused at once one reads
+    assert token.instead_of(shown("first")) == shown("second")  # many are refused at once: one of them reads
 
 
 def test_what_cannot_be_read_leaves_the_one_before(file: Path, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
@@ -69,7 +69,7 @@ def test_what_cannot_be_read_leaves_the_one_before(file: Path, clock: Clock, cap
         file.unlink()
         for _ in range(3):
             assert token.instead_of(shown("first")) is None
-    assert len(caplog.records) == 3  # each reason once
+    assert len(caplog.records) == 3  # each reason is logged once
     file.write_text("second\n")
     assert token.instead_of(shown("first")) == shown("second")
 

@@ -1,4 +1,4 @@
-"""Who is not known is looked up before it is refused, however many strangers ask: in virtual time, looks counted."""
+"""An unknown token is looked up before it is refused, and many strangers share few looks; in virtual time."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.support.virtual_loop import VirtualLoop, pass_seconds
 
 
 class Registry:
-    """Credentials as the servers' database has them, and a server that has looked at them some time ago."""
+    """The credentials in the servers' database, and a server that read them some time ago."""
 
     def __init__(self, provider: Any = None) -> None:
         self.credentials: list[Credential] = []
         self.looks: list[float] = []
-        """When each began."""
+        """When each look began, in the loop's seconds."""
         self.seconds = 0.0
-        """How long the database takes."""
+        """How long the database takes for a look."""
         self.failure: Exception | None = None
         self.access = Access(Settings(access=True), self._look, provider=provider)
 
@@ -40,7 +40,7 @@ class Registry:
         self.access.learn(as_of_now)
 
     def make(self, kind: str = "token", subject: str = "", rights: str = "view", **fields: Any) -> bytes:
-        """A new credential, made at another server; what is shown of a token."""
+        """Make a credential at another server; return its authorization header, for a token."""
         number = tokens.new_id()
         token, proof = tokens.new_token(number) if kind == "token" else ("", subject)
         made = Credential(number, f"{kind}-{number}", kind, proof, (rights,), 0, 0, wall_clock(), 0)
@@ -58,7 +58,7 @@ class Registry:
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    """In virtual time: waiting takes none, and a run is always the same."""
+    """Run in virtual time: waiting takes none, and each run is the same."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(main)
 
@@ -75,9 +75,11 @@ def test_what_is_made_elsewhere_is_let_in_at_once() -> None:
             assert registry.access.admit(shown, None) is None
             assert await registry.outcome(shown) == "token"
             assert len(registry.looks) == n
-            assert isinstance(registry.access.admit(shown, None), Principal)  # known from now on
+            assert isinstance(registry.access.admit(shown, None), Principal)  # the server knows it from now on
         wrong = shown[:-1] + (b"A" if shown[-1:] != b"A" else b"B")
-        with pytest.raises(Unauthorized, match="mistyped"):  # its secret is another: nothing to look up
+        with pytest.raises(
+            Unauthorized, match="mistyped"
+        ):  # a known id with another secret: there is nothing to look up
             registry.access.admit(wrong, None)
         for gone in (registry.make(revoked_us=1), registry.make(expires_us=1)):
             assert await registry.outcome(gone) == "unauthorized"
@@ -86,7 +88,7 @@ def test_what_is_made_elsewhere_is_let_in_at_once() -> None:
         for nothing in (b"", b"Basic x", b"Bearer x"):
             with pytest.raises(Unauthorized):
                 registry.access.admit(nothing, None)
-        assert len(registry.looks) == 21  # one for the two of them
+        assert len(registry.looks) == 21  # one look for both
 
     run(main())
 
@@ -108,7 +110,7 @@ def test_strangers_share_few_looks_and_keep_nobody_out() -> None:
         assert came > 5000
         gaps = [later - earlier for earlier, later in zip(registry.looks, registry.looks[1:], strict=False)]
         assert min(gaps) >= 1 / lookup.LOOKS_A_SECOND - 1e-9
-        # One id is looked up once for all who show it at once.
+        # One look serves all who show the same id at once.
         begun = len(registry.looks)
         shown = stranger()
         assert await registry.outcomes(*[shown] * 500) == ["unauthorized"] * 500
@@ -143,7 +145,7 @@ def test_what_was_not_found_is_remembered_for_a_moment(monkeypatch: pytest.Monke
         for header in shown[2:]:
             with pytest.raises(Unauthorized):
                 registry.access.admit(header, None)
-        assert registry.access.admit(shown[0], None) is None  # there is room for three
+        assert registry.access.admit(shown[0], None) is None  # three are remembered
         await pass_seconds(lookup.UNKNOWN_SECONDS)
         assert registry.access.admit(shown[4], None) is None
 
@@ -151,7 +153,7 @@ def test_what_was_not_found_is_remembered_for_a_moment(monkeypatch: pytest.Monke
 
 
 def test_a_look_that_began_before_is_not_enough() -> None:
-    """Certificates above all: their names are known before there are credentials for them."""
+    """A credential may be made during a look: then another look begins. A certificate's name is known beforehand."""
 
     async def main() -> None:
         registry = Registry()
@@ -175,7 +177,7 @@ def test_a_certificate_is_let_in_however_it_was_shown_before() -> None:
         gone = registry.credentials[0] = dataclasses.replace(registry.credentials[0], expires_us=1)
         registry.access.learn([gone])
         assert await registry.outcome(b"", "shop") == "unauthorized"
-        registry.make("certificate", "shop", name="aa-again")  # the first one has expired, and is still recorded
+        registry.make("certificate", "shop", name="aa-again")  # the first credential has expired, and is still recorded
         registry.credentials.sort(key=lambda c: c.name)
         assert await registry.outcome(b"", "shop") == "aa"
 
@@ -200,7 +202,7 @@ def test_a_database_that_does_not_answer_is_no_refusal(break_it: Callable[[Regis
         loop = asyncio.get_running_loop()
         began = loop.time()
         assert set(await registry.outcomes(good, *[stranger() for _ in range(100)])) == {"unavailable"}
-        assert loop.time() - began <= lookup.WAIT_SECONDS + 0.1  # of virtual time
+        assert loop.time() - began <= lookup.WAIT_SECONDS + 0.1  # seconds of virtual time
         assert len(registry.looks) < 10
         assert await registry.outcome(known) == "token"
         registry.seconds, registry.failure = 0.0, None
@@ -217,14 +219,14 @@ def test_who_stops_waiting_takes_nobody_along() -> None:
         await pass_seconds(0.1)
         stays = asyncio.ensure_future(registry.outcome(registry.make()))
         await pass_seconds(0.1)
-        goes.cancel()  # it was the one that looked
+        goes.cancel()  # the request that was cancelled had begun the look
         assert await stays == "token"
 
     run(main())
 
 
 class Provider:
-    """Believes every token: it names its subject, and its rights behind a colon."""
+    """Believes every token `SUBJECT:RIGHTS`."""
 
     def key_name(self, token: str) -> str:
         return "k1"
@@ -243,7 +245,7 @@ def test_a_subject_made_elsewhere_has_its_rights_at_once() -> None:
         registry.make("subject", "clerk", "view")
         principal = await registry.access.principal(b"Bearer clerk:", None)
         assert principal.may("view")
-        # While the database is away, what a provider says is enough, unless it says nothing.
+        # While the database is away the provider's rights are enough; a token without rights is answered with 503.
         registry.failure = OSError("connection refused")
         assert (await registry.access.principal(b"Bearer service:publish", None)).may("publish")
         assert await registry.outcome(b"Bearer other:") == "unavailable"
@@ -253,7 +255,7 @@ def test_a_subject_made_elsewhere_has_its_rights_at_once() -> None:
 
 
 class Issuer:
-    """A provider whose tokens are `KEY/SUBJECT`; of its keys `k1` is known. `forged/…` are signed by nobody."""
+    """A provider with tokens `KEY/SUBJECT`, whose key `k1` is known; it refuses the signature of `forged/…`."""
 
     def __init__(self) -> None:
         self.known = {"k1"}
@@ -291,7 +293,7 @@ def with_issuer() -> tuple[Registry, Issuer]:
 
 
 def test_who_waits_for_a_providers_keys_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """60 made-up tokens and a provider that did not answer held an admin read for 49 s."""
+    """Made-up tokens do not block others. 60 of them and a silent provider held an admin read for 49 s."""
     monkeypatch.setattr(gate, "PROVIDER_SECONDS", 0.2)
 
     async def main() -> None:
@@ -299,7 +301,7 @@ def test_who_waits_for_a_providers_keys_holds_up_nobody(monkeypatch: pytest.Monk
         unknown = [b"Bearer u%d/x" % n for n in range(gate.AWAITING_KEYS + 50)]
         waiting = [asyncio.ensure_future(registry.outcome(shown)) for shown in unknown]
         await asyncio.sleep(0)  # a turn of the loop
-        # A token whose key is known is verified meanwhile, and the server's other threads are free.
+        # Meanwhile a token with a known key is verified, and the server's other threads are free.
         assert (await registry.access.principal(b"Bearer k1/person", None)).name == "person"
         assert await asyncio.gather(*[asyncio.to_thread(int) for _ in range(10)]) == [0] * 10
         assert set(await asyncio.gather(*waiting)) == {"unavailable"}
@@ -318,7 +320,7 @@ def test_keys_are_fetched_once_for_any_number_of_unknown_ones() -> None:
             shown = [b"Bearer u%d/x" % n for n in range(50)]
             assert set(await registry.outcomes(*shown)) == {"unauthorized"}
         assert len(issuer.fetches) == 1
-        # Where they cannot be had nobody is told that his token is wrong.
+        # Where keys cannot be fetched, no token is called wrong.
         registry, issuer = with_issuer()
         issuer.failure = Unavailable("the provider is away")
         issuer.fetched.set()
@@ -335,7 +337,7 @@ def test_what_was_refused_is_not_verified_again() -> None:
         for _ in range(5):
             assert await registry.outcome(b"Bearer forged/person") == "unauthorized"
         assert issuer.verified == ["forged/person"]
-        # What is none of its tokens to see occupies nothing at all.
+        # A text that is clearly no token of the provider occupies no thread.
         assert await registry.outcome(b"Bearer nothing") == "unauthorized"
         with pytest.raises(Unauthorized):
             registry.access.admit(b"Bearer nothing", None)
@@ -346,7 +348,7 @@ def test_what_was_refused_is_not_verified_again() -> None:
 
 
 def nothing() -> None:
-    """What a request does that nobody ends."""
+    """Stands for the callback that ends a waiting request; no test calls it."""
 
 
 def test_the_tokens_of_a_subject_share_its_quota() -> None:
@@ -370,7 +372,7 @@ def test_the_tokens_of_a_subject_share_its_quota() -> None:
 
 
 def test_a_subjects_credential_that_ended_counts_no_more() -> None:
-    """A token that was shown before kept its rights for up to 300 s."""
+    """A subject loses the rights of a credential as it expires. A known token kept them for up to 300 s."""
 
     async def main() -> None:
         registry, _ = with_issuer()

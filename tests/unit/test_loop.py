@@ -1,4 +1,4 @@
-"""The loop in a thread of its own: whoever waits for it when it is closed is told, and does not wait for ever."""
+"""The loop in its own thread: a caller that waits while the loop is closed gets an error, and does not hang."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_who_waits_while_it_is_closed_is_told() -> None:
             with pytest.raises(Closed):
                 waiting.result(PATIENCE_SECONDS)
         finally:
-            if not waiting.done():  # or the pool waits for ever
+            if not waiting.done():  # otherwise the pool would wait for ever
                 waiting.cancel()
                 pool.shutdown(wait=False)
 
@@ -46,5 +46,5 @@ def test_who_comes_after_it_was_closed_is_told() -> None:
         loop.run(nothing())
     with pytest.raises(Closed):
         loop.wait_for(lambda: asyncio.ensure_future(nothing()), 1)
-    loop.call(called.append, 1)  # an outcome, after its COMMIT: the check asks
+    loop.call(called.append, 1)  # an outcome after its COMMIT is lost silently: the server will check
     assert called == []

@@ -1,4 +1,4 @@
-"""What a producer is given is checked and encoded at once, item by item: one malformed message hurts nobody else."""
+"""A producer checks and encodes each message in the call that gives it: a malformed one fails no other."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_what_looks_like_text_or_a_number_is_sent_as_one() -> None:
 
 
 def test_a_malformed_message_refuses_nobody_else(memory: InMemoryServer, unique: str) -> None:
-    """Twenty callers and a careless one, whose halves would leave in one request."""
+    """A malformed message among twenty others, whose halves leave in one request, fails alone."""
 
     async def scenario() -> list[Item | BaseException]:
         client = TransactionClient(memory.url, unique, instance="i", half_seconds=60)
@@ -106,7 +106,7 @@ def test_a_malformed_message_refuses_nobody_else(memory: InMemoryServer, unique:
 
 
 def test_large_heads_are_counted_into_a_request(memory: InMemoryServer, unique: str) -> None:
-    """Twelve transactions of 0.8 MB of headers each are more than one request may have."""
+    """A request is filled by its bytes, headers included: twelve transactions of 0.8 MB of headers need several."""
 
     async def scenario() -> list[Item | NotifyError]:
         client = TransactionClient(memory.url, unique, instance="i", half_seconds=60)
@@ -136,6 +136,6 @@ def test_a_transaction_that_no_request_can_carry_is_refused_alone(memory: InMemo
 
 @pytest.mark.parametrize("key", [b"order-1", bytearray(b"order-1"), lambda: b"order-1"])
 def test_bytes_are_no_key(key: Any) -> None:
-    """Their text would be b'order-1', with the quotes: another key than the one that was meant."""
+    """A key of type bytes is refused: its text would be b'order-1', with the quotes."""
     with pytest.raises(InvalidRequest, match="decode it"):
         resolve_key(Message("t", "body", key=key))

@@ -1,4 +1,4 @@
-"""What /metrics shows: a name that somebody chose is a label's value, whatever is in it."""
+"""/metrics shows a user's name as a label's value, whatever characters it has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.http import call, post
 
 
 def samples(url: str) -> dict[str, list[dict[str, Any]]]:
-    """Labels of all samples by name, as Prometheus reads them."""
+    """The labels of all samples by the metric's name, as Prometheus reads them."""
     by_name: dict[str, list[dict[str, Any]]] = {}
     for family in text_string_to_metric_families(str(call(url, "GET", "/metrics"))):
         for sample in family.samples:
@@ -21,7 +21,7 @@ def samples(url: str) -> dict[str, list[dict[str, Any]]]:
 
 
 def test_no_name_of_an_instance_makes_metrics_of_its_own() -> None:
-    """An instance's name is any text, and part of the name of its group where a topic is broadcast to it."""
+    """An instance's name is any text, and part of its group's name where a topic is broadcast to it."""
     name = 'i"} 1\nnotify_parked_transactions 99\nnotify_made_up{a="\\'
     with InMemoryServer() as server:
         subscribe(server.url, "g", "t", mode="broadcast")

@@ -1,4 +1,4 @@
-"""Alert rules fire where they should, and rules and dashboard ask only for what a server shows."""
+"""Alert rules fire when they should; rules and dashboard ask only for metrics that a server shows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_they_ask_only_for_metrics_that_there_are(server: ServerProcess) -> None
 
 
 def test_metrics_follow_the_conventions(server: ServerProcess) -> None:
-    """As https://prometheus.io/docs/practices/naming has them; promtool agrees where it runs."""
+    """Names follow https://prometheus.io/docs/practices/naming; promtool agrees where it is installed."""
     text = call(server.url, "GET", "/metrics")
     kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)", text, re.MULTILINE))
     assert all(name.startswith("notify_") and name.endswith("_total") == (kind == "counter")

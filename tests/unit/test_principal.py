@@ -1,4 +1,4 @@
-"""A principal: what it keeps of what it was asked."""
+"""A principal remembers its answers about rights within bounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from notify.server.access.principal import LONGEST, REMEMBERED
 
 
 def test_refused_names_are_kept_in_bounds() -> None:
-    """40 refused polls with names of megabytes took 110 to 955 MB."""
+    """Refused names take little memory. 40 refused polls with names of megabytes took 110 to 955 MB."""
     principal = Principal("service", parse_rights(["consume:points", "publish:order.*"]))
     for n in range(3 * REMEMBERED):
         for name in (f"{n}" + "x" * 100_000, f"{n}" + "x" * (LONGEST - 10)):

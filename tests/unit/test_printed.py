@@ -1,4 +1,4 @@
-"""What a command prints: other people's text is shown as it is, never obeyed, and there is one place that prints."""
+"""Commands show other people's text as it is, never as markup or control codes; one module prints."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_table_shows_any_key(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """`[/red]` used to end the command with a MarkupError; an escape sequence reached the terminal."""
+    """`[/red]` in a key ended the command with a MarkupError, and an escape sequence reached the terminal."""
     row = {"key": text, "headers": {text: text}, "several": [text]}
     api.show({"messages": [row]}, False, "messages")
     api.show(row, False)
@@ -74,7 +74,7 @@ MAKING = ("Console", "Table", "Text", "Table.grid")
 
 
 def prints(source: str) -> Iterator[str]:
-    """What of a module prints, or makes what prints, by a way of its own."""
+    """The calls of a module that print, or make a console to print with, past notify/cli/printed.py."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and (called := ast.unparse(node.func)) in (*PRINTING, *MAKING):
             yield called

@@ -1,4 +1,4 @@
-"""A connection whose requests' tokens take a while to verify: what is read, held and answered meanwhile."""
+"""While a request's token is verified, the server reads, holds and answers no more than it should."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_small_request_waits_for_its_verification_too() -> None:
         served.access.let_in("new")
         await settled()
         assert [r.body for r in served.answered] == [b"{}"] and served.statuses() == [200]
-        # Refused with its body complete: nothing is left to be sent, and the connection is kept.
+        # The refused request is complete: nothing is left to be sent, and the connection is kept.
         served.send(head("other", 2) + b"{}")
         await settled()
         served.access.refuse("other", Unavailable("the database is away"))
@@ -69,7 +69,7 @@ def test_who_is_refused_is_told_so_before_the_body_is_there() -> None:
         await settled()
         assert served.statuses() == [401] and b"connection: close" in served.transport.written
         assert served.transport.wrote_eof
-        # What is still on its way is read and dropped, so that the client reads its answer.
+        # The server reads and drops the rest of the body, so that the client reads its answer.
         assert served.send(request[taken:]) == len(request) - taken
         assert served.answered == []
 
@@ -89,7 +89,7 @@ def test_an_error_that_nobody_foresaw_is_answered_as_well() -> None:
 
 
 def test_requests_before_and_behind_one_that_is_verified() -> None:
-    """Pipelined: answers come in order, and nothing is read for a request whose turn it is not."""
+    """Answers to pipelined requests come in order; no body is read for a request before its turn."""
 
     async def run() -> None:
         served = Served()
@@ -99,7 +99,7 @@ def test_requests_before_and_behind_one_that_is_verified() -> None:
         assert served.transport.is_paused and b"Bearer new" in served.access.asked
         served.access.let_in("new")
         await settled()
-        assert served.transport.is_paused  # the first one is still to be answered
+        assert served.transport.is_paused  # the first request is not answered yet
         served.may_answer.set()
         await settled()
         assert served.statuses() == [200]
@@ -119,7 +119,7 @@ def test_requests_before_and_behind_one_that_is_verified() -> None:
         assert served.send(BODY[taken:]) == len(BODY) - taken
         await settled()
         assert served.statuses() == [200] * 4 and [len(r.body) for r in served.answered] == [2, len(BODY)] * 2
-        # Behind one that is verified: it waits for its turn.
+        # A request behind one that is being verified waits for its turn.
         served.send(head("later", 2) + b"{}" + head("known", 4) + b"null")
         await settled()
         assert len(served.answered) == 4
@@ -152,7 +152,7 @@ def test_time_for_the_body_begins_when_it_may_be_sent() -> None:
         served.send(BODY)
         await settled()
         assert served.statuses() == [100, 200]
-        # Behind another request: when that is answered, as nothing is read before.
+        # Behind another request its time begins when that one is answered: nothing is read before.
         served.may_answer.clear()
         served.send(head("known", 2) + b"{}" + head("known", len(BODY)))
         await settled()
@@ -180,7 +180,7 @@ def test_a_client_that_goes_is_verified_no_more() -> None:
 
 @pytest.mark.parametrize("is_let_in", [True, False])
 def test_admin_routes_hold_no_more_either(is_let_in: bool) -> None:
-    """They go through uvicorn, which reads on when the application takes the body: that is after it let someone in."""
+    """uvicorn reads on when the application takes the body, and the application first asks who sends it."""
     from notify.server.access import guard
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""Which servers a client sends its token to."""
+"""A client sends its token only to servers that it may trust."""
 
 from __future__ import annotations
 
@@ -48,4 +48,4 @@ def test_a_member_in_the_clear_is_refused_where_the_seeds_are_not(
     asyncio.run(scenario())
     assert asked <= used
     refused = [record for record in caplog.records if "in the clear" in record.getMessage()]
-    assert len(refused) == len(set(told) - used)  # each is said once
+    assert len(refused) == len(set(told) - used)  # each refusal is logged once

@@ -1,4 +1,4 @@
-"""What a type checker sees of the SDK: every option by name, and a coroutine where one comes back."""
+"""A type checker sees every option of the SDK by name, and a coroutine where a call returns one."""
 
 from __future__ import annotations
 

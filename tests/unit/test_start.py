@@ -1,4 +1,4 @@
-"""What runs is there from the end of the start until the stop; a start that fails half-way leaves nothing open."""
+"""The record of running parts exists from start to stop; a start that fails half-way leaves nothing open."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from notify.storage.memory import MemoryStore
 
 
 class Watched:
-    """A store in memory that says whether it is open, and whether it ever was."""
+    """A store in memory that notes whether it is open, and whether it ever was."""
 
     is_open = was_open = False
 

@@ -1,4 +1,4 @@
-"""Subscriptions as they are asked for: what is refused, and what becomes of topics that a pattern meets."""
+"""Subscriptions: which are refused, and how a pattern's settings reach the topics that it matches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_after_a_start_a_group_counts_as_in_use_until_its_consumers_had_time_to_
     async def scenario() -> None:
         s = Scene()
         await s.subscriptions.put(s.subscriptions.checked("g", topic, Subscribe()), None)
-        s.subscriptions.checked("g", topic, Subscribe(mode="ordered"))  # nobody has asked yet, as is known
+        s.subscriptions.checked("g", topic, Subscribe(mode="ordered"))  # no consumer has asked since the start
         s.restart()
         s.now_us += 59 * SECOND
         with pytest.raises(Conflict, match=r"started less than 60 s ago.*send force") as refused:
@@ -61,7 +61,7 @@ def test_a_patterns_new_settings_reach_the_topics_that_it_follows() -> None:
             known = s.store.subscription("g", topic)
             assert known is not None
             cursor = s.delivery.groups["g"].cursors[(topic, 0)]
-            assert cursor.subscription == known, "whoever hands out knows it"
+            assert cursor.subscription == known, "delivery uses the new settings"
             return known.mode, known.max_attempts, known.tags
 
         await put("order.own", Subscribe(max_attempts=2))
@@ -75,7 +75,7 @@ def test_a_patterns_new_settings_reach_the_topics_that_it_follows() -> None:
         assert settings("order.own") == ("shared", 2, ())
         after = s.store.subscription("g", "order.after")
         assert after is not None
-        assert after.epoch == reset.epoch == 1, "where it stands is as it was"
+        assert after.epoch == reset.epoch == 1, "the group's offsets stay"
         await put("order.before", Subscribe(max_attempts=3))
         await put("order.*", Subscribe())
         assert settings("order.before") == ("shared", 3, ())

@@ -1,4 +1,4 @@
-"""Functions that `transactional` cannot run within a transaction are refused when it is given them."""
+"""`transactional` refuses at once a function that it cannot run within a transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fairness: classes by weight, queues in turn, idle shares to the others, and what slow consumers get."""
+"""Fairness: classes share by weight, queues take turns, idle shares go to others, slow consumers get less."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLASSES = Priorities(
 
 
 class Groups(Scene):
-    """What consumers of group `g` get, and of which topics."""
+    """A delivery, and the consumers of group `g`."""
 
     async def subscribe(self, *topics: str, group: str = "g", **fields: Any) -> None:
         for topic in topics:
@@ -34,7 +34,7 @@ class Groups(Scene):
         await self.store.put([NewTransaction(ids.new_id(), "", messages, committed=True)], self.now_us)
 
     async def receive(self, count: int, *, instance: str = "i", ack: bool = True, lease: float = 30) -> list[str]:
-        """The topics of what was handed out."""
+        """The topic of each message that was handed out."""
         request = Receive(instance=instance, max=count, lease=lease)
         handed = await self.delivery.receive("g", request)
         if ack and handed:
@@ -70,7 +70,7 @@ def test_an_idle_class_gives_its_share_to_the_others_and_saves_none_up() -> None
         await s.fill("low-1", 20_000)
         got = Counter(itertools.chain(*[await s.receive(100) for _ in range(80)]))
         assert abs(got["plain"] / got["low-1"] - 3) < 0.3
-        # Back with work, the class gets its weight from now on, not what it missed.
+        # Once it has work again, the class gets its weight from now on, not the turns that it missed.
         await s.fill("high-1", 20_000)
         got = Counter(itertools.chain(*[await s.receive(100) for _ in range(100)]))
         assert 5_500 < got["high-1"] < 6_500
@@ -130,7 +130,7 @@ def test_topics_of_a_pattern_are_followed_when_they_are_made() -> None:
         await s.store.create_topic(Topic("task.1"))
         await s.fill("task.1", 2)
         assert await s.delivery.following.subscribe_pattern(Subscription("g", "task.*"), None) == ["task.1"]
-        assert await s.receive(10) == []  # there already: from the latest
+        assert await s.receive(10) == []  # the topic exists: the group begins at its end
         s.topics.put_soon(Topic("task.2"))
         await s.fill("task.2", 2)
         assert await s.receive(10) == ["task.2", "task.2"]
@@ -155,7 +155,7 @@ def test_a_stuck_consumer_gets_less_and_is_seen() -> None:
             assert len(await s.receive(100, instance="stuck", ack=False, lease=1)) == expected
             assert len(await s.receive(100, instance="good")) == 100
         assert states(s.delivery.groups["g"].instances, s.now_us)["good"] == "ok"
-        # It recovers: what it finishes widens its bound again.
+        # The consumer recovers: each message that it finishes widens its bound again.
         s.now_us += 1_100_000
         await s.delivery.tick()
         for _ in range(20):
@@ -194,7 +194,7 @@ def test_a_takeover_at_the_last_attempt_moves_to_the_dead_letters() -> None:
         await s.fill("t", 3)
         assert len(await s.receive(10, instance="a", ack=False, lease=1)) == 3
         s.now_us += 1_100_000
-        assert await s.receive(10, instance="b") == []  # takes over before time has been acted upon
+        assert await s.receive(10, instance="b") == []  # another instance takes over before the timer task has acted
         await s.delivery.tick()
         assert s.store.bounds("dead-letter.g", 0) == (0, 3)
         assert s.delivery.followers.lag("t") == 0
@@ -210,7 +210,7 @@ def test_a_slow_consumer_has_no_more_than_it_finishes_in_a_while() -> None:
         await s.receive(1, instance="fast")
         held: list[str] = []
         for _ in range(20):
-            # Ten a second, but it asks for a thousand.
+            # The consumer finishes ten a second, and asks for a thousand.
             request = Receive(instance="slow", max=1000, lease=600)
             for h in await s.delivery.receive("g", request):
                 held += [f"{h.token}{i}" for i in range(len(h.messages))]

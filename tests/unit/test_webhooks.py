@@ -1,4 +1,4 @@
-"""What the server posts itself: one deadline for the whole of a call, and nobody else waits for a slow receiver."""
+"""Webhook calls: one deadline for the whole call, and nothing else waits for a slow receiver."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 async def posted(serve: Serve, calls: int = 1) -> list[bytes | BaseException]:
-    """What so many calls at once give, to a receiver that does this with each connection."""
+    """The results of so many `calls` at once to a receiver that does `serve` with each connection."""
     loop = asyncio.get_running_loop()
     begun: list[asyncio.Task[None]] = []
 
@@ -49,23 +49,23 @@ async def _served(serve: Serve, reader: asyncio.StreamReader, writer: asyncio.St
 
 
 async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A byte now and then, so that no single read ever takes long."""
+    """Send a byte now and then, so that no single read takes long."""
     writer.write(b"HTTP/1.1 200 OK\r\nx-never-ends: ")
     while True:
         writer.write(b"x")
         await writer.drain()
-        await asyncio.sleep(0.01)  # the drip itself
+        await asyncio.sleep(0.01)  # the pause between two bytes
 
 
 def test_a_dripping_receiver_is_given_up_and_holds_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each byte used to begin the time anew, in a thread of the pool that admin reads share."""
+    """The call ends at its deadline. Each byte began the time anew, in a thread of the pool that admin reads share."""
     monkeypatch.setattr(webhooks, "SECONDS", 0.5)
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
         calls = asyncio.ensure_future(posted(drip, calls=50))
         async with asyncio.timeout(PATIENCE_SECONDS):
-            # More than a pool of threads has: what others do in threads goes on beside them.
+            # More calls than a pool has threads: other work in threads goes on beside them.
             assert await loop.run_in_executor(None, lambda: "done") == "done"
             results = await calls
         assert [type(result) for result in results] == [Unavailable] * 50
@@ -75,7 +75,7 @@ def test_a_dripping_receiver_is_given_up_and_holds_no_thread(monkeypatch: pytest
 
 
 def test_the_system_may_take_its_time_to_find_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name server that does not answer: those look-ups have threads of their own, and calls end in time."""
+    """Where the name server does not answer, look-ups occupy threads of their own, and calls end in time."""
     import threading
 
     monkeypatch.setattr(webhooks, "SECONDS", 0.2)
@@ -129,6 +129,6 @@ def test_what_comes_of_an_answer(answer: bytes, result: bytes | str) -> None:
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1\uff1a9/", "http://[::1/", "http://127.0.0.1:9/ x", "http://\u2100/"])
 def test_what_is_no_address_is_said_so(url: str) -> None:
-    """Python's parser raises a ValueError for some of them, which was a 500 with a traceback."""
+    """An invalid address is refused with a 4xx. Python's parser raises ValueError for some: that was a 500."""
     with pytest.raises(InvalidRequest, match="not an address"):
         webhooks.check_address(url, Settings(webhook_hosts="127.0.0.1:9", webhook_secret="s"))
