@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -16,9 +15,9 @@ from notify import faults
 from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailable
 from notify.storage.checks import CheckAnswer, Checking, Due
 from notify.storage.groups import Subscription
-from notify.storage.hashing import key_hash
 from notify.storage.records import Decided, InDoubt, NewTransaction, PartlyStored, PutResult, State, Transaction
-from notify.storage.sql.key_map import LEASE_SECONDS, KeyMap
+from notify.storage.sql.key_map import KeyMap
+from notify.storage.sql.placing import Placing
 from notify.storage.sql.store import DatabaseAway, SqlStore
 from notify.storage.topics import Topic
 from notify.storage.transactions import NO_SHARDS, NO_TOKENS, counted
@@ -42,19 +41,17 @@ class SqlShards:
         self.by_name = {store.shard: store for store in stores}
         if len(self.by_name) != len(stores):
             raise InvalidRequest("--storage: two databases have the same shard name")
-        self._names = tuple(sorted(self.by_name))
-        self.key_map = KeyMap(shards=self._names)
-        """The shards of keys, in order: a key's is the one that its hash picks."""
-        self._sending: Counter[int] = Counter()
-        """How many batches are on their way that were sent by a version of the map."""
-        self._confirmed: float | None = None
-        """When the registry last said which version holds; None: there is no registry to ask."""
-        self._complained = 0
-        self._refusal = ""
-        """Why nothing with a key is taken; empty: it is."""
+        self._placing = placing = Placing(self.by_name)
         self._opened: set[str] = set()
         self._probing: dict[str, asyncio.Task[None]] = {}
         self._probed: dict[str, float] = {}
+        self.follow = placing.follow
+        self.shard_of = placing.shard_of
+
+    @property
+    def key_map(self) -> KeyMap:
+        """The version of the map that this server follows."""
+        return self._placing.key_map
 
     @property
     def first(self) -> SqlStore:
@@ -114,99 +111,16 @@ class SqlShards:
         """The databases by the names of their shards."""
         return {name: store.engine for name, store in self.by_name.items()}
 
-    def follow(self, key_map: KeyMap) -> int:
-        """Go by what the registry says from now on; the oldest version by which something is on its way.
-
-        A map with a shard that is not known here cannot be followed: then this server goes on as before, and the change
-        waits for it.
-        """
-        unknown = [name for name in (*key_map.shards, *key_map.previous) if name not in self.by_name]
-        if unknown:
-            self._cannot_follow(key_map, unknown)
-        else:
-            if key_map.version != self.key_map.version:
-                log.info("key_map_followed", version=key_map.version, shards=key_map.shards)
-            self.key_map = key_map
-            self._refusal = ""
-        self._confirmed = time.monotonic()
-        return min(list(self._sending), default=self.key_map.version)
-
-    def _cannot_follow(self, key_map: KeyMap, unknown: list[str]) -> None:
-        why = (
-            f"version {key_map.version} of the key map has shards {', '.join(unknown)}, which this server does not know"
-        )
-        remedy = "start it with a --storage that names every shard of the map"
-        if key_map.version != self._complained:
-            self._complained = key_map.version
-            log.error("key_map_not_followed", reason=why, remedy=remedy)
-        # As long as the change waits for this server, the version that it has holds.
-        holds = key_map.previous and not key_map.followed_us and self.key_map.version == key_map.version - 1
-        self._refusal = "" if holds else f"{why}; {remedy}"
-
-    def shard_of(self, t: NewTransaction) -> str | None:
-        """Where a transaction has to go: by the first key in it; None: anywhere.
-
-        Raises Unavailable for a key that moves in a change of the map, and where the registry has not been heard.
-        """
-        return self._shard_of(t, self.key_map)
-
-    def _shard_of(self, t: NewTransaction, key_map: KeyMap) -> str | None:
-        for m in t.messages:
-            if m.key is not None:
-                return self._shard_of_key(m.key, key_map)
-        return None
-
-    def _shard_of_key(self, key: str, now: KeyMap) -> str:
-        if self._confirmed is not None and time.monotonic() - self._confirmed > LEASE_SECONDS:
-            raise Unavailable("the registry has not been heard for long: where keys belong is not known; try again")
-        if self._refusal:
-            raise Unavailable(self._refusal)
-        hashed = key_hash(key)
-        shard = now.shards[hashed % len(now.shards)]
-        if now.previous and now.previous[hashed % len(now.previous)] != shard:
-            raise Unavailable(
-                f"key {key[:40]!r} moves to shard {shard!r} (version {now.version} of the key map), and waits for "
-                f"{now.waits_for}; try again"
-            )
-        return shard
-
-    def _begin(self) -> KeyMap:
-        """The map to send by, noted as in use. Another may come from `follow`'s thread between the two: then again."""
-        while True:
-            key_map = self.key_map
-            self._sending[key_map.version] += 1
-            if key_map is self.key_map:
-                return key_map
-            self._end(key_map)
-
-    def _end(self, key_map: KeyMap) -> None:
-        self._sending[key_map.version] -= 1
-        if not self._sending[key_map.version]:
-            del self._sending[key_map.version]
-
-    def _place_of(self, transaction_id: bytes, healthy: Sequence[str]) -> str:
-        """Where a transaction without a key goes: the same id always to the same shard, while that answers.
-
-        Else to the one behind it that does: a half that is stored twice by this is committed on the shard that its
-        producer's row names, and a queue knows what was committed twice by its id.
-        """
-        names = self._names
-        home = int.from_bytes(transaction_id[-4:]) % len(names)
-        for step in range(len(names)):
-            name = names[(home + step) % len(names)]
-            if name in healthy:
-                return name
-        return names[home]
-
     async def put(self, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
         healthy = [store.shard for store in self.healthy()]
         by_shard: dict[str, list[int]] = {}
         results: list[PutResult | NotifyError | None] = [None] * len(transactions)
-        key_map = self._begin()
+        placing = self._placing
+        key_map = placing.begin()
         try:
             for i, t in enumerate(transactions):
                 try:
-                    shard = self._shard_of(t, key_map) or self._place_of(t.id, healthy)
+                    shard = placing.shard_by(t, key_map) or placing.place_of(t.id, healthy)
                 except Unavailable as error:
                     results[i] = error
                 else:
@@ -218,7 +132,7 @@ class SqlShards:
                 for i, result in zip(some, stored, strict=True):
                     results[i] = result
         finally:
-            self._end(key_map)
+            placing.end(key_map)
         stored_ones = [result for result in results if isinstance(result, PutResult)]
         if len(stored_ones) == len(results):
             return stored_ones

@@ -21,7 +21,7 @@ from notify.errors import Conflict, InvalidRequest, NotifyError, Unavailable
 from notify.relay.relay import Relay
 from notify.storage.hashing import key_hash
 from notify.storage.records import State
-from notify.storage.sql import key_map, shards
+from notify.storage.sql import key_map, placing
 from notify.storage.sql.engines import opened
 from notify.storage.sql.key_map import KeyMap
 from notify.storage.sql.shards import SqlShards, open_storage
@@ -250,7 +250,7 @@ def followed(server: ServerProcess) -> set[int]:
 def no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing runs out while a slow machine carries out a test's steps."""
     monkeypatch.setattr(key_map, "SETTLE_SECONDS", 100.0)
-    monkeypatch.setattr(shards, "LEASE_SECONDS", 3600.0)
+    monkeypatch.setattr(placing, "LEASE_SECONDS", 3600.0)
 
 
 @pytest.mark.usefixtures("no_haste")
@@ -297,7 +297,7 @@ def test_what_is_prepared_is_waited_for(databases: dict[str, str], monkeypatch: 
         assert store.follow(step()) == 2
         assert (await store.put([sent(key=key_of_a)], now()))[0].shard == "b"
         # A server that has not heard from the registry for long knows of no keys.
-        monkeypatch.setattr(shards, "LEASE_SECONDS", -1.0)
+        monkeypatch.setattr(placing, "LEASE_SECONDS", -1.0)
         with pytest.raises(Unavailable, match="registry"):
             await store.put([sent(key=key_of_a)], now())
         assert (await store.put([sent()], now()))[0].state == State.PREPARED
