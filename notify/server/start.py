@@ -52,7 +52,7 @@ async def started(
         parts.push_async_callback(store.close)
         database = open_database(settings.data_dir)
         parts.callback(database.dispose)
-        membership = _membership(settings, url, store)
+        membership = await asyncio.to_thread(_membership, settings, url, store)
         if membership is not None:
             await membership.start()
             clock = membership.clock
@@ -102,15 +102,13 @@ def _membership(settings: Settings, url: str, store: TransactionStore) -> Member
     from notify.storage.sql import schema
     from notify.storage.sql.engines import open_engine
     from notify.storage.sql.shards import SqlShards
-    from notify.storage.sql.store import SqlStore
 
     if settings.registry:
         engine = open_engine(settings.registry)
         schema.check_version(engine)
     elif isinstance(store, SqlShards):
+        store.check_registry()
         engine = store.first.engine
-    elif isinstance(store, SqlStore):
-        engine = store.engine
     else:
         return None
     roles = ("transactions",) if queues is None else roles_of(settings)

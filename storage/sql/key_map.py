@@ -27,7 +27,7 @@ from notify.errors import Conflict, InvalidRequest
 from notify.storage.sql import registry
 from notify.storage.sql.movers import has_moved
 from notify.storage.sql.rows import microseconds_of, moment_of
-from notify.storage.sql.tables import server_half_message, server_key_map, server_key_map_change
+from notify.storage.sql.tables import server_half_message, server_key_map, server_key_map_change, server_member
 
 LEASE_SECONDS = 20.0
 SETTLE_SECONDS = 30.0
@@ -83,6 +83,15 @@ def newest(connection: Connection) -> KeyMap:
         microseconds_of(row.followed_at) if row.followed_at is not None else 0,
         microseconds_of(row.settled_at) if row.settled_at is not None else 0,
     )
+
+
+def is_in_use(connection: Connection) -> bool:
+    """Whether servers use, or have used, this database."""
+    server = sa.select(server_member.c.name).where(server_member.c.kind == "server")
+    half = sa.select(_t.transaction_id)
+    if newest(connection).version:
+        return True
+    return any(connection.execute(rows.limit(1)).first() is not None for rows in (half, server))
 
 
 def make_first(connection: Connection, shards: Sequence[str]) -> None:

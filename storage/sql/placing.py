@@ -76,7 +76,7 @@ class Placing:
         return None
 
     def _shard_of_key(self, key: str, now: KeyMap) -> str:
-        if self._confirmed is not None and time.monotonic() - self._confirmed > LEASE_SECONDS:
+        if not self._is_confirmed():
             raise Unavailable("the registry has not been heard for long: where keys belong is not known; try again")
         if self._refusal:
             raise Unavailable(self._refusal)
@@ -88,6 +88,15 @@ class Placing:
                 f"{now.waits_for}; try again"
             )
         return shard
+
+    def is_alone(self, key_map: KeyMap) -> bool:
+        """Whether everything goes to one shard, so that no transaction has to be looked at."""
+        if len(self.names) > 1 or key_map.shards != self.names or key_map.previous or self._refusal:
+            return False
+        return self._is_confirmed()
+
+    def _is_confirmed(self) -> bool:
+        return self._confirmed is None or time.monotonic() - self._confirmed <= LEASE_SECONDS
 
     def begin(self) -> KeyMap:
         """The map to send by, noted as in use. Another may come from `follow`'s thread between the two: then again."""

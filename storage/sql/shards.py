@@ -16,6 +16,7 @@ from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailabl
 from notify.storage.checks import CheckAnswer, Checking, Due
 from notify.storage.groups import Subscription
 from notify.storage.records import Decided, InDoubt, NewTransaction, PartlyStored, PutResult, State, Transaction
+from notify.storage.sql import key_map
 from notify.storage.sql.key_map import KeyMap
 from notify.storage.sql.placing import Placing
 from notify.storage.sql.store import DatabaseAway, SqlStore
@@ -71,6 +72,35 @@ class SqlShards:
         if not self._opened:
             raise StorageFailed("no database answers: " + "; ".join(failures))
 
+    def check_registry(self) -> None:
+        """Raises StorageFailed where a new shard would become the registry, because it is the first by name.
+
+        Servers that do not know that shard would keep to another registry, and keys would be in two places.
+        """
+        in_use = self._in_use()
+        first = self.first.shard
+        others = [name for name, is_in_use in in_use.items() if is_in_use]
+        if others and in_use.get(first) is False:
+            raise StorageFailed(
+                f"shard {first!r} is new, and the first by name: it would take the place of {others[0]!r}, which is in "
+                f"use, as the registry. Name it so that it comes behind {others[0]!r}, or give --registry the URL of "
+                f"{others[0]!r}"
+            )
+
+    def first_map(self) -> list[str]:
+        """The shards of the first key map: where other servers may be sending already, only those they send to."""
+        in_use = self._in_use()
+        known = [name for name in self._placing.names if in_use.get(name, True)]
+        return known if any(in_use.values()) else list(self._placing.names)
+
+    def _in_use(self) -> dict[str, bool]:
+        """Whether servers have used a database that answers, by its shard's name. Blocks."""
+        in_use = {}
+        for name in sorted(self._opened):
+            with self.by_name[name].engine.connect() as connection:
+                in_use[name] = key_map.is_in_use(connection)
+        return in_use
+
     async def close(self) -> None:
         for task in self._probing.values():
             task.cancel()
@@ -116,11 +146,13 @@ class SqlShards:
         by_shard: dict[str, list[int]] = {}
         results: list[PutResult | NotifyError | None] = [None] * len(transactions)
         placing = self._placing
-        key_map = placing.begin()
+        by_map = placing.begin()
         try:
+            if placing.is_alone(by_map):
+                return await self._at(placing.names[0]).put(transactions, now_us)
             for i, t in enumerate(transactions):
                 try:
-                    shard = placing.shard_by(t, key_map) or placing.place_of(t.id, healthy)
+                    shard = placing.shard_by(t, by_map) or placing.place_of(t.id, healthy)
                 except Unavailable as error:
                     results[i] = error
                 else:
@@ -132,7 +164,7 @@ class SqlShards:
                 for i, result in zip(some, stored, strict=True):
                     results[i] = result
         finally:
-            placing.end(key_map)
+            placing.end(by_map)
         stored_ones = [result for result in results if isinstance(result, PutResult)]
         if len(stored_ones) == len(results):
             return stored_ones
@@ -160,6 +192,8 @@ class SqlShards:
         tokens: Mapping[bytes, int] = NO_TOKENS,
         shards: Mapping[bytes, str] = NO_SHARDS,
     ) -> list[Decided]:
+        if len(self.by_name) == 1:
+            return await self._at(self._placing.names[0]).decide(outcomes, now_us, forced, tokens)
         results: dict[int, Decided] = {}
         by_shard: dict[str, list[int]] = {}
         for i, outcome in enumerate(outcomes):
@@ -290,7 +324,7 @@ def _by_shard(claimed: Sequence[Due]) -> dict[str, list[Due]]:
     return found
 
 
-def open_storage(text: str, shard: str, *, retention_us: int, writers: int) -> SqlStore | SqlShards:
+def open_storage(text: str, shard: str, *, retention_us: int, writers: int) -> SqlShards:
     """The shards that `--storage` names: one URL, or `name=URL` for each, apart by blanks. Raises InvalidRequest."""
     stores = []
     parts = text.split()
@@ -303,4 +337,4 @@ def open_storage(text: str, shard: str, *, retention_us: int, writers: int) -> S
         stores.append(SqlStore(url, name, retention_us=retention_us, writers=writers))
     if not stores:
         raise InvalidRequest("--storage is empty: give a URL such as postgresql://user:password@host/database")
-    return stores[0] if len(stores) == 1 else SqlShards(stores)
+    return SqlShards(stores)

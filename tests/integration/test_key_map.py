@@ -388,3 +388,62 @@ def test_a_change_is_taken_back_until_it_is_through(databases: dict[str, str]) -
         assert in_one(key_map.newest) == KeyMap(version, ("b", "a"))
         with pytest.raises(Conflict, match="no change"):
             in_one(key_map.take_back)
+
+
+def shards_of_keys(server: ServerProcess) -> tuple[set[str], set[str]]:
+    """The shards that take a committed message of each key, and the keys that are refused for now."""
+    halves = [half_request(key=key)["transactions"][0] | {"committed": True} for key in KEYS]
+    items = call(server.url, "POST", "/v1/transactions", {"producer_group": "g", "transactions": halves})["items"]
+    assert {item["status"] for item in items} <= {201, 503}
+    refused = {key for key, item in zip(KEYS, items, strict=True) if item["status"] == 503}
+    return {item["shard"] for item in items if item["status"] == 201}, refused
+
+
+@pytest.mark.parametrize("is_older", [False, True], ids=["of this version", "that knew no map with one database"])
+def test_one_database_grows_to_two(
+    databases: dict[str, str], server: ServerProcess, tmp_path: Path, is_older: bool
+) -> None:
+    """Servers with the second database sent half of the keys there at once, while others still used the first only."""
+    show = ("storage", "key-map", "--storage", databases["a"], "--json", "--wait", "0")
+
+    def state() -> dict[str, Any]:
+        return cli(*show)[1]
+
+    def moved() -> bool:
+        with opened(databases["a"]) as engine:
+            asyncio.run(Relay(engine, server.url).run(once=True))
+        return state()["waits_for"] == ""
+
+    with ExitStack() as stack:
+        old = Started(storage_of(databases, "a"), tmp_path / "old", stack).add()
+        assert shards_of_keys(old) == ({"a"}, set())
+        if is_older:
+            old.stop()
+            with opened(databases["a"]) as engine, engine.begin() as connection:
+                connection.execute(sa.delete(server_key_map))
+        new = Started(storage_of(databases, "ab"), tmp_path / "new", stack).add()
+        assert shards_of_keys(new) == ({"a"}, set())
+        assert state() == {"version": 1, "shards": ["a"], "waits_for": ""}
+        assert cli(*show, "--shards", "a,b")[0] == 1
+        eventually(lambda: 2 in followed(new), "the new server to follow")
+        taken, refused = shards_of_keys(new)
+        assert taken == {"a"} and refused
+        if not is_older:
+            assert state()["waits_for"] == "servers to follow"
+            assert shards_of_keys(old) == ({"a"}, set())
+            old.stop()
+        eventually(moved, "the change to be through")
+        eventually(lambda: shards_of_keys(new) == ({"a", "b"}, set()), "keys to be in both")
+
+
+def test_a_new_shard_does_not_take_the_registrys_place(databases: dict[str, str], tmp_path: Path) -> None:
+    """The registry is in the first shard by name: servers with an earlier one had a registry of their own."""
+    with ExitStack() as stack:
+        Started(storage_of(databases, "b"), tmp_path / "old", stack).add()
+        new = ServerProcess(tmp_path / "new", flags=["--storage", storage_of(databases, "ab")])
+        with pytest.raises(Unavailable):
+            new.start()
+        assert "shard 'a' is new" in "".join(new.output) and "--registry" in "".join(new.output)
+        registry_of = ("--registry", databases["b"])
+        elsewhere = Started(storage_of(databases, "ab"), tmp_path / "elsewhere", stack).add(*registry_of)
+        assert shards_of_keys(elsewhere) == ({"b"}, set())

@@ -130,8 +130,9 @@ class Membership:
 
     def _follow_key_map(self, newest: KeyMap, shards: SqlShards) -> None:
         if not newest.version:
+            first = shards.first_map()
             with contextlib.suppress(sa.exc.IntegrityError), self.engine.begin() as connection:
-                key_map.make_first(connection, shards.key_map.shards)
+                key_map.make_first(connection, first)
             with self.engine.connect() as connection:
                 newest = key_map.newest(connection)
         self.me.detail[key_map.FOLLOWS] = shards.follow(newest)
