@@ -120,7 +120,7 @@ class Carrier:
 
     def _undecided_and_delayed(self) -> list[Fixed]:
         state = self._state
-        tails = [message.tail for pending in state.pending.by_id.values() for message in pending.messages]
+        tails = [tail_of(entry) for pending in state.pending.by_id.values() for entry in pending.entries]
         tails += [tail_of(entry) for _, entry in state.times.unpublished.values()]
         for part in state.parts:
             tails += [tail_of(part.delayed_entry(number)) for number in still_delayed(state, part)]

@@ -17,11 +17,12 @@ from notify.storage import crash_point
 from notify.storage.bridged import BridgeState
 from notify.storage.groups import Priorities, Subscription
 from notify.storage.log.disk import Disk
+from notify.storage.log.entry import ENTRY_HEAD, HALF, EntryKind, tail_of
 from notify.storage.log.format import crc32c
 from notify.storage.log.meta import NO_MORE_POLICIES, MorePolicies
-from notify.storage.log.pending import Pending, PendingMessage, Producer
+from notify.storage.log.pending import Pending
 from notify.storage.log.queues import LogTopic
-from notify.storage.log.records import encode
+from notify.storage.log.records import Sender, encode
 from notify.storage.log.state import LogState
 from notify.storage.topics import Flush
 
@@ -64,6 +65,16 @@ class SavedMessage(msgspec.Struct, array_like=True, gc=False):
     flags: int
     deliver_us: int
     tail: bytes
+
+    @classmethod
+    def of(cls, entry: bytes) -> SavedMessage:
+        """A half's message, by its entry."""
+        flags, queue, topic, deliver_us = HALF.unpack_from(entry)
+        return cls(topic, queue, flags, deliver_us, tail_of(entry))
+
+    def entry(self, time_us: int) -> bytes:
+        """The entry of the half that was stored then."""
+        return ENTRY_HEAD.pack(EntryKind.HALF, self.flags, self.queue, self.topic, time_us, 0) + self.tail
 
 
 class SavedPending(msgspec.Struct, array_like=True, gc=False):
@@ -238,11 +249,11 @@ def restore(state: LogState, saved: SavedState) -> None:
         progress.retry_at = dict(row_of_group.retry_at)
         for first, count in row_of_group.settled:
             progress.settled.add(first, count)
-    producers = [Producer(p.group, p.source, p.instance) for p in saved.producers]
-    topics = state.topics_by_id
+    # When the first check was to come is in `next_check_us` of each half.
+    producers = [Sender(p.group, p.source, p.instance, 0) for p in saved.producers]
     for half in saved.pending:
-        messages = [PendingMessage(topics[m.topic], m.queue, m.flags, m.deliver_us, m.tail) for m in half.messages]
-        pending = Pending(half.id, producers[half.producer], messages, half.stored_us, half.next_check_us)
+        entries = [m.entry(half.stored_us) for m in half.messages]
+        pending = Pending(half.id, producers[half.producer], entries, half.stored_us, half.next_check_us)
         pending.attempts, pending.parked = half.attempts, half.parked
         state.pending.by_id[half.id] = pending
         state.pending.schedule(pending.producer.group, half.next_check_us, (half.id,))
@@ -259,7 +270,7 @@ def _saved_pending(undecided: list[Pending]) -> tuple[list[SavedProducer], list[
         if number is None:
             number = numbers[id(p.producer)] = len(producers)
             producers.append(SavedProducer(p.producer.group, p.producer.source, p.producer.instance))
-        messages = [SavedMessage(m.topic.id, m.queue, m.flags, m.deliver_us, m.tail) for m in p.messages]
+        messages = [SavedMessage.of(entry) for entry in p.entries]
         rows.append(SavedPending(p.id, number, p.stored_us, p.next_check_us, p.attempts, p.parked, messages))
     return producers, rows
 

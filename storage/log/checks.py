@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from notify.storage.checks import CheckAnswer, Checking, Due
-from notify.storage.log.entry import Fixed
+from notify.storage.log.entry import Entry
 from notify.storage.log.journal import Journal
 from notify.storage.log.payloads import Payloads
 from notify.storage.log.records import CheckAnswered, RecordType, encode
@@ -74,8 +74,8 @@ class Checks:
         pending = self._pending.by_id.get(transaction_id)
         if pending is None:
             return []
-        places = [Fixed.of(message.tail) for message in pending.messages]
-        payloads = [self._payloads.read(place.position, place.size, place.payload_crc) for place in places]
+        entries = [Entry.of(entry) for entry in pending.entries]
+        payloads = [self._payloads.read(entry.position, entry.size, entry.payload_crc) for entry in entries]
         return [decode_payload(payload) for payload in payloads if payload is not None]
 
     def ripen(self, now_us: int) -> None:

@@ -51,7 +51,11 @@ ENTRY_TYPE = np.dtype(
 """numpy dtype of an entry. The id is two big-endian numbers, so that it sorts as its bytes do."""
 assert ENTRY_TYPE.itemsize == ENTRY_SIZE
 
+# The fields of a half's entry that its commit needs: flags, queue, topic, deliver at.
+HALF = struct.Struct("<xBHI32xQ")
+
 # Where single fields lie, for those that search entries without unpacking them.
+TOPIC_AT = 4
 TIME_AT = 8
 OFFSET_AT = 16
 GROUP_AT = 38
@@ -136,6 +140,11 @@ place_of: Callable[[Sequence[Any]], tuple[int, int]] = itemgetter(
 
 def transaction_id_of(entry: bytes) -> bytes:
     return entry[ID_AT : ID_AT + 16]
+
+
+def topic_of(entry: bytes) -> int:
+    """The number of the topic."""
+    return int.from_bytes(entry[TOPIC_AT : TOPIC_AT + 4], "little")
 
 
 def tail_of(entry: bytes) -> bytes:

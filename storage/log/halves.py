@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from notify.storage.hashing import key_hash, tag_hash
 from notify.storage.log.entry import (
-    ENTRY_HEAD,
+    ENTRY,
     ENTRY_SIZE,
-    ENTRY_TAIL,
     FLAG_DELAY,
     FLAG_TTL,
     Entry,
@@ -21,7 +20,7 @@ from notify.storage.log.journal import Journal
 from notify.storage.log.lookup import entries_of, state_of
 from notify.storage.log.meta import ProducerGroupNumbered, encoded
 from notify.storage.log.payloads import Payloads
-from notify.storage.log.pending import Pending, PendingMessage, Producer
+from notify.storage.log.pending import Pending
 from notify.storage.log.placing import place
 from notify.storage.log.queues import Queue
 from notify.storage.log.records import RecordType, Sender, sender_head
@@ -66,6 +65,7 @@ class Halves:
         pending = self._state.pending.by_id
         parts = self._state.parts
         decided = parts.live.decided
+        highest = parts.highest_decided()
         seen: set[bytes] = set()
         for t in transactions:
             if t.id in seen:
@@ -74,7 +74,7 @@ class Halves:
                 run, run_entries = [], 0
                 seen.clear()
                 decided = parts.live.decided
-            if t.id in pending or t.id in decided or parts.has_decided(t.id):
+            if t.id in pending or t.id in decided or (t.id[:8] <= highest and parts.has_decided(t.id)):
                 results.append(self.compare(t))
                 results[-1].flush = flush
                 continue
@@ -103,9 +103,9 @@ class Halves:
         first = run[0]
         committed = first.committed
         state, journal = self._state, self._journal
-        producer = Producer(first.producer_group, first.source, first.instance)
-        head = sender_head(Sender(producer.group, producer.source, producer.instance, first.check_after_us))
-        group_number = self._number_of(producer.group)
+        sender = Sender(first.producer_group, first.source, first.instance, first.check_after_us)
+        head = sender_head(sender)
+        group_number = self._number_of(sender.group)
         opened = journal.open
         position = journal.data_position(sum([len(t.messages) for t in run])) + len(head)
         chunks = [head]
@@ -114,52 +114,39 @@ class Halves:
         topics = state.topics
         due_us = now_us + first.check_after_us
         by_id = state.pending.by_id
-        ids: list[bytes] = []
         decided = opened.part.decided
         for t in run:
             transaction_id = t.id
-            messages: list[PendingMessage] = []
-            number = 0
-            for m in t.messages:
+            own: list[bytes] = []
+            for number, m in enumerate(t.messages):
                 payload = m.payload
                 size = len(payload)
-                topic = topics[m.topic]
                 flags, deliver = (FLAG_DELAY, m.delay_us) if m.delay_us else (0, m.deliver_at_us)
                 if m.ttl_us:
                     flags |= FLAG_TTL
-                tail = ENTRY_TAIL.pack(
-                    position,
-                    size,
-                    number,
-                    group_number,
-                    deliver,
-                    transaction_id,
-                    tag_hash(m.tag) if m.tag is not None else 0,
-                    crc32c(payload),
-                    key_hash(m.key) if m.key is not None else 0,
-                )
-                queue_no = topic.queue_for(m.key)
-                message = PendingMessage(topic, queue_no, flags, deliver, tail)
-                if committed:
-                    entry, queue = place(state, opened, message, now_us, len(opened.entries) + len(entries))
-                    queues.append(queue)
-                else:
-                    entry = ENTRY_HEAD.pack(_HALF, flags, queue_no, topic.id, now_us, 0) + tail
-                    queues.append(None)
-                    messages.append(message)
-                entries.append(entry)
+                hashed_key = key_hash(m.key) if m.key is not None else 0
+                queue = topics[m.topic].queue_for(hashed_key)
+                half = ENTRY.pack(
+                    _HALF, flags, queue.number, queue.key >> 16, now_us, 0, position, size, number, group_number,
+                    deliver, transaction_id, tag_hash(m.tag) if m.tag is not None else 0, crc32c(payload), hashed_key,
+                )  # fmt: skip
+                own.append(half)
                 chunks.append(payload)
                 position += size
-                number += 1
             if committed:
                 decided[transaction_id] = group_number
+                for half in own:
+                    entry, place_of = place(state, opened, half, now_us, len(opened.entries) + len(entries))
+                    entries.append(entry)
+                    queues.append(place_of)
             else:
-                by_id[transaction_id] = Pending(transaction_id, producer, messages, now_us, due_us)
-                ids.append(transaction_id)
-        if not committed:
-            state.pending.schedule(producer.group, due_us, ids)
-        kind = RecordType.MESSAGE if committed else RecordType.HALF
-        journal.append(kind, b"".join(chunks), entries, queues, "half")
+                by_id[transaction_id] = Pending(transaction_id, sender, own, now_us, due_us)
+                entries += own
+        if committed:
+            journal.append(RecordType.MESSAGE, b"".join(chunks), entries, queues, "half")
+        else:
+            state.pending.schedule(sender.group, due_us, [t.id for t in run])
+            journal.append(RecordType.HALF, b"".join(chunks), entries, None, "half")
 
     def _number_of(self, producer_group: str) -> int:
         """The number by which entries name a producer group, 0 if there are too many of them."""
@@ -180,7 +167,7 @@ class Halves:
         pending = self._state.pending.by_id.get(t.id)
         if pending is not None:
             group: str | None = pending.producer.group
-            tails = [m.tail for m in pending.messages]
+            tails = [tail_of(entry) for entry in pending.entries]
         else:
             tails, group = self._decided_tails(t.id)
         same = (group is None or group == t.producer_group) and len(tails) == len(t.messages)

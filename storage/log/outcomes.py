@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from notify.storage.log.entry import ENTRY_HEAD, ENTRY_SIZE, FLAG_FORCED, EntryKind
+from notify.storage.log.entry import ENTRY_HEAD, ENTRY_SIZE, FLAG_FORCED, HALF, EntryKind, tail_of
 from notify.storage.log.halves import ENTRIES_PER_RECORD
 from notify.storage.log.journal import Journal
 from notify.storage.log.lookup import state_of, state_of_pending
@@ -48,7 +48,7 @@ class Outcomes:
         state, journal = self._state, self._journal
         by_id = state.pending.by_id
         undecided = [by_id.get(outcome[0]) for outcome in outcomes]
-        size = sum([len(pending.messages) for pending in undecided if pending is not None])
+        size = sum([len(pending.entries) for pending in undecided if pending is not None])
         journal.reserve(4096 + 2 * ENTRY_SIZE * size)
         results: list[Decided] = []
         entries: list[bytes] = []
@@ -71,18 +71,16 @@ class Outcomes:
                 continue
             live.decided[transaction_id] = numbers.get(pending.producer.group, 0)
             if outcome == State.COMMITTED:
-                for message in pending.messages:
-                    if forced:
-                        message.flags |= FLAG_FORCED
-                    entry, queue = place(state, opened, message, now_us, len(opened.entries) + len(entries))
+                for half in pending.entries:
+                    entry, queue = place(state, opened, half, now_us, len(opened.entries) + len(entries), forced)
                     entries.append(entry)
                     queues.append(queue)
                 results.append(committed_result)
             else:
-                first = pending.messages[0]
-                flags = FLAG_FORCED if forced else 0
-                head = ENTRY_HEAD.pack(_ROLLBACK, flags, first.queue, first.topic.id, now_us, 0)
-                entries.append(head + first.tail)
+                first = pending.entries[0]
+                _, queue_no, topic_id, _ = HALF.unpack_from(first)
+                head = ENTRY_HEAD.pack(_ROLLBACK, FLAG_FORCED if forced else 0, queue_no, topic_id, now_us, 0)
+                entries.append(head + tail_of(first))
                 queues.append(None)
                 live.rolled_back.add(transaction_id)
                 results.append(rolled_back_result)

@@ -17,6 +17,9 @@ PLACES = 4096
 """How many readers' places are remembered, at most: where a queue's next entries lie."""
 
 
+_ABOVE_ALL = b"\xff" * 8
+
+
 class Parts:
     """In order of position: sealed parts, then those that are still in memory."""
 
@@ -142,8 +145,12 @@ class Parts:
                 return outcome
         return None
 
+    def highest_decided(self) -> bytes:
+        """No part before the live one holds the outcome of an id whose first 8 bytes are above these."""
+        return _ABOVE_ALL if self.being_sealed else self.sealed_id_max.to_bytes(8)
+
     def has_decided(self, transaction_id: bytes) -> bool:
-        """Whether a part before the live one holds the outcome of an id. New ids are above all: one comparison."""
+        """Whether a part before the live one holds the outcome of an id."""
         for part in self.being_sealed:
             if transaction_id in part.decided:
                 return True

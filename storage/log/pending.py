@@ -6,44 +6,24 @@ import heapq
 from collections import deque
 from collections.abc import Container, Sequence
 
-import msgspec
-
 from notify.storage.checks import Due, new_token
-from notify.storage.log.queues import LogTopic
-
-
-class Producer:
-    """Who sent a half: shared by all halves of one request."""
-
-    __slots__ = ("group", "instance", "source")
-
-    def __init__(self, group: str, source: str, instance: str) -> None:
-        self.group = group
-        self.source = source
-        self.instance = instance
-
-
-class PendingMessage(msgspec.Struct, gc=False):
-    """The part of a half's message that its commit needs: its queue, and the part of its index entry that is fixed."""
-
-    topic: LogTopic
-    queue: int
-    flags: int
-    deliver_us: int
-    tail: bytes
+from notify.storage.log.entry import topic_of
+from notify.storage.log.queues import TopicsById
+from notify.storage.log.records import Sender
 
 
 class Pending:
     """One undecided transaction."""
 
-    __slots__ = ("attempts", "id", "messages", "next_check_us", "parked", "producer", "stored_us", "token")
+    __slots__ = ("attempts", "entries", "id", "next_check_us", "parked", "producer", "stored_us", "token")
 
     def __init__(
-        self, transaction_id: bytes, producer: Producer, messages: list[PendingMessage], stored_us: int, next_us: int
+        self, transaction_id: bytes, producer: Sender, entries: list[bytes], stored_us: int, next_us: int
     ) -> None:
+        """`producer` is shared by all halves of one record; `entries`: the index entry of each message of the half."""
         self.id = transaction_id
         self.producer = producer
-        self.messages = messages
+        self.entries = entries
         self.stored_us = stored_us
         self.next_check_us = next_us
         self.attempts = 0
@@ -92,8 +72,9 @@ class _Schedule:
 class PendingTable:
     """All undecided transactions by id, with each producer group's schedule."""
 
-    def __init__(self) -> None:
+    def __init__(self, topics: TopicsById) -> None:
         self.by_id: dict[bytes, Pending] = {}
+        self._topics = topics
         self._schedules: dict[str, _Schedule] = {}
 
     def schedule(self, group: str, due_us: int, ids: Sequence[bytes]) -> None:
@@ -131,7 +112,7 @@ class PendingTable:
         for pending in claimed:
             pending.token = new_token()
             self.reschedule(pending, now_us + answer_within_us)
-            topics = tuple({m.topic.name: None for m in pending.messages})
+            topics = tuple({self._topics[topic_of(entry)].name: None for entry in pending.entries})
             due.append(
                 Due(
                     pending.id,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from notify.storage.hashing import key_hash
 from notify.storage.log.entry import key_hash_of_tail
 from notify.storage.log.meta import NO_MORE_POLICIES, Growths, MorePolicies, TopicSet
 from notify.storage.topics import Backlog, Flush, Topic, with_growth
@@ -119,18 +118,13 @@ class LogTopic(msgspec.Struct, gc=False, eq=False):
             self.grown,
         )
 
-    def queue_for(self, key: str | None) -> int:
-        """The queue of a key, or the next in turn."""
-        if len(self.queues) == 1:
-            return 0
-        if key is not None:
-            return self.queue_of_hash(key_hash(key))
-        self.turn = (self.turn + 1) % len(self.queues)
-        return self.turn
-
-    def queue_of_hash(self, hashed_key: int) -> int:
-        """The queue of a key, by its hash."""
-        return hashed_key % len(self.queues)
+    def queue_for(self, hashed_key: int) -> Queue:
+        """The queue of a key, by its hash; of a message without a key (0) the next in turn."""
+        count = len(self.queues)
+        if hashed_key or count == 1:
+            return self.queues[hashed_key % count]
+        self.turn = (self.turn + 1) % count
+        return self.queues[self.turn]
 
     def queue_now(self, chosen: int, tail: bytes) -> Queue:
         """The queue of a message that is committed or released now; `tail`: the end of its entry.
@@ -138,7 +132,7 @@ class LogTopic(msgspec.Struct, gc=False, eq=False):
         `chosen`, when it was stored, may be from before the topic grew: a key's messages go where it belongs now.
         """
         if self.grown and (hashed_key := key_hash_of_tail(tail)):
-            chosen = self.queue_of_hash(hashed_key)
+            return self.queue_for(hashed_key)
         return self.queues[chosen]
 
 
@@ -157,7 +151,8 @@ class TopicsById:
         return self._all[number] if number < len(self._all) else None
 
     def __getitem__(self, number: int) -> LogTopic:
-        topic = self.get(number)
+        """Raises LookupError."""
+        topic = self._all[number]
         if topic is None:
             raise KeyError(number)
         return topic

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from notify.storage.log import meta
-from notify.storage.log.entry import ENTRY, Entry, EntryKind, each_of, queue_keys, table_of, tail_of, transaction_ids_of
+from notify.storage.log.entry import Entry, EntryKind, each_of, queue_keys, table_of, transaction_ids_of
 from notify.storage.log.live import LivePart
-from notify.storage.log.pending import Pending, PendingMessage, Producer
+from notify.storage.log.pending import Pending
 from notify.storage.log.queues import LogTopic
 from notify.storage.log.records import (
     ATTEMPTS,
@@ -75,20 +75,19 @@ class Replay:
 
     def _half(self, entries: memoryview, data: memoryview) -> None:
         sender = sender_of(sender_bytes(data))
-        producer = Producer(sender.group, sender.source, sender.instance)
         by_id = self._state.pending.by_id
         batch: list[bytes] = []
         due_us = 0
-        tails = map(tail_of, each_of(entries))
-        for row, tail in zip(ENTRY.iter_unpack(entries), tails, strict=True):
-            _, flags, queue, topic, time_us, _, _, _, _, _, deliver_us, transaction_id, _, _, _ = row
+        for raw in each_of(entries):
+            entry = Entry.of(raw)
+            transaction_id, time_us = entry.transaction_id, entry.time_us
             pending = by_id.get(transaction_id)
             if pending is None:
                 due_us = time_us + sender.check_after_us
-                pending = by_id[transaction_id] = Pending(transaction_id, producer, [], time_us, due_us)
+                pending = by_id[transaction_id] = Pending(transaction_id, sender, [], time_us, due_us)
                 batch.append(transaction_id)
-            known = self._known_topic(topic, queue)
-            pending.messages.append(PendingMessage(known, queue, flags, deliver_us, tail))
+            self._known_topic(entry.topic, entry.queue)
+            pending.entries.append(raw)
         self._state.pending.schedule(sender.group, due_us, batch)
 
     def _known_topic(self, number: int, queue: int) -> LogTopic:

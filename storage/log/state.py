@@ -27,7 +27,7 @@ class LogState:
     def __init__(self) -> None:
         self.topics: dict[str, LogTopic] = {}
         self.topics_by_id = TopicsById()
-        self.pending = PendingTable()
+        self.pending = PendingTable(self.topics_by_id)
         self.subscriptions: dict[tuple[str, str], Subscription] = {}
         self.patterns: dict[tuple[str, str], Subscription] = {}
         """Subscriptions that begin as soon as a topic of a matching name is made."""
