@@ -3,6 +3,7 @@
     NotifyError
     ├── InvalidRequest            the request cannot be carried out as written (422, or 400 if it is malformed)
     │   ├── TooLarge              a body, header, batch or request above its bound (413)
+    │   ├── InvalidId             what should be an id is none
     │   └── UnknownTopic          the topic does not exist, and `create_topics` is off (404)
     ├── Conflict                  the request contradicts what is recorded (409)
     │   ├── IdInUse               the transaction id belongs to another group or to other content
@@ -54,6 +55,10 @@ class InvalidRequest(NotifyError):
 class TooLarge(InvalidRequest):
     code = "too_large"
     status = 413
+
+
+class InvalidId(InvalidRequest, ValueError):
+    code = "invalid_id"
 
 
 class UnknownTopic(InvalidRequest):

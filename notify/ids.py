@@ -13,6 +13,8 @@ import time
 from functools import lru_cache
 from hashlib import blake2b
 
+from notify.errors import InvalidId
+
 _TEXT = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\Z")
 
 
@@ -91,10 +93,10 @@ def to_text(transaction_id: bytes) -> str:
 def from_text(text: str) -> bytes:
     """The 16 bytes of a UUID of version 7 in its usual form, lower case.
 
-    Raises ValueError for anything else, other versions of UUID included.
+    Raises InvalidId for anything else, other versions of UUID included.
     """
     if _TEXT.match(text) is None:
-        raise ValueError(f"{text[:60]!r} is not a UUID of version 7 (lower case, with dashes)")
+        raise InvalidId(f"{text[:60]!r} is not a UUID of version 7 (lower case, with dashes)")
     return bytes.fromhex(text.replace("-", ""))
 
 
@@ -104,10 +106,10 @@ def message_id(transaction_id: bytes, message_no: int) -> str:
 
 
 def parse_message_id(text: str) -> tuple[bytes, int]:
-    """(transaction id, message number) of a message id; a transaction id alone means message 0. Raises ValueError."""
+    """(transaction id, message number) of a message id; a transaction id alone means message 0. Raises InvalidId."""
     transaction, dot, number = text.partition(".")
     if dot and not (number.isascii() and number.isdigit() and len(number) <= 4):
-        raise ValueError(f"{text[:60]!r} is not a message id: it should read {{transaction}}.{{n}}")
+        raise InvalidId(f"{text[:60]!r} is not a message id: it should read {{transaction}}.{{n}}")
     return from_text(transaction), int(number) if dot else 0
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +9,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 
 from notify.errors import InvalidRequest, TooLarge
-from notify.wire import JsonMessage, PackedMessage, Payload, microseconds
+from notify.wire import microseconds
 
 MODES = ("shared", "ordered", "exclusive", "failover", "broadcast")
 """How the instances of a group share a topic's messages."""
@@ -77,44 +75,6 @@ def check_between(name: str, value: float, low: float, high: float) -> None:
     """Raises InvalidRequest (`out_of_bounds`) unless low <= value <= high."""
     if not low <= value <= high:  # also refuses NaN
         raise InvalidRequest(f"{name} is {value}; it must be from {low:g} to {high:g}", "out_of_bounds")
-
-
-def check_message(
-    message: JsonMessage | PackedMessage, now_us: int, limits: Limits = LIMITS
-) -> tuple[Payload, int, int, int]:
-    """Check a message. Returns its content, delay, delivery time and time to live (microseconds; 0: none).
-
-    Raises InvalidRequest or TooLarge for a value beyond its bound.
-    """
-    if message.body_base64 is not None:
-        if message.body is not None:
-            raise InvalidRequest("give body or body_base64, not both", "invalid_body")
-        try:
-            body = base64.b64decode(message.body_base64, validate=True)
-        except (binascii.Error, ValueError):
-            raise InvalidRequest("body_base64 is not base64", "invalid_body") from None
-    elif message.body is None:
-        raise InvalidRequest("a message needs a body (it may be empty) or body_base64", "invalid_body")
-    else:
-        body = message.body if isinstance(message.body, bytes) else message.body.encode()
-    if len(body) > limits.message_bytes:
-        raise TooLarge(f"the body has {len(body)} bytes; at most {limits.message_bytes} are allowed")
-    headers = message.headers
-    if headers:
-        check_headers(headers, limits)
-    key, tag = message.key, message.tag
-    if key is not None and 4 * len(key) > limits.key_bytes:  # a character has four bytes at most
-        check_key(key, limits)
-    if tag is not None:
-        check_name("tag", tag)
-    delay_us = deliver_at_us = 0
-    if message.delay is not None or message.deliver_at is not None:
-        delay_us, deliver_at_us = check_delay(message.delay, message.deliver_at, now_us, limits)
-    ttl_us = 0
-    if message.ttl is not None:
-        check_between("ttl", message.ttl, limits.ttl_min_seconds, limits.ttl_seconds)
-        ttl_us = round(message.ttl * 1_000_000)
-    return Payload(message.topic, body, key, tag, headers or None, message.ttl), delay_us, deliver_at_us, ttl_us
 
 
 def check_headers(headers: Mapping[str, str], limits: Limits = LIMITS) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from notify import ids
-from notify.errors import InvalidRequest
 from notify.spark.columns import ATTEMPTED
 from notify.spark.log_input import LogInput
 from notify.spark.result import Inputs
@@ -30,10 +29,7 @@ def explain(inputs: Inputs, text: str, scratch: Path) -> list[Event]:
 
     `text`: a transaction or message id. Raises InvalidRequest for anything else.
     """
-    try:
-        transaction, _ = ids.parse_message_id(text)
-    except ValueError as error:
-        raise InvalidRequest(str(error), "invalid_id") from None
+    transaction, _ = ids.parse_message_id(text)
     name = ids.to_text(transaction)
     events: list[Event] = []
     for log in inputs.logs:

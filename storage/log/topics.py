@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from notify.errors import InvalidRequest, NotFound
 from notify.storage.groups import Subscription
@@ -20,6 +20,7 @@ class Topics:
     def __init__(self, state: LogState, journal: Journal) -> None:
         self._state = state
         self._journal = journal
+        self.has: Callable[[str], bool] = state.topics.__contains__  # asked for each message
 
     def all(self) -> list[Topic]:
         return [t.described() for t in self._state.topics.values()]
@@ -27,9 +28,6 @@ class Topics:
     def one(self, name: str) -> Topic | None:
         known = self._state.topics.get(name)
         return None if known is None else known.described()
-
-    def has(self, name: str) -> bool:
-        return name in self._state.topics
 
     async def create(self, topic: Topic) -> Topic:
         self.create_soon(topic)

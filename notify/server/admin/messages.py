@@ -79,10 +79,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
 async def _life(core: Core, message_id: str) -> dict[str, Any]:
     """The life of a message, as far as it is known. Raises InvalidRequest, NotFound."""
-    try:
-        transaction_id, number = ids.parse_message_id(message_id)
-    except ValueError as error:
-        raise InvalidRequest(str(error), "invalid_id") from None
+    transaction_id, number = ids.parse_message_id(message_id)
     store = core.queues
     t = await store.transaction(transaction_id)
     halves = [m for m in t.messages if m.message_no == number] if t is not None else []

@@ -13,7 +13,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from notify import ids
-from notify.errors import InvalidRequest, NotFound, NotifyError
+from notify.errors import NotFound, NotifyError
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.core.core import Core
 from notify.server.jobs.redrive import send_to_group
@@ -120,7 +120,7 @@ async def _half_of(core: Core, transaction: bytes, number: int) -> StoredMessage
 
 async def _published(core: Core, lost: Lost) -> PackedPublished:
     """The message to publish in place of one that is lost. Raises InvalidRequest, NotFound."""
-    transaction, number = _parsed(lost.id)
+    transaction, number = ids.parse_message_id(lost.id)
     again = ids.message_id(ids.derived(transaction, ids.republished(number)), 0)
     if lost.topic is not None:
         fields = lost.model_dump(exclude={"id"}, exclude_none=True)
@@ -129,19 +129,12 @@ async def _published(core: Core, lost: Lost) -> PackedPublished:
     return PackedPublished(id=again, topic=p.topic, body=p.body, key=p.key, tag=p.tag, headers=p.headers, ttl=p.ttl)
 
 
-def _parsed(message_id: str) -> tuple[bytes, int]:
-    try:
-        return ids.parse_message_id(message_id)
-    except ValueError as error:
-        raise InvalidRequest(str(error), "invalid_id") from None
-
-
 def _in_a_queue(store: Store, group: str, message_id: str) -> StoredMessage:
     """The message in the topic that it was sent to, if the group follows that.
 
     Raises NotFound, with the same words where another's topic has it: who administers a group may not see every topic.
     """
-    transaction, number = _parsed(message_id)
+    transaction, number = ids.parse_message_id(message_id)
     for m in store.messages(transaction):
         is_sound = m.message_no == number and not m.corrupt and decode_payload(m.payload).topic == m.topic
         if is_sound and store.subscription(group, m.topic) is not None:

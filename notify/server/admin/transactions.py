@@ -85,10 +85,7 @@ def _actions(routes: APIRouter, desk: Desk) -> None:
 
 async def _one(core: Core, transaction_id: str) -> Transaction:
     """A transaction by its id. Raises InvalidRequest, NotFound."""
-    try:
-        found = await core.store.transaction(ids.from_text(transaction_id))
-    except ValueError as error:
-        raise InvalidRequest(str(error), "invalid_id") from None
-    if found is None:
+    transaction = await core.store.transaction(ids.from_text(transaction_id))
+    if transaction is None:
         raise NotFound(f"no transaction {transaction_id} is known here")
-    return found
+    return transaction

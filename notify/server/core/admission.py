@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Callable, Iterable
 
-from notify import ids
-from notify.errors import InvalidRequest, NotifyError
-from notify.limits import check_message
+from notify.errors import InvalidRequest, NotifyError, TooLarge
+from notify.limits import LIMITS, check_between, check_delay, check_headers, check_key, check_name
 from notify.server.access import Principal
 from notify.server.core.flow import retry_after
 from notify.storage.records import NewMessage
-from notify.wire import Item, JsonMessage, PackedMessage, encode_msgpack
+from notify.wire import Item, JsonMessage, PackedMessage, Payload, encode_msgpack
 
 
 def new_messages(
@@ -27,35 +28,56 @@ def new_messages(
     """
     new = []
     for m in messages:
+        topic = m.topic
         if sender is not None:
-            sender.check("publish", m.topic)
-        if not has_topic(m.topic):
-            make_topic(m.topic)
-        content, delay_us, deliver_at_us, ttl_us = check_message(m, now_us)
-        payload = encode_msgpack(content)
-        new.append(NewMessage(m.topic, payload, m.key, m.tag, delay_us, deliver_at_us, ttl_us, content))
+            sender.check("publish", topic)
+        if not has_topic(topic):
+            make_topic(topic)
+        new.append(_new_message(m, now_us))
     return new
+
+
+def _new_message(m: JsonMessage | PackedMessage, now_us: int) -> NewMessage:
+    """A message within its bounds, and its payload. Raises InvalidRequest, TooLarge."""
+    body = m.body
+    if body is None or m.body_base64 is not None:
+        body = _decoded_body(m)
+    elif isinstance(body, str):
+        body = body.encode()
+    if len(body) > LIMITS.message_bytes:
+        raise TooLarge(f"the body has {len(body)} bytes; at most {LIMITS.message_bytes} are allowed")
+    headers, key, tag = m.headers, m.key, m.tag
+    if headers:
+        check_headers(headers)
+    if key is not None and 4 * len(key) > LIMITS.key_bytes:  # a character has four bytes at most
+        check_key(key)
+    if tag is not None:
+        check_name("tag", tag)
+    delay_us = deliver_at_us = ttl_us = 0
+    if m.delay is not None or m.deliver_at is not None:
+        delay_us, deliver_at_us = check_delay(m.delay, m.deliver_at, now_us)
+    if m.ttl is not None:
+        check_between("ttl", m.ttl, LIMITS.ttl_min_seconds, LIMITS.ttl_seconds)
+        ttl_us = round(m.ttl * 1_000_000)
+    content = Payload(m.topic, body, key, tag, headers or None, m.ttl)
+    return NewMessage(m.topic, encode_msgpack(content), key, tag, delay_us, deliver_at_us, ttl_us, content)
+
+
+def _decoded_body(m: JsonMessage | PackedMessage) -> bytes:
+    """The bytes of `body_base64`. Raises InvalidRequest where there is none, or a `body` besides."""
+    if m.body_base64 is None:
+        raise InvalidRequest("a message needs a body (it may be empty) or body_base64", "invalid_body")
+    if m.body is not None:
+        raise InvalidRequest("give body or body_base64, not both", "invalid_body")
+    try:
+        return base64.b64decode(m.body_base64, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest("body_base64 is not base64", "invalid_body") from None
 
 
 def failed(item_id: str, error: NotifyError, state: str | None = None) -> Item:
     """The item of a batch that an error refuses."""
     return Item(item_id, error.status, state, code=error.code, detail=str(error), retry_after=retry_after(error))
-
-
-def parse_id(text: str) -> bytes:
-    """A transaction's id. Raises InvalidRequest."""
-    try:
-        return ids.from_text(text)
-    except ValueError as error:
-        raise InvalidRequest(str(error), "invalid_id") from None
-
-
-def parse_message_id(text: str) -> tuple[bytes, int]:
-    """A transaction's id, and the number of a message in it. Raises InvalidRequest."""
-    try:
-        return ids.parse_message_id(text)
-    except ValueError as error:
-        raise InvalidRequest(str(error), "invalid_id") from None
 
 
 def check_text(what: str, text: str) -> None:

@@ -9,7 +9,7 @@ from notify import ids, tracing
 from notify.clock import Clock
 from notify.errors import InvalidRequest, NotFound, NotifyError
 from notify.limits import LIMITS, check_name
-from notify.server.core.admission import new_messages, parse_id
+from notify.server.core.admission import new_messages
 from notify.server.topics import Topics
 from notify.storage.bridged import BridgeState
 from notify.storage.queues import Store
@@ -67,7 +67,7 @@ class Bridges:
                     check_name("producer_group", t.producer_group)
                 accepted.append(
                     NewTransaction(
-                        parse_id(t.id),
+                        ids.from_text(t.id),
                         t.producer_group,
                         new,
                         source,
@@ -79,7 +79,7 @@ class Bridges:
             except NotifyError as error:
                 refused.append(Item(t.id, error.status, code=error.code, detail=str(error)))
         for text in batch.commit:
-            parse_id(text)
+            ids.from_text(text)
         began_us = self._clock()
         results = await self._store.append_from_bridge(source, batch, accepted, now_us)
         if self._with_spans:

@@ -103,6 +103,10 @@ class Flow:
         if self._delivery is not None:
             self._delivery.set_rates(limits.consumer_groups)
 
+    def has_rate(self, group: str) -> bool:
+        """Whether a producer group may send only so many transactions a second; then `check_group` counts each."""
+        return group in self._groups
+
     def check_group(self, group: str) -> None:
         """One more transaction of a producer group. Raises Backpressure."""
         bucket = self._groups.get(group)

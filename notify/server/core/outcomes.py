@@ -10,7 +10,7 @@ from notify.check.schedule import CheckSchedule
 from notify.clock import Clock
 from notify.errors import InvalidRequest, NotifyError
 from notify.limits import check_count, check_name
-from notify.server.core.admission import failed, parse_id
+from notify.server.core.admission import failed
 from notify.server.core.check_log import CheckLog
 from notify.server.metrics import Metrics
 from notify.storage.capabilities import shard_names
@@ -62,7 +62,7 @@ class Outcomes:
                     raise InvalidRequest(
                         f"outcome {o.outcome[:20]!r} is not COMMIT, ROLLBACK or UNKNOWN", "invalid_outcome"
                     )
-                transaction_id = parse_id(o.id)
+                transaction_id = ids.from_text(o.id)
             except NotifyError as error:
                 items.append(failed(o.id, error))
                 continue
@@ -179,7 +179,7 @@ class Outcomes:
         items: dict[str, Item] = {}
         for text in texts:
             try:
-                parsed[text] = parse_id(text)
+                parsed[text] = ids.from_text(text)
             except InvalidRequest as error:
                 items[text] = failed(text, error)
         items |= await self._states(group, parsed)

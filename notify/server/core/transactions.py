@@ -13,8 +13,6 @@ from notify.server.core.admission import (
     check_text,
     failed,
     new_messages,
-    parse_id,
-    parse_message_id,
 )
 from notify.server.core.flow import HOLD_SECONDS, Flow
 from notify.server.metrics import Metrics
@@ -87,6 +85,7 @@ class Transactions:
         refused: list[Item | None] = []
         accepted: list[NewTransaction] = []
         has_topic, make_topic = self._store.has_topic, self._topics.use
+        is_limited = self._flow.has_rate(group)
         for t in request.transactions:
             try:
                 if not 0 < len(t.messages) <= LIMITS.messages_per_transaction:
@@ -94,14 +93,15 @@ class Transactions:
                         f"a transaction carries 1 to {LIMITS.messages_per_transaction} messages, not {len(t.messages)}",
                         "out_of_bounds",
                     )
-                transaction_id = parse_id(t.id)
+                transaction_id = ids.from_text(t.id)
                 check_after_us = CHECK_AFTER_US
                 if t.check_after is not None:
                     check_between(
                         "check_after", t.check_after, LIMITS.check_after_min_seconds, LIMITS.check_after_max_seconds
                     )
                     check_after_us = round(t.check_after * 1_000_000)
-                self._flow.check_group(group)
+                if is_limited:
+                    self._flow.check_group(group)
                 new = new_messages(t.messages, now_us, has_topic, make_topic, sender)
                 if self._gates:
                     await self._wait_for_room(new, now_us)
@@ -126,7 +126,7 @@ class Transactions:
         for m in request.messages:
             name = m.id or ""
             try:
-                transaction_id, number = parse_message_id(m.id) if m.id is not None else (ids.new_id(), 0)
+                transaction_id, number = ids.parse_message_id(m.id) if m.id is not None else (ids.new_id(), 0)
                 if number:
                     raise InvalidRequest("a message without a transaction has the number 0", "invalid_id")
                 name = ids.message_id(transaction_id, 0)
