@@ -41,7 +41,7 @@ class QueueProgress:
         if first <= self.floor:
             if last <= self.floor:
                 return
-            self.floor = self.settled.absorb(last) if self.settled else last
+            self.floor = self.settled.absorb(last) if self.settled.offsets else last
         else:
             self.settled.add(first, count)
 

@@ -36,7 +36,7 @@ class Settling:
         await self._journal.sync()
 
     def settle_soon(self, group: str, topic: str, queue: int, runs: list[tuple[int, int]], kind: SettleKind) -> None:
-        number = self._state.queue(topic, queue).topic.id
+        number = self._state.queue(topic, queue).key >> 16
         self._journal.reserve(256 + 24 * len(runs))
         progress = self._state.group_progress(group, number, queue)
         for first, count in runs:

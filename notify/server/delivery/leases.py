@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from notify.server.delivery.cursor import Cursor
@@ -73,26 +73,23 @@ class Leases:
         heapq.heappush(self._deadlines, (lease.deadline_us, lease.id))
         return lease
 
-    def close(self, lease: Lease, places: range) -> None:
+    def close(self, lease: Lease, places: Collection[int]) -> None:
         """These messages of a lease are no longer leased; with its last one it ends."""
         lease.open.difference_update(places)
         if lease.extended:
             for place in places:
                 lease.extended.pop(place, None)
         if not lease.open:
-            self._end(lease)
+            self.by_id.pop(lease.id, None)
+            if self._holders is not None:
+                self._holders.pop(lease.id, None)
 
     def drop(self, topic: str, queue: int) -> None:
         """Receipts of this queue become stale."""
         stale = [ls for ls in self.by_id.values() if ls.cursor.topic == topic and ls.cursor.queue == queue]
         for lease in stale:
-            self._end(lease)
             lease.instance.drop(len(lease.open))
-
-    def _end(self, lease: Lease) -> None:
-        self.by_id.pop(lease.id, None)
-        if self._holders is not None:
-            self._holders.pop(lease.id, None)
+            self.close(lease, range(len(lease.offsets)))
 
     def open_of(self, topic: str) -> list[tuple[Lease, int]]:
         """The messages of a topic that are leased, each with its place in its lease; within a lease in their order."""

@@ -8,13 +8,15 @@ from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.leases import Lease
 
 
-class Acked(NamedTuple):
-    """Messages of a lease that are acknowledged."""
+class Acked:
+    """Messages of one lease that are acknowledged."""
 
-    lease: Lease
-    places: range
-    item: int
-    """Which item of the request says so."""
+    __slots__ = ("items", "places")
+
+    def __init__(self) -> None:
+        self.places: list[int] = []
+        self.items: list[int] = []
+        """The items of the request that say so."""
 
 
 class Attempt(NamedTuple):
@@ -38,13 +40,32 @@ class Dead(NamedTuple):
 
 
 class Plan:
-    """The changes that a request's items ask for, by queue. Nothing is done yet."""
+    """The changes that a request's items ask for. Nothing is done yet."""
 
     __slots__ = ("acked", "again", "dead", "taken")
 
     def __init__(self) -> None:
-        self.acked: dict[Cursor, list[Acked]] = {}
+        self.acked: dict[Cursor, dict[Lease, Acked]] = {}
         self.again: dict[Cursor, list[Attempt]] = {}
         self.dead: dict[Cursor, list[Dead]] = {}
-        self.taken: dict[int, set[int]] = {}
-        """By lease, the messages that an item settles."""
+        self.taken: dict[Lease, set[int]] = {}
+        """The messages of each lease that an item settles."""
+
+    def ack(self, lease: Lease, places: range, item: int) -> None:
+        """This item of the request acknowledges these messages."""
+        of_cursor = self.acked.get(lease.cursor)
+        if of_cursor is None:
+            of_cursor = self.acked[lease.cursor] = {}
+        acked = of_cursor.get(lease)
+        if acked is None:
+            acked = of_cursor[lease] = Acked()
+        acked.places += places
+        acked.items.append(item)
+
+    def take(self, lease: Lease, places: range) -> None:
+        """An item settles these messages: no other item of the request may."""
+        taken = self.taken.get(lease)
+        if taken is None:
+            self.taken[lease] = set(places)
+        else:
+            taken.update(places)

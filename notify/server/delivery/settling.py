@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 from notify.errors import Forbidden, InvalidRequest, NotifyError, StaleReceipt
 from notify.limits import LIMITS, check_between
@@ -58,12 +57,18 @@ class Settling:
         """
         plan = Plan()
         answered: list[SettledItem | None] = []
+        leases = self._leases.by_id
         for number, item in enumerate(items):
             try:
-                lease, indexes = self._leased(item.receipt, plan)
+                lease_id, places = places_of(item.receipt)
+                lease = leases.get(lease_id)
+                if lease is None or places.stop > len(lease.offsets) or not lease.open.issuperset(places):
+                    raise StaleReceipt("the lease is over: the message was settled, or it is with another consumer now")
+                if lease in plan.taken and not plan.taken[lease].isdisjoint(places):
+                    raise StaleReceipt("another item of this request settles the message already")
                 if may is not None and not may(lease.cursor.serves):
                     raise Forbidden(f"these are messages of topic {lease.cursor.serves!r}, which you may not consume")
-                self._plan(plan, number, item, lease, indexes, now_us)
+                self._plan(plan, number, item, lease, places, now_us)
             except NotifyError as error:
                 answered.append(SettledItem(item.receipt, error.status, error.code, str(error)))
             else:
@@ -82,30 +87,35 @@ class Settling:
     def _carry_out(self, plan: Plan, now_us: int) -> dict[int, NotifyError]:
         """Append what was planned, and change what is in memory as far as that succeeds; else why, by the item."""
         refused: dict[int, NotifyError] = {}
-        steps: tuple[tuple[Callable[[Cursor, list[Any], int], None], dict[Cursor, list[Any]]], ...] = (
-            (self._ack, plan.acked),
-            (self._try_again, plan.again),
-            (self._bury, plan.dead),
-        )
-        for step, by_cursor in steps:
-            for cursor, asked in by_cursor.items():
-                try:
-                    step(cursor, asked, now_us)
-                except NotifyError as refusal:
-                    refused.update(dict.fromkeys([one.item for one in asked], refusal))
+        for cursor, acked in plan.acked.items():
+            try:
+                self._ack(cursor, acked, now_us)
+            except NotifyError as refusal:
+                for places in acked.values():
+                    refused.update(dict.fromkeys(places.items, refusal))
+        for cursor, again in plan.again.items():
+            try:
+                self._try_again(cursor, again, now_us)
+            except NotifyError as refusal:
+                refused.update(dict.fromkeys([attempt.item for attempt in again], refusal))
+        for cursor, dead in plan.dead.items():
+            try:
+                self._bury(cursor, dead, now_us)
+            except NotifyError as refusal:
+                refused.update(dict.fromkeys([message.item for message in dead], refusal))
         return refused
 
-    def _ack(self, cursor: Cursor, acked: list[Acked], now_us: int) -> None:
-        offsets: list[int] = []
-        for lease, places, _ in acked:
-            offsets += lease.offsets[places.start : places.stop]
-        self._store.settle_soon(self._group, cursor.topic, cursor.queue, to_runs(sorted(offsets)), SettleKind.ACK)
-        for lease, places, _ in acked:
-            lease.instance.finish(len(places), now_us)
-            self._leases.close(lease, places)
+    def _ack(self, cursor: Cursor, acked: dict[Lease, Acked], now_us: int) -> None:
+        offsets = [lease.offsets[place] for lease, of_lease in acked.items() for place in of_lease.places]
+        offsets.sort()
+        self._store.settle_soon(self._group, cursor.topic, cursor.queue, to_runs(offsets), SettleKind.ACK)
+        for lease, of_lease in acked.items():
+            lease.instance.finish(len(of_lease.places), now_us)
+            self._leases.close(lease, of_lease.places)
         self._metrics.acked += len(offsets)
         cursor.finished(offsets)
-        self._turns.wake(cursor)
+        if not cursor.is_awake:
+            self._turns.wake(cursor)
 
     def _try_again(
         self, cursor: Cursor, again: list[Attempt], now_us: int, expired: Counter[Instance] | None = None
@@ -153,7 +163,7 @@ class Settling:
             lease.instance.finish(1, now_us)
         else:
             expired[lease.instance] += 1
-        self._leases.close(lease, range(index, index + 1))
+        self._leases.close(lease, (index,))
 
     def give_back(self, lease: Lease, now_us: int) -> None:
         """The messages of a lease that nobody has seen are available at once; it was no attempt."""
@@ -203,7 +213,7 @@ class Settling:
             self._renew(lease, indexes, item.lease, now_us)
             return
         if item.action == "ack":
-            plan.acked.setdefault(cursor, []).append(Acked(lease, indexes, number))
+            plan.ack(lease, indexes, number)
         elif item.action == "dead_letter":
             reason = item.reason or "refused by the consumer"
             plan.dead.setdefault(cursor, []).extend([Dead(lease, index, reason, number) for index in indexes])
@@ -222,9 +232,10 @@ class Settling:
             raise InvalidRequest(
                 f"action {item.action[:20]!r} is not ack, retry, dead_letter or renew", "invalid_action"
             )
-        plan.taken.setdefault(lease.id, set()).update(indexes)
-        # An owner that settles keeps its topic for as long as its leases were; one that renews, as long as it asks.
-        self._owners.prolong(cursor.topic, lease.instance.name, now_us + lease.length_us)
+        plan.take(lease, indexes)
+        if self._owners.by_topic:
+            # An owner that settles keeps its topic for as long as its leases were; one that renews, as long as it asks.
+            self._owners.prolong(cursor.topic, lease.instance.name, now_us + lease.length_us)
 
     def _renew(self, lease: Lease, indexes: range, seconds: float | None, now_us: int) -> None:
         seconds = 30.0 if seconds is None else seconds
@@ -238,14 +249,3 @@ class Settling:
             return round(delay * 1_000_000)
         s = cursor.subscription
         return min(s.retry_max_us, s.retry_min_us << min(attempts - 1, 40))
-
-    def _leased(self, receipt: str, plan: Plan) -> tuple[Lease, range]:
-        """The messages that a receipt names. Raises InvalidRequest, and StaleReceipt where they are leased no more."""
-        lease_id, places = places_of(receipt)
-        lease = self._leases.by_id.get(lease_id)
-        if lease is None or places.stop > len(lease.offsets) or not lease.open.issuperset(places):
-            raise StaleReceipt("the lease is over: the message was settled, or it is with another consumer now")
-        planned = plan.taken.get(lease_id)
-        if planned is not None and not planned.isdisjoint(places):
-            raise StaleReceipt("another item of this request settles the message already")
-        return lease, places
