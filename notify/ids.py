@@ -102,7 +102,8 @@ def from_text(text: str) -> bytes:
 
 def message_id(transaction_id: bytes, message_no: int) -> str:
     """The message id `{transaction}.{n}`."""
-    return f"{to_text(transaction_id)}.{message_no}"
+    h = transaction_id.hex()
+    return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}.{message_no}"
 
 
 def parse_message_id(text: str) -> tuple[bytes, int]:

@@ -146,9 +146,12 @@ class LivePart:
 
     def read(self, key: int, offset: int, limit: int) -> bytes:
         """Entries of a queue from `offset` on, joined; empty if this part has none."""
-        run = self._run(key)
+        run = self.runs.get(key)
         if run is None:
             return b""
+        if isinstance(run, int):
+            number = run & MISSING
+            return bytes(self.entries[number * ENTRY_SIZE : (number + 1) * ENTRY_SIZE]) if offset <= run >> 32 else b""
         at = max(0, offset - _first_of(run)) + _HEAD
         numbers = run[at : at + limit]
         if not numbers:

@@ -81,7 +81,9 @@ class Parts:
     def read(self, key: int, offset: int, limit: int) -> bytes:
         """Up to `limit` entries of a queue from an offset on, joined."""
         parts = self._all
-        at = self.number_of(key, offset)
+        at = self.number_of(key, offset) if len(parts) > 1 else 0
+        if at == len(parts) - 1:
+            return parts[at].read(key, offset, limit) if limit > 0 else b""
         blobs: list[bytes] = []
         while limit > 0 and at < len(parts):
             blob = parts[at].read(key, offset, limit)

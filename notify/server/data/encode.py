@@ -35,7 +35,9 @@ def packed_deliveries(handed: list[Handed]) -> bytes:
     chunks = [b"\x81\xa8messages", _array_head(sum([len(h.messages) for h in handed]))]
     last_us, at = -1, ""
     for h in handed:
-        for receipt, m, attempt in h.each():
+        token, attempts = h.token, h.attempts
+        for number, m in enumerate(h.messages):
+            receipt, attempt = f"{token}{number}", 1 if attempts is None else attempts[number]
             if m.committed_us != last_us:
                 last_us, at = m.committed_us, instant(m.committed_us)
             payload = m.payload

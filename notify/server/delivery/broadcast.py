@@ -33,10 +33,7 @@ class Broadcasts:
         Without `topics` those are meant that who asks `may` consume. Raises InvalidRequest for a request over topics of
         which only some are broadcast.
         """
-        group = self._followers.by_name[name]
-        if not group.has_broadcast:
-            return name, topics
-        modes = group.modes()
+        modes = self._followers.by_name[name].modes()
         asked = frozenset(t for t in modes if may is None or may(t)) if topics is None else topics
         broadcast = frozenset(topic for topic in asked if modes.get(topic) == "broadcast")
         if not broadcast:

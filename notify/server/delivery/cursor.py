@@ -132,7 +132,7 @@ class Cursor:
                 break
             taken += wanted
             skipped += passed - (0 if self.evaluates else len(wanted))
-            if self.next >= self._store.bounds(self.topic, self.queue)[1]:
+            if len(taken) >= limit or self.next >= self._store.bounds(self.topic, self.queue)[1]:
                 break
             scan = min(WIDEST_SCAN, most, scan * 2)
 
@@ -164,7 +164,7 @@ class Cursor:
             return []
         found = self._store.read(self.topic, self.queue, offset, 1, READ_BYTES)
         if found and found[0].offset == offset:
-            return self._unexpired(self._sound(found), now_us)
+            return self._deliverable(found, now_us)
         self._settle([(offset, 1)], SettleKind.EXPIRED)
         return []
 
@@ -179,7 +179,7 @@ class Cursor:
         found, end = self._read_tagged(begin, limit, scan) if self._hashes else self._read(begin, limit)
         if self.progress.settled.offsets or self._ahead:
             found = [m for m in found if m.offset not in self.progress.settled and m.offset not in self._ahead]
-        found = self._unexpired(self._sound(found), now_us)
+        found = self._deliverable(found, now_us)
         if self._filter is not None or self._hashes:
             wanted = [m for m in found if self._wants(m)]
             kept = {m.offset for m in wanted}
@@ -238,6 +238,13 @@ class Cursor:
         if self._hashes and decode_payload(message.payload).tag not in self.subscription.tags:
             return False  # another tag of the same hash
         return self._filter is None or self._filter.matches(message.payload)
+
+    def _deliverable(self, messages: list[StoredMessage], now_us: int) -> list[StoredMessage]:
+        """Without those that are damaged, or whose time to live is over."""
+        for m in messages:
+            if m.corrupt or m.expires_us:
+                return self._unexpired(self._sound(messages), now_us)
+        return messages
 
     def _sound(self, found: list[StoredMessage]) -> list[StoredMessage]:
         """Without messages whose bytes are damaged: those can never be delivered, so they are settled as corrupt."""

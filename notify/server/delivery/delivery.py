@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from notify.clock import Clock
 from notify.errors import InvalidRequest, NotFound, Unavailable
 from notify.limits import LIMITS, check_between, check_count, check_name
@@ -56,16 +54,16 @@ class Delivery:
             check_between("the number of topics", len(request.topics), 0, LIMITS.topics)
             topics = frozenset(request.topics)
             await self.following.subscribe_missing(name, request.topics)
-        if name in self.groups:
-            name, topics = await self._broadcasts.group_for(name, request.instance, topics, may)
         group = self.groups.get(name)
+        if group is not None and group.has_broadcast:
+            name, topics = await self._broadcasts.group_for(name, request.instance, topics, may)
+            group = self.groups.get(name)
         if group is None:
             if not self.following.has_pattern(name):
                 raise NotFound(f"group {name!r} has no subscription; name its topics, or subscribe it first")
             group = self.followers.made(name)  # no topic meets its pattern yet
         group.refuse_second(request.instance, topics, self._clock(), may)
-        waiter = Waiter(request, topics, may, asyncio.get_running_loop().create_future())
-        return await self._waiters.messages(group, waiter, request.wait)
+        return await self._waiters.messages(group, Waiter(request, topics, may), request.wait)
 
     def visible(self, topics: set[str]) -> None:
         """Messages became durable in these topics: serve who waits."""

@@ -146,11 +146,13 @@ class Group:
         handed: list[Handed] = []
         if self.paused or now_us < self._paced_until_us:
             return handed
-        limit = instance.room(limit, self._is_alone(instance, now_us))
+        if len(self.instances) > 1 and not self._is_alone(instance, now_us):
+            limit = instance.room(limit)
         if self.rate is not None:
             limit = min(limit, self.rate.available(now_us))
         self._pace.look(now_us)
-        self._growth.look()
+        if self._growth.before:
+            self._growth.look()
         try:
             self._hand_out(handed, instance, topics, limit, lease_us, now_us, may)
         except NotifyError:
@@ -174,13 +176,14 @@ class Group:
         size = count = 0
         aside: list[Cursor] = []
         turns = self.turns
+        is_busy = self._pace.is_busy
         started = 0.0
         try:
             while count < limit and size < READ_BYTES:
                 cursor = turns.next()
                 if cursor is None:
                     # The message that it has just passed may be the last one from before a growth.
-                    if self._growth and self._growth.look():
+                    if self._growth.before and self._growth.look():
                         continue
                     break
                 if (
@@ -192,11 +195,11 @@ class Group:
                     turns.put_aside(cursor)
                     aside.append(cursor)
                     continue
-                if not started and self._pace.is_busy and cursor.is_behind(BEHIND // turns.awake()):
+                if is_busy and not started and cursor.is_behind(BEHIND // turns.awake()):
                     started = time.perf_counter()
                     limit = min(limit, BUSY_LIMIT)
                 asked = turns.left(cursor, limit - count)
-                taken = self._take(cursor, asked, now_us)
+                taken = self._take_evaluating(cursor, asked, now_us) if cursor.evaluates else cursor.take(asked, now_us)
                 turns.served(cursor, len(taken), asked)
                 if taken:
                     handed.append(self._lease(cursor, taken, instance, lease_us, now_us))
@@ -218,10 +221,8 @@ class Group:
         self.has_skipped = self.has_skipped or self.wait_seconds > 0
         return self.wait_seconds > 0
 
-    def _take(self, cursor: Cursor, limit: int, now_us: int) -> list[StoredMessage]:
-        """Messages of one queue. What evaluating a filter takes is noted."""
-        if not cursor.evaluates:
-            return cursor.take(limit, now_us)
+    def _take_evaluating(self, cursor: Cursor, limit: int, now_us: int) -> list[StoredMessage]:
+        """Messages of one queue that meet its filter. What evaluating it takes is noted."""
         started = time.thread_time()  # CPU: who waits for a core costs nobody anything
         taken = cursor.take(limit, now_us)
         self._pace.evaluated(time.thread_time() - started)
@@ -238,8 +239,6 @@ class Group:
 
     def _is_alone(self, instance: Instance, now_us: int) -> bool:
         """Whether no other instance has asked for something lately."""
-        if len(self.instances) == 1:
-            return True
         return not any(now_us - i.asked_us < ACTIVE_US for i in self.instances.values() if i is not instance)
 
     def forget_instances(self, before_us: int) -> None:
@@ -315,8 +314,14 @@ class Group:
 
     def next_event_us(self, now_us: int) -> int | None:
         """When a lease runs out, a retry comes due, an owner's time is over, or the rate allows more."""
-        times = [owner.until_us for owner in self._owners.by_topic.values() if owner.until_us > now_us]
-        times += [due_us for due_us in (self._held.next_us(), self._retries.next_us()) if due_us is not None]
+        times: list[int] = []
+        if self._owners.by_topic:
+            times += [owner.until_us for owner in self._owners.by_topic.values() if owner.until_us > now_us]
+        lease_us, retry_us = self._held.next_us(), self._retries.next_us()
+        if lease_us is not None:
+            times.append(lease_us)
+        if retry_us is not None:
+            times.append(retry_us)
         if self._paced_until_us > now_us:
             times.append(self._paced_until_us)
         if self.rate is not None and not self.rate.available(now_us):

@@ -80,11 +80,11 @@ class Instance:
         """Its leases ended by no doing of its own."""
         self.in_flight = max(0, self.in_flight - count)
 
-    def room(self, limit: int, is_alone: bool) -> int:
-        """How many of `limit` messages it may be handed now: where others ask, too, at least one unless it is slow."""
-        if is_alone:
-            # Nobody else could have what is kept from it.
-            return limit
+    def room(self, limit: int) -> int:
+        """How many of `limit` messages it may be handed now that others ask, too: at least one unless it is slow.
+
+        One that is alone may be handed all of them: nobody else could have what is kept from it.
+        """
         if self.bound is not None:
             limit = min(limit, max(1, self.bound - self.in_flight))
         if self.per_second is None:

@@ -42,6 +42,7 @@ class Turns:
         self.priorities = priorities
         self._classes = [_Class(c.name, c.weight, c.topics) for c in priorities.classes]
         self._of_topic: dict[str, _Class] = {}
+        """The class of each topic of which a queue was awake."""
         self._now = 0.0
 
     def change(self, priorities: Priorities, cursors: Iterable[Cursor]) -> None:
@@ -80,7 +81,7 @@ class Turns:
         """The queue is no longer the group's."""
         if cursor.is_awake:
             cursor.is_awake = False
-            self._class(cursor.serves).ring.remove(cursor)
+            self._of_topic[cursor.serves].ring.remove(cursor)
 
     def forget(self, topic: str) -> None:
         self._of_topic.pop(topic, None)
@@ -99,10 +100,11 @@ class Turns:
 
     def left(self, cursor: Cursor, limit: int) -> int:
         """How many messages its turn still has, at most `limit`."""
-        ring = self._class(cursor.serves).ring
+        ring = self._of_topic[cursor.serves].ring
         if len(ring) == 1:
             # Nobody of its class waits; other classes get theirs by their weight.
-            return limit if sum(1 for c in self._classes if c.ring) == 1 else min(limit, LONGEST_TURN)
+            is_alone = len(self._classes) == 1 or sum([bool(c.ring) for c in self._classes]) == 1
+            return limit if is_alone else min(limit, LONGEST_TURN)
         if cursor.turn_left <= 0:
             share = self.priorities.shares.get(cursor.serves, 1)
             cursor.turn_left = share * max(SHORTEST_TURN, min(LONGEST_TURN, MESSAGES_A_ROUND // len(ring)))
@@ -112,7 +114,7 @@ class Turns:
         """It handed out `count` messages of `asked`. One that has nothing left goes to sleep; one that got to none of
         those ahead that its group wants has its next turn after the others.
         """
-        own_class = self._class(cursor.serves)
+        own_class = self._of_topic[cursor.serves]
         self._now = own_class.served
         own_class.served += count / own_class.weight
         cursor.turn_left -= count
@@ -126,8 +128,8 @@ class Turns:
 
     def put_aside(self, cursor: Cursor) -> None:
         """Take out the one that is next: it is not for who asks now. `put_back` follows."""
-        self._class(cursor.serves).ring.popleft()
+        self._of_topic[cursor.serves].ring.popleft()
 
     def put_back(self, cursors: list[Cursor]) -> None:
         for cursor in reversed(cursors):
-            self._class(cursor.serves).ring.appendleft(cursor)
+            self._of_topic[cursor.serves].ring.appendleft(cursor)

@@ -27,14 +27,14 @@ class Waiter:
         request: Receive,
         topics: frozenset[str] | None,
         may: May | None,
-        answer: asyncio.Future[list[Handed]],
     ) -> None:
         self.instance = request.instance
         self.may = may
         self.topics = topics
         self.max = request.max
         self.lease_us = round(request.lease * 1_000_000)
-        self.answer = answer
+        self.answer: asyncio.Future[list[Handed]]
+        """Made once it has to wait."""
 
 
 class Waiters:
@@ -56,6 +56,7 @@ class Waiters:
         handed = self.hand_out(group, waiter)
         if handed or seconds <= 0:
             return handed
+        waiter.answer = asyncio.get_running_loop().create_future()
         waiting = self._by_group.setdefault(group.name, deque())
         waiting.append(waiter)
         self._serve_on(group)
