@@ -18,7 +18,9 @@ from notify.log_rate import LogRate
 
 log = structlog.get_logger("notify.server")
 
-PASSING = (NotifyError, OSError, sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError)
+DATABASE_AWAY = (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError)
+"""Failures by which a database does not answer."""
+PASSING = (NotifyError, OSError, *DATABASE_AWAY)
 """Failures of what is outside, and refusals of our own."""
 FAULTS_A_SECOND = 10
 """So many faults are logged; all of them are counted."""

@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
+from notify import faults
 from notify.clock import Clock, wall_clock
 from notify.errors import InvalidRequest
 from notify.server.cluster.membership import Membership, shown
 from notify.server.cluster.work import CoreWork
 from notify.server.configuration.follow import Administration
+from notify.server.configuration.last_known import LastKnown
 from notify.server.configuration.revisions import Configuration
 from notify.server.core.check_webhooks import CheckWebhooks
 from notify.server.core.core import Core
@@ -66,12 +69,18 @@ async def started(
             webhooks.follow(configuration.check_webhooks)
 
         engine = database if membership is None else membership.engine
-        administration = Administration(settings, engine, clock, follow)
+        last_known = None if membership is None else LastKnown(Path(settings.data_dir))
+        administration = Administration(settings, engine, clock, follow, last_known)
         parts.push_async_callback(administration.stop)
         await administration.start(settings.data_dir)
 
+        audits: list[dict[str, Any]] = []
+
         async def newest_audit() -> dict[str, Any] | None:
-            audits = await asyncio.to_thread(administration.records.audits, 1)
+            try:
+                audits[:] = await asyncio.to_thread(administration.records.audits, 1)
+            except faults.DATABASE_AWAY as error:
+                faults.note("audits_not_read", error)  # the other alarms do not wait for it
             return audits[0] if audits else None
 
         history = History(core)
@@ -105,7 +114,10 @@ def _membership(settings: Settings, url: str, store: TransactionStore) -> Member
 
     if settings.registry:
         engine = open_engine(settings.registry)
-        schema.check_version(engine)
+        try:
+            schema.check_version(engine)
+        except faults.DATABASE_AWAY as error:
+            faults.note("registry_not_checked", error)
     elif isinstance(store, SqlShards):
         store.check_registry()
         engine = store.first.engine

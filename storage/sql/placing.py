@@ -27,7 +27,7 @@ class Placing:
         self._sending: Counter[int] = Counter()
         """How many batches are on their way that were sent by a version of the map."""
         self._confirmed: float | None = None
-        """When the registry last said which version holds; None: there is no registry to ask."""
+        """When the registry last said which version holds; None: there is no registry to ask. Monotonic seconds."""
         self._complained = 0
         self._refusal = ""
         """Why nothing with a key is taken; empty: it is."""
@@ -88,6 +88,10 @@ class Placing:
                 f"{now.waits_for}; try again"
             )
         return shard
+
+    def wait_for_map(self) -> None:
+        """Take nothing with a key until the registry has said which version holds."""
+        self._confirmed = float("-inf")
 
     def is_alone(self, key_map: KeyMap) -> bool:
         """Whether everything goes to one shard, so that no transaction has to be looked at."""

@@ -46,6 +46,7 @@ class SqlShards:
         self._opened: set[str] = set()
         self._probing: dict[str, asyncio.Task[None]] = {}
         self._probed: dict[str, float] = {}
+        self.wait_for_map = placing.wait_for_map
         self.follow = placing.follow
         self.shard_of = placing.shard_of
 

@@ -30,7 +30,8 @@ from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.commands import cli
 from tests.support.databases import empty_database
 from tests.support.groups import Caller, subscribe
-from tests.support.http import REASON, admin, ask, metric, post
+from tests.support.http import REASON, admin, ask, call, metric, post
+from tests.support.proxy import Proxy
 from tests.support.servers import Started, make_storage, stop_if_running, until_known
 from tests.support.transactions import half_request, new_id
 from tests.support.virtual_loop import JumpingLoop
@@ -296,3 +297,86 @@ def test_no_caller_waits_beyond_its_deadline(addresses: str) -> None:
             loop.run_until_complete(run(given))
         finally:
             loop.close()
+
+
+class WithProxiedRegistry:
+    """Two databases of PostgreSQL as shards; the first, which has the registry, is reached through a proxy."""
+
+    def __init__(self, urls: Mapping[str, str], directory: Path, stack: ExitStack) -> None:
+        self._directory = directory
+        databases = [stack.enter_context(empty_database("postgresql", urls, directory)) for _ in "ab"]
+        for url, name in zip(databases, "ab", strict=True):
+            make_storage(url, name)
+        behind = sa.make_url(databases[0])
+        self.proxy = stack.enter_context(Proxy(behind.host or "", behind.port or 0))
+        through = behind.set(host="127.0.0.1", port=self.proxy.port)
+        self.registry = through.render_as_string(hide_password=False)
+        self.storage = f"a={self.registry} b={databases[1]}"
+
+    def server(self, name: str, *flags: str) -> ServerProcess:
+        return ServerProcess(self._directory / name, environment={"NOTIFY_ACCESS": "1"}, flags=flags)
+
+
+def test_a_server_starts_while_its_registry_is_away(database_urls: Mapping[str, str], tmp_path: Path) -> None:
+    """With the settings and credentials that it knew last; it did not start at all, though another shard answered."""
+    with ExitStack() as stack:
+        cluster = WithProxiedRegistry(database_urls, tmp_path, stack)
+        server = cluster.server("s", "--storage", cluster.storage)
+        stack.callback(stop_if_running, server)
+        server.start()
+        token = (tmp_path / "s" / "admin.token").read_text().strip()
+        made = {"name": "p", "rights": ["publish:*", "check:*"], "reason": REASON}
+        producer = call(server.url, "POST", "/v1/admin/credentials", made, token)["token"]
+        change = {"values": {"principal_requests": 5000}, "reason": REASON}
+        call(server.url, "PUT", "/v1/admin/settings", change, token)
+        known = tmp_path / "s" / "registry.json"
+        eventually(lambda: b"5000" in known.read_bytes() and b'"p"' in known.read_bytes(), "the server to keep both")
+        assert known.stat().st_mode & 0o077 == 0
+        server.stop()
+        cluster.proxy.close()
+
+        stranger = cluster.server("new", "--storage", cluster.storage)
+        with pytest.raises(Unavailable):
+            stranger.start()
+        assert "has not been a member before" in "".join(stranger.output)
+
+        def send(**fields: Any) -> int:
+            return int(
+                call(server.url, "POST", "/v1/transactions", half_request(**fields), producer)["items"][0]["status"]
+            )
+
+        server.start()
+        assert send() == 201
+        assert send(key="k") == 503, "the registry alone says where keys belong"
+        assert ask(server.url, "POST", "/v1/transactions", half_request(), "ntf_none")[0] in (401, 503)
+        cluster.proxy.reopen()
+        eventually(lambda: send(key="k") == 201, "the registry to be heard again")
+        settings = call(server.url, "GET", "/v1/admin/settings", token=token)
+        assert "5000" in json.dumps(settings)
+        eventually(
+            lambda: [m["kind"] for m in call(server.url, "GET", "/v1/members", token=token)["members"]], "a member"
+        )
+
+        # Credentials that are old may have been revoked meanwhile.
+        server.stop()
+        cluster.proxy.close()
+        old = json.loads(known.read_bytes())
+        known.write_text(json.dumps(old | {"at_us": old["at_us"] - 2 * 3_600_000_000}))
+        with pytest.raises(Unavailable):
+            server.start()
+        assert "may have been revoked" in "".join(server.output)
+
+
+def test_a_queue_server_starts_while_its_registry_is_away(database_urls: Mapping[str, str], tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        cluster = WithProxiedRegistry(database_urls, tmp_path, stack)
+        queue = cluster.server("q", "--registry", cluster.registry, "--roles", "queue")
+        stack.callback(stop_if_running, queue)
+        queue.start()
+        token = (tmp_path / "q" / "admin.token").read_text().strip()
+        queue.stop()
+        cluster.proxy.close()
+        queue.start()
+        body = {"messages": [{"topic": "t", "body": "x"}]}
+        assert call(queue.url, "GET", "/v1/admin/overview", token=token)["alarms"] is not None
+        assert ask(queue.url, "POST", "/v1/messages", body, token)[0] in (200, 403)

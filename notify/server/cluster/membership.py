@@ -78,15 +78,27 @@ class Membership:
 
     async def start(self) -> None:
         """Read the clock, the members and the key map. Nobody is told of this server yet: clients would come, be
-        refused while it starts, and keep to another one."""
-        await asyncio.to_thread(self._beat)
+        refused while it starts, and keep to another one.
+
+        A registry that is away is waited for: until it is heard nothing with a key is taken, and this machine's clock
+        holds.
+        """
+        if self._shards is not None:
+            self._shards.wait_for_map()
+        await self._beat_if_it_answers()
 
     async def announce(self, work: Work) -> None:
         """Be a member from now on, since requests are about to be answered, and tell the others of this work."""
         self._work = work
         self._is_announced = True
-        await asyncio.to_thread(self._beat)
+        await self._beat_if_it_answers()
         self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _beat_if_it_answers(self) -> None:
+        try:
+            await asyncio.to_thread(self._beat)
+        except faults.DATABASE_AWAY as error:
+            faults.note("registry_is_away", error)
 
     async def _run(self) -> None:
         while True:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,12 +16,15 @@ from sqlalchemy.engine import Engine
 from notify import faults
 from notify.clock import Clock
 from notify.errors import NotifyError, Unavailable
+from notify.server.access.credential import Credential
 from notify.server.access.gate import Access, provider_of
 from notify.server.configuration.first_token import leave_first_token
+from notify.server.configuration.last_known import Known, LastKnown
 from notify.server.configuration.records import CREDENTIALS, SETTINGS, Records
 from notify.server.configuration.revisions import Configuration, Revision
 from notify.server.tasks import ended
 from notify.settings import Settings
+from notify.wire import instant
 
 log = structlog.get_logger("notify.server")
 
@@ -29,6 +34,8 @@ LOOK_BOUND_SECONDS = 5.0
 LOOK_THREADS = 4
 """Looks have threads of their own: a thread is occupied until its driver gives up, and heartbeats and checkpoints must
 not wait for that."""
+KEEP_EVERY_SECONDS = 60.0
+"""How old at most the time is, in the file of what was known last, at which the registry said the same."""
 NOTE_USED_EVERY = 60
 """Looks between two notes of when credentials were last used."""
 
@@ -44,23 +51,40 @@ class Administration:
         engine: Engine,
         clock: Clock,
         on_change: Callable[[Configuration], None] = lambda configuration: None,
+        last_known: LastKnown | None = None,
     ) -> None:
-        """`on_change` is called when other settings or limits hold."""
+        """`on_change` is called when other settings or limits hold. `last_known`: where to keep what is read from
+        `engine`, and to read it where that does not answer at the start; None: it is this server's own file."""
         self.records = Records(engine)
         self.configuration = Configuration(settings)
         self.access = Access(settings, self.look, clock, provider_of(settings))
         self.clock = clock
         self._on_change = on_change
+        self._last_known = last_known
+        self._kept = 0.0
+        self._credentials: Sequence[Credential] = ()
         self._versions: dict[str, int] = {}
         self._task: asyncio.Task[None] | None = None
         self._one_look = asyncio.Lock()
         self._threads = ThreadPoolExecutor(LOOK_THREADS, "notify-look")
 
     async def start(self, data_dir: str) -> None:
-        """Read what there is. With access on and no credential yet, a first token is left in `data_dir`."""
-        if self.access.on:
-            await asyncio.to_thread(leave_first_token, self.records, Path(data_dir), self.clock())
-        await self._follow()
+        """Read what there is, or what was known last. With access on and no credential yet, a first token is left in
+        `data_dir`.
+
+        Raises StorageFailed where the database does not answer, and what was known last is missing or too old.
+        """
+        try:
+            if self.access.on:
+                await asyncio.to_thread(leave_first_token, self.records, Path(data_dir), self.clock())
+            await self._follow()
+        except faults.DATABASE_AWAY as error:
+            if self._last_known is None:
+                raise
+            known = await asyncio.to_thread(self._last_known.read, self.clock(), self.access.on)
+            log.warning("registry_is_away", reason=str(error)[:300], known_at=instant(known.at_us))
+            self._learn(known.credentials)
+            self.hold(known.revision)
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def look(self) -> None:
@@ -76,10 +100,18 @@ class Administration:
     async def _follow(self) -> None:
         versions = await self._read(self.records.versions)
         if versions.get(CREDENTIALS) != self._versions.get(CREDENTIALS):
-            self.access.learn(await self._read(self.records.credentials))
+            self._learn(await self._read(self.records.credentials))
         if versions.get(SETTINGS) != self._versions.get(SETTINGS):
             self.hold(await self._read(self.records.revision))
-        self._versions = versions
+        is_same, self._versions = versions == self._versions, versions
+        if self._last_known is not None and not (is_same and time.monotonic() < self._kept + KEEP_EVERY_SECONDS):
+            self._kept = time.monotonic()
+            known = Known(self.clock(), self.configuration.revision, list(self._credentials))
+            await self._read(partial(self._last_known.keep, known))
+
+    def _learn(self, credentials: Sequence[Credential]) -> None:
+        self._credentials = credentials
+        self.access.learn(credentials)
 
     async def _read(self, read: Callable[[], T]) -> T:
         """The result of a call of the records."""

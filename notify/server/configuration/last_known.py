@@ -1,0 +1,62 @@
+"""The settings and credentials that this server read last, kept in its data directory.
+
+A server that starts while its registry's database is away goes on with them; with access on only for so long, since
+a credential may have been revoked meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from notify.errors import StorageFailed
+from notify.server.access.credential import Credential
+from notify.server.configuration.revisions import Revision
+
+FILE = "registry.json"
+CREDENTIALS_SECONDS = 3600.0
+"""How old credentials may be."""
+
+
+class Known(msgspec.Struct):
+    """The registry's settings and credentials as of `at_us`."""
+
+    at_us: int
+    revision: Revision
+    credentials: list[Credential]
+
+
+class LastKnown:
+    """The file of one data directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE
+
+    def keep(self, known: Known) -> None:
+        """Put this in the place of what was known before. Raises OSError."""
+        written = self._path.with_suffix(".new")
+        handle = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(handle, "wb") as file:
+            file.write(msgspec.json.encode(known))
+            file.flush()
+            os.fsync(file.fileno())
+        written.replace(self._path)
+
+    def read(self, now_us: int, with_access: bool) -> Known:
+        """What was known last. Raises StorageFailed where there is nothing, or nothing that may be used now."""
+        away = "the registry's database does not answer"
+        try:
+            known = msgspec.json.decode(self._path.read_bytes(), type=Known)
+        except FileNotFoundError:
+            raise StorageFailed(f"{away}, and this server has not been a member before: start it again later") from None
+        except (OSError, msgspec.DecodeError) as error:
+            raise StorageFailed(f"{away}, and {self._path} cannot be read: {error}") from None
+        age = (now_us - known.at_us) / 1e6
+        if with_access and age > CREDENTIALS_SECONDS:
+            raise StorageFailed(
+                f"{away}, and the credentials that this server knows are {age / 3600:.1f} h old: one of them may have "
+                "been revoked. Start it again when the database answers"
+            )
+        return known
