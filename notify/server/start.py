@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from notify.server.cluster.membership import Membership, shown
 from notify.server.cluster.work import CoreWork
 from notify.server.configuration.follow import Administration
 from notify.server.configuration.last_known import LastKnown
+from notify.server.configuration.records import Records
 from notify.server.configuration.revisions import Configuration
 from notify.server.core.check_webhooks import CheckWebhooks
 from notify.server.core.core import Core
@@ -74,19 +75,10 @@ async def started(
         parts.push_async_callback(administration.stop)
         await administration.start(settings.data_dir)
 
-        audits: list[dict[str, Any]] = []
-
-        async def newest_audit() -> dict[str, Any] | None:
-            try:
-                audits[:] = await asyncio.to_thread(administration.records.audits, 1)
-            except faults.DATABASE_AWAY as error:
-                faults.note("audits_not_read", error)  # the other alarms do not wait for it
-            return audits[0] if audits else None
-
         history = History(core)
         history.start()
         parts.push_async_callback(history.stop)
-        alarms = Alarms(core, newest_audit)
+        alarms = Alarms(core, _newest_audit(administration.records))
         alarms.start()
         parts.push_async_callback(alarms.stop)
         run = asyncio.get_running_loop().create_task(core.run())
@@ -101,6 +93,20 @@ async def started(
             await membership.announce(CoreWork(core))
         data = DataRoutes(core, members, reply_bytes)
         yield Running(core, administration, members, history, alarms, jobs, data)
+
+
+def _newest_audit(records: Records) -> Callable[[], Awaitable[dict[str, Any] | None]]:
+    """A function that reads the newest audit, and gives the one before while the records' database is away."""
+    audits: list[dict[str, Any]] = []
+
+    async def newest() -> dict[str, Any] | None:
+        try:
+            audits[:] = await asyncio.to_thread(records.audits, 1)
+        except faults.DATABASE_AWAY as error:
+            faults.note("audits_not_read", error)  # the other alarms do not wait for it
+        return audits[0] if audits else None
+
+    return newest
 
 
 def _membership(settings: Settings, url: str, store: TransactionStore) -> Membership | None:

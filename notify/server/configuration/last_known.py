@@ -45,7 +45,7 @@ class LastKnown:
         written.replace(self._path)
 
     def read(self, now_us: int, with_access: bool) -> Known:
-        """What was known last. Raises StorageFailed where there is nothing, or nothing that may be used now."""
+        """The newest that was kept. Raises StorageFailed where there is nothing, or nothing that may be used now."""
         away = "the registry's database does not answer"
         try:
             known = msgspec.json.decode(self._path.read_bytes(), type=Known)
