@@ -109,8 +109,7 @@ class Halves:
         opened = journal.open
         position = journal.data_position(sum([len(t.messages) for t in run])) + len(head)
         chunks = [head]
-        entries: list[bytes] = []
-        queues: list[Queue | None] = []
+        halves: list[bytes] = []
         topics = state.topics
         due_us = now_us + first.check_after_us
         by_id = state.pending.by_id
@@ -135,18 +134,17 @@ class Halves:
                 position += size
             if committed:
                 decided[transaction_id] = group_number
-                for half in own:
-                    entry, place_of = place(state, opened, half, now_us, len(opened.entries) + len(entries))
-                    entries.append(entry)
-                    queues.append(place_of)
             else:
                 by_id[transaction_id] = Pending(transaction_id, sender, own, now_us, due_us)
-                entries += own
+            halves += own
         if committed:
+            entries: list[bytes] = []
+            queues: list[Queue | None] = []
+            place(state, opened, halves, now_us, entries, queues)
             journal.append(RecordType.MESSAGE, b"".join(chunks), entries, queues, "half")
         else:
             state.pending.schedule(sender.group, due_us, [t.id for t in run])
-            journal.append(RecordType.HALF, b"".join(chunks), entries, None, "half")
+            journal.append(RecordType.HALF, b"".join(chunks), halves, None, "half")
 
     def _number_of(self, producer_group: str) -> int:
         """The number by which entries name a producer group, 0 if there are too many of them."""

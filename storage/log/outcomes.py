@@ -51,6 +51,8 @@ class Outcomes:
         size = sum([len(pending.entries) for pending in undecided if pending is not None])
         journal.reserve(4096 + 2 * ENTRY_SIZE * size)
         results: list[Decided] = []
+        halves: list[bytes] = []
+        """Messages of committed transactions that have no place yet, as their entries."""
         entries: list[bytes] = []
         queues: list[Queue | None] = []
         opened = journal.open
@@ -71,12 +73,11 @@ class Outcomes:
                 continue
             live.decided[transaction_id] = numbers.get(pending.producer.group, 0)
             if outcome == State.COMMITTED:
-                for half in pending.entries:
-                    entry, queue = place(state, opened, half, now_us, len(opened.entries) + len(entries), forced)
-                    entries.append(entry)
-                    queues.append(queue)
+                halves += pending.entries
                 results.append(committed_result)
             else:
+                place(state, opened, halves, now_us, entries, queues, forced)
+                halves.clear()
                 first = pending.entries[0]
                 _, queue_no, topic_id, _ = HALF.unpack_from(first)
                 head = ENTRY_HEAD.pack(_ROLLBACK, FLAG_FORCED if forced else 0, queue_no, topic_id, now_us, 0)
@@ -84,9 +85,13 @@ class Outcomes:
                 queues.append(None)
                 live.rolled_back.add(transaction_id)
                 results.append(rolled_back_result)
-            if len(entries) > ENTRIES_PER_RECORD:
+            if len(entries) + len(halves) > ENTRIES_PER_RECORD:
+                place(state, opened, halves, now_us, entries, queues, forced)
+                halves = []
                 journal.append(RecordType.OUTCOME, b"", entries, queues, "outcome")
                 entries, queues = [], []
+        if halves:
+            place(state, opened, halves, now_us, entries, queues, forced)
         if entries:
             journal.append(RecordType.OUTCOME, b"", entries, queues, "outcome")
         return results

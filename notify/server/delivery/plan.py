@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from notify.errors import Forbidden, InvalidRequest, NotifyError, StaleReceipt
+from notify.limits import LIMITS, check_between
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.leases import Lease
+from notify.server.delivery.receipts import places_of_each
+from notify.storage.groups import Subscription
+from notify.wire import SettleItem
+
+RENEW_SECONDS = 30.0
+"""A lease is renewed for so long where the request does not say."""
 
 
 class Acked:
@@ -39,20 +48,62 @@ class Dead(NamedTuple):
     item: int = 0
 
 
+class Renewed(NamedTuple):
+    """Messages that stay leased until then."""
+
+    lease: Lease
+    places: range
+    until_us: int
+
+
 class Plan:
     """The changes that a request's items ask for. Nothing is done yet."""
 
-    __slots__ = ("acked", "again", "dead", "taken")
+    __slots__ = ("_now_us", "acked", "again", "dead", "refused", "renewed", "settled")
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        items: Sequence[SettleItem],
+        leases: Mapping[int, Lease],
+        now_us: int,
+        may: Callable[[str], bool] | None = None,
+    ) -> None:
+        """`leases`: those of the group, by id. `may`: whether who asks may settle messages of a topic; None: of all."""
+        self._now_us = now_us
         self.acked: dict[Cursor, dict[Lease, Acked]] = {}
         self.again: dict[Cursor, list[Attempt]] = {}
         self.dead: dict[Cursor, list[Dead]] = {}
-        self.taken: dict[Lease, set[int]] = {}
-        """The messages of each lease that an item settles."""
+        self.renewed: list[Renewed] = []
+        self.settled: dict[Lease, set[int]] = {}
+        """The messages of each lease that an item settles, in whatever way."""
+        self.refused: dict[int, NotifyError] = {}
+        """Why an item asks for nothing, by its number."""
+        for number, named in enumerate(places_of_each([item.receipt for item in items])):
+            item = items[number]
+            try:
+                if isinstance(named, InvalidRequest):
+                    raise named
+                lease_id, places = named
+                lease = leases.get(lease_id)
+                if lease is None or places.stop > len(lease.offsets) or not lease.open.issuperset(places):
+                    raise StaleReceipt("the lease is over: the message was settled, or it is with another consumer now")
+                settled = self.settled.get(lease)
+                if settled is not None and not settled.isdisjoint(places):
+                    raise StaleReceipt("another item of this request settles the message already")
+                if may is not None and not may(lease.cursor.serves):
+                    raise Forbidden(f"these are messages of topic {lease.cursor.serves!r}, which you may not consume")
+                if item.action == "renew":
+                    self._renew(item, lease, places)
+                    continue
+                if item.action == "ack":
+                    self._ack(number, lease, places)
+                else:
+                    self._refuse(number, item, lease, places)
+                self.settled.setdefault(lease, set()).update(places)
+            except NotifyError as error:
+                self.refused[number] = error
 
-    def ack(self, lease: Lease, places: range, item: int) -> None:
-        """This item of the request acknowledges these messages."""
+    def _ack(self, number: int, lease: Lease, places: range) -> None:
         of_cursor = self.acked.get(lease.cursor)
         if of_cursor is None:
             of_cursor = self.acked[lease.cursor] = {}
@@ -60,12 +111,38 @@ class Plan:
         if acked is None:
             acked = of_cursor[lease] = Acked()
         acked.places += places
-        acked.items.append(item)
+        acked.items.append(number)
 
-    def take(self, lease: Lease, places: range) -> None:
-        """An item settles these messages: no other item of the request may."""
-        taken = self.taken.get(lease)
-        if taken is None:
-            self.taken[lease] = set(places)
-        else:
-            taken.update(places)
+    def _refuse(self, number: int, item: SettleItem, lease: Lease, places: range) -> None:
+        """The consumer could not do it, now or ever. Raises InvalidRequest."""
+        cursor = lease.cursor
+        if item.action == "dead_letter":
+            reason = item.reason or "refused by the consumer"
+            self.dead.setdefault(cursor, []).extend([Dead(lease, place, reason, number) for place in places])
+            return
+        if item.action != "retry":
+            raise InvalidRequest(
+                f"action {item.action[:20]!r} is not ack, retry, dead_letter or renew", "invalid_action"
+            )
+        if item.delay is not None:
+            check_between("delay", item.delay, 0, LIMITS.delay_seconds)
+        for place in places:
+            attempts = cursor.attempts(lease.offsets[place]) + 1
+            if attempts >= cursor.subscription.max_attempts:
+                reason = item.reason or f"{attempts} attempts failed"
+                self.dead.setdefault(cursor, []).append(Dead(lease, place, reason, number))
+            else:
+                due_us = self._now_us + _back_off_us(cursor.subscription, attempts, item.delay)
+                self.again.setdefault(cursor, []).append(Attempt(lease, place, attempts, due_us, number))
+
+    def _renew(self, item: SettleItem, lease: Lease, places: range) -> None:
+        """Raises InvalidRequest."""
+        seconds = RENEW_SECONDS if item.lease is None else item.lease
+        check_between("lease", seconds, LIMITS.lease_min_seconds, LIMITS.lease_max_seconds)
+        self.renewed.append(Renewed(lease, places, self._now_us + round(seconds * 1_000_000)))
+
+
+def _back_off_us(s: Subscription, attempts: int, delay: float | None) -> int:
+    if delay is not None:
+        return round(delay * 1_000_000)
+    return min(s.retry_max_us, s.retry_min_us << min(attempts - 1, 40))

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from notify.errors import Forbidden, InvalidRequest, NotifyError, StaleReceipt
-from notify.limits import LIMITS, check_between
+from notify.errors import NotifyError
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.dead_letters import dead_payload
 from notify.server.delivery.instances import Instance
 from notify.server.delivery.leases import Lease, Leases
 from notify.server.delivery.owners import Owners
 from notify.server.delivery.plan import Acked, Attempt, Dead, Plan
-from notify.server.delivery.receipts import places_of
 from notify.server.delivery.retries import Retries
 from notify.server.delivery.turns import Turns
 from notify.server.metrics import Metrics
@@ -55,44 +53,32 @@ class Settling:
         `may`: whether who asks may settle messages of a topic; None: of every one. Raises what the storage refuses
         with where it refuses all of them. An item that it refused may be sent again: its lease goes on.
         """
-        plan = Plan()
-        answered: list[SettledItem | None] = []
-        leases = self._leases.by_id
-        for number, item in enumerate(items):
-            try:
-                lease_id, places = places_of(item.receipt)
-                lease = leases.get(lease_id)
-                if lease is None or places.stop > len(lease.offsets) or not lease.open.issuperset(places):
-                    raise StaleReceipt("the lease is over: the message was settled, or it is with another consumer now")
-                if lease in plan.taken and not plan.taken[lease].isdisjoint(places):
-                    raise StaleReceipt("another item of this request settles the message already")
-                if may is not None and not may(lease.cursor.serves):
-                    raise Forbidden(f"these are messages of topic {lease.cursor.serves!r}, which you may not consume")
-                self._plan(plan, number, item, lease, places, now_us)
-            except NotifyError as error:
-                answered.append(SettledItem(item.receipt, error.status, error.code, str(error)))
-            else:
-                answered.append(None)
+        plan = Plan(items, self._leases.by_id, now_us, may)
         refused = self._carry_out(plan, now_us)
         if refused and len(refused) == len(items):
             raise next(iter(refused.values()))
         await self._store.sync()
-        for number, refusal in refused.items():
-            answered[number] = SettledItem(items[number].receipt, refusal.status, refusal.code, str(refusal))
+        refused |= plan.refused
         return [
-            SettledItem(item.receipt, 200) if answer is None else answer
-            for item, answer in zip(items, answered, strict=True)
+            SettledItem(item.receipt, 200)
+            if (error := refused.get(number)) is None
+            else SettledItem(item.receipt, error.status, error.code, str(error))
+            for number, item in enumerate(items)
         ]
 
     def _carry_out(self, plan: Plan, now_us: int) -> dict[int, NotifyError]:
-        """Append what was planned, and change what is in memory as far as that succeeds; else why, by the item."""
+        """Append what is planned, and change what is in memory as far as that succeeds; else why, by the item."""
         refused: dict[int, NotifyError] = {}
+        for lease, places, until_us in plan.renewed:
+            lease.extended.update(dict.fromkeys(places, until_us))
+        if self._owners.by_topic:
+            self._keep_owners(plan, now_us)
         for cursor, acked in plan.acked.items():
             try:
                 self._ack(cursor, acked, now_us)
             except NotifyError as refusal:
-                for places in acked.values():
-                    refused.update(dict.fromkeys(places.items, refusal))
+                for of_lease in acked.values():
+                    refused.update(dict.fromkeys(of_lease.items, refusal))
         for cursor, again in plan.again.items():
             try:
                 self._try_again(cursor, again, now_us)
@@ -206,46 +192,9 @@ class Settling:
             self._try_again(cursor, again, now_us, expired)
             self._bury(cursor, dead, now_us, expired)
 
-    def _plan(self, plan: Plan, number: int, item: SettleItem, lease: Lease, indexes: range, now_us: int) -> None:
-        """Note what an item asks for. Raises InvalidRequest for what cannot be asked for."""
-        cursor = lease.cursor
-        if item.action == "renew":
-            self._renew(lease, indexes, item.lease, now_us)
-            return
-        if item.action == "ack":
-            plan.ack(lease, indexes, number)
-        elif item.action == "dead_letter":
-            reason = item.reason or "refused by the consumer"
-            plan.dead.setdefault(cursor, []).extend([Dead(lease, index, reason, number) for index in indexes])
-        elif item.action == "retry":
-            if item.delay is not None:
-                check_between("delay", item.delay, 0, LIMITS.delay_seconds)
-            for index in indexes:
-                attempts = cursor.attempts(lease.offsets[index]) + 1
-                if attempts >= cursor.subscription.max_attempts:
-                    reason = item.reason or f"{attempts} attempts failed"
-                    plan.dead.setdefault(cursor, []).append(Dead(lease, index, reason, number))
-                else:
-                    due_us = now_us + self._back_off_us(cursor, attempts, item.delay)
-                    plan.again.setdefault(cursor, []).append(Attempt(lease, index, attempts, due_us, number))
-        else:
-            raise InvalidRequest(
-                f"action {item.action[:20]!r} is not ack, retry, dead_letter or renew", "invalid_action"
-            )
-        plan.take(lease, indexes)
-        if self._owners.by_topic:
-            # An owner that settles keeps its topic for as long as its leases were; one that renews, as long as it asks.
-            self._owners.prolong(cursor.topic, lease.instance.name, now_us + lease.length_us)
-
-    def _renew(self, lease: Lease, indexes: range, seconds: float | None, now_us: int) -> None:
-        seconds = 30.0 if seconds is None else seconds
-        check_between("lease", seconds, LIMITS.lease_min_seconds, LIMITS.lease_max_seconds)
-        until_us = now_us + round(seconds * 1_000_000)
-        lease.extended.update(dict.fromkeys(indexes, until_us))
-        self._owners.prolong(lease.cursor.topic, lease.instance.name, until_us)
-
-    def _back_off_us(self, cursor: Cursor, attempts: int, delay: float | None) -> int:
-        if delay is not None:
-            return round(delay * 1_000_000)
-        s = cursor.subscription
-        return min(s.retry_max_us, s.retry_min_us << min(attempts - 1, 40))
+    def _keep_owners(self, plan: Plan, now_us: int) -> None:
+        """An owner that settles keeps its topic for as long as its leases were; one that renews, as long as it asks."""
+        for lease in plan.settled:
+            self._owners.prolong(lease.cursor.topic, lease.instance.name, now_us + lease.length_us)
+        for lease, _, until_us in plan.renewed:
+            self._owners.prolong(lease.cursor.topic, lease.instance.name, until_us)

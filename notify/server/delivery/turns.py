@@ -72,7 +72,7 @@ class Turns:
         if cursor.is_awake:
             return
         cursor.is_awake = True
-        own_class = self._class(cursor.serves)
+        own_class = self._of_topic.get(cursor.serves) or self._class(cursor.serves)
         if not own_class.ring:
             own_class.served = max(own_class.served, self._now)
         own_class.ring.append(cursor)
