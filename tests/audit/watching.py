@@ -69,7 +69,7 @@ class Watching:
             pipe.close()
         return code
 
-    def of(self, kind: str) -> list[tuple[float, dict[str, Any]]]:
+    def lines_of(self, kind: str) -> list[tuple[float, dict[str, Any]]]:
         return [line for line in self.lines if line[1]["kind"] == kind]
 
     def wait_for(self, windows: int) -> None:
@@ -83,7 +83,7 @@ class Watching:
         eventually(audited, f"{windows} windows", LONGEST_SECONDS)
 
     def windows(self) -> int:
-        return len({line["window_us"] for _, line in self.of("window")})
+        return len({line["window_us"] for _, line in self.lines_of("window")})
 
 
 def watch(shop: Shop, watching: Watching, server: ServerProcess, windows: int, kills: int) -> list[str]:
@@ -102,7 +102,7 @@ def watch(shop: Shop, watching: Watching, server: ServerProcess, windows: int, k
             seen = at
             assert watching.process is not None
             memory.append(resident_mb(watching.process.pid))
-            print(f"window {at}: {memory[-1]:.0f} MB, {len(watching.of('finding'))} findings", flush=True)
+            print(f"window {at}: {memory[-1]:.0f} MB, {len(watching.lines_of('finding'))} findings", flush=True)
             if at % 4 == 0 and at < windows - 4:
                 lost[shop.lose()] = time.time()
             if at in kill_at:
@@ -125,12 +125,12 @@ def watch(shop: Shop, watching: Watching, server: ServerProcess, windows: int, k
     if set(others) - {"UNDELIVERED"}:
         complaints.append(f"findings that were not planted: {dict(others)}")
     late = []
-    for moment, line in watching.of("finding"):
+    for moment, line in watching.lines_of("finding"):
         planted = lost.get(line["message_id"])
         if planted is not None and line["finding"] == "LOST":
             late.append((moment - planted) / WINDOW)
     print(f"LOST was reported {min(late):.1f} to {max(late):.1f} windows after it was planted")
-    windows_us = sorted({line["window_us"] for _, line in watching.of("window")})
+    windows_us = sorted({line["window_us"] for _, line in watching.lines_of("window")})
     if windows_us != list(range(windows_us[0], windows_us[-1] + 1, round(WINDOW * 1e6))):
         complaints.append("a window was left out")
     print(f"memory: {memory[2]:.0f} MB at the third window, {memory[-1]:.0f} MB at the last")

@@ -19,7 +19,7 @@ QUIET = (
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """For one module: while Playwright runs, the main thread has a running event loop; no other can be run in it."""
+    """A browser for one module only: while Playwright runs, the main thread can run no other event loop."""
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None or not Path(path).exists():
         pytest.skip("no Chromium is installed here")
@@ -32,7 +32,7 @@ def chromium() -> Iterator[Any]:
 
 
 class Window:
-    """A tab that notes what went wrong in it, and every address it asked."""
+    """A tab that notes its errors and every address that it requested."""
 
     def __init__(self, page: Any, url: str) -> None:
         self.page = page
@@ -45,7 +45,7 @@ class Window:
         page.on("request", lambda request: self.asked.add(request.url))
 
     def go(self, path: str) -> Any:
-        """Open a page of the console; the answer."""
+        """Open a page of the console; return the answer."""
         return self.page.goto(self.url + path)
 
     def text(self) -> str:
@@ -54,7 +54,7 @@ class Window:
 
 @pytest.fixture
 def window(chromium: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Makes windows: `window(url, width, dark)`."""
+    """A function that makes windows: `window(url, width, dark)`."""
     contexts = []
 
     def make(url: str, width: int = 1280, dark: bool = False) -> Window:

@@ -24,7 +24,7 @@ WHY = {"reason": "set up"}
 
 
 class Shop:
-    """A server with something on every page."""
+    """A server with data for every page."""
 
     def __init__(self, server: ServerProcess) -> None:
         self.server = server
@@ -69,7 +69,7 @@ class Shop:
         return [m["id"] for m in messages if not m["redriven"]]
 
     def unended_job(self) -> int:
-        """A job that runs, as far as the server knows, and does not end by itself."""
+        """Record a job that the server shows as running and that does not end by itself."""
         database = open_database(str(self.server.data_dir))
         try:
             return JobRecords(database).add_job("redrive", "points", {"from": 0, "until": 0}, 0, 0)
@@ -98,7 +98,7 @@ DESK = {"width": 1280, "height": 860}
 
 
 def test_every_page_stands_alone_and_fits(shop: Shop, window: Any) -> None:
-    """A desk's window and a phone's: each page is opened in one of them by turns, and has to fit in the other, too."""
+    """Each page loads without errors or other sites, and fits a desk's window and a phone's."""
     w = window(shop.url)
     sizes = [(DESK, "light"), (PHONE, "dark")]
     for path in pages(shop):
@@ -119,7 +119,7 @@ def test_every_page_stands_alone_and_fits(shop: Shop, window: Any) -> None:
 
 
 def test_a_chart_that_was_not_told_of_a_smaller_window_widens_no_page(shop: Shop, window: Any) -> None:
-    """The browser tells a page of its new size a frame after it laid the page out."""
+    """A chart gets a window's new size a frame after the layout: until then it widens no page."""
     w = window(shop.url)
     w.page.add_init_script("window.ResizeObserver = class { observe() {} };")
     w.page.add_init_script("window.addEventListener('resize', e => e.stopImmediatePropagation(), true);")
@@ -133,7 +133,7 @@ def test_what_is_there_is_shown(shop: Shop, window: Any) -> None:
     w = window(shop.url)
     w.go(f"/messages/{shop.message}")
     text = w.text()
-    assert "<script>alert(1)</script>" in text  # as text
+    assert "<script>alert(1)</script>" in text  # shown as text
     for event in ("in queue order.placed/0@0", "points moved to the dead letters", "mail acknowledged"):
         assert event in text
     w.go(f"/transactions/{shop.transactions[0]}")
@@ -174,7 +174,7 @@ def fill(w: Any, fields: dict[str, str]) -> None:
 
 
 def change(w: Any, name: str, query: str, fields: dict[str, str]) -> str:
-    """Preview, then do: what the page says in the end."""
+    """Fill in a form, preview it, and carry it out; return the page's text."""
     w.go(f"/do/{name}{query}")
     fill(w, fields | {"reason": f"test of {name}"})
     w.page.click("button:has-text('Preview')")
@@ -215,7 +215,7 @@ def test_every_write_is_previewed_done_and_recorded(shop: Shop, window: Any) -> 
     do("subscription.delete", "?group=stock&topic=new.topic")
     do("topic.delete", "?topic=old")
     assert ask(shop.url, "GET", "/v1/admin/topics/old")[0] == 404
-    # From the list, with boxes; then the rest as a job.
+    # Some letters from the list by their boxes, then the rest as a job.
     before = shop.dead()
     w.go("/groups/points/dead-letters")
     w.page.check(f"input[value='{before[0]}']")
@@ -277,7 +277,7 @@ def test_what_is_refused_is_said_in_the_form(shop: Shop, window: Any) -> None:
         fill(w, fields | {"reason": "r"})
         w.page.click("button:has-text('Preview')")
         assert words in w.page.inner_text("[role=alert]"), name
-        assert w.page.input_value("#f-reason") == "r"  # what was typed is still there
+        assert w.page.input_value("#f-reason") == "r"  # the form keeps the input
     before = len(shop.call("GET", "/v1/admin/actions?max=1000")["actions"])
     w.go(f"/do/transaction.commit?transaction={shop.transactions[2]}")
     fill(w, {"reason": "against what is recorded"})
@@ -313,13 +313,13 @@ def test_signing_in_and_out(tmp_path: Any, window: Any) -> None:
         w.page.fill("#token", guarded.admin)
         w.page.click("button:has-text('Sign in')")
         assert w.page.inner_text("h1") == "Topics" and "Signed in as admin" in w.page.content()
-        assert w.page.evaluate("document.cookie") == ""  # no script can read it
+        assert w.page.evaluate("document.cookie") == ""  # the cookie is hidden from scripts
         cookie = w.page.context.cookies()[0]
         assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
         change(w, "topic.put", "", {"topic": "made"})
         _, actions = ask(guarded.url, "GET", "/v1/admin/actions", token=guarded.admin)
         assert actions["actions"][0]["who"] == "admin"
-        # Who may only look, may only look.
+        # The right `view` shows pages, and allows no write.
         viewer = guarded.make("view", name="viewer")
         v = window(guarded.url)
         v.go("/login")
@@ -332,7 +332,7 @@ def test_signing_in_and_out(tmp_path: Any, window: Any) -> None:
         w.page.click("button:has-text('Sign out')")
         w.go("/topics")
         assert "/login" in w.page.url
-        # Nobody is sent to another site after signing in.
+        # Signing in redirects to no other site.
         w.go("/login?next=//evil.example/")
         assert w.page.input_value("input[name=next]") == "/"
     finally:
@@ -340,7 +340,7 @@ def test_signing_in_and_out(tmp_path: Any, window: Any) -> None:
 
 
 def test_a_page_of_another_site_changes_nothing(shop: Shop, window: Any) -> None:
-    """A real page on another origin: it posts a form, fetches, and frames the console."""
+    """A real page of another origin cannot post a form, fetch from the console, or frame it."""
     target = f"{shop.url}/do/group.pause"
     page = f"""<!doctype html><iframe id=f src="{shop.url}/"></iframe>
     <form id=a method=post action="{target}"><input name=group value=points><input name=reason value=x>
@@ -362,13 +362,13 @@ def test_a_page_of_another_site_changes_nothing(shop: Shop, window: Any) -> None
             self.wfile.write(page)
 
         def log_message(self, *_: Any) -> None:
-            """Quiet."""
+            """Log nothing."""
 
     evil = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Evil)
     threading.Thread(target=evil.serve_forever, daemon=True).start()
     try:
         w = window(f"http://localhost:{evil.server_port}")
-        # The browser refuses to show the console in it.
+        # The browser refuses to frame the console.
         with w.page.expect_console_message(lambda message: "frame" in message.text):
             w.go("/")
         w.page.wait_for_function("window.tried")
@@ -385,7 +385,7 @@ def test_a_page_of_another_site_changes_nothing(shop: Shop, window: Any) -> None
 def test_a_setting_changed_here_reaches_three_servers(
     window: Any, database_urls: dict[str, str], tmp_path: Path
 ) -> None:
-    """And a server without queues has a console, too: it says who has them."""
+    """The console of a server without queues names the queue server."""
     with empty_database("postgresql", database_urls, tmp_path) as url, three_servers(url, tmp_path) as servers:
         w = window(servers[0].url)
         change(w, "settings.put", "?setting=check_attempts", {"check_attempts": "8"})

@@ -23,7 +23,7 @@ LOGS = ("log", "small-segments")
 
 
 def write_frames_on_the_loop(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """Of the two logs the first writes on the event loop, the other from its thread, however fast the disk is."""
+    """Make `log` write its frames on the event loop, and the other log in its thread, however fast the disk is."""
     monkeypatch.setattr(journal, "INLINE_SYNC_SECONDS", float("inf") if kind == "log" else 0.0)
 
 
@@ -53,7 +53,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 def emptied(
     database_urls: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], str]]:
-    """Gives the URL of a database with the server's tables, by its kind: made once, and emptied for each test."""
+    """A function from a database's kind to the URL of one with the server's tables, which is emptied for each test."""
     urls: dict[str, str] = {}
     with ExitStack() as stack:
 
@@ -70,7 +70,7 @@ def emptied(
 
 
 def empty(url: str) -> None:
-    """Leaves nothing in the server's tables but the shard's name."""
+    """Delete all rows of the server's tables but the shard's name."""
     engine = open_engine(url)
     with engine.begin() as connection:
         for table in reversed(metadata.sorted_tables):
@@ -83,7 +83,7 @@ def empty(url: str) -> None:
 def transactions(
     request: pytest.FixtureRequest, tmp_path: Path, emptied: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> Runner:
-    """As `run`, and on every database: for what concerns transactions only."""
+    """As `run`, and on every database: for scenarios of transactions only."""
     if request.param in DATABASES:
         url = emptied(request.param)
         return runner(lambda: SqlBench(request.param, tmp_path, url))

@@ -1,4 +1,4 @@
-"""Storages under test, closed or killed and reopened in between, and what every test of them needs."""
+"""Storages under test, closed or killed and reopened during a scenario, with helpers of all their tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECOND = 1_000_000
 
 
 class Bench:
-    """A store under test, and a way to restart it where that means something."""
+    """A store under test, which a scenario may restart."""
 
     def __init__(self, kind: str, directory: Path) -> None:
         self.kind = kind
@@ -41,7 +41,7 @@ class Bench:
         return LogStore(self.directory, segment_bytes=segment_bytes, disk=UnsyncedDisk(self.directory))
 
     async def restart(self, now_us: int = T0) -> None:
-        """memory: nothing. log: close and reopen. small-segments: reopen a copy, as after a kill."""
+        """Restart the store: reopen `log`, reopen a copy of `small-segments` as after a kill, keep `memory`."""
         if self.kind == "memory":
             return
         if self.kind == "small-segments":
@@ -58,16 +58,16 @@ class Bench:
         await self.store.open(now_us)
 
     async def queues(self) -> Any:
-        """The queues, with everything that is committed in them."""
+        """The queues with all committed messages."""
         return self.store
 
     async def bodies(self, topic: str = "t", queue: int = 0) -> list[bytes]:
-        """What a queue holds, in order."""
+        """The bodies in a queue, in order."""
         return bodies(await self.queues(), topic, queue)
 
 
 class SqlBench(Bench):
-    """A database as the storage, and a queue in memory that is given what is committed there."""
+    """A database as the storage, and queues in memory that get its committed messages."""
 
     def __init__(self, kind: str, directory: Path, url: str) -> None:
         """`url`: of a database with the server's tables."""

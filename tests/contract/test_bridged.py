@@ -1,4 +1,4 @@
-"""What every storage with queues promises a bridge: transactions and position together, in order, from one bridge."""
+"""Every storage with queues stores a bridge's transactions and position together, in order, from one bridge."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_large_transaction_becomes_visible_with_its_last_part_and_in_order(run
 def test_a_bridge_commits_only_halves_that_its_source_prepared(
     run: Any, source: str, instance: str, as_commit: bool
 ) -> None:
-    """A right to one source used to commit the undecided transactions of every group."""
+    """A bridge cannot commit a producer's halves. A right to one source committed those of every group."""
 
     async def scenario(b: Bench) -> None:
         await append(b, "", "0", claim=True)
@@ -100,7 +100,7 @@ def test_a_bridge_commits_only_halves_that_its_source_prepared(
         shown = await b.store.transaction(half.id)
         assert shown is not None and shown.state.name == "PREPARED"
         assert bodies(b.store) == ([] if as_commit else [b"x"])
-        # What is decided already, or was never here, changes nothing: a batch may be repeated.
+        # A commit of a decided or unknown transaction changes nothing: a batch may be repeated.
         await b.store.decide([(half.id, None, State.COMMITTED)], T0)
         position = "0" if as_commit else "1"
         await append(b, position, "2", commit=[ids.to_text(half.id), ids.to_text(sent(b"").id)])

@@ -1,4 +1,4 @@
-"""What only the log does: it agrees with memory step by step, and with itself over segments and syncs."""
+"""The log alone: it agrees with the model in memory step by step, and keeps its order over segments and syncs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ steps = st.lists(
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=steps)
 def test_the_log_does_what_memory_does(steps: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Any sequence of operations, with restarts, leaves the log and the plain model with the same answers."""
+    """After any sequence of operations and restarts the log answers as the model in memory does."""
 
     async def whole() -> None:
         log = Bench("small-segments", tmp_path_factory.mktemp("log") / "log")
@@ -85,7 +85,7 @@ async def _both(log: Bench, model: MemoryStore, call: Callable[[Any], Awaitable[
 
 
 class HeldDisk(UnsyncedDisk):
-    """Its syncs wait until they are let go, and it says when one waits."""
+    """A disk whose syncs wait while it is held; `is_held` is set when one waits."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -100,12 +100,12 @@ class HeldDisk(UnsyncedDisk):
     def sync(self, fd: int) -> None:
         if not self.go.is_set():
             self.is_held.set()
-            assert self.go.wait(2 * PATIENCE_SECONDS), "the test does not let the disk go"
+            assert self.go.wait(2 * PATIENCE_SECONDS), "the test must release the disk"
 
 
 def test_only_a_synced_topic_waits_for_the_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "INLINE_SYNC_SECONDS", 0.0)  # the syncs are the thread's, as of a slow disk
-    monkeypatch.setattr(journal, "IDLE_MARK_SECONDS", 3600.0)  # no frame is written but those that the test wants
+    monkeypatch.setattr(journal, "INLINE_SYNC_SECONDS", 0.0)  # the thread syncs, as with a slow disk
+    monkeypatch.setattr(journal, "IDLE_MARK_SECONDS", 3600.0)  # no idle mark writes a frame
 
     async def whole() -> None:
         disk = HeldDisk(tmp_path / "log")
@@ -122,13 +122,13 @@ def test_only_a_synced_topic_waits_for_the_sync(tmp_path: Path, monkeypatch: pyt
         await eventually_async(disk.is_held.is_set, "the writer to be in its sync")
         assert (await asyncio.wait_for(put(Flush.MEMORY), PATIENCE_SECONDS))[0].flush == Flush.MEMORY
         waiting = put(Flush.ASYNC)
-        # A second one that does not wait: after it the loop has been at the one that does.
+        # When this second put returns, the loop has begun the put of ASYNC, too.
         assert (await asyncio.wait_for(put(Flush.MEMORY), PATIENCE_SECONDS))[0].flush == Flush.MEMORY
-        assert not synced.done() and not waiting.done()  # its frame is behind the one that is being synced
+        assert not synced.done() and not waiting.done()  # ASYNC's frame is behind the one that is being synced
         disk.go.set()
         assert (await synced)[0].flush == Flush.SYNC
         assert (await waiting)[0].flush == Flush.ASYNC
-        await eventually_async(lambda: store.journal.in_flight is None, "that frame's own sync")
+        await eventually_async(lambda: store.journal.in_flight is None, "the sync of ASYNC's frame")
         disk.hold()
         another = sent(topic="ASYNC")
         assert (await asyncio.wait_for(store.put([another], T0), PATIENCE_SECONDS))[0].flush == Flush.ASYNC
@@ -141,16 +141,16 @@ def test_only_a_synced_topic_waits_for_the_sync(tmp_path: Path, monkeypatch: pyt
 
 
 class SlowDirectory(UnsyncedDisk):
-    """Long enough between listing the directory and acting on it for another thread to come in."""
+    """A disk that lists its directory slowly, so that another thread can act between a list and its use."""
 
     def names(self) -> list[str]:
         names = super().names()
-        time.sleep(0.02)  # widens the window of the fault that is looked for; without the fault nothing waits for it
+        time.sleep(0.02)  # the pause widens the window of the fault; nothing waits for it otherwise
         return names
 
 
 def test_checkpoints_are_written_one_after_the_other(tmp_path: Path) -> None:
-    """Retention's, while a segment is sealed: each would drop the same old one, and the second not find it."""
+    """Retention and sealing may checkpoint at once: both dropped the same old file, and the second did not find it."""
 
     async def whole() -> None:
         store = LogStore(tmp_path / "log", disk=SlowDirectory(tmp_path / "log"))
@@ -167,9 +167,9 @@ def test_checkpoints_are_written_one_after_the_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("segment_bytes", [512, 4096], ids=["a frame each", "some frames each"])
 def test_a_part_is_not_sealed_before_its_last_frame(tmp_path: Path, segment_bytes: int) -> None:
-    """A segment may be full before the one before it is sealed, and its last frame may still be on its way then.
+    """A segment that is full while the one before it is being sealed is sealed only with its last frame.
 
-    Found by `make crash`: the index of such a segment lacked that frame, and its messages were in no queue.
+    `make crash` showed the fault: the index of such a segment lacked that frame, and its messages were in no queue.
     """
 
     async def whole() -> None:
@@ -182,7 +182,7 @@ def test_a_part_is_not_sealed_before_its_last_frame(tmp_path: Path, segment_byte
 
         async def caller() -> None:
             for _ in range(30):
-                await asyncio.sleep(chance.random() * 0.002)  # in virtual time, as the disk's delay
+                await asyncio.sleep(chance.random() * 0.002)  # a pause in virtual time, as the disk's delay is
                 await commit(store, *[sent(bytes(300)) for _ in range(5)])
 
         await asyncio.gather(*(caller() for _ in range(8)))
@@ -201,7 +201,7 @@ def test_a_part_is_not_sealed_before_its_last_frame(tmp_path: Path, segment_byte
 
 
 def test_a_fault_in_sealing_is_counted_and_does_not_end_it(tmp_path: Path) -> None:
-    """It was lost with its task, and nothing was sealed until the next start."""
+    """Sealing goes on after a fault. The fault was lost with its task, and sealing stopped until the next start."""
 
     class Faulty(NoThreads):
         faults = 2
@@ -229,7 +229,7 @@ def test_a_fault_in_sealing_is_counted_and_does_not_end_it(tmp_path: Path) -> No
 
 
 def test_ids_are_found_whatever_their_producers_clocks_say(tmp_path: Path) -> None:
-    """Segments whose ranges of ids overlap, begin late, or lie in each other."""
+    """Ids are found in segments whose ranges of ids overlap, begin late, or lie within each other."""
 
     def opened() -> LogStore:
         return LogStore(tmp_path / "log", segment_bytes=2048, disk=UnsyncedDisk(tmp_path / "log"))

@@ -1,4 +1,4 @@
-"""What every storage promises of topics, queues and groups, on memory and on the log."""
+"""Promises of every storage about topics, queues and groups, tested on memory and on the log."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_what_groups_did_with_a_message_is_told(run: Any) -> None:
         b.store.attempted("b", "t", 0, [(7, 2, 0)])
         b.store.dead_letter_soon("c", [(b.store.read("t", 0, 7, 1, 100)[0], b"dead")], T0)
         await b.store.sync()
-        # What lies between, so that the small segments roll, and the index of the first ones is on the disk.
+        # Enough messages for the small segments to roll: the index of the first ones is on the disk.
         await commit(b.store, *[sent(bytes(500)) for _ in range(30)])
         await b.store.settle("b", "t", 0, [(7, 1)], SettleKind.EXPIRED, T0)
         await b.restart()
@@ -149,7 +149,7 @@ def test_reads_are_bounded_in_number_and_bytes(run: Any) -> None:
         await commit(b.store, *[sent(bytes(100)) for _ in range(10)])
         assert len(b.store.read("t", 0, 2, 3, 1 << 20)) == 3
         assert [m.offset for m in b.store.read("t", 0, 2, 10, size * 5 // 2)] == [2, 3]
-        assert len(b.store.read("t", 0, 0, 10, 1)) == 1  # one always comes through
+        assert len(b.store.read("t", 0, 0, 10, 1)) == 1  # a read returns one message at least
         assert b.store.read("t", 0, 10, 10, 100) == []
         with pytest.raises(NotFound):
             b.store.read("t", 1, 0, 1, 1)
@@ -191,7 +191,7 @@ def test_pauses_and_how_a_topic_flushes_survive(run: Any) -> None:
             "fast": Flush.MEMORY,
             "faster": Flush.ASYNC,
         }
-        # A request is answered as its strictest topic asks, and says so.
+        # A request is answered by its strictest topic's rule, and the answer names it.
         fast, faster, synced = sent(topic="fast"), sent(topic="faster"), sent()
         assert [r.flush for r in await b.store.put([fast], T0)] == [Flush.MEMORY]
         assert [r.flush for r in await b.store.put([fast, faster], T0)] == [Flush.ASYNC] * 2
@@ -212,7 +212,7 @@ def test_tags_are_looked_for_in_the_index(run: Any) -> None:
         assert ([m.offset for m in messages], end) == ([1, 3, 5, 7, 9], 10)
         size = len(message(b"11", tag="b").payload)
         messages, end = b.store.read_tagged("t", 0, end, 100, size * 3 // 2, wanted)
-        assert ([m.offset for m in messages], end) == ([11], 12)  # a second one would be too many bytes
+        assert ([m.offset for m in messages], end) == ([11], 12)  # a second message would exceed the bytes
         assert b.store.read_tagged("t", 0, 12, 100, 1 << 20, frozenset([1])) == ([], 20)
         assert b.store.read_tagged("t", 0, 20, 100, 1 << 20, wanted) == ([], 20)
 

@@ -1,4 +1,4 @@
-"""Dead letters that are sent again: once, whichever version of the server did it."""
+"""A dead letter is sent again once, also if an earlier version of the server sent it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.contract.stores import T0, Bench
 
 
 def test_a_letter_that_an_earlier_version_sent_again_is_known_as_such(run: Callable[..., None]) -> None:
-    """Its id was the same for two groups: that of the message in the group's own retry topic counts."""
+    """Earlier versions used one id for the letters of two groups: the message in the group's own retry topic counts."""
 
     async def scenario(b: Bench) -> None:
         core = Core(b.store, Settings(), lambda: T0)

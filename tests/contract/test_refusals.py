@@ -1,4 +1,4 @@
-"""A storage that refuses an append now and then: no message is lost track of, and none is settled twice."""
+"""A storage refuses appends at random: every message is settled, and none twice."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Consumers:
         self._held: list[str] = []
 
     async def act(self) -> None:
-        """One request, whatever becomes of it."""
+        """Make one request, which may be refused."""
         instance = self._chance.choice("ab")
         try:
             if self._held and self._chance.random() < 0.6:
@@ -89,10 +89,10 @@ class Consumers:
                 handed = await self._delivery.receive("g", Receive(instance=instance, max=5, lease=3.0))
                 self._held += [receipt for h in handed for receipt, _, _ in h.each()]
         except REFUSED:
-            return  # what it asked for has not happened
+            return  # the refused request changed nothing
 
     async def finish(self) -> None:
-        """Acknowledge all that comes."""
+        """Receive and acknowledge until no message comes."""
         for instance in "ab":
             handed = await self._delivery.receive("g", Receive(instance=instance, max=100, lease=3.0))
             items = [SettleItem(receipt=receipt, action="ack") for h in handed for receipt, _, _ in h.each()]
@@ -154,7 +154,7 @@ def test_no_message_is_lost_track_of(run: Callable[..., None], mode: str, wanted
 
 
 def test_a_full_disk_loses_no_lease(run: Callable[..., None]) -> None:
-    """Ack, dead letter, last attempt and an ended lease while nothing can be appended: all is carried out later."""
+    """Acks, dead letters, last attempts and expired leases on a full disk take effect once there is room."""
 
     async def scenario(b: Bench) -> None:
         now_us = [T0]
@@ -189,7 +189,7 @@ def test_a_full_disk_loses_no_lease(run: Callable[..., None]) -> None:
 def test_a_topic_and_the_groups_whose_pattern_it_meets_are_stored_together(
     run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever the disk refuses, and the server ends then: both are there, or neither."""
+    """Wherever the disk refuses before a restart, topic and subscription are both stored, or neither is."""
 
     async def scenario(b: Bench) -> None:
         topics = Topics(b.store)
@@ -213,7 +213,7 @@ def test_a_topic_and_the_groups_whose_pattern_it_meets_are_stored_together(
 
 
 def test_a_pattern_does_not_follow_again_what_its_group_has_left(run: Callable[..., None]) -> None:
-    """Not after a start, and not where the topic changes; the pattern itself sent again means all its topics."""
+    """No restart and no change of the topic subscribes the group again; a new subscription to the pattern does."""
 
     async def scenario(b: Bench) -> None:
         topics = Topics(b.store)
@@ -234,7 +234,7 @@ def test_a_pattern_does_not_follow_again_what_its_group_has_left(run: Callable[.
 
 
 def _refusing(reserve: Callable[[int], None], refused_call: int) -> Callable[[int], None]:
-    """The same function, one of whose calls finds the disk full."""
+    """`reserve`, but its call number `refused_call` raises DiskFull."""
     calls = itertools.count(1)
 
     def call(size: int) -> None:

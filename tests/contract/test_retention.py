@@ -1,4 +1,4 @@
-"""Segments go when their time is over; what still waits in them is carried, also through crashes and twice."""
+"""Retention drops old segments; messages that still wait are carried forward, also over crashes and repeatedly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOUR = 3_600_000_000
 
 
 async def fill(store: LogStore, count: int, at: int) -> list[bytes]:
-    """Committed messages, over several segments."""
+    """Store committed messages over several segments; return their bodies."""
     bodies = []
     for n in range(count):
         body = b"%d-%d" % (at, n) + bytes(200)
@@ -46,7 +46,7 @@ def opened(directory: Path, retention_us: int = HOUR, retention_bytes: int = 0) 
 
 
 def rest(store: LogStore) -> dict[int, bytes]:
-    """The bodies that are still there, by offset."""
+    """The bodies that can still be read, by offset."""
     readable = [m for m in store.read("t", 0, 0, 10_000, 1 << 30) if not m.corrupt]
     return dict(zip([m.offset for m in readable], bodies_in(readable), strict=True))
 
@@ -75,7 +75,7 @@ def test_settled_messages_go_and_waiting_ones_stay(tmp_path: Path) -> None:
             remaining = rest(store)
             expected = {n: old[n] for n in [*range(20, 30), *range(55, 60)]}
             assert {n: remaining[n] for n in expected} == expected
-            # The newest segment of that time may still be there as a whole; those before it only in part.
+            # The newest segment of that time may still be whole; of those before it only carried messages are left.
             assert not {*range(20), *range(30, 45)} & remaining.keys()
             assert [remaining[n] for n in range(70, 100)] == new
             assert await store.half_contents([Due(pending.id, 0, "", "", 0, ())]) == [[content(b"undecided")]]
@@ -86,7 +86,7 @@ def test_settled_messages_go_and_waiting_ones_stay(tmp_path: Path) -> None:
         store = opened(tmp_path / "log")
         await store.open(T0)
         await check(store)
-        # Twice: what was carried is carried again, and what is settled meanwhile is not.
+        # A second time: carried messages are carried again, unless they were settled meanwhile.
         await fill(store, 40, T0 + 4 * HOUR)
         await store.settle("c", "t", 0, [(20, 5)], SettleKind.ACK, T0)
         assert await store.retain(T0 + 4 * HOUR) >= 1
@@ -101,7 +101,7 @@ def test_settled_messages_go_and_waiting_ones_stay(tmp_path: Path) -> None:
         await store.open(T0)
         left = rest(store)
         assert sorted(left.values())[-2:] == [b"delayed", b"undecided"]
-        # All settled: husks go, nothing old is left.
+        # Once all messages are settled, the indexes of dropped segments go, and no old message is left.
         await store.settle("c", "t", 0, [(0, 200)], SettleKind.ACK, T0)
         await fill(store, 20, T0 + 9 * HOUR)
         await store.retain(T0 + 9 * HOUR)
@@ -114,7 +114,7 @@ def test_settled_messages_go_and_waiting_ones_stay(tmp_path: Path) -> None:
 
 
 def test_a_message_committed_after_its_halfs_segment_expired(tmp_path: Path) -> None:
-    """The half is old, the commit is young: retention counts from the commit."""
+    """Retention counts from the commit: the half is old, the commit is young."""
 
     async def run() -> None:
         store = opened(tmp_path / "log")
@@ -157,7 +157,7 @@ def test_a_topic_keeps_its_bytes_and_what_a_group_has_not_settled(tmp_path: Path
         await store.create_topic(Topic("t", retention_bytes=4000))
         await store.subscribe(Subscription("c", "t"), [0])
         everything = await fill(store, 100, T0)
-        assert await store.retain(T0) == 0  # the group has settled nothing
+        assert await store.retain(T0) == 0  # the group has settled no message
         await store.settle("c", "t", 0, [(0, 40)], SettleKind.ACK, T0)
         assert await store.retain(T0) > 0
         start = store.bounds("t", 0)[0]
@@ -196,7 +196,7 @@ def test_the_log_as_a_whole_keeps_its_room_and_all_ids(tmp_path: Path) -> None:
         for _ in range(2):
             assert store.bounds("t", 0)[0] > 50
             assert len(rest(store)) == 110 - store.bounds("t", 0)[0]
-            # Before their time is over, ids are known although their messages are gone.
+            # Ids are known for the time of retention, although their messages are gone.
             assert await store.states([t.id for t in old]) == [State.COMMITTED] * 50 + [State.ROLLED_BACK] * 10
             again = (await store.put([old[3]], T0 + 3))[0]
             assert again.put is Put.ALREADY
@@ -238,8 +238,8 @@ def test_delayed_messages_outlive_their_segments(tmp_path: Path) -> None:
 
 
 def test_carrying_forward_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Producers, an acknowledging group and retention at once: nothing that waits is lost, no producer is refused."""
-    monkeypatch.setattr(journal, "INLINE_SYNC_SECONDS", 0.0)  # frames are written by the thread, beside all that
+    """Retention beside producers and a group that acknowledges loses no waiting message and refuses no producer."""
+    monkeypatch.setattr(journal, "INLINE_SYNC_SECONDS", 0.0)  # the thread writes the frames, beside the loop's work
 
     async def run() -> None:
         store = opened(tmp_path / "log")
@@ -255,7 +255,7 @@ def test_carrying_forward_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyP
             for n in range(400):
                 if n % 20 == 0:
                     retained.clear()
-                    await retained.wait()  # else a quick disk has all of them before retention has begun
+                    await retained.wait()  # otherwise a quick disk has stored all before retention begins
                 now_us += HOUR // 50
                 body = b"%d" % n + bytes(150)
                 t = sent(body, delay_us=3 * HOUR if n % 9 == 0 else 0)
@@ -299,7 +299,7 @@ def test_carrying_forward_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyP
             missing = [n for n in waiting if n not in remaining]
             corrupt = {m.offset for m in store.read("t", 0, 0, 10_000, 1 << 30) if m.corrupt}
             assert (missing, corrupt & set(waiting)) == ([], set()), reopened
-            # What is still there is what was sent, each once; and all that nobody has settled is there.
+            # Each message is there once at most, and every message that is not settled is there.
             assert len(set(remaining.values())) == len(remaining) and set(remaining.values()) <= set(bodies)
         await store.close()
 
@@ -307,7 +307,7 @@ def test_carrying_forward_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_dead_letters_stay_until_they_are_sent_again_or_purged(tmp_path: Path) -> None:
-    """Nobody subscribes to them, so that the default retention would take them while nobody has looked at them yet."""
+    """Dead letters have no subscriber: the default retention would delete them before anyone has looked at them."""
 
     async def run() -> None:
         store = opened(tmp_path / "log")
@@ -325,7 +325,7 @@ def test_dead_letters_stay_until_they_are_sent_again_or_purged(tmp_path: Path) -
             redriven_id("dead-letter.c", letters[0].transaction_id, 0), "", sent(b"again").messages, committed=True
         )
         await store.put([again], T0 + 2 * HOUR)
-        store.trim("dead-letter.c", 0, 5)  # the first five are purged
+        store.trim("dead-letter.c", 0, 5)  # a purge of the first five
         for hours in (3, 6, 9):
             await fill(store, 40, T0 + hours * HOUR)
             await store.settle("c", "t", 0, [(0, store.bounds("t", 0)[1])], SettleKind.ACK, T0)
@@ -336,7 +336,7 @@ def test_dead_letters_stay_until_they_are_sent_again_or_purged(tmp_path: Path) -
             await store.close()
             store = opened(tmp_path / "log")
             await store.open(T0)
-        # With a retention of their own they go.
+        # With a retention of its own the dead-letter topic is cleared.
         await store.create_topic(Topic("dead-letter.c", retention_us=HOUR))
         await fill(store, 40, T0 + 12 * HOUR)
         await store.settle("c", "t", 0, [(0, store.bounds("t", 0)[1])], SettleKind.ACK, T0)
@@ -362,7 +362,7 @@ def test_a_letter_that_was_sent_again_is_not_kept(tmp_path: Path) -> None:
             redriven_id("dead-letter.c", middle.transaction_id, 1), "", sent(b"again").messages, committed=True
         )
         await store.put([again], T0)
-        # Versions up to November 2026 used one id for the letters of all groups: the topic says whose it was.
+        # Versions up to November 2026 used one id for the letters of all groups: the topic names the group.
         first, _, last = store.read("dead-letter.c", 0, 0, 3, 1 << 20)
         for letter, group in ((first, "other"), (last, "c")):
             await store.create_topic(Topic(retry_topic(group, "t")))
@@ -379,7 +379,7 @@ def test_a_letter_that_was_sent_again_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_a_bound_below_what_waits_ends_and_says_so(tmp_path: Path) -> None:
-    """Carrying a backlog that is larger than the bound frees nothing, however often it is done."""
+    """Carrying a backlog larger than the bound frees no room: retention stops, and raises an error that says so."""
 
     async def run() -> None:
         store = opened(tmp_path / "log", retention_us=0, retention_bytes=8000)
@@ -391,7 +391,7 @@ def test_a_bound_below_what_waits_ends_and_says_so(tmp_path: Path) -> None:
         with pytest.raises(Unavailable, match="let them catch up"):
             await store.retain(T0)
         assert store.journal.end - end < 8000
-        # Every fourth waits: less than half is carried, so room is won; and the call ends.
+        # Every fourth message waits: less than half is carried, which frees room, and the call ends.
         for first in range(0, 100, 4):
             await store.settle("c", "t", 0, [(first, 3)], SettleKind.ACK, T0)
         segments = len(store.segments.all())
@@ -403,7 +403,7 @@ def test_a_bound_below_what_waits_ends_and_says_so(tmp_path: Path) -> None:
 
 
 def test_retention_frees_a_full_disk(tmp_path: Path) -> None:
-    """It has to write before it can drop a segment: for that there is the ballast."""
+    """Retention writes before it can drop a segment: on a full disk it takes the ballast's room."""
 
     async def run() -> None:
         disk = NoRoomButTheBallast(tmp_path / "log")
@@ -421,7 +421,7 @@ def test_retention_frees_a_full_disk(tmp_path: Path) -> None:
 
 
 class NoRoomButTheBallast(UnsyncedDisk):
-    """A disk on which, once full, room is found only after the ballast is given back."""
+    """A disk that, once full, has room only after the ballast is removed."""
 
     is_full = False
 
@@ -439,7 +439,7 @@ class NoRoomButTheBallast(UnsyncedDisk):
 
 
 def test_dead_letters_of_many_segments_keep_few_files(tmp_path: Path) -> None:
-    """Each dropped segment leaves an index where a letter was in it: they are merged, over a kill in between, too."""
+    """A dropped segment leaves its index if a letter was in it: such indexes are merged, also over a kill."""
 
     async def run() -> None:
         store = opened(tmp_path / "log")
@@ -475,7 +475,7 @@ def test_dead_letters_of_many_segments_keep_few_files(tmp_path: Path) -> None:
             await one_more(T0 + hours * HOUR)
         assert kept() == letters
         await store.close()
-        # Files that a merge had not removed yet lie within the one that it made.
+        # A kill during a merge leaves files that lie within the merged one.
         left = [path for path in husks_of(before) if not (tmp_path / "log" / path.name).exists()]
         assert left
         for path in left:
@@ -490,6 +490,6 @@ def test_dead_letters_of_many_segments_keep_few_files(tmp_path: Path) -> None:
 
 
 def husks_of(directory: Path) -> list[Path]:
-    """Indexes of segments that were dropped."""
+    """The indexes of dropped segments."""
     first = min(path.stem for path in directory.glob("*.log"))
     return [path for path in directory.glob("*.idx") if path.stem < first]

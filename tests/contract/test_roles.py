@@ -1,4 +1,4 @@
-"""Each storage's roles and capabilities: what a server finds that it can ask of it."""
+"""The roles and capabilities of each storage, as a server asks for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time index of the log: delayed messages come due in order, none early, none twice, whatever happens between."""
+"""The log's time index: delayed messages come due in order, none early, none twice, over restarts and kills."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def opened(directory: Path, segment_bytes: int = 1 << 20) -> LogStore:
 def test_they_come_due_in_order_over_restarts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: int, segment_bytes: int
 ) -> None:
-    """Against a plain list: many due times, many of them the same, far more than are in memory at once."""
+    """The index agrees with a plain list of many due times, many equal, far more than it loads at once."""
     monkeypatch.setattr(times, "LOAD", load)
 
     async def run() -> None:
@@ -80,7 +80,7 @@ def test_they_come_due_in_order_over_restarts(
 
 
 def test_a_clock_set_back_hides_no_delayed_message(run: Any) -> None:
-    """A message due before the last release, committed after it, is delivered at once: it would lie behind it."""
+    """A message due before the last release and committed after it is delivered at once."""
 
     async def scenario(b: Bench) -> None:
         await commit(b.store, sent(b"first", delay_us=10 * SECOND))
@@ -97,7 +97,7 @@ def test_a_clock_set_back_hides_no_delayed_message(run: Any) -> None:
 
 
 def test_what_is_released_but_not_durable_is_released_again(tmp_path: Path) -> None:
-    """A kill between the release and its sync: the message is there once."""
+    """After a kill between release and sync each message is in the queue once."""
 
     async def run() -> None:
         store = opened(tmp_path / "log")
@@ -122,7 +122,7 @@ def test_what_is_released_but_not_durable_is_released_again(tmp_path: Path) -> N
 
 
 def test_ordered_keys_and_delay_meet_in_the_queue(run: Any) -> None:
-    """A delayed message takes its place among its key's when it is due."""
+    """A delayed message takes its place among those of its key when it is due."""
 
     async def scenario(b: Bench) -> None:
         await commit(b.store, sent(b"late", key="k", delay_us=SECOND), sent(b"now", key="k"))

@@ -1,4 +1,4 @@
-"""What every storage promises of halves, outcomes and checks: memory, the log, and the databases."""
+"""Promises of every storage about halves, outcomes and checks, tested on memory, the log, and the databases."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_an_answer_to_a_check_that_is_not_under_way_is_stale(transactions: Any) 
         now = T0 + 6 * SECOND
         assert (await b.store.decide([(t.id, "g", State.COMMITTED)], now, tokens={t.id: due.token + 1}))[0].stale
         await b.store.answer_check(CheckAnswer(t.id, due.token, now, 1))
-        # After it was answered, and after a restart that forgot it.
+        # A token is stale after its answer, and after a restart that forgot it.
         assert (await b.store.decide([(t.id, "g", State.ROLLED_BACK)], now, tokens={t.id: due.token}))[0].stale
         await b.restart(now)
         assert (await b.store.decide([(t.id, "g", State.ROLLED_BACK)], now, tokens={t.id: due.token}))[0].stale
@@ -102,7 +102,7 @@ def test_tokens_of_checks_cannot_be_guessed(transactions: Any) -> None:
         await b.store.put(halves, T0)
         tokens = sorted(d.token for d in await b.store.claim_checks("g", T0 + 5 * SECOND, 40, 10 * SECOND))
         assert len(set(tokens)) == 40 and tokens[0] > 0 and tokens[-1] < 1 << 63
-        # Of 40 random numbers of 62 bits none is near another, nor near the time.
+        # 40 random numbers of 62 bits are not near each other, nor near the time.
         assert min(after - before for before, after in zip(tokens, tokens[1:], strict=False)) > 1 << 20
         assert all(abs(token - T0) > 60 * SECOND for token in tokens)
         for t in halves:
@@ -130,7 +130,7 @@ def test_the_same_id_again_is_the_same_transaction(transactions: Any) -> None:
 
 
 def test_what_a_storage_cannot_hold_refuses_its_own_transaction_only(transactions: Any) -> None:
-    """PostgreSQL's text holds no NUL: a key with one shares a request, and a batch, with those of other callers."""
+    """A key with a NUL, which PostgreSQL cannot store, fails alone in a request and batch with others."""
 
     async def put(b: Bench, *halves: NewTransaction) -> list[Any]:
         try:
@@ -146,7 +146,7 @@ def test_what_a_storage_cannot_hold_refuses_its_own_transaction_only(transaction
         assert [r.put for r in results] == [Put.STORED] * 7
         held = await b.store.states([t.id for t in halves])
         assert [state for n, state in enumerate(held) if n != 3] == [State.PREPARED] * 7
-        # Alone it is refused as an item, too, and not the request with it.
+        # Alone in a request it is refused as an item, too.
         (alone,) = await put(b, sent(key="\x00"))
         assert type(alone) is type(odd)
 

@@ -1,4 +1,4 @@
-"""Access: who shows what, and who may do what. Denied by default once it is on."""
+"""Access: tokens, rights, quotas, bodies of strangers. Once it is on, everything is denied by default."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.transactions import half_request, new_id
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[GuardedInMemory]:
     with pytest.MonkeyPatch.context() as patched, GuardedInMemory() as server:
-        # On a slow machine an unknown token would be answered with 503 else, until the records are read.
+        # Otherwise a slow machine answers an unknown token with 503 until it has read the records.
         patched.setattr(lookup, "WAIT_SECONDS", PATIENCE_SECONDS)
         yield server
 
@@ -44,7 +44,7 @@ def test_rights_cover_what_they_name() -> None:
     assert not parse_right("publish:order.*").covers("publish", "orders", "*")
     assert not parse_right("publish:order.*").covers("consume", "order.placed", "*")
     assert parse_right("consume:a*c@t.*.x").covers("consume", "abc", "t.1.x")
-    assert not parse_right("consume:a*a").covers("consume", "a", "*")  # the two letters are not one
+    assert not parse_right("consume:a*a").covers("consume", "a", "*")  # the pattern needs two letters
     assert not parse_right("consume:g@t").covers("consume", "g", "*")
     assert parse_right("admin").covers("admin", "*", "*") and not parse_right("admin:x").covers("admin", "*", "*")
     assert [str(parse_right(t)) for t in ("view", "check:g", "consume:g@t")] == ["view", "check:g", "consume:g@t"]
@@ -56,7 +56,7 @@ def test_rights_cover_what_they_name() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/members", "/v1/admin/topics"])
 def test_what_is_no_token_is_refused(guarded: GuardedInMemory, path: str) -> None:
-    """Who shows a good one may do what its rights say: tests/integration/test_rights.py asks every route for it."""
+    """A text that is no token is refused. tests/integration/test_rights.py asks every route with good tokens."""
     for shown in (None, "", "nt_000000000000_" + "A" * 43, "x", guarded.admin[:-1] + "."):
         status, problem = ask(guarded.url, "GET", path, token=shown)
         assert (status, problem["code"]) == (401, "unauthorized"), shown
@@ -67,7 +67,7 @@ def test_items_are_refused_one_by_one(guarded: GuardedInMemory, unique: str) -> 
     messages = [{"topic": f"{unique}.{t}", "body": "x"} for t in "aba"]
     status, answer = ask(guarded.url, "POST", "/v1/messages", {"messages": messages}, token)
     assert status == 200 and [item["status"] for item in answer["items"]] == [201, 403, 201]
-    assert f"publish:{unique}.b" in answer["items"][1]["detail"]  # it says what is missing
+    assert f"publish:{unique}.b" in answer["items"][1]["detail"]  # the item's error names the missing right
 
 
 def test_transactions_are_decided_by_who_administers_their_group(guarded: GuardedInMemory, unique: str) -> None:
@@ -92,7 +92,7 @@ def test_tokens_expire_and_are_revoked(guarded: GuardedInMemory) -> None:
     number = next(c["id"] for c in credentials if c["name"] == "gone")
     path = f"/v1/admin/credentials/{number}/revoke"
     call(guarded.url, "POST", path, {"reason": "r", "dry_run": True}, guarded.admin)
-    assert status(token) == 200  # it was a dry run
+    assert status(token) == 200  # the dry run changed nothing
     call(guarded.url, "POST", path, {"reason": "r"}, guarded.admin)
     assert status(token) == 401
     guarded.server.advance(599)
@@ -104,7 +104,7 @@ def test_tokens_expire_and_are_revoked(guarded: GuardedInMemory) -> None:
 
 @pytest.mark.parametrize("route", ["groups/{0}/receive", "checks/poll"])
 def test_a_poll_ends_when_its_token_is_revoked(guarded: GuardedInMemory, unique: str, route: str) -> None:
-    """What comes after the revocation is not for its holder, however long the poll still waits."""
+    """A waiting poll ends when its token is revoked: its holder gets no message that comes afterwards."""
     token = guarded.make(f"consume:{unique}@*", f"check:{unique}", name=unique)
     call(guarded.url, "PUT", f"/v1/admin/groups/{unique}/subscriptions/{unique}", {"reason": "r"}, guarded.admin)
     receive = {"instance": "i", "max": 1, "wait": 60, "lease": 30}
@@ -148,7 +148,7 @@ def test_rates_and_polls_of_a_principal(guarded: GuardedInMemory, unique: str) -
         return ask(guarded.url, "POST", "/v1/messages", {"messages": [{"topic": unique, "body": "x"}]}, token)[0]
 
     assert [publish(token) for _ in range(7)] == [200] * 5 + [429] * 2
-    assert publish(other) == 200  # another principal has its own
+    assert publish(other) == 200  # another principal has a rate of its own
     guarded.server.advance(1)
     assert [publish(token) for _ in range(7)] == [200] * 5 + [429] * 2
     token = guarded.make("check", polls=1)
@@ -198,7 +198,7 @@ def test_the_sdk_shows_its_token(guarded: GuardedInMemory, unique: str, monkeypa
 
 
 def test_a_refused_body_is_not_taken(guarded: GuardedInMemory) -> None:
-    """Who is not let in is told so before the body is there: it cannot fill the server's memory."""
+    """A refusal is answered before the body arrives: a stranger cannot fill the server's memory."""
     parts = urlsplit(guarded.url)
     with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=PATIENCE_SECONDS) as s:
         s.sendall(b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -208,7 +208,7 @@ def test_a_refused_body_is_not_taken(guarded: GuardedInMemory) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/admin/limits"])
 def test_pages_of_other_sites_change_nothing(memory: InMemoryServer, path: str) -> None:
-    """While access is off, loopback is what protects: a page in a browser on this machine must not reach through it."""
+    """While access is off, loopback protects the server: a page in a browser on this machine must not get through."""
     method = "POST" if path == "/v1/messages" else "PUT"
     body = {"messages": [{"topic": "t", "body": "x"}]} if method == "POST" else {"reason": "r", "dry_run": True}
     host = memory.url.removeprefix("http://")
@@ -277,7 +277,7 @@ def test_a_right_to_every_topic_is_none_to_write_dead_letters(guarded: GuardedIn
 def test_who_consumes_one_topic_gets_what_is_sent_again_without_naming_it(
     guarded: GuardedInMemory, unique: str
 ) -> None:
-    """After a redrive the group has a retry topic, and a consumer of one topic was refused when it named none."""
+    """A poll without topics gets redriven messages, too. It was refused for the retry topic that a redrive makes."""
     token = guarded.make(f"consume:{unique}@{unique}.t", f"publish:{unique}.t")
     path, body = f"/v1/groups/{unique}", {"instance": "i", "max": 10, "wait": 0, "lease": 30}
 
@@ -298,7 +298,7 @@ def test_who_consumes_one_topic_gets_what_is_sent_again_without_naming_it(
     ("fields", "said", "is_secure"),
     [
         ({}, "", False),
-        ({}, "https", False),  # whoever asks can say so
+        ({}, "https", False),  # any client may send this header
         ({"plaintext": True}, "", False),
         ({"plaintext": True}, "https", True),
         ({"url": "https://notify.example"}, "", True),

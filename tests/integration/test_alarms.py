@@ -1,4 +1,4 @@
-"""Alarms are raised and cleared for each thing that can be wrong; webhooks are signed, listed, and not redirected."""
+"""Each alarm is raised and cleared; webhooks are signed, go only to listed hosts, and follow no redirect."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECRET = "a secret of the tests"
 
 
 class Receiver:
-    """Takes webhooks. `answer` makes the body from what was asked."""
+    """Receives webhooks. `answer` makes the body of the answer from that of the request."""
 
     def __init__(self) -> None:
         self.received: list[dict[str, Any]] = []
@@ -59,7 +59,7 @@ class Receiver:
                 self.wfile.write(answer)
 
             def log_message(self, *_: Any) -> None:
-                """Quiet."""
+                """Log nothing."""
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.place = f"127.0.0.1:{self._server.server_port}"
@@ -97,7 +97,7 @@ def watched(receiver: Receiver) -> Iterator[InMemoryServer]:
 
 
 def half(server: InMemoryServer, group: str) -> str:
-    """The id of a transaction in doubt, of which the server asks back after half a second."""
+    """Store a half that the server checks after half a second; return its id."""
     request = half_request(group, body='{"n": 1}')
     request["transactions"][0]["check_after"] = 0.5
     post(server.url, "/v1/transactions", request)
@@ -120,7 +120,7 @@ def test_alarms_are_raised_said_and_cleared(watched: InMemoryServer, receiver: R
     admin(url, "POST", "audits", {"verdict": "FINDINGS", "counts": {"LOST": 1}})
     batch = {"epoch": 1, "expected_position": "", "position": "", "claim": True}
     post(url, "/v1/bridge/shop/batches", batch)
-    eventually(lambda: names(watched) == {"parked", "audit"}, "what needs no time to be an alarm")
+    eventually(lambda: names(watched) == {"parked", "audit"}, "the alarms that need no time")
     assert metric(url, 'notify_alarms{alarm="parked"}') == 1
     wanted = {"in_doubt", "parked", "no_consumers", "audit", "bridge"}
 
@@ -136,8 +136,8 @@ def test_alarms_are_raised_said_and_cleared(watched: InMemoryServer, receiver: R
     admin(url, "POST", "groups/nobody/pause", {})
     admin(url, "POST", "audits", {"verdict": "PASS", "counts": {}})
     eventually(lambda: names(watched) == {"bridge"}, "the others to be cleared")
-    eventually(lambda: len(receiver.received) >= 9, "all of it to be posted")
-    # Each is said once, not at every look.
+    eventually(lambda: len(receiver.received) >= 9, "every change to be posted")
+    # Each change is posted once, not at every look.
     said = Counter((notice["alarm"], notice["name"]) for notice in receiver.received)
     assert said == Counter([("raised", name) for name in wanted] + [("cleared", name) for name in wanted - {"bridge"}])
     assert receiver.unsigned == 0
@@ -159,7 +159,7 @@ def test_checks_go_to_a_webhook(watched: InMemoryServer, receiver: Receiver, mon
     }
     elsewhere = {"webhooks": {"php": "http://192.0.2.1/x"}}
     assert refusal(url, "PUT", "check-webhooks", **elsewhere) == (422, "invalid_webhook")
-    receiver.status = 503  # it is away first: that uses up no check
+    receiver.status = 503  # while the webhook is away no check is used up
     admin(url, "PUT", "check-webhooks", {"webhooks": {"php": receiver.url}})
     for outcome in wanted:
         outcomes[half(watched, "php")] = outcome
@@ -223,7 +223,7 @@ def test_the_secret_is_not_shown(watched: InMemoryServer) -> None:
 
 
 def test_a_stored_filter_that_is_refused_now_stops_nothing_but_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An earlier version took filters of any cost. The server starts, and says what no longer gets anything."""
+    """A server starts with a stored filter that it refuses now: an alarm says so, and its subscription waits."""
     costly = "headers.all(a, headers.all(b, headers.all(c, true)))"
     with InMemoryServer(alarm_every_seconds=0.05) as server:
         with monkeypatch.context() as earlier:

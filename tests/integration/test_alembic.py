@@ -1,4 +1,4 @@
-"""The Alembic helper: a revision makes the tables as `create_tables` does, and autogenerate leaves them alone."""
+"""The Alembic helper makes the same tables as `create_tables`, and autogenerate leaves them alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.shop import Base, make_engine
 
 @pytest.fixture
 def migrated(engine_url: str) -> Iterator[sa.Engine]:
-    """A database with the service's own tables, upgraded by the helper."""
+    """The engine of a database with the service's own tables, upgraded by the helper."""
     engine = make_engine(engine_url)
     Base.metadata.create_all(engine)
     with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):

@@ -1,4 +1,4 @@
-"""A backup taken while producers write, restored elsewhere: a prefix that holds everything acknowledged before it."""
+"""A backup under load, restored elsewhere, is a prefix of the log with all that was acknowledged before it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WRITERS = 6
 
 
 def backup(directory: Path, url: str) -> tuple[int, dict[str, Any]]:
-    """Exit code of `notify backup` and what it says."""
+    """The exit code and the output of `notify backup`."""
     return cli("backup", str(directory), "--url", url, "--reason", REASON, "--json")
 
 
@@ -35,7 +35,7 @@ def restore(directory: Path, data_dir: Path) -> tuple[int, dict[str, Any]]:
 
 
 class Writers:
-    """Producers in threads; `sent` are the bodies that were acknowledged, in order for each."""
+    """Producers in threads; `sent` has the acknowledged bodies of each, in order."""
 
     def __init__(self, url: str) -> None:
         self.sent: list[list[str]] = [[] for _ in range(WRITERS)]
@@ -53,7 +53,7 @@ class Writers:
             try:
                 self._producer.publish(Message(f"t{number % 3}", body + "." * 500, key=str(number)))
             except NotifyError:
-                continue  # a slow machine: it may be there, and is not acknowledged
+                continue  # a slow machine: the message may be stored, and is not acknowledged
             self.sent[number].append(body)
 
     def acknowledged(self) -> set[str]:
@@ -76,7 +76,7 @@ def contents(url: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize(("segment_bytes", "count"), [(1 << 20, 700), (256 << 20, 100)])
 def test_a_backup_under_load_is_restored_whole(tmp_path: Path, segment_bytes: int, count: int) -> None:
-    """Small segments: files are sealed, checkpointed and dropped while they are copied."""
+    """With small segments the log seals, checkpoints and drops files while they are copied."""
     server = ServerProcess(tmp_path / "data", environment={"NOTIFY_SEGMENT_BYTES": str(segment_bytes)}).start()
     restored = ServerProcess(tmp_path / "elsewhere")
     try:
@@ -92,7 +92,7 @@ def test_a_backup_under_load_is_restored_whole(tmp_path: Path, segment_bytes: in
                 assert made["files"] >= 2
         finally:
             writers.stop()
-        assert admin(server.url, "GET", "backups")["backups"] == []  # nothing is left on the server
+        assert admin(server.url, "GET", "backups")["backups"] == []  # the server keeps no snapshot
         assert (len(list((tmp_path / "b2" / "log").glob("*.log"))) > 1) is (segment_bytes == 1 << 20)
         code, copy = restore(tmp_path / "b2", tmp_path / "elsewhere")
         assert code == 0, copy
@@ -138,7 +138,7 @@ def test_what_is_no_backup_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_restore_that_is_cut_off_leaves_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It copied in place, and synced nothing: a server would have started on a part of the log, or lost it later."""
+    """A cut restore leaves nothing that a server starts on. It copied in place and synced nothing."""
     copy, data_dir = tmp_path / "copy", tmp_path / "restored"
     server = ServerProcess(tmp_path / "data", environment={"NOTIFY_SEGMENT_BYTES": str(1 << 20)}).start()
     try:
@@ -200,7 +200,7 @@ OUTSIDE = ("../outside", "/tmp/outside", "log/../../outside", "log//x", ".", "..
 def test_no_name_of_a_server_or_an_archive_leads_out_of_the_directory(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hostile server wrote to any place, and so did an archive that someone else made."""
+    """Such names are refused. A hostile server, or a foreign archive, wrote files anywhere."""
     listed = {"name": "b", "files": [{"name": name, "size": 4}]}
     monkeypatch.setattr("notify.cli.backup.call", lambda *_, **__: {"result": listed})
 
@@ -212,7 +212,7 @@ def test_no_name_of_a_server_or_an_archive_leads_out_of_the_directory(
             self.wfile.write(b"evil")
 
         def log_message(self, *_: Any) -> None:
-            """Quiet."""
+            """Log nothing."""
 
     place = tmp_path / "here"
     place.mkdir()

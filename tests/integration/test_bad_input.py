@@ -1,4 +1,4 @@
-"""Whatever is sent, the answer is a 4xx with a code and a sentence, never a 500, and the server is unharmed."""
+"""Bad input of any kind gets a 4xx with a code and a sentence, never a 500, and the server goes on."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_refused_as_a_whole(server: ServerProcess, path: str, body: Any, status:
     try:
         answered, problem = ask(server.url, "POST", path, body)
     except (BrokenPipeError, ConnectionResetError):
-        assert status == 413  # the server answered and closed while we were still sending
+        assert status == 413  # the server answered and closed while the request was still being sent
         return
     assert (answered, problem["code"]) == (status, code)
     assert problem["detail"] and problem["status"] == status and problem["type"].startswith("urn:")
@@ -119,7 +119,7 @@ def test_outcomes(server: ServerProcess) -> None:
 
 
 def test_another_groups_transaction(server: ServerProcess) -> None:
-    """Its id is in use, whether it is decided or not; how it stands is not told, and no answer of a stranger counts."""
+    """An id of another group is in use, decided or not: its state is not told, and a stranger's outcome is refused."""
     request = half_request("owner")
     name = request["transactions"][0]["id"]
     post(server.url, "/v1/transactions", request)
@@ -155,7 +155,7 @@ def test_an_answer_without_a_check(server: ServerProcess) -> None:
 
 
 def test_an_outcome_beside_an_answer_of_its_own(server: ServerProcess) -> None:
-    """A producer's outcome and its answer to a check may leave in one request: a stale answer hurts only itself."""
+    """An outcome and an answer to a check may share a request: an answer with a stale token fails alone."""
     for order in (1, -1):
         request = half_request()
         name = request["transactions"][0]["id"]
@@ -163,7 +163,7 @@ def test_an_outcome_beside_an_answer_of_its_own(server: ServerProcess) -> None:
         outcomes = [{"id": name, "outcome": "COMMIT"}, {"id": name, "outcome": "COMMIT", "check": "5"}][::order]
         body = {"producer_group": "g", "outcomes": outcomes}
         items = post(server.url, "/v1/transactions/outcomes", body)["items"]
-        # Once it is decided, an answer that says the same is nothing new.
+        # After the decision an answer with the same outcome is confirmed, whatever its token.
         assert [item["status"] for item in items] == ([200, 200] if order == 1 else [410, 200])
         assert items[-1]["state"] == "COMMITTED"
 
@@ -198,7 +198,7 @@ def test_receipts(server: ServerProcess, unique: str) -> None:
         item = post(url, f"/v1/groups/{group}/settle", body)["items"][0]
         return item["status"], item.get("code")
 
-    assert settle(unique + "x", message["receipt"]) == (410, "stale_receipt")  # foreign
+    assert settle(unique + "x", message["receipt"]) == (410, "stale_receipt")  # another group's
     assert settle(unique, "zz") == (422, "invalid_receipt")
     assert settle(unique, message["receipt"], "eat") == (422, "invalid_action")
     assert settle(unique, message["receipt"], "retry", delay=1e9) == (422, "out_of_bounds")
@@ -244,7 +244,7 @@ BODY_BEGUN = HEAD_BEGUN + b"host: x\r\ncontent-type: application/json\r\ncontent
 
 @contextlib.contextmanager
 def connected(url: str, said: bytes = b"") -> Iterator[socket.socket]:
-    """A socket that has said so much."""
+    """A socket on which these bytes were sent."""
     parts = urlsplit(url)
     with socket.create_connection((parts.hostname or "", parts.port or 0), PATIENCE_SECONDS) as connection:
         connection.sendall(said)
@@ -300,14 +300,14 @@ def test_no_msgpack_makes_it_fail(server: ServerProcess, body: bytes, path: str)
 
 @pytest.fixture
 def fuzzed_server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server of the test's own: some of the requests made from the document change its settings."""
+    """A server of its own: some of the requests made from the document change settings."""
     process = ServerProcess(tmp_path / "data").start()
     yield process
     process.stop()
 
 
 def test_schemathesis_finds_no_server_error(fuzzed_server: ServerProcess) -> None:
-    """A few requests of each kind, made from the OpenAPI document, to data and admin routes; `make fuzz` makes more."""
+    """A few requests of each kind, made from the OpenAPI document, get no 5xx; `make fuzz` makes more."""
     import schemathesis
 
     schema = schemathesis.openapi.from_url(fuzzed_server.url + "/openapi.json")
@@ -330,7 +330,7 @@ def test_schemathesis_finds_no_server_error(fuzzed_server: ServerProcess) -> Non
 
 @pytest.mark.parametrize("is_guarded", [False, True])
 def test_nothing_that_strangers_send_makes_the_server_fail(is_guarded: bool) -> None:
-    """Before it is known who asks, whatever a head says is answered: no 500, no traceback in the log."""
+    """Any head of an unknown sender gets an answer: no 500, no traceback in the log."""
     many_fields = "&".join(f"a{n}=b" for n in range(6000)).encode()
     form = "application/x-www-form-urlencoded"
     with InMemoryServer(access=is_guarded) as server:
@@ -362,7 +362,7 @@ def test_nothing_that_strangers_send_makes_the_server_fail(is_guarded: bool) -> 
 
 
 def test_no_cookie_is_unquoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FastAPI parses the cookies of every request, also where nothing asks for one; unquoting took 23 s for 62 kB."""
+    """The server unquotes no cookie. FastAPI parses those of every request, and unquoting took 23 s for 62 kB."""
     unquoted: list[str] = []
 
     def unquote(text: str) -> str:
@@ -379,7 +379,7 @@ def test_no_cookie_is_unquoted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("path", ["/login", "/v1/admin/limits"])
 def test_who_goes_before_the_body_is_there_is_no_fault(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each such connection was logged as a fault, with the values of all variables: that took seconds of the loop."""
+    """A client that leaves early is no fault. It was logged with the values of all variables, which took seconds."""
     faults: list[str] = []
     monkeypatch.setattr("notify.server.app.fault_of", lambda event, *_: faults.append(event))
     method = "POST" if path == "/login" else "PUT"

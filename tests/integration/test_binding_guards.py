@@ -1,4 +1,4 @@
-"""Ways to commit a change without its message, or a message without its change: each is refused, or works."""
+"""A change never commits without its message, nor a message without its change: each way is refused, or works."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.shop import Base, Order, Shop, make_engine
 
-# --- what is sent is what it was then -----------------------------------------------------------------------------
+# --- a message is sent as it was at its `send` --------------------------------------------------------------------
 
 
 def test_a_body_that_changes_after_its_send_was_sent_as_it_was(shop: Shop) -> None:
@@ -97,7 +97,7 @@ def test_a_commit_after_the_close_of_its_producer_fails(shop: Shop) -> None:
         with pytest.raises(TransactionRefused, match="closed"):
             session.commit()
     with shop.engine.connect() as connection, connection.begin():
-        connection.execute(sa.insert(Order).values(item="b"))  # what carries no message commits
+        connection.execute(sa.insert(Order).values(item="b"))  # a transaction without a message commits
     assert shop.items() == ["b"]
     assert shop.delivered() == []
 
@@ -155,7 +155,7 @@ def test_a_closed_async_producer_sends_no_more(memory: InMemoryServer, unique: s
 def test_a_producer_on_an_engine_with_options_sees_every_commit(
     emptied_shop: sa.Engine, memory: InMemoryServer, unique: str
 ) -> None:
-    """Listeners on such an engine do not hear of connections that the engine below it made."""
+    """Listeners on such an engine do not hear of connections that the engine below it made; the producer does."""
     with_options = emptied_shop.execution_options(logging_token="shop")
     with TransactionProducer(memory.url, group=unique, engine=with_options, half_timeout=PATIENCE_SECONDS) as producer:
         for engine in (emptied_shop, with_options, emptied_shop.execution_options(logging_token="other")):
@@ -184,7 +184,7 @@ def test_two_phase_transactions_of_a_connection_are_refused(shop: Shop) -> None:
         two_phase.rollback()
         two_phase = connection.begin_twophase()
         connection.execute(sa.insert(Order).values(item="c"))
-        two_phase.commit()  # one that carries no message is nobody's business
+        two_phase.commit()  # a transaction without a message is left alone
     assert shop.items() == ["c"]
 
 
@@ -195,7 +195,7 @@ def test_a_session_that_chooses_an_engine_with_options_has_one_transaction(shop:
         def get_bind(self, *args: Any, **kw: Any) -> Any:
             return kw.get("bind") or chosen
 
-    begun: list[int] = []  # by which thread: the producer's own looks into the database, too
+    begun: list[int] = []  # the thread counts: the producer's own thread uses the database, too
 
     def begin(connection: sa.Connection) -> None:
         begun.append(threading.get_ident())
@@ -215,7 +215,7 @@ def test_a_session_that_chooses_an_engine_with_options_has_one_transaction(shop:
 
 
 def test_a_session_with_two_transactions_of_one_database_is_refused(shop: Shop) -> None:
-    """One could fail after the other has committed the half's row."""
+    """Two transactions are refused: one could fail after the other has committed the half's row."""
     if shop.engine.dialect.name == "sqlite":
         pytest.skip("SQLite lets nobody begin a second one")
     chosen = shop.engine.execution_options(logging_token="chosen")
@@ -248,7 +248,7 @@ def test_a_second_database_that_the_commit_itself_opens_is_refused(shop: Shop, t
     with Session(binds={Order: shop.engine, Invoice: second}) as session:
         session.add(Order(item="a"))
         shop.send(session, "a")
-        session.add(Invoice(id=1))  # its database is opened by the flush that the commit begins with
+        session.add(Invoice(id=1))  # the commit begins with a flush, which opens the second database
         with pytest.raises(BindingRefused, match="several"):
             session.commit()
     with second.connect() as connection:
@@ -259,7 +259,7 @@ def test_a_second_database_that_the_commit_itself_opens_is_refused(shop: Shop, t
 
 
 def test_a_second_connection_of_the_last_moment_is_refused(shop: Shop, tmp_path: Path) -> None:
-    """Opened by a listener that comes after the binding's own, with nothing left to flush."""
+    """A listener behind the binding's own opens the second connection, with nothing left to flush."""
     second = make_engine(f"sqlite:///{tmp_path}/second.db")
     with Session(shop.engine) as session:
         shop.send(session, "a")
@@ -370,7 +370,7 @@ def test_an_async_scoped_session(memory: InMemoryServer, unique: str, tmp_path: 
     assert sorted(m.text for m in memory.wait_for(unique, 2)) == ["a", "b"]
 
 
-# --- what is dropped is said --------------------------------------------------------------------------------------
+# --- a session that drops messages says so ------------------------------------------------------------------------
 
 
 def test_a_session_that_is_closed_before_its_commit_says_what_it_drops(
@@ -385,13 +385,13 @@ def test_a_session_that_is_closed_before_its_commit_says_what_it_drops(
     caplog.clear()
     with shop.sessions() as session:
         shop.send(session, "c")
-        session.rollback()  # whoever rolls back means it
+        session.rollback()  # an explicit rollback needs no warning
     with pytest.raises(ZeroDivisionError), shop.sessions() as session, session.begin():
         shop.send(session, "d")
         raise ZeroDivisionError
     with pytest.raises(ZeroDivisionError), shop.sessions() as session:
         shop.send(session, "e")
-        raise ZeroDivisionError  # the error is what is said
+        raise ZeroDivisionError  # the error is raised instead of a warning
     with shop.sessions() as session, session.begin():
         shop.send(session, "f")
     assert not [record for record in caplog.records if record.name == "notify.client"]

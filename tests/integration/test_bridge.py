@@ -1,4 +1,4 @@
-"""The bridge on a real MariaDB: what it takes, what it refuses to start with, and that it never skips silently."""
+"""The bridge on a real MariaDB: which rows it moves, which sources it refuses; it never skips a row silently."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_outbox_rows_reach_the_log_once_in_commit_order(url: str, server: Server
 def test_the_servers_table_is_bridged_when_it_commits(url: str, server: ServerProcess, unique: str) -> None:
     subscribe(server.url, unique, unique)
 
-    now = time.time_ns() // 1000 // 1_000_000 * 1_000_000  # the source's heartbeats count in seconds
+    now = time.time_ns() // 1000 // 1_000_000 * 1_000_000  # a heartbeat of the source takes whole seconds
 
     async def run() -> None:
         store = SqlStore(url)
@@ -114,7 +114,7 @@ def test_the_servers_table_is_bridged_when_it_commits(url: str, server: ServerPr
     bridge.announce()
     engine = open_engine(url)
     with engine.begin() as connection:
-        # What was committed before the newest row that it took may be purged.
+        # Rows that were committed before the newest moved one may be purged.
         assert now - pump.CAUGHT_UP_US <= movers_of(connection).read_through_us <= time.time_ns() // 1000
         assert [m.kind for m in registry.members(connection)] == ["bridge"]
     engine.dispose()
@@ -122,7 +122,7 @@ def test_the_servers_table_is_bridged_when_it_commits(url: str, server: ServerPr
 
 
 def test_what_was_published_without_a_transaction_is_bridged(url: str, server: ServerProcess, unique: str) -> None:
-    """It has no producer group, for which the queue refused it: acknowledged, and never delivered."""
+    """A row without a producer group is moved. The queue refused it: acknowledged, and never delivered."""
     subscribe(server.url, unique, unique)
 
     async def publish(numbers: range) -> None:
@@ -168,8 +168,8 @@ def test_a_second_bridge_takes_over_and_the_first_stops(
 def test_two_readers_with_one_server_id(
     url: str, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The source cuts one of them off, again and again: a bridge says why, and stops."""
-    # Ten times in a minute are too often. Here it is four times, however long each takes.
+    """The source cuts off one of two readers with one server id, again and again: the bridge says why, and stops."""
+    # Ten cuts in a minute are too many. Here four are, however long each takes.
     monkeypatch.setattr(pump, "SAME_ID_TIMES", 4)
     monkeypatch.setattr(pump, "SAME_ID_SECONDS", 3600.0)
     monkeypatch.setattr(pump, "SAME_ID_WAIT_SECONDS", 0.05)
@@ -179,9 +179,9 @@ def test_two_readers_with_one_server_id(
     readers: list[BinlogReader] = []
 
     def interfere() -> None:
-        """Cut each connection of the bridge off, once it is there; the bridge's next one cuts this one off.
+        """Cut off each connection of the bridge; the bridge's next connection cuts off this one.
 
-        Two that connect at the same moment may both stay: so nobody stays for longer than a second.
+        Two readers that connect at the same moment may both stay: so this one stays for a second at most.
         """
         cut = 0
         while not stop.is_set():
@@ -208,7 +208,7 @@ def test_two_readers_with_one_server_id(
 
         def ended() -> bool:
             for reader in readers[-1:]:
-                reader.close()  # wakes it where it waits for packets
+                reader.close()  # wakes the reader that waits for packets
             thread.join(0.1)
             return not thread.is_alive()
 
@@ -281,7 +281,7 @@ def test_a_source_that_would_leave_gaps_is_refused_at_start(
 def test_a_source_that_turns_bad_stops_it(
     url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str
 ) -> None:
-    """A session may still write statements after the bridge has looked: it stops, and says what to do."""
+    """A session may write statements after the bridge has checked the format: the bridge stops, and says what to do."""
     outbox(url, unique, range(2))
     move(url, server)
     engine = sa.create_engine(url)
@@ -321,7 +321,7 @@ def test_a_table_of_another_schema_is_named(url: str, server: ServerProcess) -> 
 
 
 def test_a_queue_takes_a_batch_only_at_its_position(server: ServerProcess, unique: str) -> None:
-    """The queue's side alone: positions compare and set, epochs fence, what no queue can take is named."""
+    """A queue compares and sets positions, fences by epoch, and names a message that no queue can take."""
 
     async def post(http: HttpClient, **fields: Any) -> Any:
         import msgspec
@@ -345,14 +345,14 @@ def test_a_queue_takes_a_batch_only_at_its_position(server: ServerProcess, uniqu
         bad, good = sent(1, "no such/topic"), sent(1)
         answer = await post(http, epoch=1, expected_position="a", position="b", transactions=[bad, good])
         assert [item["id"] for item in answer["refused"]] == [bad.id] and answer["stored"] == 1
-        # A large transaction: nothing of it is visible before its last part.
+        # No message of a large transaction is visible before its last part.
         part, last = sent(2), sent(3)
         await post(http, epoch=1, expected_position="b", position="b", prepare=True, transactions=[part])
         assert len(await asyncio.to_thread(drain, server.url, unique, unique, 2)) == 2
         assert await asyncio.to_thread(drain, server.url, unique, unique, 0) == []
         await post(http, epoch=1, expected_position="b", position="c", commit=[part.id], transactions=[last])
         assert [m["body"] for m in await asyncio.to_thread(drain, server.url, unique, unique, 2)] == ["2", "3"]
-        # Tried again, the parts may be cut elsewhere: what was prepared before comes as committed now.
+        # A second try may cut the parts elsewhere: a message that was prepared comes as committed now.
         part = sent(4)
         await post(http, epoch=1, expected_position="c", position="c", prepare=True, transactions=[part])
         last = sent(5)
@@ -372,7 +372,7 @@ def test_a_queue_takes_a_batch_only_at_its_position(server: ServerProcess, uniqu
 def test_several_sources_in_one_process(
     url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str
 ) -> None:
-    """`notify bridge` with two databases; one whose table is no good stops alone, and the exit code says so."""
+    """`notify bridge` with two databases: one with an unusable table stops alone, and the exit code says so."""
     other, bad = (sa.make_url(url).set(database=f"{unique[:20]}_{n}") for n in ("other", "bad"))
     for database in (other, bad):
         binlog_server.execute(f"CREATE DATABASE {database.database} CHARACTER SET utf8mb4")
@@ -398,7 +398,7 @@ def test_several_sources_in_one_process(
 
 
 def test_what_was_published_in_one_large_commit_is_bridged(url: str, server: ServerProcess, unique: str) -> None:
-    """Servers write what waits in one transaction, which the bridge moves in parts: those had no producer group."""
+    """The bridge moves a large commit of `publish` in parts. The parts had no producer group, and were refused."""
     subscribe(server.url, unique, unique)
 
     async def publish() -> None:

@@ -1,4 +1,4 @@
-"""The traps of check-back, on each database: the answer is right, or it is UNKNOWN."""
+"""The traps of check-back, on each database: an answer is right, or it is UNKNOWN."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support.transactions import new_id
 
 @pytest.fixture
 def engine(shared_engine: sa.Engine) -> Iterator[sa.Engine]:
-    """The engine of a database without halves; a test may change what its notify_source says."""
+    """The engine of a database without halves, whose notify_source a test may change."""
     with shared_engine.begin() as connection:
         connection.execute(sa.delete(half_message))
         source = dict(connection.execute(sa.select(notify_source)).mappings().one())
@@ -76,7 +76,7 @@ def test_a_committed_row_is_a_commit(engine: sa.Engine) -> None:
 
 
 def test_no_row_is_a_rollback_that_stays_one(engine: sa.Engine) -> None:
-    """The question leaves a tombstone: the producer that comes late is refused and rolls back."""
+    """The question leaves a tombstone: a producer that inserts later is refused, and rolls back."""
     half = half_of(engine)
     assert LocalTransactionCheck(engine).check(half) is Outcome.ROLLBACK
     with pytest.raises(sa.exc.DBAPIError), engine.begin() as connection:
@@ -86,7 +86,7 @@ def test_no_row_is_a_rollback_that_stays_one(engine: sa.Engine) -> None:
 
 @contextmanager
 def in_flight(engine: sa.Engine, transaction_id: str) -> Iterator[sa.Connection]:
-    """A transaction that has inserted its row and not committed."""
+    """A transaction that has inserted its row and has not committed."""
     with engine.connect() as connection:
         transaction = connection.begin()
         connection.execute(INSERT, row(transaction_id))
@@ -110,11 +110,11 @@ WAITING = {
     "mariadb": "SELECT count(*) FROM information_schema.innodb_trx JOIN information_schema.processlist "
     "ON trx_mysql_thread_id = id WHERE db = DATABASE() AND trx_state = 'LOCK WAIT'",
 }
-"""How many sessions of this database wait for a lock."""
+"""SQL for the number of sessions of this database that wait for a lock."""
 
 
 def answer_to_one_that_waits(engine: sa.Engine, half: HalfMessage, end: Callable[[], None]) -> Outcome:
-    """What a question says that waits for a transaction in flight, which `end` ends."""
+    """The answer of a question that waits for a transaction in flight, until `end` ends that."""
 
     def waits() -> bool:
         if kind_of(engine) == "mariadb":
@@ -137,13 +137,13 @@ def kind_of(engine: sa.Engine) -> str:
 
 @pytest.fixture
 def patient_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow the machine is, a question waits until the test ends the transaction."""
+    """Questions wait until the test ends the transaction, also on a slow machine."""
     monkeypatch.setattr(question, "LOCK_TIMEOUT_MS", round(PATIENCE_SECONDS * 1000))
 
 
 @pytest.mark.usefixtures("patient_questions")
 def test_a_transaction_that_ends_while_the_question_waits(engine: sa.Engine) -> None:
-    """The question holds until the lock is free, then sees how it ended."""
+    """The question waits for the lock, and then reads how the transaction ended."""
     if engine.dialect.name == "sqlite":
         pytest.skip("SQLite has one lock: the question's wait is a poll, covered by the test above")
     for commit in (True, False):
@@ -155,7 +155,7 @@ def test_a_transaction_that_ends_while_the_question_waits(engine: sa.Engine) -> 
 
 @pytest.mark.usefixtures("patient_questions")
 def test_repeatable_read_as_the_engine_default_does_not_mislead_the_question(engine: sa.Engine) -> None:
-    """In a snapshot older than the commit a plain read would miss the row: the question asks in READ COMMITTED."""
+    """The question reads in READ COMMITTED: in a snapshot older than the commit a plain read would miss the row."""
     if engine.dialect.name == "sqlite":
         pytest.skip("SQLite transactions are serialised by BEGIN IMMEDIATE")
     repeatable = sa.create_engine(engine.url, isolation_level="REPEATABLE READ")
@@ -199,7 +199,7 @@ def test_an_unreachable_database_is_unknown() -> None:
 
 
 def test_a_naive_check_is_wrong_where_this_one_is_not(engine: sa.Engine) -> None:
-    """The planted fault of this file: a plain SELECT while the transaction is in flight says ROLLBACK."""
+    """This file's planted fault: a plain SELECT while the transaction is in flight answers ROLLBACK, wrongly."""
     half = half_of(engine)
     naive = make_engine(engine.url.render_as_string(hide_password=False))
     if engine.dialect.name == "sqlite":
@@ -210,18 +210,18 @@ def test_a_naive_check_is_wrong_where_this_one_is_not(engine: sa.Engine) -> None
             seen = other.scalar(sa.select(half_message.c.state).where(half_message.c.transaction_id == half.id))
         connection.commit()
     naive.dispose()
-    assert seen is None  # and a naive listener would have said ROLLBACK
+    assert seen is None  # a naive listener would have answered ROLLBACK
     assert LocalTransactionCheck(engine).check(half) is Outcome.COMMIT
 
 
 # --- asked by a server ------------------------------------------------------------------------------------------
 
 PAST_THE_FIRST_CHECK = 60.0
-"""Seconds; without `check_after` the server asks for the first time after 5."""
+"""Seconds; without `check_after` the first check comes after 5."""
 
 
 def state_of(server: InMemoryServer, transaction_id: str) -> str:
-    """Its state once it is decided."""
+    """A transaction's state, once it is decided."""
     server.advance(PAST_THE_FIRST_CHECK)
 
     def decided() -> str:
@@ -246,7 +246,7 @@ def test_lost_outcomes_are_asked_back(engine: sa.Engine, memory: InMemoryServer,
 def test_a_half_whose_commit_never_came_is_rolled_back_by_check(
     engine: sa.Engine, memory: InMemoryServer, unique: str
 ) -> None:
-    """The connection dies between half and COMMIT: the client cannot know, so it says nothing; the check does."""
+    """The connection dies between half and COMMIT: the client cannot know the outcome, and the check finds it."""
     with TransactionProducer(memory.url, group=unique, engine=engine, half_timeout=PATIENCE_SECONDS) as producer:
         item = producer.outgoing.store_half(new_id(), [pack(Message(unique, "x"))], half_of(engine).source)
         assert state_of(memory, item.id) == "ROLLED_BACK"
@@ -278,7 +278,7 @@ def test_a_listener_of_the_users_own(memory: InMemoryServer, unique: str) -> Non
 def test_an_async_producer_answers_before_it_sends(
     begin: str, memory: InMemoryServer, unique: str, tmp_path: Path
 ) -> None:
-    """After a kill and a restart what is in doubt waits for no new message."""
+    """After a kill and a restart the producer answers checks before it sends its first message."""
     sync = make_engine(f"sqlite:///{tmp_path}/shop.db")
     create_tables(sync)
     with TransactionProducer(memory.url, group=unique, engine=sync, answer_checks=False) as killed:

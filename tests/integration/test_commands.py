@@ -1,4 +1,4 @@
-"""The commands of an operator: what they print with --json, what they change, their exit codes."""
+"""Operators' commands: their output with --json, their effects, their exit codes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.http import post
 
 
 def test_commands(engine: sa.Engine, engine_url: str, server: ServerProcess, unique: str) -> None:
-    """The commands of an operator, each with --json, and their exit codes."""
+    """Each command works with --json, and has its exit code."""
     url = ("--url", server.url, "--json")
     assert cli("topic", "create", unique, "--queues", "2", "--reason", "test", *url)[0] == 0
     assert unique in [t["name"] for t in cli("topic", "list", *url)[1]["topics"]]
@@ -33,7 +33,7 @@ def test_commands(engine: sa.Engine, engine_url: str, server: ServerProcess, uni
     assert cli("relay", "--dsn", engine_url, "--once", *url) == (0, {"sent": 1, "refused": 0})
     code, report = cli("doctor", "--dsn", engine_url, "--url", server.url, "--json")
     assert report["done"] == 1 and report["source"], report
-    assert cli("topic", "create", unique, "--queues", "1", "--reason", "test", *url)[0] == 2  # cannot shrink
+    assert cli("topic", "create", unique, "--queues", "1", "--reason", "test", *url)[0] == 2  # queues cannot shrink
     code, answer = cli("group", "show", "nobody", *url)
     assert code == 2 and "nobody" in answer["text"]
     assert cli("transaction", "show", "nonsense", *url)[0] == 2
@@ -84,7 +84,7 @@ def test_pauses_and_flushes_are_kept_over_a_restart(tmp_path: Path) -> None:
         for item in items:
             answer = post(server.url, "/v1/messages", {"messages": [item]})
             assert answer["items"][0]["flush"] == item["topic"]
-        server.kill()  # what the kernel has survives the process
+        server.kill()  # the kernel's buffers survive the process
         server.start()
         topics = {t["name"]: t for t in cli("topic", "list", *url)[1]["topics"]}
         assert {name: t["flush"] for name, t in topics.items()} == {t: t for t in ("sync", "async", "memory")}
@@ -111,14 +111,14 @@ def test_a_decided_transaction_shows_who_sent_it(server: ServerProcess, unique: 
 
 
 def test_commands_of_the_queue(server: ServerProcess, unique: str) -> None:
-    """Topics' policies, subscriptions, priorities and jobs, each with --json, and exit codes for what is refused."""
+    """Policies, subscriptions, priorities and jobs work with --json; a refusal has its exit code."""
     url = ("--url", server.url, "--json")
     reason = ("--reason", "test")
     policy = ("--ttl", "60", "--backlog", "100", "--backlog-policy", "hold", "--retention-bytes", "1000000")
     assert cli("topic", "create", unique, *policy, *reason, *url)[0] == 0
     topic = next(t for t in cli("topic", "list", *url)[1]["topics"] if t["name"] == unique)
     assert (topic["ttl"], topic["backlog"], topic["backlog_policy"]) == (60, 100, "hold")
-    assert cli("topic", "create", unique, "--backlog", "200", *reason, *url)[0] == 0  # the rest stays
+    assert cli("topic", "create", unique, "--backlog", "200", *reason, *url)[0] == 0  # the other settings stay
     topic = next(t for t in cli("topic", "list", *url)[1]["topics"] if t["name"] == unique)
     assert (topic["ttl"], topic["backlog"], topic["retention_bytes"]) == (60, 200, 1_000_000)
     options = ("--mode", "ordered", "--tag", "a", "--filter", 'tag == "a"', "--start", "earliest")
@@ -149,7 +149,7 @@ def test_commands_of_the_queue(server: ServerProcess, unique: str) -> None:
 
 
 def test_commands_of_the_operator(server: ServerProcess, unique: str, tmp_path: Path) -> None:
-    """Overview, top, settings, limits, tokens, nodes and actions, each with --json and exit codes."""
+    """Overview, top, settings, limits, tokens, nodes and actions work with --json, and have exit codes."""
     url = ("--url", server.url, "--json")
     reason = ("--reason", "test")
     code, answer = cli("overview", *url)

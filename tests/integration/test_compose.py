@@ -1,6 +1,6 @@
-"""The services of docker-compose.yml as processes on MariaDB, since no Docker engine is asked for.
+"""The services of docker-compose.yml, run as processes on MariaDB: no Docker engine is needed.
 
-Their commands, environments, order and health checks are the file's; ports, directories and the database are ours.
+Commands, environments, order and health checks come from the file; ports, directories and the database are the test's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STORAGE = "mysql+pymysql://notify:notify@127.0.0.1:3306/notify"
 
 
 class Composition:
-    """What `docker compose up` starts, but for MySQL and Kafka."""
+    """The services that `docker compose up` starts, but for MySQL and Kafka."""
 
     def __init__(self, database: str, directory: Path) -> None:
         self._services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
@@ -50,13 +50,13 @@ class Composition:
         return self._ports[str(port)]
 
     def _here(self, text: str) -> str:
-        """A word of the file as it is in this place."""
+        """A word of the file, with the ports and directories of this test."""
         text = text.replace(STORAGE, self._database).replace("0.0.0.0", "127.0.0.1")
         text = re.sub(r"/data\b", str(self.data), text)
         return re.sub(r"\b740[0-3]\b", lambda m: self._ports[m[0]], text)
 
     def up(self, name: str) -> None:
-        """Start a service once what it depends on is as the file asks."""
+        """Start a service once its dependencies are in the state that the file asks for."""
         if name in self._running or name in self._ended or name == "mysql":
             return
         service = self._services[name]
@@ -64,7 +64,7 @@ class Composition:
             self.up(other)
         environment = os.environ | {key: self._here(value) for key, value in service["environment"].items()}
         words = [self._here(word) for word in service["command"]]
-        if "entrypoint" in service:  # a shell's words, and a service that ends by itself
+        if "entrypoint" in service:  # the words of a shell, for a service that ends by itself
             notify = shlex.join([sys.executable, "-m", "notify.cli.main"])
             command = [*service["entrypoint"], words[0].replace("notify token", notify + " token")]
             subprocess.run(command, env=environment, check=True, timeout=2 * PATIENCE_SECONDS)
@@ -123,16 +123,16 @@ def composed(database_urls: Mapping[str, str], tmp_path: Path) -> Iterator[Compo
 def test_what_the_compose_file_starts(composed: Composition, tmp_path: Path, unique: str) -> None:
     queue, server = (f"http://127.0.0.1:{composed.port(port)}" for port in (7400, 7401))
     admin = (composed.data / "queue" / "admin.token").read_text().strip()
-    assert not list(composed.data.glob("server-*/admin.token")), "one first token, for all"
+    assert not list(composed.data.glob("server-*/admin.token")), "all servers share one first token"
     assert (composed.data / "bridge.token").stat().st_mode & 0o077 == 0
-    # Nobody gets in without a token; with the first one, the console of each answers.
+    # Without a token nobody gets in; with the first token each console answers.
     for url in (queue, server):
         eventually(lambda url=url: composed.is_ready(url), f"{url} to be ready")
         assert ask(url, "GET", "/v1/admin/overview")[0] == 401
         eventually(lambda url=url: ask(url, "GET", "/v1/admin/overview", token=admin)[0] == 200, "the first token")
         page = urllib.request.Request(url + "/", headers={"authorization": f"Bearer {admin}"})
         assert b"Overview" in urllib.request.urlopen(page, timeout=PATIENCE_SECONDS).read()
-    # A service of its own, let in as the file's first lines say.
+    # A business service with a token of its own, made as the file's first lines say.
     rights = ["publish:*", "check:*", "consume:*"]
     body = {"name": "shop", "rights": rights, "reason": "the shop"}
     token = call(queue, "POST", "/v1/admin/credentials", body, admin)["token"]
@@ -149,7 +149,7 @@ def test_what_the_compose_file_starts(composed: Composition, tmp_path: Path, uni
             members = ask(server, "GET", "/v1/members", token=token)[1]["members"]
             return {m["url"] for m in members if m["kind"] == "server"}
 
-        # The file does not have one server wait for the others.
+        # In the file no server waits for the others.
         urls = {f"http://127.0.0.1:{composed.port(port)}" for port in range(7400, 7404)}
         eventually(lambda: servers() == urls, "all servers among the members")
 
@@ -158,7 +158,7 @@ def test_what_the_compose_file_starts(composed: Composition, tmp_path: Path, uni
         return [m["body"] for m in call(queue, "POST", f"/v1/groups/{unique}/receive", asked, token)["messages"]]
 
     try:
-        assert eventually(received, "the bridge to bring it") == ["through the bridge"]
+        assert eventually(received, "the bridge to bring the message") == ["through the bridge"]
     finally:
         shop.dispose()
         print(composed.log("bridge"))

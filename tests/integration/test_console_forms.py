@@ -1,4 +1,4 @@
-"""The console's forms, as a browser without scripts posts them: what they offer, and what becomes of it."""
+"""The console's forms, posted as a browser without scripts does: their fields, previews and effects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORM = "application/x-www-form-urlencoded"
 
 
 def send(server: InMemoryServer, name: str, step: str, **fields: Any) -> tuple[int, str]:
-    """Status and page of a form."""
+    """Post a form; return the status and the page."""
     body = urlencode({"reason": "a test", "step": step} | fields).encode()
     status, page = ask(server.url, "POST", f"/do/{name}", body, kind=FORM)
     return status, str(page)
@@ -27,7 +27,7 @@ def subscription(server: InMemoryServer, name: str) -> dict[str, Any]:
 
 
 def with_a_consumer(server: InMemoryServer, name: str) -> str:
-    """A topic and a group by this name, and a consumer that has a message of it; the message's receipt."""
+    """Make a topic and a group of this name, whose consumer has leased a message; return its receipt."""
     admin(server.url, "PUT", f"groups/{name}/subscriptions/{name}", {"start": "earliest"})
     post(server.url, "/v1/messages", {"messages": [{"topic": name, "body": "x"}]})
     asked = {"instance": "i", "topics": [name], "max": 1, "wait": 0, "lease": 60}
@@ -53,7 +53,7 @@ def test_a_reset_has_effects_again_where_that_is_chosen(memory: InMemoryServer, 
     for chosen, effects, replay in (({}, EFFECTS_KEPT, 0), ({"replay_effects": "1"}, EFFECTS_AGAIN, 1)):
         status, page = send(memory, "group.reset", "preview", **move, **chosen)
         assert status == 200 and effects in page
-        assert "also for messages that took effect before" in page  # the form says what it is about
+        assert "also for messages that took effect before" in page  # the form names its group
         assert send(memory, "group.reset", "do", **move, **chosen)[0] == 200
         assert subscription(memory, unique)["replay"] == replay
 

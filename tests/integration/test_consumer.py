@@ -1,4 +1,4 @@
-"""Consumers: handlers, retries, dead letters, renewal, the inbox, and the asyncio twins."""
+"""Consumers: handlers, retries, dead letters, renewal, the inbox; with threads and with asyncio."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def producer(server: ServerProcess, unique: str) -> Iterator[TransactionProducer
 def test_a_handler_that_returns_its_work_undone_has_not_handled_the_message(
     server: ServerProcess, producer: TransactionProducer, unique: str, with_inbox: bool, tmp_path: Path
 ) -> None:
-    """A lambda, or a decorator's wrapper, around a coroutine function is a plain function: nothing of it was run."""
+    """A plain function that returns a coroutine, as a lambda may, fails. Its message was settled, its work not run."""
     done: list[str] = []
 
     async def work(message: ReceivedMessage, session: Any = None) -> None:
@@ -142,7 +142,7 @@ def test_stopping_finishes_what_is_under_way(server: ServerProcess, producer: Tr
     with running(consumer):
         assert has_begun.wait(PATIENCE_SECONDS)
         consumer.stop()
-        time.sleep(0.1)  # for a consumer that drops its work when it is stopped: too short a time only misses that
+        time.sleep(0.1)  # time for a faulty consumer to drop its work: a shorter one would only miss that fault
         may_end.set()
     assert consumer.handled == 1
     assert lag(server.url, unique) == 0
@@ -152,7 +152,7 @@ def test_stopping_finishes_what_is_under_way(server: ServerProcess, producer: Tr
 def test_a_handler_that_exits_ends_its_consumer(
     notify_server: InMemoryServer, kind: type[Consumer] | type[AsyncConsumer]
 ) -> None:
-    """What is under way is settled first; its own message is another one's to try. It was only tried again."""
+    """Handled messages are settled first, and another consumer gets its message. It was only tried again."""
     url = notify_server.url
     publish(url, "t", ["exits", "goes on"])
     consumer = kind(url, group="g", concurrency=2)
@@ -204,7 +204,7 @@ def test_stopping_while_the_server_is_away_asks_for_nothing_more(
 def test_a_failure_that_comes_with_the_stop_is_no_failure(
     notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server is away, and the consumer is stopped during its request: `run` ends, and raises nothing."""
+    """While the server is away, a consumer that is stopped during its request ends, and `run` raises nothing."""
     consumer = Consumer(notify_server.url, group="g")
     consumer.subscribe("t")(print)
     call = HttpClient.call
@@ -223,8 +223,8 @@ def test_a_failure_that_comes_with_the_stop_is_no_failure(
 def test_an_error_that_is_no_text_fails_no_ack_beside_it(
     notify_server: InMemoryServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A lone surrogate, as `os.fsdecode` makes it, in the words of a handler; acks of others are in its request."""
-    caplog.set_level(logging.CRITICAL, "notify.consumer")  # a worker of pytest can report only UTF-8
+    """A handler's error with a lone surrogate, as `os.fsdecode` makes it, fails no ack of the same request."""
+    caplog.set_level(logging.CRITICAL, "notify.consumer")  # a pytest worker can report only UTF-8
     url, names = notify_server.url, [*"abcdefgh"]
     subscribe(url, "g", "t")
     publish(url, "t", names)
@@ -273,7 +273,7 @@ def test_tags_filter(server: ServerProcess, producer: TransactionProducer, uniqu
 def test_the_inbox_makes_a_redelivery_harmless(
     engine: sa.Engine, server: ServerProcess, producer: TransactionProducer, unique: str
 ) -> None:
-    """The effect commits and the ack is lost: the message comes again, the effect does not."""
+    """The effect commits and the ack is lost: the message comes again, and has no second effect."""
     Base.metadata.create_all(engine)
     inbox = Inbox(engine)
     message = ReceivedMessage("01a1fc5e-3817-71f6-bdb9-9ebd1a8e445d.0", unique, 0, 0, b"x", None, None, {}, 1, "")
@@ -318,7 +318,7 @@ ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+psycopg
 
 
 def test_async_producer_and_consumer(engine_url: str, server: ServerProcess, unique: str) -> None:
-    """AsyncSession, savepoints, AsyncConnection, AsyncConsumer with inbox: nothing blocks the loop."""
+    """AsyncSession, savepoints, AsyncConnection and AsyncConsumer with an inbox work, and none blocks the loop."""
     url = sa.make_url(engine_url)
     url = url.set(drivername=ASYNC_DRIVERS[url.get_backend_name()])
 
@@ -393,7 +393,7 @@ def test_prepare_without_a_database(server: ServerProcess, unique: str) -> None:
 
 
 def test_a_producer_survives_a_fork(engine: sa.Engine, server: ServerProcess, unique: str) -> None:
-    """gunicorn's preload: the child's first send works, with a thread of its own."""
+    """After gunicorn's preload and fork, the child's first send works, with a thread of its own."""
     subscribe(server.url, unique, unique)
     with TransactionProducer(server.url, group=unique, engine=engine) as producer:
         with Session(engine) as session, session.begin():
@@ -403,7 +403,7 @@ def test_a_producer_survives_a_fork(engine: sa.Engine, server: ServerProcess, un
         eventually(lambda: is_online(server.url, unique), "the producer to ask for checks")
         engine.dispose()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is what this is about
+            warnings.simplefilter("ignore", DeprecationWarning)  # threads run while the test forks
             pid = os.fork()
         if pid == 0:
             code = 1
@@ -420,7 +420,7 @@ def test_a_producer_survives_a_fork(engine: sa.Engine, server: ServerProcess, un
 
 
 def is_online(url: str, producer_group: str) -> bool:
-    """Whether a producer of the group asks for checks. The server says so of a transaction: one is made, and ended."""
+    """Whether a producer of the group polls for checks: the server shows that with a transaction, made for this."""
     request = half_request(producer_group)
     name = request["transactions"][0]["id"]
     post(url, "/v1/transactions", request)
@@ -430,7 +430,7 @@ def is_online(url: str, producer_group: str) -> bool:
 
 
 def test_threads_that_are_first_at_once_share_one_loop(server: ServerProcess, unique: str) -> None:
-    """A service's first requests come at the same time: each of them used to start a loop of its own."""
+    """Threads that send their first message at once share one loop. Each started a loop of its own."""
     for n in range(5):
         with TransactionProducer(server.url, group=unique) as producer:
             gate = threading.Barrier(16)

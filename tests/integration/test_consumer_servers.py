@@ -1,4 +1,4 @@
-"""A consumer and its servers: one that leaves the registry and comes back, one that is away as an ack is due."""
+"""A consumer and its servers: a server leaves the registry and returns, or is away when an ack is due."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.groups import Caller, is_subscribed, lag, publish, running, s
 
 
 class Registry:
-    """Who a consumer is told the queue servers are."""
+    """A registry that tells a consumer which queue servers there are."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *urls: str) -> None:
         self.named: Sequence[str] = urls
@@ -31,7 +31,7 @@ class Registry:
         self.asked += 1
 
     def names(self, *urls: str) -> None:
-        """Return once a consumer has acted on it."""
+        """Change the list of servers, and wait until a consumer has acted on it."""
         self.named, asked = urls, self.asked
         eventually(lambda: self.asked > asked + 1, "the consumer to look at the registry")
 
@@ -42,7 +42,7 @@ def registry(notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def busy_consumer(url: str, **options: Any) -> tuple[Consumer, threading.Event, threading.Event]:
-    """A consumer whose handler takes its time; when it has begun, and when it may end."""
+    """A consumer whose handler waits; the event of its begin, and the event that lets it end."""
     has_begun, may_end = threading.Event(), threading.Event()
     consumer = Consumer(url, group="g", **options)
 
@@ -57,20 +57,22 @@ def busy_consumer(url: str, **options: Any) -> tuple[Consumer, threading.Event, 
 def test_a_server_that_was_missing_from_the_registry_is_consumed_from_again(
     notify_server: InMemoryServer, registry: Registry
 ) -> None:
-    """Handlers under way meanwhile are settled, and keep no slot for ever."""
+    """Handlers that run meanwhile are settled, and free their slots."""
     url = notify_server.url
     subscribe(url, "g", "t")
     publish(url, "t", [str(n) for n in range(32)])
     consumer, _, may_end = busy_consumer(url, concurrency=32, batch=32)
 
     with running(consumer):
-        eventually(lambda: notify_server.under_way("/v1/groups/g/receive") == 0 and lag(url, "g") == 32, "32 in hand")
+        eventually(
+            lambda: notify_server.under_way("/v1/groups/g/receive") == 0 and lag(url, "g") == 32, "32 messages in hand"
+        )
         registry.names()
         publish(url, "t", ["later"])
         registry.names(url)
         may_end.set()
         eventually(lambda: lag(url, "g") == 0, "all messages to be settled")
-    assert consumer.handled == 33, "none came twice"
+    assert consumer.handled == 33, "no message came twice"
 
 
 def test_an_ack_reaches_a_server_that_left_the_registry(notify_server: InMemoryServer, registry: Registry) -> None:
@@ -88,7 +90,7 @@ def test_an_ack_reaches_a_server_that_left_the_registry(notify_server: InMemoryS
 
 
 def test_nothing_is_asked_of_a_server_that_left(notify_server: InMemoryServer, registry: Registry) -> None:
-    """Its poll used to be tried again for ever against the closed client, and came to light as a lost task."""
+    """The poll ends with its server. It was repeated for ever on the closed client, and its task was lost."""
     url = notify_server.url
 
     async def run() -> list[str]:
@@ -115,7 +117,7 @@ def polls() -> list[str]:
 
 
 def test_a_stop_waits_until_the_server_takes_the_ack(notify_server: InMemoryServer) -> None:
-    """Stopped while the server is away: the effect is there, so the ack must arrive."""
+    """A consumer is stopped while the server is away: the effect took place, so the ack must arrive."""
     url = notify_server.url
     subscribe(url, "g", "t")
     publish(url, "t", ["x"])
@@ -143,7 +145,7 @@ def test_a_stop_waits_for_a_handler_longer_than_its_lease(
     with running(consumer):
         assert has_begun.wait(PATIENCE_SECONDS)
         consumer.stop()
-        for _ in range(3):  # more than a lease, in renewals
+        for _ in range(3):  # renewals for longer than a lease
             renewed = notify_server.answered(settle)
             eventually(lambda n=renewed: notify_server.answered(settle) > n, "a renewal after the stop")  # type: ignore[misc]
             notify_server.advance(0.6)
@@ -174,7 +176,7 @@ def test_a_stop_says_what_it_left(notify_server: InMemoryServer, caplog: pytest.
 def test_a_failing_server_does_not_take_the_acks_of_another(
     notify_server: InMemoryServer, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One server refuses the group for good: the consumer ends, once the other's message is settled."""
+    """One server refuses the group for good: the consumer ends once the other server's message is settled."""
     url = notify_server.url
     subscribe(url, "g", "t")
     publish(url, "t", ["x"])
@@ -191,7 +193,7 @@ def test_a_failing_server_does_not_take_the_acks_of_another(
     with InMemoryServer() as other:
         subscribe(other.url, "g", "t", "ordered")
         publish(other.url, "t", ["held"])
-        Caller(other.url, "g", "another").receive("t")  # its lease keeps the mode
+        Caller(other.url, "g", "another").receive("t")  # the lease keeps the group's mode
         thread = threading.Thread(target=run)
         thread.start()
         assert has_begun.wait(PATIENCE_SECONDS)
@@ -207,7 +209,7 @@ def test_a_failing_server_does_not_take_the_acks_of_another(
 
 
 def test_run_works_in_any_thread(notify_server: InMemoryServer) -> None:
-    """Only the main thread gets signals; elsewhere `run()` used to die of that."""
+    """`run()` works in any thread. Only the main thread gets signals, and elsewhere `run()` failed."""
     consumer = Consumer(notify_server.url, group="g")
     consumer.subscribe("t")(print)
     failures: list[BaseException] = []
@@ -233,7 +235,7 @@ def test_a_stop_before_the_run_is_not_lost(notify_server: InMemoryServer) -> Non
     consumer.run(signals=False)
     with running(consumer, subscribed=True):
         pass
-    consumer.stop()  # after a run it does nothing
+    consumer.stop()  # after a run `stop` does nothing
     with running(consumer):
         eventually(lambda: notify_server.under_way("/v1/groups/g/receive") == 1, "the poll of a third run")
 

@@ -1,4 +1,4 @@
-"""`notify demo` as a user runs it, and what it says where it cannot go on."""
+"""`notify demo` as a user runs it, and its verdict where it cannot go on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from notify.demo.run import Demo
 from tests.support.commands import cli
 
 DEMO_SECONDS = 900
-"""Its own bounds end it before."""
+"""Seconds; the demo's own bounds end it before."""
 
 
 @pytest.mark.timeout(DEMO_SECONDS + 60)
@@ -47,7 +47,7 @@ def test_the_demo_proves_itself_on_each_database(database: str, engine_url: str)
 
 
 class Nowhere:
-    """A topology whose address no producer takes: the shop's processes end as soon as they have started."""
+    """A topology with an invalid address: the shop's processes end as soon as they have started."""
 
     producer_url = consumer_url = "nowhere"
 
@@ -79,7 +79,7 @@ def test_a_process_that_dies_at_its_start_is_the_verdict(tmp_path: Path, monkeyp
     names = [name for name in last_words if verdict.startswith(f"VERDICT: FAIL {name} (life 1) ended by itself")]
     assert len(names) == 1 and verdict.endswith(f"with exit code 1: {last_words[names[0]]}"), (verdict, last_words)
     assert f"  {names[0]}: {last_words[names[0]]}" in before and "  server: here I am" in before
-    assert (Path(proof.directory) / "shop.db").exists(), "what a failed run left is kept"
+    assert (Path(proof.directory) / "shop.db").exists(), "a failed run keeps its files"
 
 
 def test_a_topology_that_does_not_start_is_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What producers may send and when consumers get it: rates, backlogs, time to live, delay, priorities, filters."""
+"""Bounds for producers and consumers: rates, backlogs, time to live, delay, priorities, filters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.shop import Base, Order, make_engine
 
 @pytest.fixture
 def limits(frozen_server: InMemoryServer) -> Iterator[Callable[..., None]]:
-    """Set rate limits of the frozen server; there are none afterwards."""
+    """Sets rate limits of the frozen server, and removes them afterwards."""
     yield lambda **limits: admin(frozen_server.url, "PUT", "limits", limits)
     admin(frozen_server.url, "PUT", "limits", {})
 
@@ -59,7 +59,7 @@ def test_a_producer_over_its_rate_is_told_when_to_come_back(
 def test_a_refused_half_fails_the_commit_and_nothing_is_sent(
     frozen_server: InMemoryServer, unique: str, limits: Callable[..., None], tmp_path: Path
 ) -> None:
-    """Backpressure reaches the code that commits, as an error that says it may be tried again."""
+    """Backpressure reaches the code that commits, as an error that may be tried again."""
     engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
     create_tables(engine)
     Base.metadata.create_all(engine)
@@ -108,7 +108,7 @@ def test_a_group_is_given_no_more_than_its_rate(
         given.append(len(caller.receive(unique)))
         assert caller.receive(unique) == []
         frozen_server.advance(0.5)
-    assert given == [20, 10, 10, 10]  # a second's worth at once, then what the rate allows
+    assert given == [20, 10, 10, 10]  # messages for one second at once, then as many as the rate allows
     assert refusal(frozen_server.url, "PUT", "limits", topics={unique: 0})[0] == 422
 
 
@@ -132,7 +132,7 @@ def test_a_full_backlog_refuses_until_the_group_has_caught_up(frozen_server: InM
 
 
 class Publishing:
-    """One message on its way in a thread; `status` is the server's, once it has answered."""
+    """Sends one message in a thread; `status` is the answer's, once there is one."""
 
     def __init__(self, url: str, topic: str) -> None:
         self.status = 0
@@ -153,11 +153,11 @@ def test_hold_makes_the_producer_wait_for_room(frozen_server: InMemoryServer, un
     held = caller.receive(unique)
     waiting = Publishing(url, unique)
     eventually(lambda: frozen_server.under_way("/v1/messages") == 1, "the request to arrive")
-    admin(url, "GET", f"topics/{unique}")  # what is not held is answered before a request that comes after it
+    admin(url, "GET", f"topics/{unique}")  # a request that is not held is answered before a later one
     assert frozen_server.under_way("/v1/messages") == 1
     caller.settle(held)
     frozen_server.advance(1)
-    eventually(lambda: waiting.status == 201, "room for what was held")
+    eventually(lambda: waiting.status == 201, "room for the held request")
     publish(url, unique, [str(n) for n in range(4)])
     in_vain = Publishing(url, unique)
 
@@ -210,7 +210,7 @@ def test_expired_messages_are_passed_over(frozen_server: InMemoryServer, unique:
     frozen_server.advance(1)
     assert caller.receive(unique) == []
     queue = admin(url, "GET", f"groups/{unique}")["queues"][0]
-    assert (queue["position"], queue["settled_above"]) == (1, 2)  # what expired is settled, the two leased ones are not
+    assert (queue["position"], queue["settled_above"]) == (1, 2)  # expired: settled; leased: not
 
 
 def test_a_ttl_shorter_than_the_retry_is_refused(server: ServerProcess, unique: str) -> None:
@@ -270,7 +270,7 @@ def test_a_retry_keeps_its_time_over_a_restart(unique: str, tmp_path: Path) -> N
         stop_if_running(server)
 
 
-# --- who gets what --------------------------------------------------------------------------------------------
+# --- filters and priorities -----------------------------------------------------------------------------------
 
 
 def test_filters_by_header_and_tag(server: ServerProcess, unique: str) -> None:
@@ -294,7 +294,7 @@ def test_filters_by_header_and_tag(server: ServerProcess, unique: str) -> None:
             producer.publish(Message(unique, str(n), headers=headers, tag="vip" if n != 4 else None))
         producer.publish(Message(unique, "no headers", tag="vip"))
     with running(*consumers, subscribed=True):
-        for group in subscriptions:  # what has no lag was handled or passed over, all of it
+        for group in subscriptions:  # without lag, every message was handled or passed over
             eventually(lambda group=group: lag(server.url, group) == 0, f"{group} to have no lag")  # type: ignore[misc]
     assert sorted(seen) == [("big", "3"), ("big", "5"), ("eu", "1"), ("eu", "3"), ("eu", "5")]
 
@@ -308,7 +308,7 @@ def test_a_filter_that_cannot_be_is_refused(server: ServerProcess, unique: str, 
 def test_a_filter_passes_over_a_large_backlog(
     frozen_server: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one that matches lies behind more than is looked at in one go."""
+    """The only match lies behind more messages than the server scans in one go."""
     monkeypatch.setattr(cursor, "MOST_SKIPPED", 1000)
     monkeypatch.setattr(cursor, "MOST_EVALUATED", 400)
     url, by_filter = frozen_server.url, f"{unique}-cel"
@@ -361,7 +361,7 @@ def test_topics_made_on_the_fly_are_consumed_by_a_pattern(server: ServerProcess,
     def on_task(message: ReceivedMessage) -> None:
         seen.append(message.topic)
 
-    # The consumer does this itself when it starts; here it must be done before the first topic is made.
+    # A consumer subscribes as it starts; here the subscription must exist before the first topic.
     admin(server.url, "PUT", f"groups/{unique}/subscriptions/{unique}.*", {})
     with running(consumer), TransactionProducer(server.url, group=unique) as producer:
         for n in range(20):
@@ -389,6 +389,6 @@ def test_a_stuck_consumer_is_in_the_metrics_and_in_the_admin_api(frozen_server: 
     assert metric(url, 'notify_consumers{state="stuck"}') >= 1
     Caller(url, unique, "other").receive(unique, max=1, lease=3600)
     few = caller.receive(unique)
-    assert len(few) == 4  # half of what it had, since another instance could have the others
+    assert len(few) == 4  # half of its former bound, since another instance could have the rest
     caller.settle(few)
     assert state() == "ok"

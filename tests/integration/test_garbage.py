@@ -1,7 +1,7 @@
-"""A refused request leaves nothing behind that only a full collection of garbage would free.
+"""A refused request leaves no cycle of objects, which only a full garbage collection would free.
 
-The server collects seldom, and by the number of objects: a few frames that refer to each other keep heads and bodies of
-any size. 3 connections that showed cookies of 60 kB took 250 MiB of a server in 9 s in this way.
+The server collects seldom, by the number of objects: a few frames that refer to each other keep heads and bodies of any
+size. 3 connections with cookies of 60 kB took 250 MiB of a server in 9 s.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def server() -> Iterator[InMemoryServer]:
 @pytest.fixture
 def without_collections() -> Iterator[None]:
     gc.collect()
-    gc.freeze()  # what other tests hold is not looked at again and again
+    gc.freeze()  # objects of other tests are left out of each collection
     gc.disable()
     try:
         yield

@@ -1,4 +1,4 @@
-"""The inbox's own promises: claim and effect are one transaction, and what would part them is refused at the start."""
+"""The inbox: claim and effect are one transaction; an engine or table that would part them is refused at the start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def implicit(tmp_path: Path) -> sa.Engine:
 
 
 def test_sqlite_that_begins_late_is_refused(tmp_path: Path) -> None:
-    """Its first released savepoint would commit the claim alone: a failing handler's retry would have no effect."""
+    """Such an engine's first released savepoint would commit the claim alone: a retry would then have no effect."""
     engine = implicit(tmp_path)
     inbox = Inbox(engine)
 
@@ -129,7 +129,7 @@ def commit_the_transaction(session: Session) -> None:
 
 @pytest.mark.parametrize("how", [commit, commit_the_transaction])
 def test_a_handler_that_commits_by_itself_is_refused(shop_engine: sa.Engine, how: Callable[[Session], None]) -> None:
-    """Otherwise what it does after its commit is lost when it fails: the retry would find the claim."""
+    """A commit inside the handler is refused: if the handler failed after it, the retry would meet the claim."""
 
     def committing(message: ReceivedMessage, session: Session) -> None:
         effect(message, session)
@@ -143,7 +143,7 @@ def test_a_handler_that_commits_by_itself_is_refused(shop_engine: sa.Engine, how
 
 
 def test_a_handler_that_rolls_back_and_returns_is_refused(shop_engine: sa.Engine) -> None:
-    """Its claim is gone with the effect, so the message is not handled."""
+    """A rollback inside the handler takes the claim along: the message is not handled."""
 
     def rolling_back(message: ReceivedMessage, session: Session) -> None:
         effect(message, session)

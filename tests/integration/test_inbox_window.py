@@ -1,4 +1,4 @@
-"""From when on an inbox is whole: what was purged, or handled before there was one, does not come again unasked."""
+"""A server knows since when an inbox is whole: older messages are not replayed unless told so."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def consumer_of(url: str, engine: sa.Engine, group: str = "g", **options: Any) -
 
 
 def consume(url: str, engine: sa.Engine, group: str = "g", **options: Any) -> int:
-    """Run the group until the server knows of its inbox and nothing is left; how many messages it handled."""
+    """Run the group until the server knows of its inbox and nothing is left; return how many messages it handled."""
     consumer = consumer_of(url, engine, group, **options)
     known = Inbox(engine).call(inboxes.whole_from)
 
@@ -53,13 +53,13 @@ def consume(url: str, engine: sa.Engine, group: str = "g", **options: Any) -> in
 
 
 def whole_from(url: str, group: str = "g") -> str | None:
-    """What the server was told."""
+    """The instant since which the inbox is whole, as the server was told; None if it was not."""
     (subscription,) = [s for s in admin(url, "GET", f"groups/{group}")["subscriptions"] if s["topic"] == "t"]
     return str(subscription["inbox_from"]) if subscription["inbox_from"] else None
 
 
 def purge_all(engine: sa.Engine) -> None:
-    """As a purge a while from now: every row is gone, and that is noted."""
+    """Do what a purge a minute from now would do: delete every row, and note that."""
     later_ms = round(time.time() * 1000) + 60_000
     with engine.begin() as connection:
         connection.execute(notify_source.update().values(inbox_from=later_ms))
@@ -80,7 +80,7 @@ def test_a_reset_to_before_a_purge_is_refused(shop_engine: sa.Engine, notify_ser
     assert len(items(shop_engine)) == 1, "the inbox was whole"
 
     purge_all(shop_engine)
-    consume(url, shop_engine)  # it says so as it starts
+    consume(url, shop_engine)  # the consumer tells of the purge as it starts
     assert refusal(url, "POST", "groups/g/reset", **RESET) == BEFORE_INBOX
     assert refusal(url, "POST", "groups/g/reset", **RESET, dry_run=True) == BEFORE_INBOX
     assert admin(url, "POST", "groups/g/reset", {"topic": "t", "to": "latest"})["status"] == 200
@@ -128,7 +128,7 @@ def test_what_was_handled_before_there_was_an_inbox_does_not_come_again_unasked(
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_letters_age_is_by_the_servers_clock(shop_engine: sa.Engine, notify_server: InMemoryServer) -> None:
-    """Its id has the producer's, which may be hours behind."""
+    """A letter's age is by the server's clock: its id has the time of the producer, which may be hours behind."""
     url = notify_server.url
     notify_server.advance(7200)
     subscribe(url, "g", "t")
@@ -154,7 +154,7 @@ def test_telling_takes_the_right_to_consume() -> None:
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_new_group_may_go_back_to_what_it_never_had(shop_engine: sa.Engine, notify_server: InMemoryServer) -> None:
-    """It begins at `latest`, and is then sent through all that there is."""
+    """A group that began at `latest` may be reset to the earliest message: it handled none of them."""
     url = notify_server.url
     publish(url, "t", ["a", "b"])
     assert consume(url, shop_engine) == 0
@@ -164,18 +164,18 @@ def test_a_new_group_may_go_back_to_what_it_never_had(shop_engine: sa.Engine, no
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_start_before_a_purge_is_refused(shop_engine: sa.Engine, notify_server: InMemoryServer) -> None:
-    """A group that was dropped, or a database that another group's purge has emptied."""
+    """This happens to a group that was dropped, and in a database that another group's purge has emptied."""
     url = notify_server.url
     publish(url, "t", ["a"])
     purge_all(shop_engine)
-    for _ in range(2):  # trying again changes nothing
+    for _ in range(2):  # a second try is refused, too
         with pytest.raises(Conflict, match="with force") as raised:
             consumer_of(url, shop_engine, start="earliest").run(signals=False)
         assert raised.value.code == "before_inbox"
     flags = ("--start", "earliest", "--force", "--reason", "x", "--url", url, "--json")
     assert cli("group", "subscribe", "g", "t", *flags)[0] == 0
     assert consume(url, shop_engine, start="earliest") == 1
-    assert consume(url, shop_engine, "other", start="latest") == 0, "one that begins later is none of it"
+    assert consume(url, shop_engine, "other", start="latest") == 0, "a group that begins at the end is not concerned"
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
@@ -201,7 +201,7 @@ def test_what_was_told_survives_a_restart(shop_engine: sa.Engine, tmp_path: Path
 def test_a_running_consumer_tells_of_a_purge(
     shop_engine: sa.Engine, notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody else has purged the table, as a job of the service does."""
+    """A running consumer notices that another process has purged the table."""
     monkeypatch.setattr("notify.client.consumer.INBOX_LOOK_SECONDS", 0.02)
     url = notify_server.url
     with running(consumer_of(url, shop_engine), subscribed=True):
@@ -216,7 +216,7 @@ def test_a_running_consumer_tells_of_a_purge(
 
 
 def fill(engine: sa.Engine, days: float, rows: int, group: str = "g") -> None:
-    """Inbox rows of so many days ago."""
+    """Insert inbox rows of so many days ago."""
     with engine.begin() as connection:
         at = inboxes.instant_before(connection, days * inboxes.DAY)
         connection.execute(
@@ -233,7 +233,7 @@ def left(engine: sa.Engine) -> int:
 def test_old_rows_are_purged_by_the_consumer(
     shop_engine: sa.Engine, notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In batches, once the servers have been told; what is younger stays."""
+    """The consumer tells the servers, and then purges old rows in batches; younger rows stay."""
     for name, value in (("INBOX_LOOK_SECONDS", 0.02), ("INBOX_PURGE_SECONDS", 0.02), ("INBOX_BATCH", 10)):
         monkeypatch.setattr(f"notify.client.consumer.{name}", value)
     monkeypatch.setattr("notify.client.consumer.INBOX_PAUSE_SECONDS", 0.0)
@@ -271,7 +271,7 @@ def test_purging_can_be_switched_off(
 
 
 def test_a_purge_keeps_other_replays_apart(shop_engine: sa.Engine) -> None:
-    """A row of the same message in a younger replay stays."""
+    """A purge keeps the row of the same message in a younger replay."""
     fill(shop_engine, 40, 1)
     with shop_engine.begin() as connection:
         at = inboxes.instant_before(connection, 0)

@@ -35,11 +35,11 @@ confluent_kafka = pytest.importorskip("confluent_kafka")
 
 
 PARTITIONS = 4
-"""Of a topic that the brokers make by themselves."""
+"""The partitions of a topic that the brokers make by themselves."""
 
 
 class Killed(Exception):
-    """Stands for the end of a process."""
+    """Stands for the death of a process."""
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def kafka() -> Iterator[KafkaCluster]:
 
 
 def everything(url: str, topic: str, wanted: int = 0) -> list[Any]:
-    """All committed records of a topic, as any Kafka client reads them. Fails where fewer come than `wanted`."""
+    """All committed records of a topic, as any Kafka client reads them. Fails if fewer come than `wanted`."""
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": brokers_of(url),
@@ -122,7 +122,7 @@ def test_a_bridge_publishes_exactly_once_over_restarts(
             for n in range(120):
                 await asyncio.to_thread(order, producer, engine, unique, n)
                 if n % 40 == 39:
-                    # Each time another bridge, as after a crash: it goes on from what Kafka has.
+                    # Each time another bridge, as after a crash: it goes on from the position that Kafka has.
                     bridge = Bridge([url], kafka.url)
                     await bridge.run(once=True)
                     assert bridge.totals.rows == 40
@@ -154,7 +154,7 @@ def test_a_second_bridge_fences_the_first(
             task = asyncio.ensure_future(first.run())
             order(producer, engine, unique, 0)
             await eventually_async(lambda: first.totals.rows, "the first bridge to move a row")
-            # Both read with the same server id: the source cuts the first off, and it has no row to be refused with.
+            # Both read with the same server id: the source cuts off the first, which then has no row to be refused.
             second = Bridge([url], kafka.url)
             other = asyncio.ensure_future(second.run())
             with pytest.raises(Superseded):
@@ -253,7 +253,7 @@ def test_what_kafka_cannot_do_is_refused(kafka: KafkaCluster, unique: str) -> No
 def test_delayed_messages_are_held_before_release(
     kafka: KafkaCluster, database_urls: dict[str, str], unique: str, tmp_path: Path
 ) -> None:
-    """None comes early, and none twice after a restart: a later one shows that the earlier ones were read again."""
+    """None comes early, and none twice after a restart: a later message proves that the earlier were read again."""
     with empty_database("postgresql", database_urls, tmp_path) as url:
         engine = make_engine(url)
         create_tables(engine)

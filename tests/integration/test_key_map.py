@@ -46,7 +46,7 @@ from tests.support.shop import make_engine
 from tests.support.transactions import half_request, new_id, sent
 
 KEYS = [f"k{n}" for n in range(12)]
-STAYS = {k for k in KEYS if key_hash(k) % 2 == key_hash(k) % 3}  # from shards a, b to a, b, c
+STAYS = {k for k in KEYS if key_hash(k) % 2 == key_hash(k) % 3}  # as a, b grow to a, b, c
 MOVES = set(KEYS) - STAYS
 now = wall_clock
 
@@ -67,7 +67,7 @@ def kept_databases(
 
 @pytest.fixture
 def databases(kept_databases: dict[str, str]) -> dict[str, str]:
-    """Three databases of PostgreSQL as the shards a, b and c, with nothing in them."""
+    """Three empty databases of PostgreSQL: the shards a, b and c."""
     for url in kept_databases.values():
         with opened(url) as engine, engine.begin() as connection:
             for table in (server_half_message, server_key_map_change, server_key_map, server_member):
@@ -80,13 +80,13 @@ def storage_of(databases: dict[str, str], names: str) -> str:
 
 
 class Producers:
-    """One for each key: sends 0, 1, 2, … , each after the one before is committed."""
+    """A producer for each key: it sends 0, 1, 2, …, each after the one before is committed."""
 
     def __init__(self, url: str, topic: str) -> None:
         self.url, self.topic = url, topic
         self.sent = dict.fromkeys(KEYS, 0)
         self.refusals: dict[str, str] = {}
-        """Why what a key has to send is refused at the moment."""
+        """The error with which a key's messages are refused at the moment, by key."""
         self._http: dict[str, HttpClient] = {}
         self._tasks = [asyncio.create_task(self._send(key)) for key in KEYS]
 
@@ -115,15 +115,15 @@ class Producers:
                 return item
             assert item["status"] == 503, item
             self.refusals[key] = item["detail"]
-            await asyncio.sleep(0.05)  # between two tries
+            await asyncio.sleep(0.05)  # the pause between two tries
 
     async def more_of(self, keys: Collection[str]) -> None:
-        """Wait until each of these keys has sent some more."""
+        """Wait until each of these keys has sent some more messages."""
         before = dict(self.sent)
         await eventually_async(lambda: all(self.sent[key] >= before[key] + 3 for key in keys), f"more of {keys}")
 
     async def all_held(self, keys: Collection[str]) -> None:
-        """Wait until each of these keys is refused since it moves."""
+        """Wait until each of these keys is refused because it moves."""
         await eventually_async(
             lambda: all("moves to shard" in self.refusals.get(key, "") for key in keys), f"{keys} to be refused"
         )
@@ -150,7 +150,7 @@ async def relaying(url: str, queue: str) -> AsyncIterator[Relay]:
 
 
 async def the_sdk_tries_again(patient: TransactionClient, url: str, topic: str) -> asyncio.Future[Item]:
-    """Two keys in one batch, one of which moves: the other is taken at once, this one later or not at all."""
+    """Send two keys in one batch, one of which moves: the other is stored at once, this one later or never."""
 
     def half_of(client: TransactionClient, key: str) -> asyncio.Future[Item]:
         return client.half_soon(new_id(), [PackedMessage(topic=f"{topic}-sdk", body=b"x", key=key)])
@@ -162,7 +162,7 @@ async def the_sdk_tries_again(patient: TransactionClient, url: str, topic: str) 
     for _ in range(round(PATIENCE_SECONDS)):
         late, taken = await asyncio.gather(half_of(hasty, moves), half_of(hasty, stays), return_exceptions=True)
         if isinstance(taken, Item):
-            break  # else the machine was too slow for this client: the next try may do
+            break  # otherwise the machine was too slow for this client: try again
     assert isinstance(late, Item) and isinstance(taken, Item)
     assert (late.status, taken.status) == (503, 201)
     assert hasty._deadlines == {}, "a leak of memory, which nothing else shows"
@@ -187,18 +187,18 @@ def test_keys_move_under_load_and_stay_in_order(
             stack.callback(stop_if_running, started)
             return started
 
-        # Two at once: both would write down the first version.
+        # Two servers start at once: both try to write the first version.
         old, other = await asyncio.gather(*(asyncio.to_thread(serve, "ab", number) for number in range(2)))
         await asyncio.to_thread(eventually, lambda: state()["version"] == 1, "the first version")
         new = await asyncio.to_thread(serve, "abc")
-        # c is there, and has no keys.
+        # Shard c is there, and has no keys.
         assert state() == {"version": 1, "shards": ["a", "b"], "waits_for": ""}
         producers = Producers(old.url, unique)
         try:
             async with relaying(databases["b"], server.url), relaying(databases["c"], server.url):
                 async with relaying(databases["a"], server.url):
                     await producers.more_of(KEYS)
-                # From here on nobody carries what a has. The old servers do not know c: they cannot follow.
+                # From here on no server carries shard a. The old servers do not know c: they cannot follow.
                 code, begun = await asyncio.to_thread(cli, *show, "0", "--shards", "a,b,c")
                 assert (code, begun["waits_for"]) == (1, "servers to follow")
                 await asyncio.to_thread(eventually, lambda: 2 in followed(new), "the new server to follow")
@@ -236,7 +236,7 @@ def test_keys_move_under_load_and_stay_in_order(
     for m in messages:
         body = json.loads(m["body"])
         by_key[body["key"]].append(body["n"])
-    # One more of a key may have been committed as its producer was stopped.
+    # One more message of a key may have been committed as its producer was stopped.
     assert {k: v for k, v in by_key.items() if v != list(range(len(v)))} == {}
     assert total <= sum(map(len, by_key.values())) <= total + len(KEYS)
 
@@ -248,14 +248,14 @@ def followed(server: ServerProcess) -> set[int]:
 
 @pytest.fixture
 def no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing runs out while a slow machine carries out a test's steps."""
+    """No deadline passes while a slow machine carries out a test's steps."""
     monkeypatch.setattr(key_map, "SETTLE_SECONDS", 100.0)
     monkeypatch.setattr(placing, "LEASE_SECONDS", 3600.0)
 
 
 @pytest.mark.usefixtures("no_haste")
 def test_what_is_prepared_is_waited_for(databases: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The steps one by one, without servers: a half that is open holds the second step up, one in doubt does not."""
+    """Step by step, without servers: an open half holds up the second step, one in doubt does not."""
 
     async def run() -> None:
         store = open_storage(storage_of(databases, "ab"), "main", retention_us=0, writers=1)
@@ -271,14 +271,14 @@ def test_what_is_prepared_is_waited_for(databases: dict[str, str], monkeypatch: 
 
         with engine.begin() as connection:
             key_map.make_first(connection, ["a", "b"])
-            key_map.make_first(connection, ["b"])  # there is one
+            key_map.make_first(connection, ["b"])  # there is one change
             for wrong in ([], ["a", "a"]):
                 with pytest.raises(InvalidRequest):
                     key_map.change(connection, wrong)
             assert key_map.newest(connection) == KeyMap(1, ("a", "b"))
         key_of_a = next(key for key in KEYS if store.shard_of(sent(key=key)) == "a")
         doubtful = sent(key=key_of_a)
-        await store.put([doubtful], now() - 300 * 1_000_000)  # in doubt for five minutes: its producer is away
+        await store.put([doubtful], now() - 300 * 1_000_000)  # in doubt for five minutes: the producer is away
         begun, plain = sent(key=key_of_a), sent()
         await store.put([begun, plain], now())
         with engine.begin() as connection:
@@ -286,17 +286,17 @@ def test_what_is_prepared_is_waited_for(databases: dict[str, str], monkeypatch: 
             assert store.follow(key_map.newest(connection)) == 2
         with pytest.raises(Unavailable, match="moves to shard 'b'"):
             await store.put([sent(key=key_of_a)], now())
-        assert (await store.put([sent()], now()))[0].state == State.PREPARED  # what has no key is taken
+        assert (await store.put([sent()], now()))[0].state == State.PREPARED  # a message without a key is stored
         assert step().waits_for == "what was prepared before it to be decided"
         assert step().waits_for == "what was prepared before it to be decided"
         await store.decide([(begun.id, "g", State.COMMITTED)], now())
         assert step().waits_for == "what was committed before it to reach the queue"
         assert step().waits_for == "what was committed before it to reach the queue"
-        with store.engines["a"].begin() as connection:  # as a relay does once the queue has it
+        with store.engines["a"].begin() as connection:  # a relay marks the row once the queue has it
             connection.exec_driver_sql("UPDATE server_half_message SET relayed = 1 WHERE state = 'COMMITTED'")
         assert store.follow(step()) == 2
         assert (await store.put([sent(key=key_of_a)], now()))[0].shard == "b"
-        # A server that has not heard from the registry for long knows of no keys.
+        # A server that has not reached the registry for long refuses every key.
         monkeypatch.setattr(placing, "LEASE_SECONDS", -1.0)
         with pytest.raises(Unavailable, match="registry"):
             await store.put([sent(key=key_of_a)], now())
@@ -318,7 +318,7 @@ def test_what_is_on_its_way_counts_as_the_old_version(databases: dict[str, str])
         assert store.follow(KeyMap(2, ("b", "a"), ("a", "b"))) == 1
         await sending
         assert store.follow(KeyMap(2, ("b", "a"), ("a", "b"))) == 2
-        # There is no z here: as long as the change waits for this server it goes on, and no longer.
+        # This server has no shard z: it stores keys while the change waits for it to follow, and no longer.
         assert store.follow(KeyMap(2, ("b", "a"))) == 2
         assert store.follow(KeyMap(3, ("b", "z"), ("b", "a"))) == 2
         assert (await store.put([sent(key="k")], now()))[0].state == State.PREPARED
@@ -333,7 +333,7 @@ def test_what_is_on_its_way_counts_as_the_old_version(databases: dict[str, str])
 
 
 def test_a_change_with_a_mistyped_shard_is_taken_back(databases: dict[str, str], tmp_path: Path) -> None:
-    """Nobody could follow it, and no other change could be made: the keys that moved were refused for ever."""
+    """A change to an unknown shard can be taken back. No server followed it, and its keys were refused for ever."""
     command = ("storage", "key-map", "--storage", databases["a"], "--json", "--wait", "0")
     request = {"producer_group": "g"}
 
@@ -351,7 +351,7 @@ def test_a_change_with_a_mistyped_shard_is_taken_back(databases: dict[str, str],
         code, refused = cli(*command, "--take-back")
         assert code == 2 and "no change of the key map is under way" in refused["text"]
         first.stop()
-        assert cli(*command, "--shards", "a,bb")[0] == 1, "nobody is there who would know better"
+        assert cli(*command, "--shards", "a,bb")[0] == 1, "no server is there that could refuse the change"
         second = servers.add()
         assert 503 in statuses(second)
         code, refused = cli(*command, "--shards", "a,b")
@@ -362,7 +362,7 @@ def test_a_change_with_a_mistyped_shard_is_taken_back(databases: dict[str, str],
 
 @pytest.mark.usefixtures("no_haste")
 def test_a_change_is_taken_back_until_it_is_through(databases: dict[str, str]) -> None:
-    """At each of its steps; and one that came through is not half undone."""
+    """A change is taken back at each of its steps; a change that is complete is not."""
     with opened(databases["a"]) as engine:
 
         def in_one(do: Callable[[sa.Connection], Any]) -> Any:
@@ -380,7 +380,7 @@ def test_a_change_is_taken_back_until_it_is_through(databases: dict[str, str]) -
             under_way = in_one(key_map.newest)
             assert bool(under_way.followed_us) + bool(under_way.settled_us) == steps
             in_one(key_map.take_back)
-            step()  # by a server that has not seen it yet: there is nothing to take any more
+            step()  # by a server that has not seen the take-back: there is no step left
             assert in_one(key_map.newest) == KeyMap(under_way.version + 1, ("a", "b"))
         version = in_one(lambda c: key_map.change(c, ["b", "a"]))
         for _ in range(3):

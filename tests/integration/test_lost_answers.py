@@ -1,4 +1,4 @@
-"""What a producer cannot know, the check finds out: commits cut off, answers lost, processes killed in between."""
+"""The check finds the outcomes that a producer cannot know: a commit cut off, an answer lost, a process killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.proxy import Proxy
 from tests.support.shop import Order, items
 
 PAST_THE_FIRST_CHECK = 60.0
-"""Seconds; without `check_after` the server asks for the first time after 5."""
+"""Seconds; without `check_after` the first check comes after 5."""
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def sell(engine: sa.Engine, producer: TransactionProducer, topic: str, item: str
 
 
 def delivered(server: InMemoryServer, topic: str) -> list[str]:
-    """What consumers get, in the order of the queue, once the server has asked for every outcome that it lacks."""
+    """The messages in the order of the queue, once the server has checked every half without an outcome."""
     server.advance(PAST_THE_FIRST_CHECK)
     eventually(lambda: not server.halves(topic), "the outcome of every half")
     return [m.text for m in server.messages(topic)]
@@ -59,13 +59,13 @@ def delivered(server: InMemoryServer, topic: str) -> list[str]:
 def test_a_commit_that_is_cut_off(
     proxied: tuple[Proxy, sa.Engine], executed: bool, memory: InMemoryServer, unique: str
 ) -> None:
-    """The service sees an error either way; the message follows what the database did."""
+    """The service sees an error either way; the message is delivered if, and only if, the database committed."""
     proxy, engine = proxied
     with TransactionProducer(
         memory.url, group=unique, engine=engine, half_timeout=PATIENCE_SECONDS, check_after=PAST_THE_FIRST_CHECK - 1
     ) as producer:
-        sell(engine, producer, unique, "first")  # the source is known from here on
-        # Not asked for: a check commits, too, and would be cut off instead.
+        sell(engine, producer, unique, "first")  # from here on the server knows the source
+        # Checks must be over: a check commits, too, and would be cut off instead.
         eventually(lambda: not memory.halves(unique), "the outcome of the first")
         proxy.cut_at(rb"COMMIT(\0|$)", answer=executed)
         with pytest.raises(sa.exc.DBAPIError):
@@ -80,7 +80,7 @@ def test_a_commit_that_is_cut_off(
 def test_a_connection_that_is_lost_before_the_commit(
     proxied: tuple[Proxy, sa.Engine], memory: InMemoryServer, unique: str
 ) -> None:
-    """Between half and COMMIT, while the rows are written: rolled back at once, and the pool goes on."""
+    """A connection lost between half and COMMIT rolls the half back at once, and the pool goes on."""
     proxy, engine = proxied
     with TransactionProducer(
         memory.url, group=unique, engine=engine, half_timeout=PATIENCE_SECONDS, answer_checks=False
@@ -96,7 +96,7 @@ def test_a_connection_that_is_lost_before_the_commit(
 
 
 def test_a_half_whose_answer_is_lost(engine: sa.Engine, memory: InMemoryServer, unique: str) -> None:
-    """The server has it, the producer does not know: nothing is committed, and the half comes to nothing."""
+    """The server stored the half, the producer does not know: nothing is committed, and the check rolls it back."""
     address = urlsplit(memory.url)
     with Proxy(address.hostname or "", address.port or 0) as proxy:
         proxy.drop_answers = True
@@ -110,7 +110,7 @@ def test_a_half_whose_answer_is_lost(engine: sa.Engine, memory: InMemoryServer, 
                 assert refused.value.retryable
                 return bool(memory.halves(unique))
 
-            # On a slow machine the time may be over before the half has left: then the next one may.
+            # On a slow machine the time may be over before the half is sent: then the next one counts.
             eventually(is_lost, "a half that reached the server")
     with TransactionProducer(memory.url, group=unique, engine=engine):  # answers the check
         assert delivered(memory, unique) == []

@@ -1,4 +1,4 @@
-"""Stateless servers and the registry: each step of a transaction on another server, and who is there."""
+"""Stateless servers and the registry: each step of a transaction on another server, and the list of members."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def three(
 
 
 def test_each_step_may_pass_another_server(three: Started) -> None:
-    """Half, check, its answer and a repetition, each by another server; an outcome with a stale token is refused."""
+    """Half, check, answer and a repetition go to different servers; an answer with a stale token is refused."""
     a, b, c = (server.url for server in three.servers)
     name = new_id()
     request = half_request("g", name) | {"source": "s"}
@@ -69,7 +69,7 @@ def test_each_step_may_pass_another_server(three: Started) -> None:
 
     first = check(b)
     assert (first["id"], first["messages"][0]["body"]) == (name, "x")
-    # Nobody answers within check_answer_seconds: another server asks again, and the first token is stale.
+    # No answer within check_answer_seconds: another server asks again, and the first token is stale.
     again = check(c)
     assert again["id"] == name and again["token"] != first["token"]
 
@@ -89,12 +89,12 @@ def test_each_step_may_pass_another_server(three: Started) -> None:
 
 
 def halves(server: ServerProcess) -> float:
-    """How many the server has stored."""
+    """How many halves the server has stored."""
     return metric(server.url, "notify_halves_total")
 
 
 def test_the_same_room_comes_first(three: Started) -> None:
-    """And where a client's own room has nobody, the others serve it."""
+    """A client keeps to servers of its own room; if there is none, the others serve it."""
     addresses = ",".join(server.url for server in three.servers)
     clients = 10
 
@@ -107,14 +107,14 @@ def test_the_same_room_comes_first(three: Started) -> None:
 
     for room, stored in (("east", [clients, 0, 0]), ("west", [0, clients, 0]), ("south", None)):
         before = [halves(server) for server in three.servers]
-        for _ in range(clients):  # each chooses anew: one in 59,000 times all of them are right by chance
+        for _ in range(clients):  # each client chooses anew: once in 59,000 runs all choose right by chance
             asyncio.run(send(room))
         counts = [halves(server) - count for server, count in zip(three.servers, before, strict=True)]
         assert sum(counts) == clients and stored in (None, counts)
 
 
 def test_a_clock_that_is_off_is_said(three: Started) -> None:
-    """Its own does not count: the database's is used, and doctor names the server."""
+    """A server whose clock is off is named by `doctor`; it uses the database's clock."""
     engine = open_engine(three.storage)
     off = registry.Member("elsewhere", "server", "http://127.0.0.1:9", detail={"clock_offset_seconds": 42.0})
 
@@ -166,7 +166,7 @@ def test_a_server_without_queues_says_who_has_them(three: Started, tmp_path: Pat
 def test_servers_that_start_at_once_do_not_stop_each_other(
     kind: str, database_urls: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each notes that it is there and then forgets who is long gone: InnoDB reads the other's new row for that."""
+    """Each inserts its own row and then deletes those of lost servers, for which InnoDB reads the other's new row."""
     forget = registry.forget_the_long_gone
     barrier = threading.Barrier(2)
 
@@ -192,7 +192,7 @@ def test_servers_that_start_at_once_do_not_stop_each_other(
 
 
 def test_a_server_is_no_member_before_it_answers(tmp_path: Path) -> None:
-    """A client that comes too early is refused, and keeps to another server for as long as that answers."""
+    """A client that came too early was refused, and kept to another server for as long as that answered."""
     url = f"sqlite:///{tmp_path}/storage.db"
     make_storage(url)
     engine = open_engine(url)
@@ -212,7 +212,7 @@ def test_a_server_is_no_member_before_it_answers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["postgresql", pytest.param("mariadb", marks=pytest.mark.long)])
 def test_traffic_follows_servers_that_come_and_go(kind: str, database_urls: Mapping[str, str], tmp_path: Path) -> None:
-    """A server that is added gets a share, one that is killed loses nothing."""
+    """A server that is added gets a share of the requests; of one that is killed no message is lost."""
     with empty_database(kind, database_urls, tmp_path) as url, ExitStack() as stack:
         make_storage(url)
         started = Started(url, tmp_path, stack)
@@ -221,7 +221,7 @@ def test_traffic_follows_servers_that_come_and_go(kind: str, database_urls: Mapp
 
 
 async def come_and_go(started: Started, first: ServerProcess) -> None:
-    count = 20  # one in a million times all of them choose the same of two servers
+    count = 20  # once in a million runs all choose the same of two servers
     clients = [TransactionClient(first.url, "g", instance=f"i{n}", half_seconds=PATIENCE_SECONDS) for n in range(count)]
     sent = [0] * count
     stopping = asyncio.Event()
@@ -236,7 +236,7 @@ async def come_and_go(started: Started, first: ServerProcess) -> None:
         before = list(sent)
         await eventually_async(lambda: all(n > m + 2 for n, m in zip(sent, before, strict=True)), "halves of each")
 
-    async with asyncio.TaskGroup() as loads:  # a half that fails, fails the test
+    async with asyncio.TaskGroup() as loads:  # a failed half fails the test
         for number in range(count):
             loads.create_task(load(number))
         await each_sends_more()
@@ -245,7 +245,7 @@ async def come_and_go(started: Started, first: ServerProcess) -> None:
         before = await asyncio.to_thread(halves, second)
         await each_sends_more()
         assert await asyncio.to_thread(halves, second) > before
-        # The only address that they were given goes away: they know the other one.
+        # The only address that the clients were given goes away: they know the other one.
         await asyncio.to_thread(first.kill)
         await each_sends_more()
         stopping.set()
@@ -254,7 +254,7 @@ async def come_and_go(started: Started, first: ServerProcess) -> None:
 
 
 def test_members_at_addresses_that_cannot_be_reached(tmp_path: Path) -> None:
-    """As from outside a container's network: the address that was given still serves."""
+    """A client outside a container's network keeps to the address that it was given."""
     storage = f"sqlite:///{tmp_path}/storage.db"
     server = ServerProcess(
         tmp_path / "s", environment={"NOTIFY_URL": "http://127.0.0.1:9"}, flags=["--storage", storage]
@@ -277,7 +277,7 @@ def test_members_at_addresses_that_cannot_be_reached(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("addresses", ["{silent}", "{silent},{gone}", "{silent},{other}", "{gone}"])
 def test_no_caller_waits_beyond_its_deadline(addresses: str) -> None:
-    """Servers that accept and never answer, and nobody at all."""
+    """A call ends at its deadline: with servers that accept and never answer, and with none."""
     loop = JumpingLoop()
 
     async def run(url: str) -> None:
@@ -290,7 +290,7 @@ def test_no_caller_waits_beyond_its_deadline(addresses: str) -> None:
     def url_of(server: socket.socket) -> str:
         return f"http://127.0.0.1:{server.getsockname()[1]}"
 
-    # Connections wait in their backlogs.
+    # The kernel accepts connections into the backlogs.
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as other:
         given = addresses.format(silent=url_of(silent), other=url_of(other), gone="http://127.0.0.1:9")
         try:

@@ -1,4 +1,4 @@
-"""How the instances of a group share a topic: ordered by key, exclusive, failover, broadcast."""
+"""The modes in which the instances of a group share a topic: ordered by key, exclusive, failover, broadcast."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def killed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPr
 
 @contextmanager
 def waiting(server: InMemoryServer, caller: Caller, topic: str) -> Iterator[list[dict[str, Any]]]:
-    """Meanwhile the caller waits for messages, as the server knows; what it gets is in the list at the end."""
+    """Let the caller wait for messages during the block; the list has them after it."""
     received: list[dict[str, Any]] = []
     thread = threading.Thread(target=lambda: received.extend(caller.receive(topic, wait=50)))
     thread.start()
@@ -102,7 +102,7 @@ def test_order_survives_a_kill(killed_server: ServerProcess, unique: str) -> Non
 
 
 def test_handlers_see_each_key_in_order(server: ServerProcess, unique: str) -> None:
-    """Through the SDK, over several queues, two consumers, some failures: every key in its order, all of it."""
+    """Through the SDK, over several queues, with two consumers and some failures, each key's order is kept."""
     publish(server.url, unique, ["first use makes the topic"])
     seen: dict[str, list[int]] = defaultdict(list)
     lock = threading.Lock()
@@ -110,7 +110,7 @@ def test_handlers_see_each_key_in_order(server: ServerProcess, unique: str) -> N
     consumers = [Consumer(server.url, group=unique, concurrency=8) for _ in range(2)]
 
     def handle(message: ReceivedMessage) -> None:
-        time.sleep(chance.random() * 0.01)  # handlers take unlike times: only then could they get out of order
+        time.sleep(chance.random() * 0.01)  # handlers take unlike times: only then could keys get out of order
         if message.attempt == 1 and chance.random() < 0.02:
             raise ValueError("now and then")
         with lock:
@@ -137,14 +137,14 @@ def test_a_second_instance_is_refused(frozen_server: InMemoryServer, unique: str
     assert bodies(x.receive(unique, lease=1, max=1)) == ["1"]
     frozen_server.advance(0.999)
     assert "failover" in refused(y, 409, "topic_is_taken")
-    frozen_server.advance(0.001)  # x is gone: what it had comes first, in its order
+    frozen_server.advance(0.001)  # x is gone: its messages come first, in their order
     again = y.receive(unique, max=10)
     assert [(m["body"], m["attempt"]) for m in again] == [("1", 2), ("2", 1)]
     refused(x, 409, "topic_is_taken")
 
 
 def refused(caller: Caller, status: int, code: str) -> str:
-    """What the server says to an instance that it hands nothing."""
+    """The detail of the error with which the server refuses an instance."""
     answered, problem = ask(caller.url, "POST", f"/v1/groups/{caller.group}/receive", {"instance": caller.instance})
     assert (answered, problem["code"]) == (status, code)
     return str(problem["detail"])
@@ -163,7 +163,7 @@ def test_a_standby_takes_over_when_the_lease_is_over(frozen_server: InMemoryServ
         frozen_server.advance(0.001)
     assert [(m["body"], m["attempt"]) for m in taken] == [("2", 2), ("3", 1)]
     assert x.settle(had[1:]) == [410]
-    assert x.receive(unique) == []  # it is the standby now
+    assert x.receive(unique) == []  # x is the standby now
     assert y.settle(taken) == [200, 200]
 
 
@@ -235,7 +235,7 @@ def test_broadcast_through_the_sdk(server: ServerProcess, unique: str) -> None:
     assert all(sorted(seen[name], key=int) == [str(n) for n in range(20)] for name in ("x", "y", "shared"))
 
 
-# --- and otherwise --------------------------------------------------------------------------------------------
+# --- modes that cannot be, and changes of mode ----------------------------------------------------------------
 
 
 def test_what_cannot_be(server: ServerProcess, unique: str) -> None:
@@ -266,7 +266,7 @@ def test_a_mode_changes_under_a_running_consumer(server: ServerProcess, unique: 
 def test_a_consumer_of_another_mode_does_not_switch_an_idle_one(
     frozen_server: InMemoryServer, unique: str, topic: str
 ) -> None:
-    """The first consumer holds no message, and is there all the same: until it has not asked for a minute."""
+    """The first consumer keeps the mode without holding a message, until it has not asked for a minute."""
     url, topic = frozen_server.url, topic.format(unique)
     subscribe(url, unique, unique)
     subscribe(url, unique, topic, "ordered", force=True)

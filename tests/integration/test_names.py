@@ -1,4 +1,4 @@
-"""Names in a request: they are looked at before rights are, and before anything is made by them."""
+"""Names in a request are validated before rights are asked, and before anything is made with them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_what_is_no_name_is_refused_before_rights_are_asked(name: str) -> None:
             ("/v1/transactions/outcomes", {"producer_group": name, "outcomes": []}),
             ("/v1/groups/points/receive", polled({"topics": [name], "lease": 30})),
         ]
-        if len(name) < 1000:  # what stands in a path is bounded by the head
+        if len(name) < 1000:  # the head's bound holds for names in a path
             path = name.replace(" ", "%20")
             bodies += [
                 (f"/v1/groups/{path}/receive", polled({"topics": ["t"], "lease": 30})),
@@ -43,7 +43,7 @@ def test_what_is_no_name_is_refused_before_rights_are_asked(name: str) -> None:
 
 
 def test_a_receive_names_so_many_topics_and_makes_none_where_none_may_be_made() -> None:
-    """155,000 topics were made in a minute, although none may be made on first use."""
+    """Such a receive is refused. It made 155,000 topics in a minute, although first use may make none."""
     with InMemoryServer(create_topics=False) as server:
         admin(server.url, "PUT", "topics/there", {})
 

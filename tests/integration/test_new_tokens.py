@@ -1,4 +1,4 @@
-"""Tokens made a moment ago at another server, and what strangers can make a server do while it looks who they are."""
+"""Tokens that another server made a moment ago; and the server's work for strangers until it knows who they are."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.servers import Guarded, make_storage, stop_if_running
 
 TIMES = 20
 MEMBERS = "/v1/members"
-"""A data route for whoever is let in, which asks no database."""
+"""A data route for every known token, which asks no database."""
 
 
 @pytest.fixture(params=("postgresql", "mariadb"))
@@ -48,7 +48,7 @@ def shared(request: pytest.FixtureRequest, database_urls: Mapping[str, str], tmp
 
 @pytest.fixture
 def postgresql(database_urls: Mapping[str, str], tmp_path: Path) -> Iterator[str]:
-    """The same, of PostgreSQL."""
+    """The URL of a PostgreSQL database with the server's tables."""
     with empty_database("postgresql", database_urls, tmp_path) as url:
         make_storage(url)
         yield url
@@ -68,12 +68,12 @@ def made_at(server: ServerProcess, admin: str, *rights: str) -> str:
 
 
 def stranger() -> str:
-    """A token that is well-formed, and nobody's."""
+    """A well-formed token that no server made."""
     return tokens.new_token(tokens.new_id())[0]
 
 
 def status(server: ServerProcess, path: str, token: str) -> int:
-    """How a GET is answered; what asks to be sent again (503) is, as the SDK does."""
+    """The status of a GET, which is sent again after a 503, as the SDK does."""
 
     def answered() -> int:
         code = ask(server.url, "GET", path, token=token)[0]
@@ -86,7 +86,7 @@ def status(server: ServerProcess, path: str, token: str) -> int:
 
 
 def test_a_token_works_at_once_at_every_server_of_a_registry(shared: str, tmp_path: Path) -> None:
-    """Promise: never a final 401 for a token that an administrator was given, at whichever server it is shown next."""
+    """Promise: no server answers a token that an administrator was given with a final 401."""
     with ExitStack() as stack:
         first, second = (server_on(shared, tmp_path / name, stack).start() for name in "ab")
         admin = (tmp_path / "a" / "admin.token").read_text().strip()
@@ -94,7 +94,7 @@ def test_a_token_works_at_once_at_every_server_of_a_registry(shared: str, tmp_pa
             assert status(second, MEMBERS, made_at(first, admin, "publish:*")) == 200
             assert status(second, "/v1/admin/settings", made_at(first, admin, "view")) == 200
             assert status(first, MEMBERS, made_at(second, admin, "publish:*")) == 200
-        # What a stranger shows is refused for good, and so is what was revoked.
+        # A stranger's token is refused for good, and so is a revoked one.
         assert status(second, MEMBERS, stranger()) == 401
         assert status(second, "/v1/admin/settings", stranger()) == 401
         token = made_at(first, admin, "view")
@@ -106,7 +106,7 @@ def test_a_token_works_at_once_at_every_server_of_a_registry(shared: str, tmp_pa
 
 
 def test_an_unknown_token_waits_for_a_database_that_is_away(postgresql: str, tmp_path: Path) -> None:
-    """It is answered in time, and never with 401: it may be good. Who is known already is let in all the while."""
+    """Such a token may be good: it is answered with 503 in time, never with 401. Known tokens are let in meanwhile."""
     target = sa.make_url(postgresql)
     with ExitStack() as stack:
         proxy = stack.enter_context(Proxy(target.host or "", target.port or 0))
@@ -120,14 +120,14 @@ def test_an_unknown_token_waits_for_a_database_that_is_away(postgresql: str, tmp
             code, problem = ask(server.url, "GET", path, token=token)
             return code, problem.get("code")
 
-        proxy.drop_answers = True  # it hangs
+        proxy.drop_answers = True  # the database hangs
         token = made_at(other, admin, "view")
         for shown in (token, stranger()):
             assert answers(shown) == (503, "unavailable")
             assert answers(shown, "/v1/admin/settings") == (503, "unavailable")
         assert answers(admin)[0] == 200
-        assert ask(server.url, "GET", "/livez", token=token)[0] == 200  # who is not known may still see that it lives
-        proxy.close()  # it is away
+        assert ask(server.url, "GET", "/livez", token=token)[0] == 200  # probes need no known token
+        proxy.close()  # the database is away
         proxy.drop_answers = False
         assert answers(token) == (503, "unavailable")
         assert answers(admin)[0] == 200
@@ -140,7 +140,7 @@ def test_an_unknown_token_waits_for_a_database_that_is_away(postgresql: str, tmp
 
 
 class AtOnce(Records):
-    """Records whose first look for credentials waits until all the others have looked, too."""
+    """Records whose first look for credentials waits until the other servers have looked, too."""
 
     def __init__(self, engine: sa.Engine, barrier: threading.Barrier) -> None:
         super().__init__(engine)
@@ -200,12 +200,12 @@ def test_two_new_servers_share_one_first_token(shared: str, tmp_path: Path) -> N
 CONNECTIONS = 100
 BODY_BYTES = 2 << 20
 STILL_SECONDS = 2.0
-"""A server that has taken nothing for so long takes no more: it is idle but for these connections."""
+"""Seconds; a server that has read nothing for so long reads no more: it has no other connections."""
 
 
 @contextlib.contextmanager
 def silent_provider() -> Iterator[tuple[str, threading.Event]]:
-    """The address of an identity provider that does not answer, and what tells it to hang up."""
+    """The address of an identity provider that does not answer, and the event that makes it hang up."""
     released = threading.Event()
     with socket.create_server(("127.0.0.1", 0), backlog=CONNECTIONS) as listening:
 
@@ -228,14 +228,14 @@ def silent_provider() -> Iterator[tuple[str, threading.Event]]:
 
 
 def made_up(issuer: str) -> str:
-    """A token that looks like one of this issuer, signed by nobody."""
+    """A token that names this issuer, with a made-up signature."""
     claims = {"iss": issuer, "aud": "notify", "sub": "x", "exp": 1 << 40}
     parts = [json.dumps(part).encode() for part in ({"alg": "RS256", "kid": "unknown"}, claims)]
     return ".".join([*(base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts), "c2lnbmVk"])
 
 
 def send_what_is_taken(connections: list[socket.socket], data: bytes) -> None:
-    """Send the same on each connection, until all is sent or nothing more is taken."""
+    """Send the same on each connection, until all is sent or the server reads no more."""
     sent = dict.fromkeys(connections, 0)
     for connection in connections:
         connection.setblocking(False)
@@ -270,11 +270,11 @@ def test_a_body_is_not_held_while_its_token_is_verified(tmp_path: Path, monkeypa
             "content-type: application/json\r\n\r\n"
         )
         send_what_is_taken(connections, head.encode() + b"x" * BODY_BYTES)
-        for _ in range(TIMES):  # the server has read what it will: it answers others in turn with reading
+        for _ in range(TIMES):  # the server has read all that it will: answers and reads take turns
             assert ask(guarded.url, "GET", MEMBERS, token=guarded.admin)[0] == 200
         assert guarded.server.anonymous_bytes() - before < CONNECTIONS * BODY_BYTES / 2
         released.set()
         for connection in connections:
             connection.settimeout(PATIENCE_SECONDS)
-            with contextlib.suppress(ConnectionError):  # closed: the client was slower than the server's patience
+            with contextlib.suppress(ConnectionError):  # the server closed: this client was too slow
                 assert connection.recv(4096).split(b" ")[1] == b"503"

@@ -1,4 +1,4 @@
-"""mode=outbox: works with the server down, moved by the relay, once, in order, on each database; and the purge."""
+"""mode=outbox: it needs no server; the relay moves each message once, in order, on each database; and the purge."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def move(engine: sa.Engine, url: str) -> tuple[int, int]:
 def test_outbox_waits_for_the_relay(engine: sa.Engine, server: ServerProcess, unique: str) -> None:
     Base.metadata.create_all(engine)
     subscribe(server.url, unique, unique)
-    # The producer's server is away: an outbox does not need it.
+    # The producer's server is away: an outbox needs none.
     producer = TransactionProducer("http://127.0.0.1:9", group=unique, engine=engine, mode="outbox")
     for n in range(30):
         with Session(engine) as session, session.begin():
@@ -75,7 +75,7 @@ def test_what_the_server_refuses_stays_visible(engine: sa.Engine, server: Server
     with TransactionProducer(server.url, group=unique, engine=engine, mode="outbox") as producer:
         with Session(engine) as session, session.begin():
             producer.send(session, Message(unique, "x"))
-        with engine.begin() as connection:  # by an older SDK, which did not check this
+        with engine.begin() as connection:  # an older SDK wrote this row without the check
             too_late = datetime.now(UTC).replace(tzinfo=None) + timedelta(days=41)
             connection.execute(half_message.update().values(deliver_at=too_late))
         with Session(engine) as session, session.begin():
@@ -85,7 +85,7 @@ def test_what_the_server_refuses_stays_visible(engine: sa.Engine, server: Server
 
 
 def test_what_no_queue_would_take_is_refused_by_send(engine: sa.Engine, server: ServerProcess, unique: str) -> None:
-    """It was committed, refused by the queue later, and lost in effect."""
+    """`send` refuses such a message. It was committed, refused by the queue later, and never delivered."""
     too_late = datetime.now(UTC) + timedelta(days=41)
     with TransactionProducer("http://127.0.0.1:9", group=unique, engine=engine, mode="outbox") as producer:
         for wrong in (
@@ -127,7 +127,7 @@ def test_purge_asks_first(engine: sa.Engine, server: ServerProcess, unique: str)
         rows += asyncio.run(purge(engine, server.url, older_than=0)).rows
         return counts(engine)["done"] == 1
 
-    eventually(only_the_open_one_is_left, "what is final to be purged")
+    eventually(only_the_open_one_is_left, "decided rows to be purged")
     result = asyncio.run(purge(engine, server.url, older_than=0))
     assert (rows, result.rows, result.kept) == (3, 0, 1)
     assert purge_by_force(engine, older_than=0).rows == 1
@@ -153,4 +153,4 @@ def test_the_inbox_is_purged_by_time_and_says_so(engine: sa.Engine) -> None:
         left = sorted(connection.scalars(sa.select(notify_inbox.c.message_id)))
         from_ms = connection.execute(sa.select(notify_source.c.inbox_from)).scalar_one()
     assert left == ["m0", "m1", "m2"]
-    assert begun - 1 <= from_ms / 1000 + age <= ended + 1  # by the database's clock, which may count in seconds
+    assert begun - 1 <= from_ms / 1000 + age <= ended + 1  # the database's clock may count in seconds

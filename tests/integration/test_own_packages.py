@@ -1,4 +1,4 @@
-"""A project that has packages `storage` and `spark` of its own goes on with them beside this one."""
+"""A project's own packages `storage` and `spark` work beside this package."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_nothing_but_notify_is_installed() -> None:
 
 
 def test_nothing_imports_these_by_another_name() -> None:
-    """From the project's own directory `import storage` would load every module a second time."""
+    """No module imports `storage` or `spark` by these names: that would load every module a second time."""
     places = [path for room in ("notify", "storage", "spark", "tests") for path in (ROOT / room).rglob("*.py")]
     assert len(places) > 300
     for path in places:

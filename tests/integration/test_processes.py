@@ -1,4 +1,4 @@
-"""Server processes as tests start them: by command or by fork, they are killed, restarted and stopped alike."""
+"""Server processes for tests, started by command or by fork, are killed, restarted and stopped alike."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_it_is_started_killed_and_stopped(launch: Any, tmp_path: Path) -> None:
 
 
 def test_its_environment_is_its_own(launch: Any, tmp_path: Path) -> None:
-    """A crash point in it kills it; the next one has none."""
+    """A crash point in a server's environment kills that server; the next server has none."""
     server = ServerProcess(tmp_path / "data", environment={"NOTIFY_CRASH_AT": "half.before_sync"}).start()
     with pytest.raises(OSError):
         publish(server.url, "t", ["dies with it"])

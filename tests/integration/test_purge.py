@@ -1,4 +1,4 @@
-"""Letting go of messages: of a topic's up to a point, and of dead letters."""
+"""Purges: of a topic's messages up to a point, and of dead letters."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_a_topic_is_purged_up_to_an_instant(server: ServerProcess, unique: str) 
     row = {"queue": 0, "from": 0, "to": 6, "dropped": 6}
     preview = admin(server.url, "POST", path, {"before": between, "dry_run": True})
     assert preview["result"] == {"queues": [row], "missed": {unique: 2}}
-    # Two are handed out and not settled: nothing is dropped without force.
+    # Two messages are handed out and not settled: without force nothing is dropped.
     assert refusal(server.url, "POST", path, before=between) == (409, "not_settled")
     assert start_of(server, unique) == 0
     done = admin(server.url, "POST", path, {"before": between, "force": True, "reason": "a test's leftovers"})
     assert done["result"] == preview["result"] and start_of(server, unique) == 6
-    assert caller.settle([m for m in had if m["body"] in "45"]) == [200, 200]  # who has them may end them
+    assert caller.settle([m for m in had if m["body"] in "45"]) == [200, 200]  # their consumer may still settle them
     assert bodies(caller.receive(unique)) == ["6", "7"]
     late = f"{unique}-late"
     admin(server.url, "PUT", f"groups/{late}/subscriptions/{unique}", {"start": "earliest"})

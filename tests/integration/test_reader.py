@@ -1,4 +1,4 @@
-"""Pull with offsets of one's own, through the SDK: from anywhere, again and again, following the end."""
+"""The SDK's reader pulls by offset: from anywhere, any number of times, and follows the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.clock import PATIENCE_SECONDS, eventually
 
 @pytest.fixture
 def filled(server: ServerProcess, unique: str) -> Iterator[TransactionProducer]:
-    """A topic by the test's own name with messages 0 to 24, and who sent them."""
+    """A topic of the test's name with the messages 0 to 24; the producer that sent them."""
     with TransactionProducer(server.url, group=unique) as producer:
         for n in range(25):
             producer.publish(Message(unique, {"n": n}, key=str(n), headers={"h": "v"}))
@@ -46,7 +46,7 @@ def test_it_follows_the_end(frozen_server: InMemoryServer, unique: str) -> None:
     ):
         producer.publish(Message(unique, "first"))
         reading = pool.submit(lambda: [message.text for message in itertools.islice(following, 2)])
-        eventually(lambda: frozen_server.answered(path) >= 3, "the reader to look again where there is nothing yet")
+        eventually(lambda: frozen_server.answered(path) >= 3, "the reader to ask again at the end")
         producer.publish(Message(unique, "second"))
         assert reading.result(PATIENCE_SECONDS) == ["first", "second"]
 

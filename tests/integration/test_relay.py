@@ -1,4 +1,4 @@
-"""Several relays of one database: woken, keys in order, nothing twice; and the server's own table as the outbox."""
+"""Several relays of one database: a commit wakes them, keys stay in order; also on the server's own table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.servers import make_storage
 from tests.support.shop import Base, Order, make_engine
 
 NEVER = 3600.0
-"""An interval between two looks, in seconds: whatever a relay with it moves, it was woken for."""
+"""An interval between two looks, in seconds, so long that only a notification makes a relay move a message."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def postgresql(database_urls: Mapping[str, str], tmp_path_factory: pytest.TempPa
 
 @pytest.fixture
 def engines(postgresql: str) -> Iterator[list[sa.Engine]]:
-    """Four engines of that database: a producer's, and those of three relays."""
+    """Four engines of that database: one for a producer, three for relays."""
     made = [make_engine(postgresql) for _ in range(4)]
     yield made
     for engine in made:
@@ -60,7 +60,7 @@ class Outbox:
         self._producer = TransactionProducer("http://127.0.0.1:9", group=topic, engine=engine, mode="outbox")
 
     def send(self, count: int, keys: int) -> None:
-        """So many more, each in a transaction of its own, with as many keys by turns."""
+        """Send `count` more messages, each in a transaction of its own, with `keys` keys in turn."""
         for n in range(self.sent, self.sent + count):
             key = f"k{n % keys}"
             with Session(self._engine) as session, session.begin():
@@ -91,7 +91,7 @@ def test_several_relays_share_the_keys_and_keep_their_order(
         await until_these_send(first, second)
         tasks.append(asyncio.create_task(third.run(interval=0.05)))
         await until_these_send(first, second, third)
-        tasks[0].cancel()  # its buckets go to the others
+        tasks[0].cancel()  # the others take over its buckets
         await until_these_send(second, third)
         await eventually_async(lambda: sum(r.total.sent for r in relays) >= outbox.sent, "all to be relayed")
         for task in tasks:
@@ -132,7 +132,7 @@ def test_a_commit_wakes_the_relay(engines: list[sa.Engine], server: ServerProces
             await asyncio.to_thread(outbox.send, 1, 1)
             await eventually_async(lambda n=n: relay.total.sent == n + 1, "the relay to be woken")  # type: ignore[misc]
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)  # it does not sit out its interval
+        await asyncio.gather(task, return_exceptions=True)  # it does not wait for its interval
 
     asyncio.run(run())
     outbox.close()
@@ -142,7 +142,7 @@ def test_a_commit_wakes_the_relay(engines: list[sa.Engine], server: ServerProces
 def test_a_relay_goes_on_when_the_session_that_waits_is_ended(
     engines: list[sa.Engine], server: ServerProcess, unique: str
 ) -> None:
-    """As by a restart of the database: the driver says so itself, past SQLAlchemy."""
+    """A restart of the database ends the waiting session: the driver raises its own error, past SQLAlchemy."""
     subscribe(server.url, unique, unique)
     outbox = Outbox(engines[0], unique)
     waiting = "FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid != pg_backend_pid()"
@@ -167,7 +167,7 @@ def test_a_relay_goes_on_when_the_session_that_waits_is_ended(
 
 
 def test_a_relay_that_is_stopped_waits_for_its_threads(engines: list[sa.Engine], server: ServerProcess) -> None:
-    """Whoever has stopped it disposes of its engine: no thread may have a connection of it then."""
+    """The caller of `stop` disposes of the engine next: no thread may hold a connection of it then."""
     relays_own, other = engines[1], engines[0]
 
     def relay_waits() -> bool:
@@ -179,7 +179,7 @@ def test_a_relay_that_is_stopped_waits_for_its_threads(engines: list[sa.Engine],
         task = asyncio.create_task(Relay(relays_own, server.url).run())
         await asyncio.to_thread(eventually, relay_waits, "the relay to wait for the table")
         task.cancel()
-        # Too short a wait misses a fault, and finds none where there is none.
+        # A shorter wait would only miss a fault, never report a false one.
         assert not (await asyncio.wait([task], timeout=0.3))[0]
         locking.rollback()
         await asyncio.wait([task])
@@ -192,7 +192,7 @@ def test_a_relay_that_is_stopped_waits_for_its_threads(engines: list[sa.Engine],
 
 
 def test_making_the_tables_again_waits_for_nobody(engines: list[sa.Engine]) -> None:
-    """A service that starts must not hold up those that run: the trigger is not made anew."""
+    """`create_tables` takes no lock that waits for a running transaction: it leaves an existing trigger as it is."""
     engine = engines[0]
     with engine.connect() as running:
         running.exec_driver_sql(
@@ -200,7 +200,7 @@ def test_making_the_tables_again_waits_for_nobody(engines: list[sa.Engine]) -> N
             " relayed, created_at) VALUES ('x', 0, 'g', 'half', 'COMMITTED', '', 't', 1, now())"
         )
         with engine.begin() as connection:
-            connection.exec_driver_sql("SET LOCAL lock_timeout = '2s'")  # of waiting for locks: there is none
+            connection.exec_driver_sql("SET LOCAL lock_timeout = '2s'")  # no statement waits for a lock
             create_tables(connection)
         running.rollback()
 
@@ -234,7 +234,7 @@ def test_the_servers_table_is_relayed(engine_url: str, server: ServerProcess, un
 def test_what_was_published_without_a_transaction_is_relayed(
     engine_url: str, server: ServerProcess, unique: str
 ) -> None:
-    """It has no producer group; it used to end the relay, and with it the way of every other message."""
+    """A row without a producer group is relayed. It ended the relay, and with it the way of every other message."""
     make_storage(engine_url)
     subscribe(server.url, unique, unique)
 

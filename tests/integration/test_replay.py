@@ -1,4 +1,4 @@
-"""Looking back: resets, finding messages, and dead letters sent again, some or all of them."""
+"""Resets, searches for messages, and redrives of some or all dead letters."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_reset_says_what_it_will_do_and_begins_an_epoch(server: ServerProcess,
     preview = admin(server.url, "POST", reset, {"topic": unique, "to": between.isoformat(), "dry_run": True})
     row = {"queue": 0, "from": 8, "to": 5, "again": 3, "left_out": 0}
     assert preview["dry_run"] and preview["result"].items() >= {"epoch": 1, "queues": [row], "replay": 0}.items()
-    assert caller.settle(had[8:9]) == [200]  # nothing has changed
+    assert caller.settle(had[8:9]) == [200]  # the dry run changed nothing
     done = admin(server.url, "POST", reset, {"topic": unique, "to": between.isoformat()})
     assert done["result"]["epoch"] == 1
     assert caller.settle(had[9:]) == [410]
@@ -128,7 +128,7 @@ def test_dead_letters_go_back_to_their_own_group_only(server: ServerProcess, uni
     assert again[0]["headers"]["notify-dead-letter-reason"] == "timeout"
     assert caller.settle(again) == [200]
     assert bystander.receive(unique) == []
-    # By id, twice: the second changes nothing, and an id that is no dead letter says so.
+    # A redrive by id, repeated, changes nothing; an id of no dead letter is answered as unknown.
     name = listed[0]["id"]
     assert [i["status"] for i in redrive(server.url, unique, ids=[name])["items"]] == [201]
     assert [i["status"] for i in redrive(server.url, unique, ids=[name, "nonsense"])["items"]] == [200, 404]
@@ -153,8 +153,8 @@ def test_a_redriven_message_that_fails_again_is_dead_again(server: ServerProcess
 
 def test_all_dead_letters_as_a_job_that_survives_a_kill(unique: str, tmp_path: Path) -> None:
     total = 3 * runner.BATCH
-    # It dies when much of a batch of the job is on the disk, before the job has noted that: the third sync of messages,
-    # as all of them are published in one request.
+    # The server dies when a part of the job's batch is on the disk, before the job has noted that: at the third sync of
+    # messages, as one request publishes all of them.
     server = ServerProcess(tmp_path / "data", environment={"NOTIFY_CRASH_AT": "half.after_sync:3"}).start()
     try:
         subscribe(server.url, unique, unique)
@@ -171,13 +171,13 @@ def test_all_dead_letters_as_a_job_that_survives_a_kill(unique: str, tmp_path: P
         assert (ended["state"], ended["done"], ended["failed"], ended["progress"]) == ("done", total, 0, 1.0)
         items = admin(url, "GET", f"jobs/{job}?max={total}")["items"]
         assert len({i["id"] for i in items}) == total
-        # Of what was on the disk the job says that it was there already.
+        # For a letter that was on the disk the job says 200: it was sent before.
         statuses = Counter(i["status"] for i in items)
         assert set(statuses) == {200, 201} and statuses[200] <= runner.BATCH
         assert sorted(map(int, bodies(drain(url, unique, unique, total)))) == list(range(total))
         code, answer = cli("dead-letter", "redrive", unique, "--all", "--reason", "again", "--url", url, "--json")
         assert code == 0 and (answer["state"], answer["done"]) == ("done", total)
-        assert Caller(url, unique, "i").receive(unique) == []  # each was sent already
+        assert Caller(url, unique, "i").receive(unique) == []  # all were sent before
         assert refusal(url, "GET", "jobs/999") == (404, "not_found")
     finally:
         server.stop()
@@ -215,11 +215,11 @@ def test_a_cancelled_job_stops_for_good(
     eventually(lambda: admin(url, "GET", path)["done"] == 5, "the first batch")
     assert admin(url, "POST", f"{path}/cancel", {"dry_run": True})["result"]["state"] == "running"
     ended = admin(url, "POST", f"{path}/cancel", {"reason": "the wrong group"})["result"]
-    assert (ended["state"], ended["done"]) == ("cancelled", 10)  # after the batch that it was at
+    assert (ended["state"], ended["done"]) == ("cancelled", 10)  # the job ended after its current batch
     assert "the wrong group" in ended["detail"] and ended["ended_at"] and ended["progress"] < 1
     assert refusal(url, "POST", f"{path}/cancel") == (409, "conflict")
     assert refusal(url, "POST", "jobs/999/cancel") == (404, "not_found")
-    notify_server.restart()  # nor does it go on at the next start
+    notify_server.restart()  # the job does not go on after a restart
     assert len(drain(url, unique, unique, 10)) == 10
     shown = admin(url, "GET", path)
     assert (shown["state"], shown["done"], shown["ended_at"]) == ("cancelled", 10, ended["ended_at"])

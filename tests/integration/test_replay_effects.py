@@ -1,4 +1,4 @@
-"""Replay and inboxes: a reset or redrive repeats no effect unless told so, and then it repeats every one."""
+"""Replay and inboxes: a reset or redrive repeats no effect unless told so; then it repeats each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.versions import FIRST, FIXTURES, run_statements
 
 
 def consume(url: str, engine: sa.Engine) -> int:
-    """Run the group `g` until nothing of `t` is left; how many messages it handled."""
+    """Run the group `g` until no message of `t` is left; return how many it handled."""
     consumer = Consumer(url, group="g", inbox=Inbox(engine))
 
     @consumer.subscribe("t")
@@ -57,7 +57,7 @@ def test_a_reset_repeats_effects_only_when_told_so(shop_engine: sa.Engine, notif
     assert reset(url, replay_effects=True) == preview
     assert consume(url, shop_engine) == 2 and sorted(items(shop_engine)) == ["a", "a", "b", "b"]
 
-    # The number stays: what comes later, and a reset without the wish, repeat nothing.
+    # The replay's number stays: later messages, and a reset without `replay_effects`, repeat nothing.
     publish(url, "t", ["c"])
     assert consume(url, shop_engine) == 1
     reset(url)
@@ -87,7 +87,7 @@ def test_a_replays_number_survives_a_restart(shop_engine: sa.Engine, tmp_path: P
 
 
 def took_effect_and_died(url: str, engine: sa.Engine, body: str) -> str:
-    """A message of group `g` whose effect was committed, whose ack was lost, and that is dead; its id."""
+    """Make a dead letter of group `g` whose effect was committed and whose ack was lost; return its id."""
     publish(url, "t", [body])
     caller = Caller(url, "g", "i")
     message = caller.receive("t")[0]
@@ -101,7 +101,7 @@ def took_effect_and_died(url: str, engine: sa.Engine, body: str) -> str:
 
 
 def test_a_redrive_repeats_effects_only_when_told_so(shop_engine: sa.Engine, notify_server: InMemoryServer) -> None:
-    """Its messages have other ids than before: the inbox knows them by their first ones."""
+    """A redriven message has a new id; the inbox knows it by its first id."""
     url = notify_server.url
     subscribe(url, "g", "t")
     first = took_effect_and_died(url, shop_engine, "a")
@@ -117,7 +117,7 @@ def test_a_redrive_repeats_effects_only_when_told_so(shop_engine: sa.Engine, not
     assert "take effect again" in preview["effects"]
     redrive(url, "g", replay_effects=True)
     assert consume(url, shop_engine) == 1 and sorted(items(shop_engine)) == ["a", "b", "b"]
-    # A reset with the wish afterwards has a number of its own, so that it repeats all of them.
+    # A later reset with `replay_effects` has a number of its own, and repeats all effects.
     assert reset(url, replay_effects=True)["replay"] == 2
     consume(url, shop_engine)
     assert sorted(items(shop_engine)) == ["a", "a", "b", "b", "b"]
@@ -166,7 +166,7 @@ def test_all_letters_as_a_job_and_the_command(notify_server: InMemoryServer, tmp
     [({}, 3), ({"notify-replay": "7"}, 7), ({"notify-replay": "x"}, 3), ({"notify-replay": "9" * 40}, 3)],
 )
 def test_a_producers_own_header_does_no_harm(shop_engine: sa.Engine, headers: Mapping[str, str], replay: int) -> None:
-    """A header that is no number or id of this project's is passed over: no message fails for it."""
+    """A `notify-` header of a producer that is no valid number or id is ignored, and fails no message."""
     headers = {**headers, "notify-first-id": "y" * 500}
     message = ReceivedMessage("01a1fc5e-3817-71f6-bdb9-9ebd1a8e445d.0", "t", 0, 0, b"x", None, None, headers, 1, "", 3)
     assert Inbox(shop_engine).run("g", message, lambda m, session: session.add(Order(item=m.text)))
@@ -189,7 +189,7 @@ def test_an_older_table_is_refused_until_it_is_changed(engine_url: str, database
 
 
 def test_processes_that_change_the_table_at_once_lose_nothing(engine_url: str, database: str) -> None:
-    """Each of them looks first and then changes it; a replay's row that is written in between stays."""
+    """Processes that upgrade the table at once keep a replay's row that is written in between."""
     setup = make_engine(engine_url)
     run_statements(setup, (FIXTURES / FIRST / f"service.{database}.sql").read_text())
     setup.dispose()

@@ -1,7 +1,7 @@
-"""The matrix of rights: every route of the server, asked by everyone, for their own things and for another's.
+"""The matrix of rights: every route of the server is asked by every caller, for own things and for another's.
 
-What each route takes is said once, in `cases`. What is to be answered follows from that, and is compared with what the
-server answers: who may is let in, who may not is refused, is shown nothing of the other's, and changes nothing.
+`cases` states once which rights each route takes. The expected answers follow from that, and are compared with the
+server's: a caller with the right is let in; another one is refused, sees nothing of the other's, and changes nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tests.support.transactions import new_id
 
 VIEW, ADMIN = needs("view"), needs("admin")
 SECRET = ((KNOWN, "{secret}"),)
-"""What an answer shows to whoever is let in."""
+"""The data that an answer shows to a caller with the right."""
 CHECK, CONSUME = needs("check:{producer}"), needs("consume:{group}@{topic}")
 ADMIN_TOPIC, ADMIN_GROUP, ADMIN_PRODUCER = needs("admin:{topic}"), needs("admin:{group}"), needs("admin:{producer}")
 SUBSCRIPTION = "PUT /v1/groups/{group}/subscriptions/{topic}"
@@ -53,7 +53,7 @@ SUBSCRIBE = needs("consume:{group}@{topic}", "admin:{group} admin:{topic}")
 
 SINGLE = ("publish:{topic}", "check:{producer}", "consume:{group}", "consume:{group}@{topic}", "read:{topic}",
           "bridge:{source}", "admin:{topic}", "admin:{group}", "admin:{producer}")  # fmt: skip
-"""Rights to one thing each; callers have them for their own things, and for the other's."""
+"""Rights to one thing each; there are callers with them for own things, and for the other's."""
 SEVERAL = (
     "publish:{topic} check:{producer}",
     "publish:{topic} check:{other_producer}",
@@ -68,7 +68,7 @@ WILD = ("publish", "publish:dead-letter.*", "check", "consume", "read", "bridge"
 @pytest.fixture(scope="module")
 def room() -> Iterator[Room]:
     with pytest.MonkeyPatch.context() as patched, GuardedInMemory() as server:
-        # On a slow machine an unknown token would be answered with 503 else, until the records are read.
+        # Otherwise a slow machine answers an unknown token with 503 until it has read the records.
         patched.setattr(lookup, "WAIT_SECONDS", PATIENCE_SECONDS)
         made = Room(server)
         made.restore()
@@ -82,8 +82,8 @@ def table(room: Room) -> list[Case]:
 
 
 def callers(room: Room) -> list[Caller]:
-    """Everyone who may ask."""
-    own, foreign = room.mine, room.theirs
+    """All callers of the matrix."""
+    own, foreign = room.own, room.foreign
     every = ("admin", "view", "publish", "check", "consume", "read", "bridge")
     revoked, expired = room.server.make(*every, name="gone"), room.server.make(*every, expires_in=1)
     room.server.server.advance(1)
@@ -107,7 +107,7 @@ def callers(room: Room) -> list[Caller]:
 
 
 def cases(room: Room) -> list[Case]:
-    """Each route: what it takes, and how it is asked. A new route gets its line here."""
+    """Each route with the rights that it takes and its request. A new route needs a line here."""
     return [*producing(room), *consuming(room), *bridging(room), *administration(room), *edges(room)]
 
 
@@ -116,25 +116,25 @@ def publishing(*topics: str) -> Asked:
 
 
 def producing(room: Room) -> list[Case]:
-    kept = {things.whose: room.half(things, new_id()) for things in (room.mine, room.theirs)}
+    kept = {things.whose: room.half(things, new_id()) for things in (room.own, room.foreign)}
 
     def store(*topics: tuple[str, ...]) -> Any:
         def ask(t: Things, o: Things) -> Asked:
             halves = [
-                {"id": new_id(), "messages": [{"topic": t.fill(topic, o), "body": "x"} for topic in of]}
-                for of in topics
+                {"id": new_id(), "messages": [{"topic": t.fill(topic, o), "body": "x"} for topic in names]}
+                for names in topics
             ]
             return Asked("POST", "/v1/transactions", {"producer_group": t.producer, "transactions": halves})
 
         return ask
 
     def take_over(t: Things, o: Things) -> Asked:
-        """The other's id, with a half of one's own."""
+        """Store an own half under the other's id."""
         half = {"id": kept[o.whose], "messages": [{"topic": t.topic, "body": "x"}]}
         return Asked("POST", "/v1/transactions", {"producer_group": t.producer, "transactions": [half]})
 
     def publish_as(t: Things, o: Things) -> Asked:
-        """A message under the other's id."""
+        """Publish a message under the other's id."""
         message = {"id": f"{kept[o.whose]}.0", "topic": t.topic, "body": "x"}
         return Asked("POST", "/v1/messages", {"messages": [message]})
 
@@ -198,7 +198,7 @@ def consuming(room: Room) -> list[Case]:
         return ask
 
     def settle(t: Things, o: Things) -> Asked:
-        """A receipt of one's own topic, one of the other's topic, and one of the other's group."""
+        """Settle receipts of the own topic, of the other's topic, and of the other's group."""
         receipts = [room.receipt(t, t), room.receipt(t, o), room.receipt(o, o)]
         items = [{"receipt": receipt, "action": "ack"} for receipt in receipts]
         return Asked("POST", f"/v1/groups/{t.group}/settle", {"items": items})
@@ -231,12 +231,12 @@ def consuming(room: Room) -> list[Case]:
 
 def bridging(room: Room) -> list[Case]:
     def append(t: Things, o: Things, **fields: Any) -> Asked:
-        """A batch that changes nothing but what `fields` say."""
+        """Append a batch with these fields."""
         body = {"epoch": 1, "expected_position": "", "position": ""} | fields
         return Asked("POST", f"/v1/bridge/{t.source}/batches", body)
 
     def begin(t: Things) -> str:
-        """A part of a large transaction of a source, which only its later batches may commit."""
+        """Prepare a part of a source's large transaction, which only its later batches may commit; return its id."""
         name = new_id()
         part = {"id": name, "producer_group": t.producer, "messages": [{"topic": t.topic, "body": "x"}]}
         for fields in ({"claim": True}, {"transactions": [part], "prepare": True}):
@@ -244,11 +244,11 @@ def bridging(room: Room) -> list[Case]:
             room.do(asked.method, asked.path, asked.body)
         return name
 
-    prepared = {things.whose: begin(things) for things in (room.mine, room.theirs)}
+    prepared = {things.whose: begin(things) for things in (room.own, room.foreign)}
     bridge = needs("bridge:{source}")
 
     def steal(t: Things, o: Things) -> Asked:
-        """Commit what the other's source prepared."""
+        """Commit a transaction that the other's source prepared."""
         return append(t, o, commit=[prepared[o.whose]])
 
     return [
@@ -260,7 +260,7 @@ def bridging(room: Room) -> list[Case]:
 
 def administration(room: Room) -> list[Case]:
     halves, messages, private, jobs = {}, {}, {}, {}
-    for things in (room.mine, room.theirs):
+    for things in (room.own, room.foreign):
         halves[things.whose] = room.half(things, new_id())
         (messages[things.whose],) = room.publish((things.topic, things.secret))
         (private[things.whose],) = room.publish((things.private, things.secret))
@@ -274,7 +274,7 @@ def administration(room: Room) -> list[Case]:
     def add(
         route: str, takes: Needs, path: str | None = None, body: dict[str, Any] | None = None, **options: Any
     ) -> None:
-        """A route of the administrator; its path names things as `Things.fill` does, and `{half}` and the like."""
+        """Add an admin route; its path has the placeholders of `Things.fill`, and `{half}` and the like."""
         method, _, template = route.partition(" ")
         text = template if path is None else path
 
@@ -285,8 +285,9 @@ def administration(room: Room) -> list[Case]:
                 return [fill(v, t, o) for v in value]
             if not isinstance(value, str):
                 return value
-            for name, of in (("half", halves), ("message", messages), ("private_message", private), ("job", jobs)):
-                value = value.replace(f"{{{name}}}", str(of[t.whose])).replace(f"{{other_{name}}}", str(of[o.whose]))
+            for name, known in (("half", halves), ("message", messages), ("private_message", private), ("job", jobs)):
+                value = value.replace(f"{{{name}}}", str(known[t.whose]))
+                value = value.replace(f"{{other_{name}}}", str(known[o.whose]))
             return t.fill(value, o)
 
         def ask(t: Things, o: Things) -> Asked:
@@ -344,7 +345,7 @@ def administration(room: Room) -> list[Case]:
     add("GET /messages/{message_id}", VIEW, "/messages/{message}", shows=SECRET)
     add("POST /messages/republish", ADMIN, None, {"messages": [{"id": "{message}"}]})
     add("GET /jobs/{number}", VIEW, "/jobs/{job}")
-    add("POST /jobs/{number}/cancel", ADMIN_GROUP, "/jobs/{job}/cancel", {}, status=409)  # it has ended
+    add("POST /jobs/{number}/cancel", ADMIN_GROUP, "/jobs/{job}/cancel", {}, status=409)  # the job has ended
     add("GET /bridges/{source}", VIEW, "/bridges/{source}")
 
     add("PUT /limits", ADMIN, None, {})
@@ -362,9 +363,9 @@ def administration(room: Room) -> list[Case]:
 
 
 def edges(room: Room) -> list[Case]:
-    """Health, the document, and the console, whose pages show what the admin routes do."""
-    half = {things.whose: room.half(things, new_id()) for things in (room.mine, room.theirs)}
-    message = {things.whose: room.publish((things.topic, things.secret))[0] for things in (room.mine, room.theirs)}
+    """Health routes, the OpenAPI document, and the console's pages, which take the rights of their admin routes."""
+    half = {things.whose: room.half(things, new_id()) for things in (room.own, room.foreign)}
+    message = {things.whose: room.publish((things.topic, things.secret))[0] for things in (room.own, room.foreign)}
     table: list[Case] = []
 
     def add(route: str, takes: Needs, path: str | None = None, body: bytes | None = None, **options: Any) -> None:
@@ -391,7 +392,7 @@ def edges(room: Room) -> list[Case]:
     for path in ("/", "/transactions", "/topics", "/groups", "/dead-letters", "/nodes", "/audits", "/jobs",
                  "/settings", "/access", "/actions", "/overview/history"):  # fmt: skip
         add(f"GET {path}", VIEW)
-    add("GET /messages", KNOWN)  # a form, and nothing else
+    add("GET /messages", KNOWN)  # only the form
     add("GET /messages", VIEW, "/messages?topic={topic}", shows=SECRET, what="of a topic")
     add("GET /transactions/{transaction}", VIEW, "/transactions/{half}")
     add("GET /messages/{message}", VIEW, "/messages/{message}")
@@ -399,7 +400,7 @@ def edges(room: Room) -> list[Case]:
     add("GET /groups/{group}", VIEW)
     add("GET /groups/{group}/dead-letters", VIEW)
     add("GET /jobs/{job}", VIEW, "/jobs/1")
-    add("GET /audits/{number}/report", KNOWN, "/audits/1/report", status=303)  # to the admin route, which asks for view
+    add("GET /audits/{number}/report", KNOWN, "/audits/1/report", status=303)  # redirects to an admin route
     add("GET /do/{name}", KNOWN, "/do/group.pause", what="a form, and nothing else")
     add("GET /do/{name}", VIEW, "/do/settings.put?setting=check_attempts", what="a form with a value in it")
     do = "group={group}&reason=a+test&step="
@@ -457,20 +458,20 @@ def statuses(raw: bytes, status: int, case: Case) -> list[int]:
 
 
 def shown_wrongly(raw: bytes, asked: Asked, case: Case, caller: Caller, room: Room, things: Things) -> list[str]:
-    """Names and data of whom the caller may see nothing of, that the answer has and the request had not."""
+    """Names and data in the answer that the caller may not see, and that the request did not have."""
     other = room.other(things)
     referred = [things.fill(name, other) for name in case.refers_to]
     known = asked.path + json.dumps(asked.body, default=bytes.decode) + " ".join(referred)
     text = raw.decode()
     wrong = [
         name
-        for who in (room.mine, room.theirs)
+        for who in (room.own, room.foreign)
         if not caller.may_see(who)
         for name in who.names
         if name in text and name not in known
     ]
     if case.parts and b'"items"' in raw:
-        # Of another's transaction nothing is said, not even how it stands.
+        # An answer tells nothing of another's transaction, not even its state.
         for part, item in zip(case.parts, json.loads(raw)["items"], strict=True):
             if part.is_foreign and "state" in item:
                 wrong.append(f"the state {item['state']}")
@@ -488,7 +489,7 @@ def test_every_route_is_in_the_matrix(room: Room, table: list[Case]) -> None:
 
 
 def test_the_document_has_every_data_route(room: Room) -> None:
-    """Routes that are not FastAPI's are told to it by hand."""
+    """The document lists the data routes, which FastAPI does not serve, too."""
     document = room.do("GET", "/openapi.json")["paths"]
     told = {f"{m.upper()} {p}" for p, methods in document.items() for m in methods if not p.startswith("/v1/admin")}
     assert {f"{method} {path}" for method, path, _ in DataRoutes.ROUTES} == {t for t in told if " /v1/" in t}
@@ -497,17 +498,17 @@ def test_the_document_has_every_data_route(room: Room) -> None:
 def test_the_matrix(room: Room, table: list[Case]) -> None:
     """Promise: denied by default. Every route by everyone, on their own things and on another's."""
     everyone = callers(room)
-    strangers = [caller for caller in everyone if room.mine.prefix in caller.name]
+    strangers = [caller for caller in everyone if room.own.prefix in caller.name]
     wrong: list[str] = []
     cells = 0
     for case in table:
-        for things in (room.mine, room.theirs) if case.is_of_things else (room.mine,):
-            # For the other's things only those who have rights to mine: the rest would be the same with names changed.
-            who = everyone if things is room.mine else strangers
+        for things in (room.own, room.foreign) if case.is_of_things else (room.own,):
+            # For the other's things only callers with own rights ask: the rest would be the same with names changed.
+            who = everyone if things is room.own else strangers
             other = room.other(things)
             asked = case.ask(things, other)
             expected = {caller.name: case.expected(caller, things, other) for caller in who}
-            # Whoever is refused first, altogether or every item of it: then nothing may have changed.
+            # Callers that are refused ask first: after them nothing may have changed.
             refused = [c for c in who if set(expected[c.name][1:] or expected[c.name]) <= {401, 403, 409}]
             before = kept(room)
             for caller in (*refused, *(c for c in who if c not in refused)):
@@ -556,8 +557,8 @@ def test_what_the_matrix_expects_of_a_right(right: str, need: str, is_covered: b
 
 
 def test_an_inbox_is_told_of_for_topics_that_the_right_names(room: Room) -> None:
-    """`*` is all that a pattern has: in another's brackets a right's own characters would stand for other topics."""
-    t = room.mine
+    """The only wildcard of a pattern is `*`: brackets would let a right's characters match other topics."""
+    t = room.own
     token = room.server.make(f"consume:{t.group}@*.x*")
     path = f"/v1/admin/groups/{t.group}/subscriptions/{quote('*[.x]*')}/inbox"
     before = kept(room)
@@ -568,12 +569,12 @@ def test_an_inbox_is_told_of_for_topics_that_the_right_names(room: Room) -> None
 
 @pytest.mark.parametrize("mode", ["exclusive", "broadcast"])
 def test_a_topic_that_one_may_not_consume_is_left_out(room: Room, unique: str, mode: str) -> None:
-    """A group's other topic may be somebody's alone, or go to each instance: a poll without `topics` leaves it out."""
+    """A poll without `topics` leaves out a topic without a right to it, whether exclusive or broadcast."""
     own, other = f"{unique}.own", f"{unique}.other"
     for topic, of_mode in ((own, "shared"), (other, mode)):
         room.do("PUT", f"/v1/admin/groups/{unique}/subscriptions/{topic}", {"mode": of_mode, "start": "earliest"})
     asked = {"instance": "somebody", "topics": [other], "max": 1, "wait": 0, "lease": 30}
-    for _ in range(2):  # to each instance goes what comes after its first poll
+    for _ in range(2):  # an instance gets broadcasts from its first poll on
         room.publish((other, "theirs"))
         room.do("POST", f"/v1/groups/{unique}/receive", asked)
     room.publish((own, "mine"), (other, "theirs"))
@@ -581,7 +582,7 @@ def test_a_topic_that_one_may_not_consume_is_left_out(room: Room, unique: str, m
     status, raw = room.ask(poll, room.server.make(f"consume:{unique}@{own}"))
     assert status == 200, raw
     assert [message["body"] for message in json.loads(raw)["messages"]] == ["mine"]
-    assert f"{unique}@me" not in json.dumps(room.do("GET", "/v1/admin/groups"))  # nothing is kept for it of the other
+    assert f"{unique}@me" not in json.dumps(room.do("GET", "/v1/admin/groups"))  # no broadcast instance was made for it
     status, raw = room.ask(poll, room.all)
     code = {"exclusive": "topic_is_taken", "broadcast": "mixed_modes"}[mode]
-    assert json.loads(raw)["code"] == code  # who may consume both is told
+    assert json.loads(raw)["code"] == code  # a caller with both rights is refused

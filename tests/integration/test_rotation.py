@@ -1,4 +1,4 @@
-"""Credentials are exchanged while they are used: no request is refused, and no message is lost or comes twice."""
+"""Credentials are exchanged under load: no request fails, and no message is lost or comes twice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def guarded() -> Iterator[GuardedInMemory]:
 
 
 def replace(file: Path, token: str) -> None:
-    """As the security guide has it: another file, renamed to this one."""
+    """Replace the file as the security guide says: write another file, and rename it to this one."""
     beside = file.with_suffix(".new")
     beside.write_text(token + "\n")
     os.replace(beside, file)
@@ -48,7 +48,7 @@ def revoke(guarded: GuardedInMemory, token: str) -> None:
 def test_tokens_are_exchanged_under_load(
     guarded: GuardedInMemory, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """Promise: a second token is made, given to the clients, and the first is revoked, while they send and receive."""
+    """Promise: while clients send and receive, a new token is made and given to them, and the old one is revoked."""
     rights = (f"publish:{unique}", f"check:{unique}", f"consume:{unique}")
     held = [guarded.make(*rights)]
     file = tmp_path / "token"
@@ -97,13 +97,13 @@ def test_tokens_are_exchanged_under_load(
                     made = guarded.make(*rights)
                     replace(file, made)
                     held.append(made)
-                    revoke(guarded, held[-2])  # at once: who still shows it is refused, and looks for another
+                    revoke(guarded, held[-2])  # at once: a client that still shows it is refused, and reads the new one
                 before = len(sent)
                 eventually(lambda: len(sent) >= before + MEANWHILE or any(s.done() for s in sending))
             finally:
                 is_over.set()
                 for task in sending:
-                    task.result(PATIENCE_SECONDS)  # raises what was refused
+                    task.result(PATIENCE_SECONDS)  # raises the error of a refused request
                 try:
                     eventually(lambda: len(got) >= len(sent) or consuming.done(), f"{len(sent)} messages")
                 finally:
@@ -114,7 +114,7 @@ def test_tokens_are_exchanged_under_load(
 
 
 def test_what_waits_when_its_token_is_revoked_is_unauthorized(guarded: GuardedInMemory, unique: str) -> None:
-    """Not forbidden: with another token it may be sent again, and the SDK does that."""
+    """The request gets a 401, not a 403: the SDK sends it again with another token."""
     token = guarded.make(f"publish:{unique}", f"consume:{unique}")
     parts = urlsplit(guarded.url)
     body = b'{"items":[{"receipt":"0.0","action":"ack"}]}'
@@ -124,7 +124,7 @@ def test_what_waits_when_its_token_is_revoked_is_unauthorized(guarded: GuardedIn
             f"content-type: application/json\r\nexpect: 100-continue\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         s.sendall(head.encode())
-        assert b" 100 " in s.recv(4096)  # it is let in, and its body is waited for
+        assert b" 100 " in s.recv(4096)  # the request is let in, and the server waits for its body
         revoke(guarded, token)
         s.sendall(body)
         assert b" 401 " in s.recv(4096).split(b"\r\n")[0]

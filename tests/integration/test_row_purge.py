@@ -33,7 +33,7 @@ HOUR = 3600.0
 
 @pytest.fixture
 def engine(emptied_shop: sa.Engine) -> Iterator[sa.Engine]:
-    """A database without rows; what its notify_source says is put right again."""
+    """The engine of a database without rows; afterwards its notify_source is restored."""
     with emptied_shop.connect() as connection:
         source = dict(connection.execute(sa.select(notify_source)).mappings().one())
     yield emptied_shop
@@ -42,7 +42,7 @@ def engine(emptied_shop: sa.Engine) -> Iterator[sa.Engine]:
 
 
 def id_of(seconds_ago: float) -> str:
-    """The id of a transaction that a producer's clock put so far back."""
+    """The id of a transaction that began so many seconds ago by its producer's clock."""
     made_ms = round((time.time() - seconds_ago) * 1000)
     return ids.to_text(made_ms.to_bytes(6) + ids.new_id()[6:])
 
@@ -50,7 +50,7 @@ def id_of(seconds_ago: float) -> str:
 def commit_row(
     engine: sa.Engine, transaction_id: str, seconds_ago: float, shards: str = "main", **fields: Any
 ) -> HalfMessage:
-    """A row that was committed so long ago by the database's clock; the half that a server would ask about."""
+    """Insert a row committed so many seconds ago by the database's clock; return the half that a server checks."""
     values: dict[str, Any] = {
         "transaction_id": transaction_id, "message_no": 0, "producer_group": "g", "mode": "half", "state": "COMMITTED",
         "shards": shards, "topic": "t", "relayed": 1,
@@ -67,17 +67,17 @@ def rows(engine: sa.Engine) -> set[str]:
 
 
 def test_a_forced_purge_knows_ids_of_a_clock_that_is_ahead(engine: sa.Engine) -> None:
-    """The producer's clock was five minutes ahead of the database's when it made the id."""
+    """A forced purge covers ids of a producer whose clock was five minutes ahead of the database's."""
     half = commit_row(engine, id_of(HOUR - 300), HOUR)
     assert purge_by_force(engine, older_than=HOUR - 60).rows == 1
     with pytest.raises(CheckUnavailable, match="purged"):
         LocalTransactionCheck(engine).check(half)
-    assert rows(engine) == set()  # no tombstone either
+    assert rows(engine) == set()  # and no tombstone
 
 
 def test_what_stands_after_a_forced_purge_is_answered(engine: sa.Engine) -> None:
     gone = commit_row(engine, id_of(HOUR), 2 * HOUR)
-    kept = commit_row(engine, id_of(2 * HOUR), HOUR / 2)  # of a producer whose clock is behind
+    kept = commit_row(engine, id_of(2 * HOUR), HOUR / 2)  # its producer's clock is behind
     later = HalfMessage(id_of(0), "g", "main", gone.source, 1, ())
     assert purge_by_force(engine, older_than=HOUR).rows == 1
     assert LocalTransactionCheck(engine).check(kept) is Outcome.COMMIT
@@ -102,7 +102,7 @@ def test_a_purge_between_the_parts_of_a_question(engine: sa.Engine, monkeypatch:
 
 
 def test_a_row_is_asked_for_at_its_own_shard(engine: sa.Engine, memory: InMemoryServer) -> None:
-    """This server has the shard `main` only: what it does not know of another one, says nothing."""
+    """A row is purged only if its own shard knows its outcome: this server has the shard `main` only."""
     own_id, foreign_id, shared_id = (id_of(10 * HOUR + n) for n in range(3))
     for transaction_id, shards in ((own_id, "main"), (foreign_id, "elsewhere"), (shared_id, "main,elsewhere")):
         commit_row(engine, transaction_id, 10 * HOUR, shards)
@@ -112,7 +112,7 @@ def test_a_row_is_asked_for_at_its_own_shard(engine: sa.Engine, memory: InMemory
 
 
 def test_the_ids_retention_counts_by_the_databases_clock(engine: sa.Engine, memory: InMemoryServer) -> None:
-    """An id that says a time within ten minutes of the retention's end may be younger than it says."""
+    """An id's time is the producer's, and may be ten minutes off: a row within ten minutes of the bound stays."""
     old, young = id_of(2 * HOUR + 900), id_of(2 * HOUR + 300)
     for transaction_id in (old, young):
         commit_row(engine, transaction_id, 3 * HOUR)
@@ -125,7 +125,7 @@ def test_the_ids_retention_counts_by_the_databases_clock(engine: sa.Engine, memo
 
 
 def on_the_server(url: str, group: str, transaction_id: str, outcome: str = "") -> str:
-    """Store a half with this id, and decide it; its id."""
+    """Store a half with this id on the server, and decide it; return the id."""
     half = {"id": transaction_id, "messages": [{"topic": group, "body": "b"}]}
     assert post(url, "/v1/transactions", {"producer_group": group, "transactions": [half]})["items"][0]["status"] == 201
     if outcome:
@@ -158,9 +158,9 @@ def test_a_producer_purges_what_is_final_and_nothing_else(
     goes = {
         on_the_server(url, group, id_of(2 * DAY), "COMMIT"),
         on_the_server(url, group, id_of(2 * DAY), "ROLLBACK"),
-        id_of(8 * DAY),  # the server has forgotten its id
+        id_of(8 * DAY),  # the server has forgotten this id
     }
-    bridged = on_the_server(url, group, id_of(2 * DAY), "COMMIT")  # a bridge marks nothing in the outbox
+    bridged = on_the_server(url, group, id_of(2 * DAY), "COMMIT")  # a bridge marks no row of the outbox
     in_doubt = on_the_server(url, group, id_of(30 * DAY))
     elsewhere, unknown, waits = id_of(8 * DAY), id_of(6 * DAY), id_of(8 * DAY)
     young = on_the_server(url, group, id_of(DAY / 2), "COMMIT")
@@ -177,8 +177,8 @@ def test_a_producer_purges_what_is_final_and_nothing_else(
     assert (done.rows, done.kept) == (4, 4)
     with engine.connect() as connection:
         rows_from = connection.execute(sa.select(notify_source.c.rows_from)).scalar_one()
-    assert abs(rows_from / 1000 - (time.time() - DAY)) < HOUR, "the audit does not know from when on rows are whole"
-    # In doubt for long, and answered for still.
+    assert abs(rows_from / 1000 - (time.time() - DAY)) < HOUR, "the audit needs to know since when rows are whole"
+    # A transaction in doubt for long is still answered.
     half = HalfMessage(in_doubt, group, "main", source_of(engine), 1, ())
     assert LocalTransactionCheck(engine).check(half) is Outcome.COMMIT
 
@@ -191,7 +191,7 @@ def source_of(engine: sa.Engine) -> str:
 def test_a_producers_purge_goes_in_small_batches(
     engine: sa.Engine, memory: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that stay do not keep it from those behind them; nothing that the server does not say is deleted."""
+    """A purge passes rows that stay, and deletes only rows of transactions that the server calls decided."""
     monkeypatch.setattr(purging, "SMALL_BATCH", 3)
     monkeypatch.setattr(purging, "PAUSE_SECONDS", 0.0)
     deleted: list[int] = []
@@ -243,7 +243,7 @@ def test_a_running_async_producer_purges_by_itself(
     async def run() -> None:
         engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
         async with AsyncTransactionProducer(memory.url, group=unique, engine=engine, purge_after=DAY):
-            # In a thread: the purge holds SQLite's one lock between two turns of this loop.
+            # The check runs in a thread: between two turns of this loop the purge holds SQLite's one lock.
             await asyncio.to_thread(eventually, lambda: old not in rows(sync), "the producer to purge")
         await engine.dispose()
 

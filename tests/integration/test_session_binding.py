@@ -1,4 +1,4 @@
-"""Every way a SQLAlchemy transaction can end, on each database: the message shares its fate."""
+"""A message shares its SQLAlchemy transaction's end, whichever it is, on each database."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_session_that_ends_without_commit_sends_nothing(shop: Shop, end: str) 
 def test_a_session_that_is_garbage_collected_sends_nothing(shop: Shop) -> None:
     if shop.engine.dialect.name == "sqlite":
         shop.engine.dispose()
-    gc.freeze()  # what other tests have left to collect is not this one's doing
+    gc.freeze()  # garbage of other tests is collected before
     try:
         session = shop.sessions()
         session.add(Order(item="a"))
@@ -154,7 +154,7 @@ def test_core_connection(shop: Shop) -> None:
 def test_core_connection_whose_owner_commits_is_resolved_by_check_back(shop: Shop) -> None:
     with shop.engine.begin() as connection, shop.producer.transaction(connection) as tx:
         tx.send(Message(shop.topic, "a"))
-    shop.server.advance(60)  # by then the server has asked
+    shop.server.advance(60)  # by then the server has checked
     assert shop.delivered() == ["a"]
 
 

@@ -1,4 +1,4 @@
-"""Settings that change while servers run: validated, recorded, spread to all of them, rolled back."""
+"""Settings change while servers run: they are validated, recorded, spread to all servers, and rolled back."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def test_a_change_reaches_three_servers_and_is_rolled_back(cluster: list[ServerP
     )
     assert (status, answer["result"]["revision"]) == (200, 1)
     assert answer["result"]["changes"]["check_attempts"] == {"from": 15, "to": 3}
-    assert settings_of(first)["check_attempts"] == 3  # there at once
+    assert settings_of(first)["check_attempts"] == 3  # at once at this server
     until_all(cluster, "check_attempts", 3)
     assert settings_of(third)["create_topics"] is False
-    assert settings_of(first)["storage"] == "(secret)"  # it may hold a password
-    # What holds is acted upon, not only shown: rates come the same way.
+    assert settings_of(first)["storage"] == "(secret)"  # the URL may hold a password
+    # Rate limits spread in the same way.
     admin(second.url, "PUT", "limits", {"producer_groups": {"slow": 7.0}})
     until_all(cluster, "revision", 2)
     assert admin(third.url, "GET", "limits")["producer_groups"] == {"slow": 7.0}
-    # One call back, for settings and rates.
+    # One call rolls back settings and rates.
     status, answer = ask(third.url, "POST", "/v1/admin/settings/rollback", WHY | {"to": 0})
     assert (status, answer["result"]["revision"]) == (200, 3)
     until_all(cluster, "check_attempts", 15)
@@ -45,9 +45,9 @@ def test_a_change_reaches_three_servers_and_is_rolled_back(cluster: list[ServerP
     assert admin(first.url, "GET", "limits")["producer_groups"] == {}
     revisions = admin(second.url, "GET", "settings/revisions")["revisions"]
     assert [r["number"] for r in revisions] == [3, 2, 1] and revisions[2]["reason"] == REASON
-    actions = admin(second.url, "GET", "actions")["actions"]  # at whichever server it was done
+    actions = admin(second.url, "GET", "actions")["actions"]  # actions of all servers
     assert [a["what"] for a in actions] == ["settings.rollback", "limits.put", "settings.put"]
-    # A server that comes later, or again, starts with what holds.
+    # A server that starts again has the current settings.
     admin(first.url, "PUT", "settings", {"values": {"check_attempts": 4}})
     third.stop()
     third.start()
@@ -67,7 +67,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(server: ServerProcess) ->
         status, problem = ask(server.url, "PUT", "/v1/admin/settings", WHY | {"values": wrong})
         assert (status, problem["code"]) == (422, code), wrong
     status, _ = ask(server.url, "PUT", "/v1/admin/settings", {"values": {"check_attempts": 3}})
-    assert status == 422  # no reason
+    assert status == 422  # without a reason
     status, answer = ask(
         server.url, "PUT", "/v1/admin/settings", WHY | {"values": {"check_attempts": 3}, "dry_run": True}
     )

@@ -73,14 +73,14 @@ def test_a_fastapi_service(notify_server: InMemoryServer, tmp_path: Path) -> Non
         assert client.post("/orders?item=book").json() == {"ordered": "book"}
         (message,) = notify_server.wait_for("order.placed", 1)
         assert message.json() == {"item": "book"}
-        # A refused half is seen by the client: the order was not placed.
+        # The client sees that the half was refused: the order was not placed.
         with pytest.raises(Backpressure, match="nothing is committed"):
             client.post("/orders?item=pen")
     names["engine"].dispose()
 
 
 def framework(name: str) -> str:
-    """The one block of the page about frameworks that imports this one."""
+    """The block of docs/frameworks.md that imports this framework."""
     (code,) = [block for block in blocks("frameworks.md", "python") if f"from {name}" in block]
     return code
 
@@ -90,7 +90,7 @@ def test_a_flask_service(notify_server: InMemoryServer, tmp_path: Path) -> None:
     notify_server.freeze()
     admin(notify_server.url, "PUT", "limits", {"producer_groups": {"shop": 1}})
     names = run(framework("flask"), tmp_path, NOTIFY_URL=notify_server.url)
-    names["app"].testing = True  # what a path function raises is raised here
+    names["app"].testing = True  # an error of a path function is raised here
     client = names["app"].test_client()
     assert client.post("/orders?item=book").json == {"ordered": "book"}
     (message,) = notify_server.wait_for("order.placed", 1)
@@ -132,7 +132,7 @@ def test_a_django_service(notify_server: InMemoryServer, tmp_path: Path) -> None
     pytest.importorskip("django", reason="Django is not installed: `make install` has it")
     engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
     create_tables(engine)
-    # A process of its own: Django is set up once in a process, and for good.
+    # Django can be set up once in a process: this one is its own.
     script = tmp_path / "service.py"
     script.write_text(DJANGO_BEFORE + framework("django") + DJANGO_AFTER)
     done = subprocess.run([sys.executable, script, tmp_path / "shop.db"], capture_output=True, text=True)
@@ -182,11 +182,11 @@ class Points(Base):
     order = mapped_column(sa.Text)
     amount = mapped_column(sa.Integer)
 """
-"""What the pages take for granted: a service's own models."""
+"""The service's own models, which the pages take for granted."""
 
 
 def stop_after_one(consumer: Consumer) -> None:
-    """Stop a consumer, from another thread, when it has handled its first message."""
+    """Stop a consumer from another thread once it has handled its first message."""
 
     def stop() -> None:
         try:

@@ -1,4 +1,4 @@
-"""A database as the storage: what is cut off, refused, claimed at once, left out, purged."""
+"""SQL storage: cut connections, refused values, competing servers, failing shards, purges."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def shared_storage(
 
 @pytest.fixture
 def storage(shared_storage: str) -> str:
-    """The URL of a database with the server's tables, which are empty."""
+    """The URL of a database with the server's tables, emptied."""
     with opened(shared_storage) as engine, engine.begin() as connection:
         connection.execute(sa.delete(server_half_message))
         connection.execute(sa.delete(server_member))
@@ -60,13 +60,13 @@ def storage(shared_storage: str) -> str:
 
 @pytest.fixture(autouse=True)
 def is_patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow the machine is, what was cut off or deadlocked is tried again until it succeeds."""
+    """Let a writer try again until it succeeds after a cut or a deadlock, also on a slow machine."""
     monkeypatch.setattr(writer, "GIVE_UP_SECONDS", PATIENCE_SECONDS)
 
 
 @pytest.fixture
 def gives_up_soon(is_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A database that is away is tried for a moment only."""
+    """Let a writer give up soon when its database is away."""
     monkeypatch.setattr(writer, "GIVE_UP_SECONDS", 0.5)
 
 
@@ -126,7 +126,7 @@ def test_a_writer_gives_up_before_its_callers_do(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("gives_up_soon")
 def test_a_database_that_is_away_is_waited_for_and_then_said(proxied: tuple[Proxy, str]) -> None:
-    """The error says that it is not known whether this was stored."""
+    """The error says that nobody knows whether the transaction was stored."""
     proxy, url = proxied
 
     async def scenario(store: SqlStore) -> None:
@@ -148,7 +148,7 @@ def test_two_servers_never_ask_the_same_check(storage: str) -> None:
         later = now() + SECOND
         claims = []
         for step in range(6):
-            at = later + step * SECOND  # beyond the pause between two looks
+            at = later + step * SECOND  # later than the pause between two looks
             claims += await asyncio.gather(
                 *(s.claim_checks("g", at, 40, 600 * SECOND) for s in (store, two, store, two))
             )
@@ -195,7 +195,7 @@ def test_what_the_database_refuses_fails_alone(storage: str) -> None:
 
 
 def test_a_fault_of_the_server_is_not_called_the_databases(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails its own transaction alone, and the log has its traceback."""
+    """A fault of the server fails its own transaction alone, and the log has its traceback."""
 
     async def scenario(store: SqlStore) -> None:
         good, bad = sent(), sent()
@@ -241,7 +241,7 @@ def test_text_of_every_kind_comes_back(storage: str) -> None:
 
 
 def test_a_text_that_postgresql_cannot_hold_is_refused_as_such(storage: str, tmp_path: Path) -> None:
-    """It answered 500 for a key with a NUL, and 503 to whoever looked for a group of such a name."""
+    """A NUL is answered with 422. A key with one gave a 500, and a search for a group with one a 503."""
     if not storage.startswith("postgresql"):
         pytest.skip("the others hold a NUL")
     with ExitStack() as stack:
@@ -259,13 +259,13 @@ def test_what_is_old_and_read_is_purged(storage: str) -> None:
     async def scenario(store: SqlStore) -> None:
         old = now() - 100 * SECOND
         stale = [sent() for _ in range(6)]
-        # Ids carry their time: these are as old as they say.
+        # Make the ids as old as the rows: an id has its time.
         for t in stale:
             t.id = (old // 1000).to_bytes(6) + t.id[6:]
         await store.put(stale, old)
         outcomes = [(t.id, "g", State.ROLLED_BACK if n % 2 else State.COMMITTED) for n, t in enumerate(stale[:4])]
         await store.decide(outcomes, old)
-        assert await store.retain(now()) == 2, "committed ones wait for a bridge or relay"
+        assert await store.retain(now()) == 2, "committed rows wait for a bridge or relay"
         with store.engine.begin() as connection:
             if storage.startswith("mysql"):
                 bridge = registry.Member("bridge-x", "bridge", detail={"read_through_us": now()})
@@ -286,7 +286,7 @@ def test_what_is_old_and_read_is_purged(storage: str) -> None:
 
 
 def test_what_a_relay_has_moved_is_purged_on_every_database(storage: str) -> None:
-    """On MySQL and MariaDB only what a bridge had read was deleted: with a relay the table grew for ever."""
+    """Relayed rows are purged. On MySQL and MariaDB only bridged rows were: with a relay the table grew for ever."""
 
     async def scenario(store: SqlStore) -> None:
         old = now() - 100 * SECOND
@@ -316,7 +316,7 @@ def test_what_a_relay_has_moved_is_purged_on_every_database(storage: str) -> Non
             assert await store.retain(now()) == (0 if waits_for_bridges else 2)
         events = [line["bridge"] for line in logged if line["event"] == "purge_waits_for_a_bridge"]
         assert events == (["bridge-x"] if waits_for_bridges else [])
-        # The bridge was removed for good: nothing waits for it any more, once somebody says so.
+        # The bridge was removed for good: once an operator says so, no row waits for it.
         with store.engine.begin() as connection:
             with pytest.raises(Conflict, match="stop it first"):
                 registry.forget(connection, "bridge-x")
@@ -359,7 +359,9 @@ def test_a_shard_that_fails_is_left_out_and_comes_back(database_urls: dict[str, 
             other = "b" if shard == "a" else "a"
             wrong = await store.decide([(t.id, "g", State.COMMITTED)], now(), shards={t.id: other})
             assert not wrong[0].found, "an outcome goes to its shard only"
-            assert (await store.decide([(t.id, "g", State.COMMITTED)], now()))[0].changed, "without one: to all"
+            assert (await store.decide([(t.id, "g", State.COMMITTED)], now()))[0].changed, (
+                "without a shard it goes to all"
+            )
             keyed = sent(key="some key")
             home = store.shard_of(keyed)
             assert {(await store.put([sent(key="some key")], now()))[0].shard for _ in range(10)} == {home}
@@ -367,7 +369,7 @@ def test_a_shard_that_fails_is_left_out_and_comes_back(database_urls: dict[str, 
             def place(key: str) -> str | None:
                 return store.shard_of(sent(key=key))
 
-            # Database b goes away: what has no key goes to a, what has b's key is refused, not sent elsewhere.
+            # Database b goes away: messages without a key go to a; those with a key of b are refused.
             proxy.close()
             for _ in range(20):
                 try:
@@ -386,11 +388,11 @@ def test_a_shard_that_fails_is_left_out_and_comes_back(database_urls: dict[str, 
             assert [isinstance(r, Unavailable) for r in partly.value.results] == [True, False, False]
             with pytest.raises(Unavailable):
                 await store.states([t.id])
-            # And comes back.
+            # Database b comes back.
             proxy.reopen()
 
             def is_back() -> bool:
-                store.tend(now())  # as every tick of a server does
+                store.tend(now())  # every tick of a server does this
                 return len(store.healthy()) == 2
 
             await eventually_async(is_back, "database b to be used again")
@@ -405,7 +407,7 @@ def test_a_shard_that_fails_is_left_out_and_comes_back(database_urls: dict[str, 
 
 
 def test_the_same_id_is_stored_once_whoever_is_asked(database_urls: dict[str, str], tmp_path: Path) -> None:
-    """A producer that got no answer sends again, also to another server: a random shard had it a second time."""
+    """A repeated `publish` at another server goes to the same shard. A random shard stored it a second time."""
     with (
         empty_database("postgresql", database_urls, tmp_path) as a,
         empty_database("mariadb", database_urls, tmp_path) as b,
@@ -457,7 +459,7 @@ def test_tables_of_another_version_are_named(engine_url: str, database: str) -> 
     assert "notify storage upgrade" in refusal(engine_url)
     engine = open_engine(engine_url)
     schema.upgrade(engine, "main")
-    schema.upgrade(engine, "main")  # again: nothing to do
+    schema.upgrade(engine, "main")  # the second upgrade does nothing
     assert "shard 'main'" in refusal(engine_url, "other")
     with engine.begin() as connection:  # as version 0002 left it
         server_key_map_change.drop(connection)
@@ -475,7 +477,7 @@ def test_tables_of_another_version_are_named(engine_url: str, database: str) -> 
 
 
 def test_a_server_goes_on_with_newer_tables_that_only_have_more(engine_url: str) -> None:
-    """Servers are upgraded one by one: an older one that is restarted behind the new tables was refused."""
+    """During a rolling upgrade an older server restarts on newer tables that only have more. It was refused."""
     make_storage(engine_url)
 
     def alter(*statements: str) -> None:
@@ -500,7 +502,7 @@ def test_a_server_goes_on_with_newer_tables_that_only_have_more(engine_url: str)
             registry.heartbeat(connection, registry.Member("server-x", "server"))
 
     use(engine_url, scenario)
-    make_storage(engine_url)  # by the older version: nothing to do
+    make_storage(engine_url)  # an upgrade by the older version does nothing
     use(engine_url, scenario)
     alter("ALTER TABLE server_revision RENAME TO server_revision_2")
     assert "newer server" in refusal(engine_url) and "no table server_revision" in refusal(engine_url)

@@ -1,4 +1,4 @@
-"""notify.testing as a service's own tests use it: messages seen, time moved, outcomes lost, the service crashed."""
+"""notify.testing as a service's tests use it: messages, time, lost outcomes, a crash of the service."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def engine(tmp_path: Path) -> Iterator[sa.Engine]:
 
 @pytest.fixture
 def producer(notify_server: InMemoryServer, engine: sa.Engine) -> Iterator[TransactionProducer]:
-    """Of a server whose time stands still: it asks back when the test says so, and not before."""
+    """A producer of a server whose clock only the test moves: a check comes when the test says so."""
     notify_server.freeze()
     with TransactionProducer(notify_server.url, group="orders", engine=engine, check_after=0.5) as made:
         yield made
@@ -55,7 +55,7 @@ def place_order(engine: sa.Engine, producer: TransactionProducer, item: str, *, 
 
 
 def items(engine: sa.Engine) -> list[str]:
-    """What was ordered, in the order of the ids."""
+    """The ordered items, in the order of their ids."""
     with engine.connect() as connection:
         return list(connection.scalars(sa.select(orders.c.item).order_by(orders.c.id)))
 
@@ -78,14 +78,14 @@ def test_what_a_service_sends_is_seen(
 def test_the_service_crashes(
     notify_server: InMemoryServer, engine: sa.Engine, producer: TransactionProducer, point: str, messages: int
 ) -> None:
-    """The database and the messages agree, whatever moment it was."""
+    """After a crash at any point the database and the messages agree."""
     with crashing(point), pytest.raises(Crashed):
         place_order(engine, producer, "book")
     assert len(notify_server.halves("order.placed")) == 1
     notify_server.advance(1)
     notify_server.wait_until_decided()
     assert len(notify_server.messages("order.placed")) == messages == len(items(engine))
-    place_order(engine, producer, "pen")  # and it goes on
+    place_order(engine, producer, "pen")  # the service goes on
     notify_server.wait_for("order.placed", messages + 1)
     with pytest.raises(InvalidRequest, match="after_half"), crashing("nowhere"):
         pass
@@ -138,7 +138,7 @@ def test_time_is_moved(notify_server: InMemoryServer) -> None:
         producer.publish(Message("t", "in an hour", delay=3600))
         producer.publish(Message("t", "now"))
     with running(consumer, subscribed=True):
-        # What is acknowledged does not come again when its lease is over.
+        # An acknowledged message does not come again when its lease is over.
         eventually(lambda: lag(notify_server.url, "g") == 0, "the first message to be acknowledged")
         assert seen == ["now"]
         before = notify_server.now
@@ -181,7 +181,7 @@ def test_a_server_that_is_down_stops_the_commit(notify_server: InMemoryServer, e
 def test_an_effect_takes_place_once_although_the_message_comes_twice(
     notify_server: InMemoryServer, engine: sa.Engine
 ) -> None:
-    """The server is away when the handler is done, and gives the message out again before it hears of that."""
+    """The ack of a handled message is lost; the server delivers it again, and the inbox prevents a second effect."""
     notify_server.freeze()
     has_begun, may_end = threading.Event(), threading.Event()
     consumer = Consumer(notify_server.url, group="stock", inbox=Inbox(engine))

@@ -1,4 +1,4 @@
-"""TLS, mutual TLS and an identity provider, with certificates and keys made for the test."""
+"""TLS, mutual TLS and an identity provider, with certificates and keys that the tests make."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Authority:
         return builder.sign(self._key, hashes.SHA256())
 
     def issue(self, name: str) -> Path:
-        """A file with a certificate for this common name, and its key."""
+        """Make a file with a certificate for this common name, and its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._signed(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), key)
         file = self.directory / f"{name}-issued.pem"
@@ -104,7 +104,7 @@ class Secured:
     def ask(
         self, method: str, path: str, body: Any = None, token: str | None = None, certificate: Path | None = None
     ) -> tuple[int, Any]:
-        """What asks to be sent again (503), while a slow machine looks who this is, is sent again."""
+        """Send a request, and again after a 503, which a slow machine answers to an unknown token; the answer."""
 
         def answer() -> tuple[int, Any] | None:
             status, said = ask(self.url, method, path, body, token, tls=self.context(certificate))
@@ -141,7 +141,7 @@ def test_tokens_over_tls(secured: Secured, unique: str) -> None:
 def test_a_client_certificate_stands_for_its_principal(secured: Secured, unique: str) -> None:
     certificate = secured.authority.issue(unique)
     message = {"messages": [{"topic": unique, "body": "x"}]}
-    assert secured.ask("POST", "/v1/messages", message, certificate=certificate)[0] == 401  # signed, and unknown here
+    assert secured.ask("POST", "/v1/messages", message, certificate=certificate)[0] == 401  # no credential yet
     credential = {"name": "shop", "kind": "certificate", "subject": unique, "rights": [f"publish:{unique}"]}
     assert secured.ask("POST", "/v1/admin/credentials", credential | {"reason": "r"}, secured.admin)[0] == 200
     status, answer = secured.ask("POST", "/v1/messages", message, certificate=certificate)
@@ -155,7 +155,7 @@ def test_a_client_certificate_stands_for_its_principal(secured: Secured, unique:
 
 
 def test_who_is_refused_is_disconnected(secured: Secured) -> None:
-    """Before the body is there; TLS cannot end one direction first, as it is done without."""
+    """A refused client is disconnected before its body arrives: TLS cannot close one direction alone."""
     parts = urlsplit(secured.url)
     with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=PATIENCE_SECONDS) as plain:
         with secured.context().wrap_socket(plain, server_hostname=parts.hostname) as connection:
@@ -168,7 +168,7 @@ def test_who_is_refused_is_disconnected(secured: Secured) -> None:
 
 def test_the_sdk_over_tls(secured: Secured, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with TransactionProducer(secured.url, group=unique, token=secured.admin, tls=secured.context()) as producer:
-        with pytest.raises(Forbidden, match="publish"):  # the first token may administer, not publish
+        with pytest.raises(Forbidden, match="publish"):  # the first token has `admin`, and no right to publish
             producer.publish(Message(unique, "x"))
     body = {"name": "sdk", "rights": ["publish", "check"], "reason": "r"}
     token = secured.ask("POST", "/v1/admin/credentials", body, secured.admin)[1]["token"]
@@ -182,7 +182,7 @@ def test_the_sdk_over_tls(secured: Secured, unique: str, monkeypatch: pytest.Mon
 
 
 def test_a_handshake_has_a_place_among_the_connections(tmp_path: Path) -> None:
-    """Strangers who connect and never say a word took every open file."""
+    """A connection in its handshake counts among the connections. Silent strangers took every open file."""
     most, operators, strangers = 8, LIMITS.operator_connections, 100
     authority = Authority(tmp_path, "authority")
     environment = {"NOTIFY_TLS_CERTIFICATE": str(authority.issue("server")), "NOTIFY_CONNECTIONS": str(most)}
@@ -205,7 +205,7 @@ def test_a_handshake_has_a_place_among_the_connections(tmp_path: Path) -> None:
                 silent.enter_context(socket.create_connection((parts.hostname or "", parts.port or 0)))
             assert connections() <= most + operators
         eventually(lambda: connections() == 1, "their places to be free again")
-        # Whoever says what is no handshake is let go of, too.
+        # A client that sends no handshake is disconnected, too.
         with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=PATIENCE_SECONDS) as plain:
             plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
             with contextlib.suppress(ConnectionResetError):
@@ -217,7 +217,7 @@ def test_a_handshake_has_a_place_among_the_connections(tmp_path: Path) -> None:
 
 
 def test_a_certificate_is_renewed_without_a_restart(tmp_path: Path) -> None:
-    """A file that is no certificate changes nothing; connections that are open go on."""
+    """New connections get the new certificate, open ones go on; a file that is no certificate changes nothing."""
     authority, other = Authority(tmp_path, "first"), Authority(tmp_path, "second")
     file = tmp_path / "server.pem"
     file.write_bytes(authority.issue("one").read_bytes())
@@ -226,7 +226,7 @@ def test_a_certificate_is_renewed_without_a_restart(tmp_path: Path) -> None:
     listening = socket.create_server(("127.0.0.1", 0))
 
     def issuer() -> str:
-        """Who has signed what a new connection is shown."""
+        """The issuer of the certificate that a new connection gets."""
         with socket.create_connection(listening.getsockname()) as plain:
             accepted, _ = listening.accept()
             serving = threading.Thread(target=_shake_hands, args=(certificates.context, accepted))
@@ -308,7 +308,7 @@ class Issuer:
                 self.wfile.write(body)
 
             def log_message(self, *_: Any) -> None:
-                """Quiet."""
+                """Log nothing."""
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -334,7 +334,7 @@ def issuer() -> Iterator[Issuer]:
 
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow the machine is, the provider's answers come in time."""
+    """Raises time limits, so that the provider's answers come in time on a slow machine."""
     monkeypatch.setattr(oidc, "FETCH_SECONDS", PATIENCE_SECONDS)
     monkeypatch.setattr(gate, "PROVIDER_SECONDS", PATIENCE_SECONDS)
     monkeypatch.setattr(lookup, "WAIT_SECONDS", PATIENCE_SECONDS)
@@ -349,10 +349,10 @@ def test_tokens_of_a_provider(issuer: Issuer) -> None:
 
         assert status(issuer.token(notify_rights=["view"])) == 200
         assert status(issuer.token(notify_rights="view publish:x")) == 200
-        assert status(issuer.token()) == 403  # let in, and without rights
+        assert status(issuer.token()) == 403  # known, and without rights
         body = {"name": "clerk", "kind": "subject", "subject": "person", "rights": ["view"], "reason": "r"}
         assert ask(guarded.url, "POST", "/v1/admin/credentials", body, guarded.admin)[0] == 200
-        assert status(issuer.token(jti="another")) == 200  # by the credential made for its subject
+        assert status(issuer.token(jti="another")) == 200  # the credential of its subject has the right
         stranger = rsa.generate_private_key(65537, 2048)
         public = issuer.key.public_key().public_bytes(
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
@@ -369,7 +369,7 @@ def test_tokens_of_a_provider(issuer: Issuer) -> None:
             "a public key as a secret": forged(issuer, public, view),
         }
         assert {name: status(token) for name, token in refused.items()} == dict.fromkeys(refused, 401)
-        # Data routes, where the token is verified beside the loop.
+        # Data routes verify the token beside the loop.
         token = issuer.token(notify_rights=["publish:orders"], sub="service")
         messages = {"messages": [{"topic": t, "body": "x"} for t in ("orders", "other")]}
         _, answer = ask(guarded.url, "POST", "/v1/messages", messages, token)
@@ -378,7 +378,7 @@ def test_tokens_of_a_provider(issuer: Issuer) -> None:
 
 
 def forged(issuer: Issuer, public: bytes, claims: dict[str, Any]) -> str:
-    """HS256 with the public key as the secret: jwt itself refuses to make it."""
+    """A token signed with HS256 and the public key as the secret, which PyJWT refuses to make."""
 
     def part(value: Any) -> bytes:
         return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=")

@@ -25,7 +25,7 @@ from tests.support.shop import make_engine
 
 @pytest.fixture(scope="module")
 def exporter() -> InMemorySpanExporter:
-    """A process has one provider for all its life."""
+    """The exporter of the process's tracer provider, which cannot be replaced; emptied for each test."""
     provider = TracerProvider()
     spans = InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(spans))
@@ -86,7 +86,7 @@ def test_one_trace_through_a_crash_and_a_check(spans: InMemorySpanExporter, tmp_
 
 
 def test_a_bridge_goes_on_with_the_trace(spans: InMemorySpanExporter, binlog_url: str) -> None:
-    """From the request through the outbox's row and the binlog into the queue."""
+    """A trace goes from the request through the outbox's row and the binlog into the queue."""
     with InMemoryServer(tracing=True) as server:
         engine = make_engine(binlog_url)
         create_tables(engine)
@@ -119,7 +119,7 @@ def test_headers_of_others_and_nonsense(spans: InMemorySpanExporter) -> None:
 
 
 def test_without_a_trace_nothing_is_added(spans: InMemorySpanExporter) -> None:
-    """Not sampled: the message travels as it was."""
+    """Without a sampled trace a message is sent as it is."""
     context = trace.SpanContext(1, 2, is_remote=True, trace_flags=trace.TraceFlags(0))
     with trace.use_span(trace.NonRecordingSpan(context)):
         with InMemoryServer() as server, TransactionProducer(server.url, group="p") as producer:

@@ -1,4 +1,4 @@
-"""Versions side by side: what the first version wrote opens for ever, and its server and SDK get on with these."""
+"""Versions: logs and tables of the first version open, and its server and SDK work with today's."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ EXPECTED: dict[str, Any] = json.loads((FILES / "expected.json").read_text())
 
 @pytest.fixture
 def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server of this version on a data directory of the first one, which was `stopped` or `killed`."""
+    """A server of this version on a data directory of the first version, which was `stopped` or `killed`."""
     data = unpack((FILES / f"{request.param}.txt").read_text(), tmp_path / "data")
     server = ServerProcess(data, environment=FOR_EVER | {"NOTIFY_SEGMENT_BYTES": str(life.SEGMENT_BYTES)})
     server.start()
@@ -59,7 +59,7 @@ def decide(url: str, names: list[str], outcome: str) -> None:
 
 
 def at_this_time(queues: dict[str, Any]) -> dict[str, Any]:
-    """What is expected now of the queues: a delayed message may have come due since."""
+    """The queues' expected content now: a delayed message may have come due since."""
     made = datetime.fromisoformat(queues["topics"]["plain"]["queues"][0][0]["committed_at"])
     if datetime.now(UTC) > made + timedelta(days=life.DELAYED_DAYS):
         queues = json.loads(json.dumps(queues))
@@ -70,19 +70,19 @@ def at_this_time(queues: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("served", ["stopped", "killed"], indirect=True)
 def test_a_log_of_the_first_version_is_as_it_was(served: ServerProcess) -> None:
-    """Every message, state, policy, subscription, progress and retry; then everybody goes on."""
+    """Every message, state, policy, subscription, progress and retry is there, and all clients go on."""
     url, expected = served.url, EXPECTED["log"]
     lived, wanted = expected["lived"], at_this_time(expected["queues"])
     assert life.seen_transactions(url, lived) == expected["transactions"]
     queues = life.seen_queues(url)
     queues["topics"] = {name: queues["topics"][name] for name in wanted["topics"]}
     assert queues == wanted
-    # The opposite of what is recorded is refused, what is undecided is decided.
+    # The opposite of a recorded outcome is refused; an undecided transaction is decided.
     body = {"producer_group": life.PRODUCERS, "outcomes": [{"id": lived["COMMITTED"][0], "outcome": "ROLLBACK"}]}
     assert post(url, "/v1/transactions/outcomes", body)["items"][0]["status"] == 409
     decide(url, lived["PREPARED"][:2], "COMMIT")
     decide(url, lived["PREPARED"][2:], "ROLLBACK")
-    # The group goes on where it stood: what it acknowledged does not come again.
+    # The group goes on at its offsets: acknowledged messages do not come again.
     points = Caller(url, "points", "i2")
     came: list[dict[str, Any]] = []
 
@@ -99,7 +99,7 @@ def test_a_log_of_the_first_version_is_as_it_was(served: ServerProcess) -> None:
     orders = points.receive("orders", max=100)
     settled = sum(q["position"] for q in wanted["groups"]["points"]["queues"] if q["topic"] == "orders")
     assert len(orders) == 13 + 2 - settled and points.settle(orders) == [200] * len(orders)
-    # A restart of this version finds what it has written beside the old.
+    # After a restart this version reads its own records beside the old ones.
     served.stop()
     served.start()
     states = {name: admin(url, "GET", f"transactions/{name}")["state"] for name in lived["PREPARED"]}
@@ -109,7 +109,7 @@ def test_a_log_of_the_first_version_is_as_it_was(served: ServerProcess) -> None:
 
 @pytest.mark.parametrize("served", ["killed"], indirect=True)
 def test_halves_of_the_first_sdk_are_resolved_by_this_one(served: ServerProcess, tmp_path: Path) -> None:
-    """The service's database answers for transactions that its older version left in doubt."""
+    """Transactions that an older SDK left in doubt are answered from the service's database."""
     engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
     run_statements(engine, (FILES / "service.sqlite.sql").read_text())
     assert create_tables(engine) == EXPECTED["service"]["source"]
@@ -128,7 +128,7 @@ def test_halves_of_the_first_sdk_are_resolved_by_this_one(served: ServerProcess,
 
 
 def test_a_storage_of_the_first_version_is_as_it_was(tmp_path: Path) -> None:
-    """SQL storage: `storage upgrade`, then every transaction in its state, and the undecided decided."""
+    """After `storage upgrade` SQL storage has every transaction in its state, and undecided ones are decided."""
     url = f"sqlite:///{tmp_path}/storage.db"
     engine = sa.create_engine(url)
     run_statements(engine, (FILES / "storage.sqlite.sql").read_text())
@@ -147,11 +147,11 @@ def test_a_storage_of_the_first_version_is_as_it_was(tmp_path: Path) -> None:
 def test_a_services_database_of_the_first_version_is_as_it_was(
     engine_url: str, database: str, notify_server: InMemoryServer
 ) -> None:
-    """`create_tables` keeps every row; claims and tombstones hold; what waits in the outbox is relayed."""
+    """`create_tables` keeps every row; claims and tombstones hold; waiting rows of the outbox are relayed."""
     engine = make_engine(engine_url)
     run_statements(engine, (FILES / f"service.{database}.sql").read_text())
     wanted = EXPECTED["service"]
-    for _ in range(2):  # a second time there is nothing left to do
+    for _ in range(2):  # the second run changes nothing
         assert create_tables(engine) == wanted["source"]
     with engine.connect() as connection:
         for table, rows in wanted["rows"].items():
@@ -180,7 +180,7 @@ def test_a_services_database_of_the_first_version_is_as_it_was(
 
 
 def keep(rows: list[dict[str, Any]], columns: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows without columns that are newer than the fixture."""
+    """The rows, without columns that are newer than the fixture."""
     return [{name: row[name] for name in columns} for row in rows]
 
 
@@ -209,11 +209,11 @@ EFFECTS = {
 def test_the_first_sdk_gets_on_with_this_server(
     first_version: Path, server: ServerProcess, unique: str, tmp_path: Path
 ) -> None:
-    """Half, commit, check, retry, delay and inbox; on tables that this version has made."""
+    """The first SDK's half, commit, check, retry, delay and inbox work, on tables that this version made."""
     engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
     create_tables(engine)
     engine.dispose()
-    # Its deliveries carry a field that it does not know.
+    # Deliveries carry a field that the first SDK does not know.
     subscribe(server.url, unique, unique)
     admin(server.url, "POST", f"groups/{unique}/reset", {"topic": unique, "to": "earliest", "replay_effects": True})
     lived = json.loads(run_sdk(first_version, FIXTURES / "sdk_life.py", server.url, f"{tmp_path}/shop.db", unique))
@@ -232,7 +232,7 @@ def test_this_sdk_gets_on_with_the_first_server(first_version: Path, unique: str
 
 
 def test_going_back_works_or_is_refused_in_one_sentence(first_version: Path, tmp_path: Path) -> None:
-    """A server of the first version on a data directory that this version has lived in."""
+    """A server of the first version starts on this version's data directory, or refuses it in one sentence."""
     data = tmp_path / "data"
     server = ServerProcess(data, environment=FOR_EVER | {"NOTIFY_CHECK_BACKOFF_SECONDS": "0.2"}).start()
     life.live_queues(server.url)

@@ -203,7 +203,7 @@ class Room:
     def __init__(self, server: GuardedInMemory) -> None:
         self.server = server
         self._connection = Connection(server.url)
-        self.mine, self.theirs = Things.new("mine"), Things.new("theirs")
+        self.own, self.foreign = Things.new("own"), Things.new("foreign")
         every = ["admin", "view", "publish", "publish:dead-letter.*", "check", "consume", "read", "bridge"]
         self.all = server.make(*every, name="everything")
 
@@ -222,14 +222,14 @@ class Room:
         return json.loads(raw)
 
     def other(self, things: Things) -> Things:
-        return self.theirs if things is self.mine else self.mine
+        return self.foreign if things is self.own else self.own
 
     def restore(self) -> None:
         """Make missing topics and subscriptions: each group subscribes to its own topic and the other party's."""
-        for things in (self.mine, self.theirs):
+        for things in (self.own, self.foreign):
             for topic in (things.topic, things.private):
                 self.do("PUT", f"/v1/admin/topics/{topic}", {})
-        for things in (self.mine, self.theirs):
+        for things in (self.own, self.foreign):
             for topic in (things.topic, self.other(things).topic):
                 body = {"start": "latest"}
                 self.do("PUT", f"/v1/admin/groups/{things.group}/subscriptions/{topic}", body)
@@ -249,9 +249,9 @@ class Room:
         assert item["status"] in (200, 201), item
         return transaction
 
-    def receipt(self, things: Things, of: Things) -> str:
-        """A receipt of the group for a message of its own topic, or of the other party's."""
-        self.publish((of.topic, of.secret))
-        body = {"instance": "i", "topics": [of.topic], "max": 1, "lease": 3600}
+    def receipt(self, things: Things, sent_to: Things) -> str:
+        """A receipt of the group of `things` for a message of the topic of `sent_to`."""
+        self.publish((sent_to.topic, sent_to.secret))
+        body = {"instance": "i", "topics": [sent_to.topic], "max": 1, "lease": 3600}
         (message,) = self.do("POST", f"/v1/groups/{things.group}/receive", body)["messages"]
         return str(message["receipt"])

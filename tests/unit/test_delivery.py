@@ -150,9 +150,9 @@ def test_rights_are_asked_when_a_message_is_handed_out_and_when_it_is_settled() 
         for topic in ("a.x", "b.x"):
             await s.delivery.following.subscribe(Subscription("g", topic), "earliest")
         await s.send("b.x", "secret")
-        mine: set[str] = {"a.x"}
+        permitted: set[str] = {"a.x"}
         waiting = asyncio.ensure_future(
-            s.delivery.receive("g", Receive(instance="i", max=1, wait=30), lambda topic: topic in mine)
+            s.delivery.receive("g", Receive(instance="i", max=1, wait=30), lambda topic: topic in permitted)
         )
         await asyncio.sleep(0)  # the poll waits: the principal may not consume the message's topic
         await s.send("b.x", "secret too")
@@ -160,7 +160,7 @@ def test_rights_are_asked_when_a_message_is_handed_out_and_when_it_is_settled() 
         assert [m.topic for h in await waiting for m in h.messages] == ["a.x"]
         receipts = await s.receive(instance="other")
         assert list(receipts.values()) == ["secret", "secret too"]
-        assert await s.settle(receipts, may=lambda topic: topic in mine) == [403, 403]
+        assert await s.settle(receipts, may=lambda topic: topic in permitted) == [403, 403]
         assert await s.settle(receipts) == [200, 200]
 
     run(scenario())

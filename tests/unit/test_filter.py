@@ -1,4 +1,4 @@
-"""A filter's cost is bounded by its text; a stored filter that is refused now stops only its own group."""
+"""A filter's cost is bounded by its text; a stored filter that is refused now stops only its own subscription."""
 
 from __future__ import annotations
 
