@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from sqlalchemy.engine.url import URL
 
@@ -16,6 +17,17 @@ from notify.errors import InvalidRequest
 CONNECT_SECONDS = 3
 IO_SECONDS = 10
 """How long a statement may take before its connection is taken for dead."""
+LOCK_SECONDS = 2
+IDLE_IN_TRANSACTION_SECONDS = 15
+"""The database ends a session that does nothing in its transaction for so long: the locks of a server that is frozen,
+or whose machine is gone, hold nobody up after that."""
+IDLE_SECONDS = 60
+"""MySQL has no such bound for a transaction: there it is one for the whole session."""
+RECYCLE_SECONDS = 30
+"""Connections to MySQL and MariaDB are used for so long, so that none is used that the database has ended."""
+KEEPALIVE_SECONDS = (10, 5)
+"""When a quiet connection is asked whether its other end is there, and how often then; three times without an answer
+end it."""
 
 
 def open_engine(url: str, *, pooled: bool = True) -> Engine:
@@ -25,7 +37,10 @@ def open_engine(url: str, *, pooled: bool = True) -> Engine:
     """
     try:
         parsed = with_driver(sa.make_url(url))
-        pool: dict[str, Any] = {"pool_size": 8, "max_overflow": 8} if pooled else {"poolclass": sa.NullPool}
+        pool: dict[str, Any] = {"poolclass": sa.NullPool}
+        if pooled:
+            is_mysql = parsed.get_backend_name() in ("mysql", "mariadb")
+            pool = {"pool_size": 8, "max_overflow": 8, "pool_recycle": RECYCLE_SECONDS if is_mysql else -1}
         engine = sa.create_engine(parsed, connect_args=_arguments(parsed), **pool)
     except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
         raise InvalidRequest(f"--storage {_shown(url)}: {error}") from None
@@ -34,6 +49,8 @@ def open_engine(url: str, *, pooled: bool = True) -> Engine:
     if engine.dialect.name == "sqlite":
         use_explicit_begin(engine)
         return engine
+    if engine.dialect.name == "postgresql":
+        event.listen(engine, "connect", _set_up_postgresql)
     # A waiting UPDATE then sees what the one before it wrote, and locks no gaps, whatever the database's default is.
     return engine.execution_options(isolation_level="READ COMMITTED")
 
@@ -66,17 +83,48 @@ def with_driver(url: URL) -> URL:
 def _arguments(url: URL) -> dict[str, Any]:
     name = url.get_backend_name()
     if name in ("mysql", "mariadb"):
-        return {"connect_timeout": CONNECT_SECONDS, "read_timeout": IO_SECONDS, "write_timeout": IO_SECONDS}
+        # The first comment is read by MySQL alone, the second by MariaDB alone.
+        bounds = (
+            f"SET SESSION innodb_lock_wait_timeout = {LOCK_SECONDS} /*!50700 , wait_timeout = {IDLE_SECONDS} */ "
+            f"/*M! , idle_transaction_timeout = {IDLE_IN_TRANSACTION_SECONDS} */"
+        )
+        return {
+            "connect_timeout": CONNECT_SECONDS,
+            "read_timeout": IO_SECONDS,
+            "write_timeout": IO_SECONDS,
+            "init_command": bounds,
+        }
     if name == "postgresql":
+        idle, interval = KEEPALIVE_SECONDS
         return {
             "connect_timeout": CONNECT_SECONDS,
             "tcp_user_timeout": IO_SECONDS * 1000,
-            "options": f"-c statement_timeout={IO_SECONDS * 1000} -c lock_timeout=2000 "
-            "-c default_transaction_isolation=read\\ committed",
+            "keepalives_idle": idle,
+            "keepalives_interval": interval,
+            "keepalives_count": 3,
         }
     if name == "sqlite":
         return {"timeout": 2, "check_same_thread": False}
     return {}
+
+
+def _set_up_postgresql(connection: Any, _: Any) -> None:
+    """Bounds of a session, set in it: a pooler refuses what comes with the connection (`options`)."""
+    idle, interval = KEEPALIVE_SECONDS
+    bounds = {
+        "statement_timeout": IO_SECONDS * 1000,
+        "lock_timeout": LOCK_SECONDS * 1000,
+        "idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION_SECONDS * 1000,
+        "default_transaction_isolation": "read committed",
+        "tcp_keepalives_idle": idle,
+        "tcp_keepalives_interval": interval,
+        "tcp_keepalives_count": 3,
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT " + ", ".join([f"set_config('{name}', '{value}', false)" for name, value in bounds.items()])
+        )
+    connection.commit()  # a rollback would take the bounds back
 
 
 def _shown(url: str) -> str:

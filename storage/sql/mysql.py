@@ -16,7 +16,6 @@ class MySql(Statements):
     def connect(self) -> Any:
         connection = detached(self._engine)
         connection.query("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        connection.query("SET SESSION innodb_lock_wait_timeout = 2")
         return connection
 
     def insert(self, connection: Any, rows: Sequence[Row]) -> None:

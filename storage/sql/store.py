@@ -55,6 +55,7 @@ class SqlStore:
         self.shard = shard
         self._database = database = Database(url, shard)
         self.engine = database.engine
+        self.dialect = database.dialect
         self._writers = 1 if self.engine.dialect.name == "sqlite" else writers
         self._topics: dict[str, Topic] = {}
         self.writer: Writer
@@ -77,7 +78,7 @@ class SqlStore:
     async def open(self, now_us: int) -> None:
         """Check the tables and begin to write. Raises StorageFailed with what to do."""
         await self._database.in_thread(self._check)
-        self.writer = Writer(self._database.dialect, self._rows_of, self.shard)
+        self.writer = Writer(self.dialect, self._rows_of, self.shard)
         self.writer.start(self._writers)
 
     def _check(self) -> None:

@@ -23,6 +23,7 @@ from notify.backoff import Backoff
 from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailable
 from notify.storage.records import Decided, NewTransaction, Put, PutResult, State
 from notify.storage.sql.dialect import Again, Dialect, Duplicate, Gone, invalid_value, is_a_values_fault
+from notify.storage.sql.engines import RECYCLE_SECONDS
 from notify.storage.sql.rows import UNDECIDED, is_same, rows_of, text_of
 from notify.storage.transactions import NO_TOKENS
 
@@ -123,11 +124,16 @@ class Writer:
 
     def _run(self) -> None:
         connection: Any = None
+        used = 0.0
         while True:
             batch = self._take()
             if batch is None:
                 break
+            if connection is not None and time.monotonic() - used > RECYCLE_SECONDS:
+                _close(connection)  # the database may have ended it meanwhile
+                connection = None
             connection = self._write(connection, batch)
+            used = time.monotonic()
             self._tell(batch)
         if connection is not None:
             _close(connection)

@@ -19,10 +19,10 @@ from notify.errors import Conflict, InvalidRequest, NotifyError, StorageFailed, 
 from notify.outbox import DROPPED, REFUSED, RELAYED
 from notify.storage.checks import CheckAnswer
 from notify.storage.records import NewMessage, NewTransaction, PartlyStored, Put, State
-from notify.storage.sql import movers, registry, schema, writer
+from notify.storage.sql import engines, movers, registry, schema, writer
 from notify.storage.sql.engines import open_engine, opened
 from notify.storage.sql.key_map import KeyMap
-from notify.storage.sql.rows import moment_of
+from notify.storage.sql.rows import moment_of, rows_of
 from notify.storage.sql.shards import SqlShards, open_storage
 from notify.storage.sql.store import SqlStore
 from notify.storage.sql.tables import server_half_message, server_key_map_change, server_member
@@ -137,6 +137,50 @@ def test_a_database_that_is_away_is_waited_for_and_then_said(proxied: tuple[Prox
         assert store.writer.failing_since
 
     use(url, scenario, writers=1)
+
+
+def test_a_server_frozen_in_its_transaction_holds_nobody_up_for_long(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its locks lasted as long as its connection: for a machine that is gone, until TCP gave it up after hours."""
+    if storage.startswith("sqlite"):
+        pytest.skip("SQLite is a file: one that is frozen holds its lock")
+    monkeypatch.setattr(engines, "IDLE_IN_TRANSACTION_SECONDS", 2)
+
+    async def scenario(store: SqlStore) -> None:
+        t = sent()
+        frozen = SqlStore(storage)
+        connection = frozen.dialect.connect()
+        frozen.dialect.insert(connection, rows_of(t, now()))
+        result = (await store.put([t], now()))[0]
+        assert result.put is Put.STORED, "what the frozen one did not commit is gone"
+        assert (await store.decide([(t.id, "g", State.COMMITTED)], now()))[0].changed
+        with pytest.raises(Exception, match=r"(?i)timeout|lost|gone|terminat|closed"):
+            frozen.dialect.commit(connection)
+        connection.close()
+        frozen.engine.dispose()
+
+    use(storage, scenario, writers=1)
+
+
+def test_sessions_have_bounds(storage: str) -> None:
+    """Also those of a pool, and those that a writer takes out of it; a rollback does not take them back."""
+    if storage.startswith("sqlite"):
+        pytest.skip("SQLite has no sessions")
+    names = ["statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "tcp_keepalives_idle"]
+    ask, wanted = "SELECT " + ", ".join(f"current_setting('{n}')" for n in names), ("10s", "2s", "15s", "10")
+    if not storage.startswith("postgresql"):
+        ask, wanted = "SELECT CONCAT(@@idle_transaction_timeout, ' ', @@innodb_lock_wait_timeout)", ("15 2",)
+    with opened(storage) as engine:
+        with engine.connect() as pooled:
+            for _ in range(2):
+                assert tuple(pooled.exec_driver_sql(ask).one()) == wanted
+                pooled.rollback()
+        connection = engines.detached(engine)
+        with connection.cursor() as cursor:
+            cursor.execute(ask)
+            assert tuple(cursor.fetchone()) == wanted
+        connection.close()
 
 
 def test_two_servers_never_ask_the_same_check(storage: str) -> None:
