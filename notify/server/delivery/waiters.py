@@ -37,6 +37,12 @@ class Waiter:
         """Made once it has to wait."""
 
 
+def _end_empty(answer: asyncio.Future[list[Handed]]) -> None:
+    """The time of a poll is over."""
+    if not answer.done():
+        answer.set_result([])
+
+
 class Waiters:
     """The polls that wait, by group."""
 
@@ -56,25 +62,27 @@ class Waiters:
         handed = self.hand_out(group, waiter)
         if handed or seconds <= 0:
             return handed
-        waiter.answer = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        waiter.answer = loop.create_future()
         waiting = self._by_group.setdefault(group.name, deque())
         waiting.append(waiter)
         self._serve_on(group)
+        timer = loop.call_later(seconds, _end_empty, waiter.answer)
         try:
-            # Not `wait_for`: cancelled in the moment in which it is answered, it loses the answer, or the cancellation.
-            await asyncio.wait((waiter.answer,), timeout=seconds)
+            # The future itself: `wait_for`, cancelled just as it is answered, loses the answer or the cancellation.
+            return await waiter.answer
         except asyncio.CancelledError:
             self._give_back(group, waiter)
             raise
         finally:
+            timer.cancel()
             if waiter in waiting:
                 waiting.remove(waiter)
-        return waiter.answer.result() if waiter.answer.done() else []
 
     def _give_back(self, group: Group, waiter: Waiter) -> None:
         """A poll that has ended gets no messages any more: those that it was just handed go to others."""
         answer = waiter.answer
-        if answer.done() and answer.exception() is None and self._groups.get(group.name) is group:
+        if not answer.cancelled() and answer.exception() is None and self._groups.get(group.name) is group:
             group.give_back(answer.result(), self._clock())
             self.serve(group.name)
 
