@@ -119,12 +119,39 @@ def create_tables(engine: Engine | Connection) -> str:
 
 
 def _create(connection: Connection) -> str:
-    metadata.create_all(connection)
+    _make_missing(connection)
     _add_columns(connection)
     _add_replay(connection)
     if connection.dialect.name == "postgresql":
         _wake_relays(connection)
     return ensure_source(connection)
+
+
+def _make_missing(connection: Connection) -> None:
+    """Make the tables that are missing. Several processes may try at once: a slower one looks again.
+
+    Each further look has a table less to make, so that it ends.
+    """
+    before = _missing(connection)
+    while before:
+        try:
+            with _savepoint(connection):
+                metadata.create_all(connection)
+            return
+        except sa.exc.DBAPIError:
+            missing = _missing(connection)
+            if len(missing) >= len(before):
+                raise
+            before = missing
+
+
+def _missing(connection: Connection) -> set[str]:
+    return metadata.tables.keys() - set(sa.inspect(connection).get_table_names())
+
+
+def _savepoint(connection: Connection) -> contextlib.AbstractContextManager[object]:
+    """PostgreSQL's transaction must outlive a failed change of a table; MySQL and MariaDB commit with each."""
+    return connection.begin_nested() if connection.dialect.name == "postgresql" else contextlib.nullcontext()
 
 
 def _add_columns(connection: Connection) -> None:
@@ -157,10 +184,8 @@ def _add_replay(connection: Connection) -> None:
     else:
         drop = "DROP PRIMARY KEY"
     ddl = f"ALTER TABLE {notify_inbox.name} ADD COLUMN replay INTEGER DEFAULT 0 NOT NULL, {drop}, ADD {_KEY}"
-    # MySQL and MariaDB commit with each change of a table, and PostgreSQL's transaction must outlive a failed one.
-    nested = connection.begin_nested() if connection.dialect.name == "postgresql" else contextlib.nullcontext()
     try:
-        with nested:
+        with _savepoint(connection):
             connection.exec_driver_sql(ddl)
     except sa.exc.DBAPIError:
         # Another process has changed it meanwhile; anything else is an error still.
@@ -227,13 +252,30 @@ def drop_tables(connection: Connection) -> None:
         connection.exec_driver_sql("DROP FUNCTION IF EXISTS half_message_wake()")
 
 
+_UNNAMED = "00000000-0000-0000-0000-000000000000"
+"""The id of a source that is being made; no committed row has it."""
+
+
 def ensure_source(connection: Connection) -> str:
-    """The database's source id; one is made if there is none."""
-    found = connection.execute(sa.select(notify_source.c.id)).scalar_one_or_none()
-    if found is None:
-        found = str(uuid.uuid4())
-        connection.execute(notify_source.insert().values(id=found, purged_before=0))
-    return str(found)
+    """The database's source id; one is made if there is none, and only one by several processes at once."""
+    source = connection.execute(sa.select(notify_source.c.id)).scalar_one_or_none()
+    if source is not None:
+        return str(source)
+    # Every process inserts this row first, and waits until the transaction of a quicker one has ended.
+    is_mysql = connection.dialect.name in ("mysql", "mariadb")
+    ignore = "ON DUPLICATE KEY UPDATE purged_before = 0" if is_mysql else "ON CONFLICT DO NOTHING"
+    insert = sa.text(f"INSERT INTO {notify_source.name} (id, purged_before) VALUES (:id, 0) {ignore}")
+    connection.execute(insert, {"id": _UNNAMED})
+    # A locking read sees what was committed meanwhile, also in REPEATABLE READ on MySQL and MariaDB.
+    others = sa.select(notify_source.c.id).where(notify_source.c.id != _UNNAMED).with_for_update()
+    source = connection.execute(others).scalar_one_or_none()
+    unnamed = notify_source.c.id == _UNNAMED
+    if source is not None:
+        connection.execute(notify_source.delete().where(unnamed))
+        return str(source)
+    source = str(uuid.uuid4())
+    connection.execute(notify_source.update().where(unnamed).values(id=source))
+    return source
 
 
 def new_source(connection: Connection) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from sqlalchemy.orm import Session
 from notify.client import Consumer, Inbox, ReceivedMessage, create_tables, use_explicit_begin
 from notify.errors import InvalidRequest
 from notify.testing import InMemoryServer
+from tests.support.clock import PATIENCE_SECONDS
 from tests.support.shop import Base, Order, items, make_engine
 
 MESSAGE = ReceivedMessage("01a1fc5e-3817-71f6-bdb9-9ebd1a8e445d.0", "t", 0, 0, b"x", None, None, {}, 1, "")
@@ -111,6 +114,26 @@ def test_a_missing_table_is_refused_as_the_consumer_starts(engine_url: str, noti
     consumer.subscribe("t")(effect)
     with pytest.raises(InvalidRequest, match="create_tables"):
         consumer.run(signals=False)
+    engine.dispose()
+
+
+def test_processes_that_make_the_tables_at_once_all_succeed(engine_url: str) -> None:
+    """A service's first processes start together on an empty database: each of them finds the tables missing."""
+    gate = threading.Barrier(4)
+
+    def make() -> str:
+        engine = make_engine(engine_url)
+        try:
+            gate.wait(PATIENCE_SECONDS)
+            return create_tables(engine)
+        finally:
+            engine.dispose()
+
+    with ThreadPoolExecutor(4) as threads:
+        sources = [made.result() for made in [threads.submit(make) for _ in range(4)]]
+    assert len(set(sources)) == 1
+    engine = make_engine(engine_url)
+    Inbox(engine).check()
     engine.dispose()
 
 
