@@ -158,5 +158,5 @@ class Delivery:
             self._forgot_us = now_us
             for group in self.groups.values():
                 if "@" not in group.name:
-                    group.forget_instances(now_us - INSTANCE_IDLE_US)
+                    group.instances.forget(now_us - INSTANCE_IDLE_US)
             await self._broadcasts.forget_idle(now_us)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from notify.errors import Conflict, NotifyError
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.growth import Growth
-from notify.server.delivery.instances import ACTIVE_US, Instance
+from notify.server.delivery.instances import Instance, Instances
 from notify.server.delivery.leases import Handed, Leases
 from notify.server.delivery.ordered import OrderedCursor
 from notify.server.delivery.owners import OWNED, Owners
@@ -25,8 +25,6 @@ from notify.storage.records import StoredMessage
 from notify.wire import SettledItem, SettleItem
 
 READ_BYTES = 8 << 20
-MOST_INSTANCES = 10_000
-"""Names of consumers that are remembered although they do not ask any more."""
 
 
 class Group:
@@ -62,7 +60,7 @@ class Group:
         """How long to wait where it has skipped some: the filters' share of the server's time is spent."""
         self.is_to_be_served = False
         """Who waits is served again soon: it has skipped some."""
-        self.instances: dict[str, Instance] = {}
+        self.instances = Instances()
         self._held = Leases(name, lease_ids, holders)
         self._owners = Owners()
         self._retries = Retries()
@@ -142,11 +140,11 @@ class Group:
         """
         self.has_skipped = False
         self.wait_seconds = 0.0
-        instance = self._asks(name, now_us)
+        instance = self.instances.asking(name, now_us)
         handed: list[Handed] = []
         if self.paused or now_us < self._paced_until_us:
             return handed
-        if len(self.instances) > 1 and not self._is_alone(instance, now_us):
+        if len(self.instances) > 1 and self.instances.others_ask(instance, now_us):
             limit = instance.room(limit)
         if self.rate is not None:
             limit = min(limit, self.rate.available(now_us))
@@ -227,24 +225,6 @@ class Group:
         taken = cursor.take(limit, now_us)
         self._pace.evaluated(time.thread_time() - started)
         return taken
-
-    def _asks(self, name: str, now_us: int) -> Instance:
-        instance = self.instances.get(name)
-        if instance is None:
-            if len(self.instances) >= MOST_INSTANCES:
-                self.forget_instances(now_us - ACTIVE_US)
-            instance = self.instances[name] = Instance(name, now_us)
-        instance.asked_us = now_us
-        return instance
-
-    def _is_alone(self, instance: Instance, now_us: int) -> bool:
-        """Whether no other instance has asked for something lately."""
-        return not any(now_us - i.asked_us < ACTIVE_US for i in self.instances.values() if i is not instance)
-
-    def forget_instances(self, before_us: int) -> None:
-        """Consumers that have not asked since then are not listed any more."""
-        for name in [name for name, i in self.instances.items() if i.asked_us < before_us and not i.in_flight]:
-            del self.instances[name]
 
     def refuse_second(
         self,

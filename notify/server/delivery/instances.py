@@ -12,6 +12,8 @@ SHORTEST_US = 1_000
 ACTIVE_US = 60_000_000
 """An instance that asked for messages within this time is there."""
 SLOW_SHARE = 0.25
+MOST_INSTANCES = 10_000
+"""Names of consumers that are remembered although they do not ask any more."""
 
 
 class Instance:
@@ -100,6 +102,29 @@ class Instance:
         if self.in_flight and self.per_second is not None and self.per_second < fastest * SLOW_SHARE:
             return "slow"
         return "ok"
+
+
+class Instances(dict[str, Instance]):
+    """The consumers of a group that have asked for messages, by name."""
+
+    def asking(self, name: str, now_us: int) -> Instance:
+        """The one that asks now."""
+        instance = self.get(name)
+        if instance is None:
+            if len(self) >= MOST_INSTANCES:
+                self.forget(now_us - ACTIVE_US)
+            instance = self[name] = Instance(name, now_us)
+        instance.asked_us = now_us
+        return instance
+
+    def others_ask(self, instance: Instance, now_us: int) -> bool:
+        """Whether another one than this has asked for something lately."""
+        return any(now_us - i.asked_us < ACTIVE_US for i in self.values() if i is not instance)
+
+    def forget(self, before_us: int) -> None:
+        """Those that have not asked since then, and have nothing, are not listed any more."""
+        for name in [name for name, i in self.items() if i.asked_us < before_us and not i.in_flight]:
+            del self[name]
 
 
 def states(instances: dict[str, Instance], now_us: int) -> dict[str, str]:
