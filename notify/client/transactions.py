@@ -46,7 +46,8 @@ _decode_items = msgspec.msgpack.Decoder(Items).decode
 def pack(message: Message) -> PackedMessage:
     """The message as it goes over the wire, its key resolved. Raises InvalidRequest."""
     packed = pack_unkeyed(message)
-    give_key(packed, message)
+    if message.key is not None:
+        give_key(packed, message)
     return packed
 
 
@@ -56,7 +57,9 @@ def pack_unkeyed(message: Message) -> PackedMessage:
     Whatever the server would refuse is refused here: a request carries the messages of many callers, and where one is
     malformed it would be refused whole. Only how far ahead `deliver_at` is stays the server's to say, by its clock.
     """
-    topic = as_text("a topic", message.topic)
+    topic = message.topic
+    if type(topic) is not str:
+        topic = as_text("a topic", topic)
     check_name("topic", topic)
     body, headers = encode_body(message)
     if len(body) > LIMITS.message_bytes:
