@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -27,8 +27,6 @@ class Outbox:
 
     table: sa.Table
     waiting: Any
-    committed: Any
-    """The rows that were ever to be sent, relayed or not."""
     at: Any
 
     def oldest(self, connection: Connection, limit: int, mine: Any = ALL) -> list[str]:
@@ -57,25 +55,23 @@ class Outbox:
             t = self.table
             connection.execute(t.update().where(t.c.transaction_id.in_(names)).values(relayed=state))
 
-    def after(self, engine: Engine, name: str, limit: int) -> list[BridgedTransaction]:
-        """Transactions that are committed, by rising id, from behind one."""
+    def waiting_after(self, connection: Connection, at: datetime, name: str, limit: int) -> list[tuple[datetime, str]]:
+        """Times (naive UTC) and ids of waiting transactions, the oldest first, from behind one."""
         t = self.table.c
-        with engine.connect() as connection:
-            wanted = sa.select(t.transaction_id).where(self.committed, t.message_no == 0, t.transaction_id > name)
-            names = [str(i) for i in connection.scalars(wanted.order_by(t.transaction_id).limit(limit))]
-            return self.read(connection, names) if names else []
+        behind = sa.or_(self.at > at, sa.and_(self.at == at, t.transaction_id > name))
+        wanted = sa.select(self.at, t.transaction_id).where(self.waiting, t.message_no == 0, self.at >= at, behind)
+        rows = connection.execute(wanted.order_by(self.at, t.transaction_id).limit(limit))
+        return [(row[0], str(row[1])) for row in rows]
 
 
 LOCAL = Outbox(
     local.half_message,
     local.is_waiting,
-    sa.and_(local.half_message.c.mode == "outbox", local.half_message.c.state != "ROLLED_BACK"),
     local.half_message.c.created_at,
 )
 SERVER = Outbox(
     server.server_half_message,
     server.is_waiting,
-    server.server_half_message.c.state == "COMMITTED",
     server.server_half_message.c.decided_at,
 )
 

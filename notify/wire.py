@@ -156,6 +156,8 @@ class BridgeBatch(Fields):
     prepare: bool = False
     """Whether this is a part of a large transaction: invisible until a later batch names its ids in `commit`."""
     commit: list[str] = []
+    rollback: list[str] = []
+    """Ids of earlier parts whose transaction was rolled back in the source."""
     lag: float | None = None
     """Seconds since the newest commit of this batch in the database."""
     note: str | None = None

@@ -132,7 +132,7 @@ FINDINGS: tuple[Finding, ...] = (
     Finding(
         "BRIDGE_GAP",
         "A bridge's positions are not contiguous: transactions that the source committed in between may be missing.",
-        "Run notify bridge --backfill: it takes the missing transactions from the source's table.",
+        "Run notify bridge --backfill-from with a time before the gap: it takes what is missing from the table.",
         when=None,
     ),
     Finding(

@@ -46,7 +46,7 @@ def is_prepared_by(source: str, half_source: str, half_instance: str) -> bool:
 
 
 def refuse_foreign(source: str, foreign: Sequence[bytes]) -> None:
-    """Raises Conflict where a batch would commit halves that no bridge of its source has prepared."""
+    """Raises Conflict where a batch would decide halves that no bridge of its source has prepared."""
     if foreign:
         raise Conflict(
             f"half {ids.to_text(foreign[0])} is none that a bridge of source {source!r} prepared: its producers "

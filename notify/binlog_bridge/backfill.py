@@ -1,48 +1,102 @@
-"""Taking from the tables what the binlog no longer has: by state, deduplicated by id, then on from now.
+"""Taking from the tables what the binlog no longer has: what was not moved, by its time; then on from now.
 
-The position is read first: what commits after it is in the binlog behind it, what committed before it is in the
-tables. What is in both is sent twice, and stored once.
+Tables and position are read in one snapshot: what committed before it is in the tables, what commits after it is in the
+binlog behind the position, and nothing is in neither. Which rows a bridge has moved, no row says. The
+position that the queue keeps says when it was written, and whatever was written longer before that than a transaction
+stays open lies behind it. What was written between is sent again, and the queue knows it by its id.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime, timedelta
 
-from sqlalchemy.engine import Engine
+from sqlalchemy.engine import Connection, Engine
 
 from notify.binlog_bridge import source
-from notify.outbox import present
-from notify.wire import Bridged, PackedBridgeBatch
+from notify.binlog_bridge.position import Position
+from notify.outbox import Outbox, present
+from notify.wire import Bridged, BridgedTransaction, PackedBridgeBatch, instant
 
 log = logging.getLogger("notify.bridge")
 
 TRANSACTIONS = 500
+BATCH_BYTES = 2 << 20
+LONGEST_TRANSACTION_US = 3_600_000_000
+"""A transaction that stayed open for longer after its row was written, and was cut off by the loss of the binlog, is
+taken for one that was moved: then give the time from which on to look."""
 
 
 async def backfill(
-    engine: Engine, post: Callable[[PackedBridgeBatch], Awaitable[Bridged]], epoch: int, position: str
+    engine: Engine,
+    post: Callable[[PackedBridgeBatch], Awaitable[Bridged]],
+    epoch: int,
+    position: str,
+    since_us: int | None = None,
 ) -> int:
-    """Send every committed transaction of the tables, then set the position to where the source was; how many."""
-    behind = await asyncio.to_thread(_position, engine)
+    """Send what was not moved, then set the position to where the source was; how many transactions were sent.
+
+    `position`: where the queue stands. `since_us`: from when on to look, by the source's clock; None: from there.
+    """
+    if since_us is None:
+        known = Position.of(position)
+        since_us = max(0, known.newest_us - LONGEST_TRANSACTION_US) if known is not None and known.newest_us else 0
+    if since_us:
+        log.warning("what was written before %s is taken for moved", instant(since_us))
+    snapshot = Snapshot(engine)
     sent = 0
-    for outbox in await asyncio.to_thread(present, engine):
-        after = ""
-        while True:
-            found = await asyncio.to_thread(outbox.after, engine, after, TRANSACTIONS)
-            if not found:
-                break
+    try:
+        behind = await asyncio.to_thread(snapshot.open)
+        batches = snapshot.batches(since_us)
+        while batch := await asyncio.to_thread(next, batches, None):
             await post(
-                PackedBridgeBatch(epoch=epoch, expected_position=position, position=position, transactions=found)
+                PackedBridgeBatch(epoch=epoch, expected_position=position, position=position, transactions=batch)
             )
-            sent += len(found)
-            after = found[-1].id
-    await post(PackedBridgeBatch(epoch=epoch, expected_position=position, position=behind))
-    log.warning("backfilled %d transactions; going on from %s", sent, behind)
+            sent += len(batch)
+    finally:
+        await asyncio.to_thread(snapshot.close)
+    await post(PackedBridgeBatch(epoch=epoch, expected_position=position, position=behind.text))
+    log.warning("backfilled %d transactions; going on from %s", sent, behind.gtids)
     return sent
 
 
-def _position(engine: Engine) -> str:
-    with engine.connect() as connection:
-        return source.current_position(connection).text
+class Snapshot:
+    """The tables of a source as they were at one moment."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._connection: Connection | None = None
+
+    def open(self) -> Position:
+        """Begin; the position behind everything that is in it. Raises InvalidRequest where the source cannot say it."""
+        self._connection = self._engine.connect()
+        return source.begin_snapshot(self._connection)
+
+    def batches(self, since_us: int) -> Iterator[list[BridgedTransaction]]:
+        """Transactions that wait and were written since then, the oldest first, in batches for a request each."""
+        since = datetime.fromtimestamp(since_us / 1e6, UTC).replace(tzinfo=None)
+        for outbox in present(self._engine):
+            batch: list[BridgedTransaction] = []
+            size = 0
+            for t in self._waiting(outbox, since):
+                size += sum([len(m.body or b"") + 512 for m in t.messages])
+                if batch and (size > BATCH_BYTES or len(batch) >= TRANSACTIONS):
+                    yield batch
+                    batch, size = [], 0
+                batch.append(t)
+            if batch:
+                yield batch
+
+    def _waiting(self, outbox: Outbox, since: datetime) -> Iterator[BridgedTransaction]:
+        assert self._connection is not None
+        after = (since - timedelta(microseconds=1), "")
+        while page := outbox.waiting_after(self._connection, *after, TRANSACTIONS):
+            yield from outbox.read(self._connection, [name for _, name in page])
+            after = page[-1]
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.rollback()
+            self._connection.close()

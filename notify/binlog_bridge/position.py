@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from notify.errors import InvalidRequest
 
@@ -32,6 +32,12 @@ class MariaDbSet:
     def add(self, domain: int, server: int, number: int) -> None:
         self.domains[domain] = (server, number)
 
+    def has(self, text: str) -> bool:
+        """Whether it stands exactly where another set does, in each domain that both know."""
+        other = MariaDbSet.parse(text)
+        known = [domain for domain in other.domains if domain in self.domains]
+        return all(self.domains[d] == other.domains[d] for d in known) and (bool(known) or not other.domains)
+
     def __str__(self) -> str:
         if len(self.domains) == 1:
             ((domain, (server, number)),) = self.domains.items()
@@ -52,10 +58,12 @@ class MySqlSet:
         for part in filter(None, (p.strip().lower() for p in text.replace("\n", "").split(","))):
             match = _MYSQL.match(part)
             if match is None:
-                raise InvalidRequest(f"{part[:60]!r} is not a GTID set of MySQL (uuid:1-5)")
+                raise InvalidRequest(
+                    f"{part[:60]!r} is not a GTID set of MySQL (uuid:1-5); a bridge cannot read GTIDs with tags"
+                )
             for interval in match[2][1:].split(":"):
                 first, _, last = interval.partition("-")
-                found._insert(match[1], int(first), int(last or first))
+                found.insert(match[1], int(first), int(last or first))
         return found
 
     def add(self, uuid: str, number: int) -> None:
@@ -63,9 +71,18 @@ class MySqlSet:
         if mine and mine[-1][1] + 1 == number:
             mine[-1][1] = number
         else:
-            self._insert(uuid, number, number)
+            self.insert(uuid, number, number)
 
-    def _insert(self, uuid: str, first: int, last: int) -> None:
+    def has(self, text: str) -> bool:
+        """Whether it contains every transaction of another set."""
+        return all(
+            any(a <= first and last <= b for a, b in self.intervals.get(uuid, []))
+            for uuid, intervals in MySqlSet.parse(text).intervals.items()
+            for first, last in intervals
+        )
+
+    def insert(self, uuid: str, first: int, last: int) -> None:
+        """Add the transactions from `first` to `last`."""
         merged: list[list[int]] = []
         for a, b in sorted([*self.intervals.get(uuid, []), [first, last]]):
             if merged and a <= merged[-1][1] + 1:
@@ -86,15 +103,22 @@ GtidSet = MariaDbSet | MySqlSet
 
 @dataclass(slots=True, frozen=True)
 class Position:
-    """A GTID set, and the file and byte for people. `text` is what the queue stores and compares."""
+    """A GTID set, and where it was read. `text` is what the queue stores and compares."""
 
     gtids: str
     file: str = ""
     offset: int = 0
+    """In bytes, for people."""
+    created: int = 0
+    """When the file began, in seconds since 1970 as the file says it; 0: not known."""
+    server: int = 0
+    """The id of the server that wrote the file."""
+    newest_us: int = 0
+    """When the newest transaction was written, by the source's clock; 0: not known."""
 
     @property
     def text(self) -> str:
-        return json.dumps({"gtids": self.gtids, "file": self.file, "offset": self.offset})
+        return json.dumps({name: getattr(self, name) for name in _FIELDS})
 
     @classmethod
     def of(cls, text: str) -> Position | None:
@@ -102,10 +126,15 @@ class Position:
         if not text:
             return None
         try:
-            found = json.loads(text)
-            return cls(str(found["gtids"]), str(found["file"]), int(found["offset"]))
-        except (ValueError, KeyError, TypeError):
+            known = json.loads(text)
+            # An older bridge noted less.
+            later = (int(known.get(name, 0)) for name in _FIELDS[3:])
+            return cls(str(known["gtids"]), str(known["file"]), int(known["offset"]), *later)
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise InvalidRequest(
                 f"the queue stands at {text[:100]!r} for this source, which is no position of a binlog: "
                 "another kind of bridge or relay wrote it; give this bridge another --source"
             ) from None
+
+
+_FIELDS = tuple(field.name for field in fields(Position))

@@ -27,9 +27,10 @@ from notify.backoff import Backoff
 from notify.binlog_bridge import source
 from notify.binlog_bridge.backfill import backfill
 from notify.binlog_bridge.decoder import Unreadable
+from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.position import Position
-from notify.binlog_bridge.reader import BinlogReader, Read
-from notify.binlog_bridge.stream import Purged, SameServerId
+from notify.binlog_bridge.reader import BinlogReader, Damaged, Read
+from notify.binlog_bridge.stream import SameServerId
 from notify.errors import Conflict, InvalidRequest, NotifyError, StorageFailed, Unavailable
 from notify.outbox import source_name
 from notify.sinks.sink import Sink, open_sink
@@ -54,6 +55,9 @@ SWITCH_SECONDS = 0.0002
 SAME_ID_SECONDS, SAME_ID_TIMES, SAME_ID_WAIT_SECONDS = 60.0, 10, 1.5
 """A lost connection of our own may linger at the source, and a bridge that was superseded learns it with its next
 batch, after 10 s at most. More often than that in such a time it is another reader."""
+DAMAGED_TIMES = 5
+"""A wrong checksum may come from the way. One that is met so often without a batch between stands in the source's file.
+"""
 WRONG_ADDRESS = (1044, 1045, 1049)
 """Access denied, no such user, no such database: waiting would mend nothing."""
 ANNOUNCE_SECONDS = 2.0
@@ -109,6 +113,7 @@ class Bridge:
         self._at = 0
         self._purged_since = 0.0
         self._same_id: list[float] = []
+        self._damaged = 0
         self._clock_offset_us = 0
         self._read_through_us = 0
 
@@ -118,9 +123,10 @@ class Bridge:
 
     # --- the whole --------------------------------------------------------------------------------------------
 
-    async def run(self, *, once: bool = False, fill: bool = False) -> Totals:
+    async def run(self, *, once: bool = False, fill: bool = False, fill_since_us: int | None = None) -> Totals:
         """Until cancelled, or with `once` until the source has been silent for a second. `fill`: backfill first.
 
+        `fill_since_us`: from when on to look at the tables, by the source's clock; None: from the queue's position.
         Raises Purged, Unreadable, Superseded or InvalidRequest: what a person has to look at.
         """
         sys.setswitchinterval(SWITCH_SECONDS)
@@ -133,7 +139,7 @@ class Bridge:
                 try:
                     await self._prepare()
                     if fill:
-                        await self._fill(sink)
+                        await self._fill(sink, fill_since_us)
                         fill = False
                     await self._session(sink, once)
                     return self.totals
@@ -142,15 +148,11 @@ class Bridge:
                 except (Unreadable, Superseded, InvalidRequest):
                     raise
                 except SameServerId as error:
-                    now = time.monotonic()
-                    self._same_id = [at for at in self._same_id if now - at < SAME_ID_SECONDS] + [now]
-                    if len(self._same_id) > SAME_ID_TIMES:
-                        raise InvalidRequest(f"{error}: give this one another with --server-id") from error
-                    log.warning("again in %g s: %s", SAME_ID_WAIT_SECONDS, error)
-                    wait = SAME_ID_WAIT_SECONDS
-                except (Unavailable, Conflict, sa.exc.OperationalError, OSError) as error:
+                    wait = self._wait_for_the_other(error)
+                except (Unavailable, Conflict, sa.exc.OperationalError, sa.exc.InterfaceError, OSError) as error:
                     if isinstance(error, Conflict) and error.code == "stale_epoch":
                         raise Superseded(str(error)) from error
+                    self._count_damage(error)
                     wait = backoff.next()
                     log.warning("again in %.1f s: %s", wait, error)
                     if not isinstance(error, Conflict) and len(self._engines) > 1:
@@ -158,10 +160,30 @@ class Bridge:
                 await asyncio.sleep(backoff.next() if wait is None else wait)
                 if self.totals.batches > moved:
                     backoff.reset()
+                    self._damaged = 0
         finally:
             await sink.close()
             for engine in self._engines:
                 engine.dispose()
+
+    def _wait_for_the_other(self, error: SameServerId) -> float:
+        """Seconds to wait. Raises InvalidRequest where another reader comes again and again."""
+        now = time.monotonic()
+        self._same_id = [at for at in self._same_id if now - at < SAME_ID_SECONDS] + [now]
+        if len(self._same_id) > SAME_ID_TIMES:
+            raise InvalidRequest(f"{error}: give this one another with --server-id") from error
+        log.warning("again in %g s: %s", SAME_ID_WAIT_SECONDS, error)
+        return SAME_ID_WAIT_SECONDS
+
+    def _count_damage(self, error: Exception) -> None:
+        """Raises Unreadable for damage that is met again and again."""
+        if isinstance(error, Damaged):
+            self._damaged += 1
+            if self._damaged >= DAMAGED_TIMES * len(self._engines):
+                raise Unreadable(
+                    f"an event of the source's binlog had a wrong checksum {self._damaged} times: the file is damaged. "
+                    "Nothing was skipped: start with --backfill, which takes what is missing from the table"
+                ) from error
 
     def _next_candidate_or(self, error: Purged) -> None:
         """Another candidate may have the position. Raises the error once all of them have been asked long enough."""
@@ -209,9 +231,9 @@ class Bridge:
         totals.batches += 1
         return found
 
-    async def _fill(self, sink: Sink) -> None:
+    async def _fill(self, sink: Sink, since_us: int | None) -> None:
         epoch, position = await sink.claim(self.name, take_back=False)
-        await backfill(self._engine, lambda batch: self._post(sink, batch), epoch, position)
+        await backfill(self._engine, lambda batch: self._post(sink, batch), epoch, position, since_us)
 
     # --- one connection to the source -------------------------------------------------------------------------
 
@@ -238,11 +260,11 @@ class Bridge:
                         self._read_through_us = max(self._read_through_us, self._source_us() - CAUGHT_UP_US)
                     if once and reader.caught_up and not waiting:
                         return
-                elif not batch.transactions and not batch.commit:
+                elif not _has_content(batch):
                     waiting = batch.position
                     if time.monotonic() - posted < IDLE_SECONDS:
                         continue
-                idle = batch is None or not (batch.transactions or batch.commit)
+                idle = batch is None or not _has_content(batch)
                 if idle and not waiting and time.monotonic() - posted < TRAILER_SECONDS:
                     continue
                 if idle or batch is None:
@@ -290,6 +312,11 @@ class Bridge:
         return _now_us() + self._clock_offset_us
 
 
+def _has_content(batch: PackedBridgeBatch) -> bool:
+    """Whether a batch has more than a position."""
+    return bool(batch.transactions or batch.commit or batch.rollback)
+
+
 def _now_us() -> int:
     return time.time_ns() // 1000
 
@@ -321,10 +348,17 @@ def _read(reader: BinlogReader, batches: queue.Queue[Read | Exception], stop: th
                 return
     except NotifyError as error:
         give(error)
-    except Exception as error:
-        if not isinstance(error, OSError | pymysql.err.Error):
-            log.exception("reading the binlog failed for no known reason")
+    except (OSError, pymysql.err.Error) as error:
         give(Unavailable(f"reading the binlog failed: {error!r}"))
+    except Exception as error:
+        log.exception("an event of the binlog cannot be read")
+        give(
+            Unreadable(
+                f"an event of the binlog cannot be read ({error!r}): the event is damaged, or this is a fault of the "
+                "bridge (its log has the details). Nothing was skipped: start with --backfill, which takes what is "
+                "missing from the table"
+            )
+        )
 
 
 def _engine(url: str) -> Engine:

@@ -8,10 +8,14 @@ from collections.abc import Iterable, Iterator
 
 from sqlalchemy.engine.url import URL
 
+from notify.binlog_bridge import events
 from notify.binlog_bridge.decoder import Unreadable
+from notify.binlog_bridge.events import EXECUTE_LOAD, FORMAT, MARIADB_GTID, MYSQL_GTID, QUERY, ROTATE, ROWS, XA_PREPARE
+from notify.binlog_bridge.history import History, gtid_list, previous_gtids, server_uuid
+from notify.binlog_bridge.open_transaction import OpenTransaction, savepoint_name
 from notify.binlog_bridge.position import GtidSet, MariaDbSet, MySqlSet, Position
 from notify.binlog_bridge.stream import BinlogStream
-from notify.binlog_bridge.tables import UPDATES, Tables
+from notify.binlog_bridge.tables import Tables
 from notify.errors import Unavailable
 from notify.wire import BridgedTransaction, PackedBridgeBatch
 
@@ -20,21 +24,17 @@ BATCH_BYTES = 2 << 20
 PART_BYTES = 4 << 20
 """A transaction whose rows are larger goes in parts, each a request, that become visible with the last."""
 
-_QUERY, _ROTATE, _FORMAT, _XID, _TABLE_MAP = 2, 4, 15, 16, 19
-_ROWS = frozenset((23, 30, *UPDATES))
-_HEARTBEAT, _PARTIAL_UPDATE, _PAYLOAD = 27, 39, 40
-_MYSQL_GTID, _ANONYMOUS_GTID = 33, 34
-_MARIADB_GTID, _COMPRESSED = 162, range(165, 172)
-_STANDALONE, _PREPARED_XA = 1, 64
-_COMPRESSION = (
-    "the binlog is compressed: SET GLOBAL log_bin_compress = OFF (MySQL: binlog_transaction_compression = OFF), and "
-    "start this bridge with --backfill if rows of ours may be among what is compressed"
-)
-_UNREADABLE = dict.fromkeys((*_COMPRESSED, _PAYLOAD), _COMPRESSION) | {
-    _ANONYMOUS_GTID: "the source writes transactions without GTIDs: set gtid_mode = ON",
-    _PARTIAL_UPDATE: "the source writes partial JSON updates: set binlog_row_value_options = ''",
-}
-"""Types of events that would leave something out, and what to do."""
+_STANDALONE = 1
+_WITH_CRC32 = 1
+_CHECKSUM_BYTES = 4
+_BODY = 20
+"""A packet begins with one byte that says it is an event; then come 19 bytes of header."""
+
+
+class Damaged(Unavailable):
+    """An event has a wrong checksum: on its way, or in the source's file."""
+
+    code = "damaged_event"
 
 
 Read = tuple[PackedBridgeBatch, int]
@@ -61,7 +61,7 @@ class BinlogReader:
 
     def batches(self) -> Iterator[Read]:
         """See Assembly. Raises Unavailable where the connection ends, too."""
-        return self._assembly.batches(self._stream.packets(), self._stream.checksum)
+        return self._assembly.batches(self._stream.packets())
 
     def close(self) -> None:
         """End the connection, from any thread: whoever waits for packets is woken."""
@@ -77,85 +77,119 @@ class Assembly:
         """Whether the source waits for something to happen."""
         self._tables = Tables(schema)
         self._checksum = 0
+        """How many bytes at the end of each event are its checksum, as the file says it."""
         self._gtids: GtidSet = (MariaDbSet if mariadb else MySqlSet).parse(position.gtids if position else "")
-        self._file = position.file if position else ""
-        self._offset = position.offset if position else 0
+        begin = position or Position("")
+        self._file, self._created, self._server = begin.file, begin.created, begin.server
+        """The file that is being read, when it began (0: not known), and who wrote it."""
+        self._offset, self._newest_us = begin.offset, begin.newest_us
+        """Where in it the newest transaction ended, and when that was written."""
+        self._history = History(position)
         self._batch = _batch([])
         self._size = 0
         """Bytes of the batch's rows."""
         self._passed = 0
         """Transactions of the source in the batch, whether or not they are ours."""
-        self._newest_us = 0
+        self._rows_us = 0
         """When the newest row of the batch was written."""
         self._gtid: tuple[int, int, int] | tuple[str, int] | None = None
         """The GTID of the source's transaction that is being read."""
-        self._pending: list[BridgedTransaction] = []
-        """Transactions of ours within it."""
-        self._pending_bytes = 0
-        self._prepared: list[str] = []
-        """Those that went in parts already."""
-        self._pending_us = 0
-        """When the newest row of those was written."""
-        self._is_inside = self._is_standalone = self._is_xa = False
+        self._open = OpenTransaction()
+        self._is_inside = self._is_standalone = False
 
-    def batches(self, packets: Iterable[bytes | None], checksum: int = 0) -> Iterator[Read]:
+    def batches(self, packets: Iterable[bytes | None]) -> Iterator[Read]:
         """Batches of committed transactions, and empty ones (with the position only) when there was nothing of ours.
 
-        `packets`: events, and None whenever everything received so far has been given out; `checksum`: how many bytes
-        at the end of each are its checksum. Raises Unavailable for a wrong one, Unreadable where going on would leave
-        something out.
+        `packets`: events, and None whenever everything received so far has been given out. Raises Damaged for a wrong
+        checksum, Purged for another history than the position's, Unreadable where going on would leave something out.
         """
-        self._checksum = checksum
         for packet in packets:
             if packet is None:
                 if self._passed and not self._is_inside:
                     yield self._finished()
                 continue
-            # One byte says that it is an event; then 19 bytes of header.
             kind = packet[5]
-            if kind in _ROWS:
+            if kind in ROWS:
                 yield from self._add_rows(kind, packet)
-            elif kind == _XID:
+            elif kind == events.XID:
                 self._commit(packet)
                 if self._size > BATCH_BYTES or self._passed >= BATCH_TRANSACTIONS:
                     yield self._finished()
-            elif kind == _TABLE_MAP:
-                self._tables.map(packet[20 : len(packet) - checksum])
-            elif kind in (_MARIADB_GTID, _MYSQL_GTID):
+            elif kind == events.TABLE_MAP:
+                self._tables.map(packet[_BODY : len(packet) - self._checksum])
+            elif kind in (MARIADB_GTID, MYSQL_GTID):
                 self._begin(kind, packet)
-            elif kind == _QUERY:
+            elif kind == QUERY:
                 self._query(packet)
-            elif kind == _ROTATE:
-                self._offset = struct.unpack_from("<Q", packet, 20)[0]
-                # The one that the source makes up at the beginning of a stream has no checksum in older versions.
-                self._file = packet[28 : len(packet) - checksum].split(b"\0")[0].decode("ascii", "replace")
-                self._tables.clear()
-            elif kind == _FORMAT:
-                self._tables.clear()
-            elif kind == _HEARTBEAT:
-                self.caught_up = True
-            elif kind in _UNREADABLE:
-                raise Unreadable(_UNREADABLE[kind])
+            else:
+                self._other(kind, packet)
+
+    def _other(self, kind: int, packet: bytes) -> None:
+        """An event that is not of every transaction."""
+        if kind == ROTATE:
+            self._rotate(packet)
+        elif kind == FORMAT:
+            self._file_begins(packet)
+        elif kind in (events.HEARTBEAT, events.HEARTBEAT_V2):
+            self.caught_up = True
+        elif kind == events.GTID_LIST:
+            self._history.state_before_file(gtid_list(packet[_BODY:]))
+        elif kind == events.PREVIOUS_GTIDS:
+            gtids = previous_gtids(packet[_BODY:])
+            if gtids is not None:
+                self._history.state_before_file(gtids)
+        elif kind == XA_PREPARE:
+            self._end_xa(packet)
+        elif kind == EXECUTE_LOAD:
+            self._check_statement(_statement(packet, 13, self._checksum))
+        else:
+            refusal = events.refusal_of(kind, int.from_bytes(packet[18:20], "little"))
+            if refusal is not None:
+                raise Unreadable(refusal)
 
     def _finished(self) -> Read:
         """The batch, with where the source stands behind it; another begins."""
-        batch, newest_us = self._batch, self._newest_us
-        batch.position = Position(str(self._gtids), self._file, self._offset).text
-        self._batch, self._size, self._passed, self._newest_us = _batch([]), 0, 0, 0
-        return batch, newest_us
+        batch, rows_us = self._batch, self._rows_us
+        batch.position = Position(
+            str(self._gtids), self._file, self._offset, self._created, self._server, self._newest_us
+        ).text
+        self._batch, self._size, self._passed, self._rows_us = _batch([]), 0, 0, 0
+        return batch, rows_us
+
+    # --- files ------------------------------------------------------------------------------------------------
+
+    def _rotate(self, packet: bytes) -> None:
+        """Another file follows. What the source makes up at the beginning of a stream may lack the checksum."""
+        end = len(packet)
+        if zlib.crc32(packet[1:-_CHECKSUM_BYTES]) == int.from_bytes(packet[-_CHECKSUM_BYTES:], "little"):
+            end -= _CHECKSUM_BYTES
+        self._offset = int.from_bytes(packet[_BODY : _BODY + 8], "little")
+        self._file = packet[_BODY + 8 : end].split(b"\0")[0].decode("ascii", "replace")
+        self._created = 0
+        self._tables.clear()
+
+    def _file_begins(self, packet: bytes) -> None:
+        """A file says how its events are written. Raises Purged where it belongs to another history."""
+        # Before the event's own checksum, which is always there, stands the kind of checksum of all others.
+        self._checksum = _CHECKSUM_BYTES if packet[-_CHECKSUM_BYTES - 1] == _WITH_CRC32 else 0
+        self._created, self._server = struct.unpack_from("<I", packet, 1)[0], struct.unpack_from("<I", packet, 6)[0]
+        self._tables.clear()
+        self._history.file_begins(self._file, self._created, self._server)
+
+    # --- transactions -----------------------------------------------------------------------------------------
 
     def _begin(self, kind: int, packet: bytes) -> None:
         """A transaction of the source begins."""
-        if kind == _MARIADB_GTID:
-            number, domain, flags = struct.unpack_from("<QIB", packet, 20)
+        if kind == MARIADB_GTID:
+            number, domain, flags = struct.unpack_from("<QIB", packet, _BODY)
             self._gtid = (domain, int.from_bytes(packet[6:10], "little"), number)
-            self._is_standalone, self._is_xa = bool(flags & _STANDALONE), bool(flags & _PREPARED_XA)
+            self._is_standalone = bool(flags & _STANDALONE)
         else:
-            self._gtid = (_uuid(packet[21:37]), struct.unpack_from("<q", packet, 37)[0])
-            self._is_standalone, self._is_xa = True, False
+            self._gtid = (server_uuid(packet[21:37]), struct.unpack_from("<q", packet, 37)[0])
+            self._is_standalone = True
         self._is_inside = True
-        self._pending.clear()
-        self._pending_bytes = 0
+        if not self._open.is_empty:  # one that never ended
+            self._forget()
 
     def _add_rows(self, kind: int, packet: bytes) -> list[Read]:
         """Rows of a table; batches where a transaction has become so large that a part of it goes now."""
@@ -163,76 +197,109 @@ class Assembly:
         if table is None:
             return []
         self._verify(packet)
-        if self._is_xa:
-            raise Unreadable(f"{table.name} was written in an XA transaction, which may still be rolled back")
-        written_us = table.add(kind, packet, len(packet) - self._checksum, self._pending)
-        self._pending_us = written_us or self._pending_us
-        self._pending_bytes += len(packet)
-        if self._pending_bytes <= PART_BYTES or len(self._pending) <= 1:
+        if self._is_standalone:
+            raise Unreadable(f"{table.name} was written outside of a transaction: is it a table of InnoDB?")
+        transaction = self._open
+        written_us = table.add(kind, packet, len(packet) - self._checksum, transaction.pending)
+        transaction.newest_us = written_us or transaction.newest_us
+        transaction.bytes += len(packet)
+        if transaction.bytes <= PART_BYTES or len(transaction.pending) <= 1:
             return []
-        batches = [self._finished()] if self._batch.transactions else []
-        # The last one may go on in the next event.
-        part, self._pending = self._pending[:-1], self._pending[-1:]
-        self._prepared += [t.id for t in part]
-        self._pending_bytes = len(packet)
+        batches = [self._finished()] if self._batch.transactions or self._batch.rollback else []
+        part = transaction.split()
+        transaction.bytes = len(packet)
         return [*batches, (_batch(part, prepare=True), 0)]
 
     def _commit(self, packet: bytes) -> None:
         """The source's transaction is committed, and what it wrote belongs to the batch."""
-        self._offset = int.from_bytes(packet[14:18], "little")
         self.caught_up = False
-        if self._pending or self._prepared:
+        transaction = self._open
+        if not transaction.is_empty:
             batch = self._batch
-            batch.transactions += self._pending
-            batch.commit += self._prepared
-            self._newest_us = self._pending_us or self._newest_us
-            self._size += self._pending_bytes
-            self._pending, self._prepared, self._pending_bytes, self._pending_us = [], [], 0, 0
-        self._pass()
+            batch.transactions += transaction.pending
+            batch.commit += transaction.prepared
+            batch.rollback += transaction.rolled_back
+            self._rows_us = transaction.newest_us or self._rows_us
+            self._size += transaction.bytes
+        self._end(packet)
 
-    def _query(self, packet: bytes) -> None:
-        """A statement: it begins or ends a transaction, is one by itself, or stands within one."""
-        names, variables = packet[28], int.from_bytes(packet[31:33], "little")
-        text = packet[33 + variables + names + 1 : len(packet) - self._checksum]
-        word = text[:32].upper()
-        if word.startswith(b"BEGIN"):
-            self._is_standalone = False
-        elif word.startswith((b"COMMIT", b"ROLLBACK")) and not word.startswith(b"ROLLBACK TO"):
-            if self._pending and word.startswith(b"COMMIT"):
-                raise Unreadable("a table of ours is not InnoDB: its rows are written outside of transactions")
-            self._is_standalone = True
-            self._pending.clear()
-        elif not self._is_standalone:
-            _check_statement(text)
-        if self._is_standalone and self._is_inside:
-            self._offset = int.from_bytes(packet[14:18], "little")
-            self._pass()
+    def _roll_back(self, packet: bytes) -> None:
+        """The source's transaction is rolled back whole; the source logs it for the sake of other tables."""
+        self._forget()
+        self._end(packet)
 
-    def _pass(self) -> None:
+    def _forget(self) -> None:
+        """Nothing of the open transaction was committed."""
+        self._open.roll_back()
+        self._batch.rollback += self._open.rolled_back
+        self._open = OpenTransaction()
+
+    def _end(self, packet: bytes) -> None:
         """The source's transaction lies behind: the position says so."""
+        self._offset = int.from_bytes(packet[14:18], "little")
+        self._newest_us = int.from_bytes(packet[1:5], "little") * 1_000_000
         if self._gtid is not None:
             self._gtids.add(*self._gtid)
+        if self._open.bytes:
+            self._open = OpenTransaction()
         self._passed += 1
         self._is_inside = False
 
+    def _end_xa(self, packet: bytes) -> None:
+        """An XA transaction is prepared, to be decided in another one; or committed at once (in one phase)."""
+        if packet[_BODY]:
+            self._commit(packet)
+        elif self._open.is_empty:
+            self._end(packet)
+        else:
+            raise Unreadable(
+                "a table of ours was written in an XA transaction that is prepared, and may still be rolled back: a "
+                "bridge cannot wait for its end; write messages in transactions without XA, then start this bridge "
+                "with --backfill once this one is decided"
+            )
+
+    def _query(self, packet: bytes) -> None:
+        """A statement: it begins or ends a transaction, is one by itself, or stands within one."""
+        text = _statement(packet, 0, self._checksum)
+        word = text[:32].upper()
+        if word.startswith((b"BEGIN", b"XA START")) or text.endswith(b"START TRANSACTION"):
+            # The last: MySQL's CREATE TABLE … SELECT, whose rows follow.
+            self._is_standalone = False
+        elif word.startswith(b"COMMIT"):
+            if self._open.pending or self._open.prepared:
+                raise Unreadable("a table of ours is not InnoDB: its rows are written outside of transactions")
+            self._end(packet)
+        elif word.startswith(b"ROLLBACK"):
+            if b" TO " in word:
+                self._open.roll_back_to(savepoint_name(text))
+            else:
+                self._roll_back(packet)
+        elif self._is_standalone:
+            if self._is_inside:
+                self._end(packet)
+        elif word.startswith(b"SAVEPOINT"):
+            self._open.savepoint(savepoint_name(text))
+        else:
+            self._check_statement(text)
+
+    def _check_statement(self, text: bytes) -> None:
+        """A statement within a transaction: one that wrote to a table of ours is a gap."""
+        if b"half_message" in text:
+            raise Unreadable(
+                f"a session wrote to a table of ours in STATEMENT format ({text[:80].decode('utf-8', 'replace')} …): "
+                "set binlog_format = ROW, then start this bridge with --backfill"
+            )
+
     def _verify(self, packet: bytes) -> None:
         if self._checksum and zlib.crc32(packet[1:-4]) != int.from_bytes(packet[-4:], "little"):
-            raise Unavailable("an event of the binlog has a wrong checksum: connecting anew")
+            raise Damaged("an event of the binlog has a wrong checksum: connecting anew")
 
 
-def _check_statement(text: bytes) -> None:
-    """A statement within a transaction: one that wrote to a table of ours is a gap."""
-    if b"half_message" in text and not text[:12].upper().startswith((b"SAVEPOINT", b"ROLLBACK TO")):
-        raise Unreadable(
-            f"a session wrote to a table of ours in STATEMENT format ({text[:80].decode('utf-8', 'replace')} …): "
-            "set binlog_format = ROW, then start this bridge with --backfill"
-        )
+def _statement(packet: bytes, further: int, checksum: int) -> bytes:
+    """The text of a statement's event; `further`: how much longer its fixed part is than that of a QUERY event."""
+    names, variables = packet[28], int.from_bytes(packet[31:33], "little")
+    return packet[33 + further + variables + names + 1 : len(packet) - checksum]
 
 
 def _batch(transactions: list[BridgedTransaction], *, prepare: bool = False) -> PackedBridgeBatch:
     return PackedBridgeBatch(epoch=0, expected_position="", position="", transactions=transactions, prepare=prepare)
-
-
-def _uuid(raw: bytes) -> str:
-    h = raw.hex()
-    return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"

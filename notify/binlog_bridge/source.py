@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.binlog_bridge.position import Position
+from notify.errors import InvalidRequest
 from notify.outbox import LOCAL, SERVER
+from notify.wire import microseconds
 
+_TAG = re.compile(r":\s*[A-Za-z_]")
 _NEEDED_GRANTS = ("REPLICATION SLAVE", "REPLICATION REPLICA", "ALL PRIVILEGES")
 
 
@@ -42,7 +47,7 @@ _VARIABLES: tuple[tuple[str, Callable[[str], bool], str, str, bool], ...] = (
     ),
     (
         "binlog_row_image",
-        _is("FULL", "FULL_NODUP"),
+        _is("FULL"),
         "binlog_row_image is {}: rows lack columns",
         "SET GLOBAL binlog_row_image = 'FULL', and in the configuration",
         True,
@@ -137,8 +142,20 @@ def findings(connection: Connection, server_id: int) -> list[Finding]:
                 f"GRANT REPLICATION SLAVE ON *.* TO '{name}'@'{host}'",
             )
         )
+    if not is_mariadb(connection) and has_tags(str(connection.exec_driver_sql("SELECT @@gtid_executed").scalar())):
+        found.append(
+            Finding(
+                "gtid_executed has GTIDs with tags, which no position of a bridge can hold",
+                "let services write with gtid_next = AUTOMATIC, without a tag, to a server that never had such GTIDs",
+            )
+        )
     found += _table_findings(connection)
     return sorted(found, key=lambda f: not f.stops)
+
+
+def has_tags(gtids: str) -> bool:
+    """Whether a GTID set of MySQL 8.4 (uuid:1-5:tag:1-3) names tags."""
+    return _TAG.search(gtids) is not None
 
 
 def _table_findings(connection: Connection) -> list[Finding]:
@@ -160,6 +177,31 @@ def _table_findings(connection: Connection) -> list[Finding]:
     ]
 
 
+def begin_snapshot(connection: Connection) -> Position:
+    """Begin a transaction that sees the tables as they are now, and say which position is behind exactly that.
+
+    MariaDB knows where in the binlog its snapshots stand. MySQL makes a transaction visible before it adds its GTID to
+    gtid_executed, so that a position read before the snapshot is behind nothing that the snapshot lacks; what commits
+    between the two is in both. Raises InvalidRequest where the source cannot say it.
+    """
+    now: Any = connection.exec_driver_sql("SELECT UTC_TIMESTAMP(6)").scalar()
+    now_us = microseconds(now.replace(tzinfo=UTC))
+    mariadb = is_mariadb(connection)
+    executed = "" if mariadb else current_position(connection).gtids
+    connection.rollback()
+    connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    connection.exec_driver_sql("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+    if not mariadb:
+        return Position(executed, newest_us=now_us)
+    rows = connection.exec_driver_sql("SHOW STATUS LIKE 'binlog_snapshot_%%'")
+    status = {str(name).lower(): str(value) for name, value in rows}
+    file, offset = status.get("binlog_snapshot_file", ""), int(status.get("binlog_snapshot_position") or 0)
+    gtids = connection.execute(sa.select(sa.func.binlog_gtid_pos(file, offset))).scalar()
+    if gtids is None:
+        raise InvalidRequest(f"the source does not say which GTIDs are before {file}:{offset}, where its snapshot is")
+    return Position(str(gtids), file, offset, newest_us=now_us)
+
+
 def current_position(connection: Connection) -> Position:
     """Behind everything that is committed now."""
     if is_mariadb(connection):
@@ -171,5 +213,5 @@ def clock_offset_us(connection: Connection, now_us: Callable[[], int]) -> int:
     """Microseconds to add to this machine's clock to get the source's."""
     before = now_us()
     at: Any = connection.exec_driver_sql("SELECT UTC_TIMESTAMP(6)").scalar()
-    source_us: int = round(at.replace(tzinfo=UTC).timestamp() * 1_000_000)
+    source_us = microseconds(at.replace(tzinfo=UTC))
     return source_us - (before + now_us()) // 2

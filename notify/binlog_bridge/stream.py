@@ -16,19 +16,14 @@ import pymysql
 from pymysqlreplication import BinLogStreamReader
 from sqlalchemy.engine.url import URL
 
+from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.position import Position
-from notify.errors import StorageFailed, Unavailable
+from notify.errors import Unavailable
 
 HEARTBEAT_SECONDS = 1.0
 SILENT_SECONDS = 10.0
 """Without even a heartbeat for so long, the connection is taken for dead."""
 RECEIVE_BYTES = 1 << 18
-
-
-class Purged(StorageFailed):
-    """The source no longer has, or never had, what follows the position: nothing may be skipped silently."""
-
-    code = "purged_position"
 
 
 class SameServerId(Unavailable):
@@ -52,8 +47,6 @@ class BinlogStream:
 
     def __init__(self, url: URL, server_id: int, position: Position | None, *, mariadb: bool) -> None:
         """`position` None: from the first binlog there is, which must be the first there ever was."""
-        self.checksum = 0
-        """How many bytes at the end of each event are its checksum."""
         settings = {
             "host": url.host or "127.0.0.1",
             "port": url.port or 3306,
@@ -61,6 +54,8 @@ class BinlogStream:
             "password": url.password or "",
             "connect_timeout": 5,
             "read_timeout": SILENT_SECONDS,
+            # Whatever the source's setting is now: files from before it was changed are as they were.
+            "init_command": "SET @master_binlog_checksum = 'CRC32', @source_binlog_checksum = 'CRC32'",
         }
         socket_path = url.query.get("unix_socket")
         if socket_path:
@@ -94,7 +89,6 @@ class BinlogStream:
         except (pymysql.err.OperationalError, OSError) as error:
             raise Unavailable(f"the source does not answer: {error}") from error
         self._socket.settimeout(SILENT_SECONDS)
-        self.checksum = 4 if self._frame._BinLogStreamReader__use_checksum else 0
 
     def close(self) -> None:
         """From any thread: whoever waits for packets is woken."""

@@ -8,15 +8,12 @@ import msgspec
 
 from notify.binlog_bridge import decoder
 from notify.binlog_bridge.decoder import TableMap, Unreadable
+from notify.binlog_bridge.events import UPDATES, WITH_EXTRA
 from notify.outbox import LOCAL, SERVER
 from notify.wire import BridgedTransaction, PackedMessage
 
 OURS = (LOCAL.table.name, SERVER.table.name)
 MOST_READERS = 64
-UPDATES = (24, 31)
-"""Types of events that hold rows as they were and as they are."""
-WITH_EXTRA = (30, 31)
-"""Types of events whose head says how long it is."""
 _COLUMNS = (
     "transaction_id",
     "message_no",

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import Coroutine, Iterable
+from datetime import datetime
+from typing import Any
 
 import typer
 
 from notify.cli.api import AS_JSON, URL
 from notify.cli.printed import say, say_json
 from notify.errors import InvalidRequest, NotifyError
+from notify.wire import microseconds
 
 
 def register(app: typer.Typer) -> None:
@@ -28,7 +32,12 @@ def bridge(
     url: str = URL,
     server_id: int = typer.Option(0, min=0, help="The server id as a replica; default: made from the source's name."),
     backfill: bool = typer.Option(
-        False, "--backfill", help="First take from the tables what the binlog no longer has; then continue from now."
+        False, "--backfill", help="First take from the tables what was not moved yet; then continue from now."
+    ),
+    backfill_from: str = typer.Option(
+        "",
+        "--backfill-from",
+        help="Backfill from this instant on (RFC 3339), instead of from where the queue stands.",
     ),
     once: bool = typer.Option(False, "--once", help="Stop when all present transactions are moved."),
     as_json: bool = AS_JSON,
@@ -38,12 +47,8 @@ def bridge(
     from notify.sinks.sink import delays_released
 
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
-    sources: dict[str, list[str]] = {}
-    for text in dsn:
-        name, equals, address = text.partition("=")
-        if not equals or ":" in name:
-            name, address = "", text
-        sources.setdefault(name, []).append(address)
+    since_us = _instant_us(backfill_from) if backfill_from else None
+    sources = _sources(dsn)
     if server_id and len(sources) > 1:
         raise InvalidRequest(
             "--server-id works with one source only: leave it out, and each source gets an id of its own"
@@ -53,19 +58,17 @@ def bridge(
 
     async def move(moving: Bridge) -> None:
         try:
-            await moving.run(once=once, fill=backfill)
-        except NotifyError as error:
-            bad.append(f"source {moving.name or '(not reached yet)'}: {error}")
+            await moving.run(once=once, fill=backfill or since_us is not None, fill_since_us=since_us)
+        except Exception as error:
+            text = str(error)
+            if not isinstance(error, NotifyError):
+                logging.getLogger("notify.bridge").exception("an unexpected error ended the bridge of a source")
+                text = f"an unexpected error ended it: {error!r}"
+            bad.append(f"source {moving.name or '(not reached yet)'}: {text}")
             say(f"notify: {bad[-1]}", err=True)
 
-    async def run() -> None:
-        tasks = [asyncio.ensure_future(move(moving)) for moving in bridges]
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, lambda: [task.cancel() for task in tasks])
-        await asyncio.gather(*tasks, return_exceptions=True)
-
     with delays_released(url):
-        asyncio.run(run())
+        asyncio.run(_until_stopped([move(moving) for moving in bridges]))
     done = {"sources": {moving.name: describe(moving.totals) for moving in bridges}, "stopped": bad}
     if as_json:
         say_json(done)
@@ -73,3 +76,30 @@ def bridge(
         for name, totals in done["sources"].items():  # type: ignore[attr-defined]
             say(f"{name}: {totals['rows']} messages, {totals['stored']} transactions stored")
     raise typer.Exit(1 if bad else 0)
+
+
+def _sources(dsn: list[str]) -> dict[str, list[str]]:
+    """The databases of each source by its name; "" where none is given."""
+    sources: dict[str, list[str]] = {}
+    for text in dsn:
+        name, equals, address = text.partition("=")
+        if not equals or ":" in name:
+            name, address = "", text
+        sources.setdefault(name, []).append(address)
+    return sources
+
+
+async def _until_stopped(moves: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Until all have ended, or a signal stops them."""
+    tasks = [asyncio.ensure_future(move) for move in moves]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, lambda: [task.cancel() for task in tasks])
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _instant_us(text: str) -> int:
+    """Microseconds since 1970. Raises InvalidRequest."""
+    try:
+        return microseconds(datetime.fromisoformat(text))
+    except ValueError as error:
+        raise InvalidRequest(f"--backfill-from {text!r}: {error}") from None

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from notify.errors import Unavailable
+from notify.errors import InvalidRequest, Unavailable
 from notify.kafka_records import DELAYED, DUE, POSITIONS, TARGET, Headers, brokers_of, due_us, headers_of
 from notify.sinks.brokers import CALL_SECONDS, LOG_LEVEL, latest, make_topics, translated
 from notify.storage.bridged import stale_epoch
@@ -86,6 +86,14 @@ class KafkaSink:
 
     def _append(self, source: str, batch: PackedBridgeBatch) -> Bridged:
         producer = self._claimed()
+        if batch.rollback and self._open:  # nothing but the parts that are rolled back is in it
+            if batch.commit:
+                raise InvalidRequest(
+                    "a large transaction was rolled back to a savepoint after a part of it had been published; Kafka "
+                    "cannot take back that part alone: start with --backfill, which takes the rest from the table"
+                )
+            producer.abort_transaction(CALL_SECONDS)
+            self._open = False
         if not self._open:
             producer.begin_transaction()
             self._open = True

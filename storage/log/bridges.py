@@ -45,14 +45,19 @@ class Bridges:
             return is_prepared_by(source, producer.source, producer.instance)
 
         commit = [ids.from_text(text) for text in batch.commit]
-        refuse_foreign(source, [i for i in commit if i in by_id and not is_ours(i)])
+        rollback = [ids.from_text(text) for text in batch.rollback]
+        refuse_foreign(source, [i for i in (*commit, *rollback) if i in by_id and not is_ours(i)])
         halves = [t for t in transactions if t.committed and t.id in by_id and is_ours(t.id)]
         prepared = dict.fromkeys(t.id for t in halves if self._is_same_half(t))  # in the source's order
         commit += prepared
         fresh = [t for t in transactions if t.id not in prepared] if prepared else transactions
         # Nothing is waited for until all of it is in the open frame: one frame is written whole or not at all.
         size = sum([len(m.payload) + 2 * ENTRY_SIZE + 128 for t in fresh for m in t.messages])
-        self._journal.reserve(16384 + 2 * ENTRY_SIZE * 100 * len(commit) + 2 * len(batch.position) + size)
+        self._journal.reserve(
+            16384 + 2 * ENTRY_SIZE * 100 * (len(commit) + len(rollback)) + 2 * len(batch.position) + size
+        )
+        if rollback:
+            self._outcomes.decide_soon([(i, None, State.ROLLED_BACK) for i in rollback], now_us)
         if commit:  # before what follows them in the source
             self._outcomes.decide_soon([(i, None, State.COMMITTED) for i in commit], now_us)
         stored = iter(self._halves.put_soon(fresh, now_us)[0])

@@ -225,8 +225,10 @@ class MemoryTransactions:
             return is_prepared_by(source, half.source, half.instance)
 
         commit = [ids.from_text(text) for text in batch.commit]
-        refuse_foreign(source, [i for i in commit if self._open(i) is not None and not is_ours(i)])
+        rollback = [ids.from_text(text) for text in batch.rollback]
+        refuse_foreign(source, [i for i in (*commit, *rollback) if self._open(i) is not None and not is_ours(i)])
         halves = [t.id for t in transactions if t.committed and self._open(t.id) is not None and is_ours(t.id)]
+        await self.decide([(i, None, State.ROLLED_BACK) for i in rollback], now_us)
         await self.decide([(i, None, State.COMMITTED) for i in (*commit, *halves)], now_us)
         results = await self.put(transactions, now_us) if transactions else []
         rows = known.rows + sum(r.put is Put.STORED for r in results)

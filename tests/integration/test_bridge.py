@@ -13,16 +13,14 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 from notify import ids
 from notify.binlog_bridge import pump
 from notify.binlog_bridge.decoder import Unreadable
+from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.position import Position
 from notify.binlog_bridge.pump import Bridge, Superseded
 from notify.binlog_bridge.reader import BinlogReader
-from notify.binlog_bridge.stream import Purged
-from notify.client import Message, TransactionProducer, create_tables
 from notify.client.http import HttpClient
 from notify.errors import Conflict, InvalidRequest, NotifyError
 from notify.outbox import source_name
@@ -40,40 +38,15 @@ from notify.wire import (
     Payload,
     encode_msgpack,
 )
+from tests.support.bridges import move, numbers, outbox
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.groups import drain, subscribe
 from tests.support.http import admin
-from tests.support.shop import Base, Order
 
 
 @pytest.fixture
 def url(binlog_url: str) -> str:
     return binlog_url
-
-
-def outbox(url: str, topic: str, numbers: range, **options: Any) -> None:
-    """Orders with their messages, each a transaction of its own."""
-    engine = sa.create_engine(url)
-    create_tables(engine)
-    Base.metadata.create_all(engine)
-    with TransactionProducer("http://127.0.0.1:9", group=topic, engine=engine, mode="outbox") as producer:
-        for n in numbers:
-            with Session(engine) as session, session.begin():
-                session.add(Order(item=str(n)))
-                producer.send(session, Message(topic, {"n": n}, key="k", **options))
-                if n % 4 == 3:
-                    session.rollback()
-    engine.dispose()
-
-
-def move(url: str, server: ServerProcess, **options: Any) -> Bridge:
-    bridge = Bridge([url], server.url)
-    asyncio.run(bridge.run(once=True, **options))
-    return bridge
-
-
-def numbers(server: ServerProcess, group: str, count: int) -> list[int]:
-    return [json.loads(m["body"])["n"] for m in drain(server.url, group, group, count)]
 
 
 def test_outbox_rows_reach_the_log_once_in_commit_order(url: str, server: ServerProcess, unique: str) -> None:

@@ -3,128 +3,36 @@
 from __future__ import annotations
 
 import struct
-import uuid
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
 from notify import ids
 from notify.binlog_bridge import decoder
 from notify.binlog_bridge.decoder import Unreadable
+from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.position import MariaDbSet, MySqlSet, Position
 from notify.binlog_bridge.reader import PART_BYTES, Assembly
-from notify.binlog_bridge.stream import Purged, SameServerId, refusal
+from notify.binlog_bridge.stream import SameServerId, refusal
 from notify.errors import InvalidRequest, Unavailable
-from notify.wire import PackedBridgeBatch
-
-SERVER = uuid.UUID("3e11fa47-71ca-11e1-9e33-c80aa9429562")
-_VARCHAR, _LONG, _SHORT, _DOUBLE, _BLOB, _DATETIME2, _STRING = 15, 3, 2, 5, 252, 18, 254
-
-COLUMNS: list[tuple[str, int, bytes]] = [
-    ("transaction_id", _STRING, bytes((0xFE, 36))),
-    ("message_no", _LONG, b""),
-    ("producer_group", _VARCHAR, struct.pack("<H", 127)),
-    ("mode", _VARCHAR, struct.pack("<H", 8)),
-    ("state", _VARCHAR, struct.pack("<H", 16)),
-    ("shards", _VARCHAR, struct.pack("<H", 4096)),
-    ("topic", _VARCHAR, struct.pack("<H", 127)),
-    ("key", _VARCHAR, struct.pack("<H", 4096)),
-    ("tag", _VARCHAR, struct.pack("<H", 127)),
-    ("headers", _BLOB, b"\x03"),
-    ("body", _BLOB, b"\x03"),
-    ("delay", _DOUBLE, b"\x08"),
-    ("deliver_at", _DATETIME2, b"\x06"),
-    ("ttl", _DOUBLE, b"\x08"),
-    ("relayed", _SHORT, b""),
-    ("created_at", _DATETIME2, b"\x06"),
-]
-
-
-def lenenc(n: int) -> bytes:
-    return bytes((n,)) if n < 251 else b"\xfc" + struct.pack("<H", n)
-
-
-def event(kind: int, body: bytes) -> bytes:
-    """A packet: OK, the header, the body; no checksum."""
-    return b"\0" + struct.pack("<IBIIIH", 1_800_000_000, kind, 1, 19 + len(body), 4242, 0) + body
-
-
-def gtid(number: int) -> bytes:
-    return event(33, b"\1" + SERVER.bytes + struct.pack("<q", number) + b"\2" + bytes(16))
-
-
-def query(text: bytes) -> bytes:
-    return event(2, struct.pack("<IIBHH", 1, 0, 4, 0, 0) + b"shop\0" + text)
-
-
-XID = event(16, bytes(8))
-
-
-def mapped(
-    columns: list[tuple[str, int, bytes]] = COLUMNS, *, names: bool = True, table: bytes = b"half_message"
-) -> bytes:
-    meta = b"".join(c[2] for c in columns)
-    body = struct.pack("<IHH", 77, 0, 1) + b"\4shop\0" + bytes((len(table),)) + table + b"\0"
-    body += lenenc(len(columns)) + bytes(c[1] for c in columns) + lenenc(len(meta)) + meta
-    body += bytes((len(columns) + 7) // 8)
-    if names:
-        listed = b"".join(bytes((len(c[0]),)) + c[0].encode() for c in columns)
-        body += b"\4" + lenenc(len(listed)) + listed
-    return event(19, body)
-
-
-def datetime6(at: datetime) -> bytes:
-    packed = (((at.year * 13 + at.month) << 5 | at.day) << 17) | at.hour << 12 | at.minute << 6 | at.second
-    return (packed + 0x8000000000).to_bytes(5, "big") + at.microsecond.to_bytes(3, "big")
-
-
-def row(values: dict[str, Any], columns: list[tuple[str, int, bytes]] = COLUMNS) -> bytes:
-    nulls, data = 0, b""
-    for n, (name, kind, meta) in enumerate(columns):
-        value = values.get(name)
-        if value is None:
-            nulls |= 1 << n
-        elif kind == _STRING:
-            data += bytes((len(value),)) + value
-        elif kind == _VARCHAR:
-            wide = struct.unpack("<H", meta)[0] > 255
-            data += struct.pack("<H" if wide else "<B", len(value)) + value
-        elif kind == _BLOB:
-            data += len(value).to_bytes(meta[0], "little") + value
-        elif kind == _DATETIME2:
-            data += datetime6(value)
-        else:
-            data += struct.pack({_LONG: "<i", _SHORT: "<h", _DOUBLE: "<d"}[kind], value)
-    return nulls.to_bytes((len(columns) + 7) // 8, "little") + data
-
-
-AT = datetime(2026, 2, 3, 4, 5, 6, 789, tzinfo=UTC)
-
-
-def values(name: str, **changed: Any) -> dict[str, Any]:
-    plain = {
-        "transaction_id": name.encode(), "message_no": 0, "producer_group": b"g", "mode": b"outbox",
-        "state": b"COMMITTED", "shards": b"", "topic": b"t", "body": b"body", "relayed": 0, "created_at": AT,
-    }  # fmt: skip
-    return plain | changed
-
-
-def rows(*row_images: bytes, kind: int = 30, count: int = len(COLUMNS), present: bytes | None = None) -> bytes:
-    bitmap = present or ((1 << count) - 1).to_bytes((count + 7) // 8, "little")
-    images = bitmap * (2 if kind == 31 else 1)
-    return event(kind, struct.pack("<IHHH", 77, 0, 0, 2) + lenenc(count) + images + b"".join(row_images))
-
-
-def read(packets: list[bytes | None], position: str = f"{SERVER}:1-9") -> list[PackedBridgeBatch]:
-    """The batches that a reader makes of the packets of a MySQL 8."""
-    return [batch for batch, _ in Assembly("shop", Position(position), mariadb=False).batches([*packets, None])]
-
-
-def gtids_of(batch: PackedBridgeBatch) -> str:
-    position = Position.of(batch.position)
-    assert position is not None
-    return position.gtids
+from tests.support.binlog import (
+    AT,
+    COLUMNS,
+    DATETIME2,
+    DOUBLE,
+    SERVER,
+    VARCHAR,
+    XID,
+    event,
+    gtid,
+    gtids_of,
+    mapped,
+    query,
+    read,
+    row,
+    rows,
+    values,
+)
 
 
 def test_a_transaction_of_mysql_8() -> None:
@@ -161,7 +69,7 @@ def test_nothing_is_taken_that_did_not_commit_or_is_not_ours() -> None:
 
 
 def test_the_servers_table_is_taken_when_it_becomes_committed() -> None:
-    columns = [*COLUMNS, ("decided_at", _DATETIME2, b"\x06")]
+    columns = [*COLUMNS, ("decided_at", DATETIME2, b"\x06")]
     ready = mapped(columns, table=b"server_half_message")
     name, other, born = (ids.to_text(ids.new_id()) for _ in range(3))
 
@@ -183,7 +91,7 @@ def test_the_servers_table_is_taken_when_it_becomes_committed() -> None:
 
 def test_columns_are_found_by_name_wherever_they_are() -> None:
     name = ids.to_text(ids.new_id())
-    extra = [("new", _VARCHAR, struct.pack("<H", 300)), *reversed(COLUMNS), ("last", _DOUBLE, b"\x08")]
+    extra = [("new", VARCHAR, struct.pack("<H", 300)), *reversed(COLUMNS), ("last", DOUBLE, b"\x08")]
     packed = row(values(name, new=b"n" * 290, last=1.0), extra)
     (batch,) = read([gtid(10), query(b"BEGIN"), mapped(extra), rows(packed, count=len(extra)), XID])
     assert batch.transactions[0].messages[0].body == b"body"

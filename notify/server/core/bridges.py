@@ -78,7 +78,7 @@ class Bridges:
                 )
             except NotifyError as error:
                 refused.append(Item(t.id, error.status, code=error.code, detail=str(error)))
-        for text in batch.commit:
+        for text in (*batch.commit, *batch.rollback):
             ids.from_text(text)
         began_us = self._clock()
         results = await self._store.append_from_bridge(source, batch, accepted, now_us)

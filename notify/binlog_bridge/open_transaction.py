@@ -1,0 +1,83 @@
+"""The transaction of the source that is being read: what of ours it wrote, and its savepoints."""
+
+from __future__ import annotations
+
+import re
+
+from notify.binlog_bridge.decoder import Unreadable
+from notify.wire import BridgedTransaction
+
+_NAME = re.compile(rb"(?:SAVEPOINT|ROLLBACK(?: WORK)? TO(?: SAVEPOINT)?)\s+(.+?)\s*\Z", re.IGNORECASE | re.DOTALL)
+
+
+def savepoint_name(statement: bytes) -> bytes:
+    """The name in SAVEPOINT or ROLLBACK TO, as the source compares names: without quotes, in lower case."""
+    match = _NAME.match(statement)
+    if match is None:
+        raise Unreadable(f"a statement about a savepoint cannot be read: {statement[:80]!r}")
+    name = match[1]
+    if name[:1] in (b"`", b'"'):
+        name = name[1:-1].replace(name[:1] * 2, name[:1])
+    return name.decode("utf-8", "replace").lower().encode()
+
+
+class OpenTransaction:
+    """Transactions of ours within one transaction of the source, until it is committed or rolled back."""
+
+    def __init__(self) -> None:
+        self.pending: list[BridgedTransaction] = []
+        """Those that go with the commit; the last one may go on in the next event."""
+        self.prepared: list[str] = []
+        """Ids of those that went in parts already."""
+        self.rolled_back: list[str] = []
+        """Ids of those that went in parts, and were rolled back to a savepoint then."""
+        self.bytes = 0
+        self.newest_us = 0
+        """When the newest row was written."""
+        self._messages: list[int] = []
+        """How many messages each of `prepared` has."""
+        self._savepoints: dict[bytes, tuple[int, int]] = {}
+        """By name, the oldest first: how many transactions there were, and how many messages the last one had."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.pending and not self.prepared and not self.rolled_back
+
+    def split(self) -> list[BridgedTransaction]:
+        """Take out all but the last: they go as a part now."""
+        part, self.pending = self.pending[:-1], self.pending[-1:]
+        self.prepared += [t.id for t in part]
+        self._messages += [len(t.messages) for t in part]
+        return part
+
+    def savepoint(self, name: bytes) -> None:
+        self._savepoints.pop(name, None)
+        last = len(self.pending[-1].messages) if self.pending else self._messages[-1] if self._messages else 0
+        self._savepoints[name] = len(self.prepared) + len(self.pending), last
+
+    def roll_back_to(self, name: bytes) -> None:
+        """Forget what was written since a savepoint. One that was never logged was set before anything was written.
+
+        Raises Unreadable where a transaction of ours went in a part, and only some of its messages are rolled back.
+        """
+        count, messages = self._savepoints.get(name, (0, 0))
+        names = list(self._savepoints)
+        for later in names[names.index(name) + 1 :] if name in self._savepoints else names:
+            del self._savepoints[later]
+        if count <= len(self.prepared):
+            if count and self._messages[count - 1] != messages:
+                raise Unreadable(
+                    f"transaction {self.prepared[count - 1]} was rolled back in part, to a savepoint within it, after "
+                    "its messages had gone to the queue as a part of a large transaction: decide it there by hand, "
+                    "then start this bridge with --backfill"
+                )
+            self.rolled_back += self.prepared[count:]
+            del self.prepared[count:], self._messages[count:]
+            self.pending = []
+        else:
+            del self.pending[count - len(self.prepared) :]
+            del self.pending[-1].messages[messages:]
+
+    def roll_back(self) -> None:
+        """Forget all of it."""
+        self.roll_back_to(b"")

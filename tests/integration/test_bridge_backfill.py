@@ -1,0 +1,94 @@
+"""Backfilling from the tables of a real MariaDB: one snapshot for rows and position, and only what was not moved."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import sqlalchemy as sa
+
+from notify.binlog_bridge import backfill
+from notify.testing.mariadb_server import MariaDbServer
+from notify.testing.process import ServerProcess
+from notify.wire import instant
+from tests.support.bridges import move, numbers, outbox
+from tests.support.clock import eventually
+from tests.support.commands import cli
+from tests.support.groups import drain, subscribe
+
+
+@pytest.fixture
+def url(binlog_url: str) -> str:
+    return binlog_url
+
+
+def test_a_transaction_that_is_in_the_binlog_and_not_yet_in_the_table_is_not_passed(
+    url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str
+) -> None:
+    """It waits for a semi-synchronous replica: the binlog's position has it, and no other session sees it."""
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(2))
+    binlog_server.execute(
+        "SET GLOBAL rpl_semi_sync_master_timeout = 3600000, GLOBAL rpl_semi_sync_master_wait_point = AFTER_SYNC, "
+        "GLOBAL rpl_semi_sync_master_enabled = ON"
+    )
+    (before,) = binlog_server.execute("SELECT @@gtid_binlog_pos")
+    writing = threading.Thread(target=outbox, args=(url, unique, range(4, 5)))
+    try:
+        writing.start()
+        eventually(
+            lambda: _waits(binlog_server) and
+            binlog_server.execute("SELECT @@gtid_binlog_pos")[0] != before, "a transaction to wait for a replica",
+        )  # fmt: skip
+        assert move(url, server, fill=True).totals.rows == 1  # it comes from the binlog, behind the snapshot
+    finally:
+        binlog_server.execute(
+            "SET GLOBAL rpl_semi_sync_master_enabled = OFF, GLOBAL rpl_semi_sync_master_wait_point = AFTER_COMMIT"
+        )
+        writing.join()
+    assert move(url, server).totals.rows == 0
+    assert numbers(server, unique, 3) == [0, 1, 4]
+
+
+def _waits(server: MariaDbServer) -> bool:
+    return any("semi-sync" in str(row).lower() for row in server.execute("SHOW PROCESSLIST"))
+
+
+def test_only_what_was_not_moved_is_sent_in_the_order_of_its_times(
+    url: str, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backfill, "TRANSACTIONS", 2)
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(7))
+    engine = sa.create_engine(url)
+
+    def change(numbers: str, what: str) -> None:
+        with engine.begin() as connection:
+            connection.exec_driver_sql(
+                f"UPDATE half_message SET {what} WHERE JSON_VALUE(CONVERT(body USING utf8mb4), '$.n') IN ({numbers})"
+            )
+
+    change("0, 1, 2", "created_at = created_at - INTERVAL 4000 SECOND")
+    bridge = move(url, server)
+    assert bridge.totals.stored == 6
+    again = move(url, server, fill=True)
+    # Those of the last hour before the position are sent again, and known; the older ones are not sent.
+    assert (again.totals.known, again.totals.stored) == (3, 0)
+    outbox(url, unique, range(8, 14))
+    change("8", "created_at = created_at + INTERVAL 60 SECOND")
+    change("9", "relayed = 1")
+    with engine.begin() as connection:
+        (since,) = connection.exec_driver_sql("SELECT MIN(created_at) - INTERVAL 1 DAY FROM half_message").one()
+    last = move(url, server, fill=True)
+    assert (last.totals.known, last.totals.stored) == (3, 4)
+    assert numbers(server, unique, 10) == [0, 1, 2, 4, 5, 6, 10, 12, 13, 8]
+    assert drain(server.url, unique, unique, 0) == []
+    # Everything, where somebody says from when on.
+    since_us = round(since.timestamp() * 1e6)
+    code, done = cli(
+        "bridge", "--dsn", url, "--url", server.url, "--backfill-from", instant(since_us), "--once", "--json"
+    )
+    assert code == 0 and done["sources"][bridge.name]["known"] == 10
+    code, done = cli("bridge", "--dsn", url, "--url", server.url, "--backfill-from", "2026-01-01T00:00:00")
+    assert code == 2 and "time zone" in done["text"]
+    engine.dispose()

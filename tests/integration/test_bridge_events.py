@@ -1,0 +1,196 @@
+"""The bridge on what a real MariaDB seldom writes: rollbacks, XA, checksums that change, another history."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pymysql
+import pytest
+import sqlalchemy as sa
+
+from notify import ids
+from notify.binlog_bridge.decoder import Unreadable
+from notify.binlog_bridge.history import Purged
+from notify.binlog_bridge.pump import Bridge
+from notify.binlog_bridge.reader import PART_BYTES
+from notify.client import create_tables
+from notify.testing.mariadb_server import MariaDbServer
+from notify.testing.process import ServerProcess
+from tests.support.bridges import move, numbers, outbox
+from tests.support.clock import eventually_async
+from tests.support.commands import cli
+from tests.support.groups import drain, subscribe
+from tests.support.http import admin
+
+
+@pytest.fixture
+def url(binlog_url: str) -> str:
+    engine = sa.create_engine(binlog_url)
+    create_tables(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE unsafe (n INT) ENGINE = MyISAM")
+    engine.dispose()
+    return binlog_url
+
+
+class Session:
+    """A session that writes statements as they are."""
+
+    def __init__(self, url: str, topic: str) -> None:
+        at = sa.make_url(url)
+        self._topic = topic
+        self._connection = pymysql.connect(
+            host=at.host, port=at.port or 3306, user=at.username, password=at.password or "", database=at.database
+        )
+
+    def run(self, *statements: str | int) -> None:
+        """Statements; a number stands for an outbox row with that number in its body."""
+        with self._connection.cursor() as cursor:
+            for statement in statements:
+                if isinstance(statement, str):
+                    cursor.execute(statement)
+                else:
+                    self.insert(statement)
+
+    def insert(self, n: int, **values: Any) -> None:
+        row = {
+            "transaction_id": ids.to_text(ids.new_id()), "message_no": 0, "producer_group": "g", "mode": "outbox",
+            "state": "COMMITTED", "shards": "", "topic": self._topic, "body": json.dumps({"n": n}), "relayed": 0,
+        }  # fmt: skip
+        row |= values
+        names = ", ".join(f"`{name}`" for name in row)
+        with self._connection.cursor() as cursor:
+            cursor.execute(
+                f"INSERT INTO half_message ({names}, created_at) VALUES ({', '.join(['%s'] * len(row))}, "
+                "UTC_TIMESTAMP(6))",
+                list(row.values()),
+            )
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@pytest.fixture
+def session(url: str, unique: str) -> Iterator[Session]:
+    session = Session(url, unique)
+    yield session
+    session.close()
+
+
+@pytest.mark.parametrize("other", ["INSERT INTO unsafe VALUES (1)", "CREATE TEMPORARY TABLE t (n INT)"])
+def test_rows_rolled_back_to_a_savepoint_are_not_taken(
+    url: str, server: ServerProcess, unique: str, session: Session, other: str
+) -> None:
+    """The server logs them, with ROLLBACK TO behind them, where something else in the transaction stays."""
+    subscribe(server.url, unique, unique)
+    session.run(
+        "BEGIN", 0, "SAVEPOINT `A b`", 1, other, "SAVEPOINT c", 2, "ROLLBACK TO c", 3, "ROLLBACK TO SAVEPOINT `a B`", 4,
+        "COMMIT",
+    )  # fmt: skip
+    session.run("BEGIN", "SAVEPOINT a", 5, "INSERT INTO unsafe VALUES (1)", "ROLLBACK TO a", 6, "COMMIT")
+    assert move(url, server).totals.rows == 3
+    assert numbers(server, unique, 3) == [0, 4, 6]
+    assert drain(server.url, unique, unique, 0) == []
+
+
+def test_a_large_transaction_that_is_rolled_back_leaves_nothing_at_the_queue(
+    url: str, server: ServerProcess, unique: str, session: Session
+) -> None:
+    """Its parts were prepared there, and would have waited for ever, or gone out with the next transaction."""
+    subscribe(server.url, unique, unique)
+    session.run("BEGIN")
+    for n in range(12):
+        session.insert(n, body=json.dumps({"n": n, "long": "x" * (PART_BYTES // 5)}))
+    session.run("CREATE TEMPORARY TABLE t (n INT)", "ROLLBACK")
+    session.run("BEGIN", 100, "COMMIT")
+    bridge = move(url, server)
+    assert numbers(server, unique, 1) == [100] and drain(server.url, unique, unique, 0) == []
+    in_doubt = admin(server.url, "GET", "transactions?state=PREPARED")["transactions"]
+    assert [t for t in in_doubt if t["source"] == bridge.name] == []
+
+
+def test_rows_of_an_xa_transaction_stop_it_and_others_do_not(
+    url: str, server: ServerProcess, unique: str, session: Session
+) -> None:
+    subscribe(server.url, unique, unique)
+    session.run("XA START 'x'", "INSERT INTO notify_source VALUES ('x', 0, 0, 0)", "XA END 'x'", "XA PREPARE 'x'")
+    session.run("XA ROLLBACK 'x'", "XA START 'y'", 0, "XA END 'y'", "XA COMMIT 'y' ONE PHASE")
+    move(url, server)
+    assert numbers(server, unique, 1) == [0]
+    session.run("XA START 'z'", 1, "XA END 'z'", "XA PREPARE 'z'")
+    with pytest.raises(Unreadable, match="XA"):
+        move(url, server)
+    session.run("XA ROLLBACK 'z'")
+
+
+def test_checksums_may_change_under_a_running_bridge_and_behind_it(
+    url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str
+) -> None:
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(2))
+
+    async def run() -> None:
+        bridge = Bridge([url], server.url)
+        task = asyncio.ensure_future(bridge.run())
+        await eventually_async(lambda: bridge.totals.rows == 2, "the first two rows")
+        binlog_server.execute("SET GLOBAL binlog_checksum = NONE")
+        await asyncio.to_thread(outbox, url, unique, range(4, 6))
+        await eventually_async(lambda: bridge.totals.rows == 4 or task.done(), "rows without checksums")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert bridge.totals.connections == 1 and bridge.totals.rows == 4
+
+    try:
+        asyncio.run(run())
+        binlog_server.execute("SET GLOBAL binlog_checksum = CRC32")
+        outbox(url, unique, range(8, 10))
+        binlog_server.execute("SET GLOBAL binlog_checksum = NONE")
+        outbox(url, unique, range(12, 14))
+        assert move(url, server).totals.rows == 4  # from a file with checksums, at a server without
+    finally:
+        binlog_server.execute("SET GLOBAL binlog_checksum = CRC32")
+    assert numbers(server, unique, 8) == [0, 1, 4, 5, 8, 9, 12, 13]
+
+
+def test_another_history_that_has_passed_the_position_stops_it(
+    url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str
+) -> None:
+    """After RESET MASTER the same GTIDs come again: once they are past the bridge's, the source would skip silently."""
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(2))
+    move(url, server)
+    binlog_server.execute("RESET MASTER")
+    outbox(url, unique, range(4, 40))
+    with pytest.raises(Purged, match="another history"):
+        move(url, server)
+    # Behind a rotation the history is the same one, whichever file the source goes on from.
+    move(url, server, fill=True)
+    outbox(url, unique, range(40, 42))
+    assert move(url, server).totals.rows == 2
+    binlog_server.execute("FLUSH BINARY LOGS", "FLUSH BINARY LOGS")
+    outbox(url, unique, range(44, 46))
+    assert move(url, server).totals.rows == 2
+    wanted = [n for n in range(42) if n % 4 != 3 and n not in (2,)] + [44, 45]
+    assert sorted(numbers(server, unique, len(wanted))) == wanted
+
+
+def test_a_row_that_cannot_be_decoded_stops_it(url: str, server: ServerProcess, unique: str, session: Session) -> None:
+    """It was tried again for ever, as if the connection had failed."""
+    session.run("BEGIN")
+    session.insert(0, headers="{no JSON")
+    session.run("COMMIT")
+    with pytest.raises(Unreadable, match="cannot be read"):
+        asyncio.run(asyncio.wait_for(Bridge([url], server.url).run(once=True), 60))
+
+
+def test_an_unexpected_error_is_told_and_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("no reason at all")
+
+    monkeypatch.setattr(Bridge, "run", fail)
+    code, output = cli("bridge", "--dsn", "shop=mysql+pymysql://x@127.0.0.1/y")
+    assert code == 1
+    assert "no reason at all" in output["text"]

@@ -1,0 +1,306 @@
+"""Every type of event has its treatment; what MySQL 8.4 writes beside rows, by streams made by hand."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import pytest
+
+from notify import ids
+from notify.binlog_bridge import events, source
+from notify.binlog_bridge.decoder import Unreadable
+from notify.binlog_bridge.events import EVENT_TYPES, Treatment
+from notify.binlog_bridge.history import Purged
+from notify.binlog_bridge.open_transaction import OpenTransaction, savepoint_name
+from notify.binlog_bridge.position import Position
+from notify.binlog_bridge.reader import PART_BYTES, Assembly, Damaged
+from notify.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
+from tests.support.binlog import SERVER, XID, event, gtid, gtids_of, mapped, query, read, row, rows, values
+
+MYSQL = [
+    "UNKNOWN",
+    "START_V3",
+    "QUERY",
+    "STOP",
+    "ROTATE",
+    "INTVAR",
+    "LOAD",
+    "SLAVE",
+    "CREATE_FILE",
+    "APPEND_BLOCK",
+    "EXEC_LOAD",
+    "DELETE_FILE",
+    "NEW_LOAD",
+    "RAND",
+    "USER_VAR",
+    "FORMAT_DESCRIPTION",
+    "XID",
+    "BEGIN_LOAD_QUERY",
+    "EXECUTE_LOAD_QUERY",
+    "TABLE_MAP",
+    "PRE_GA_WRITE_ROWS",
+    "PRE_GA_UPDATE_ROWS",
+    "PRE_GA_DELETE_ROWS",
+    "WRITE_ROWS_V1",
+    "UPDATE_ROWS_V1",
+    "DELETE_ROWS_V1",
+    "INCIDENT",
+    "HEARTBEAT",
+    "IGNORABLE",
+    "ROWS_QUERY",
+    "WRITE_ROWS",
+    "UPDATE_ROWS",
+    "DELETE_ROWS",
+    "GTID",
+    "ANONYMOUS_GTID",
+    "PREVIOUS_GTIDS",
+    "TRANSACTION_CONTEXT",
+    "VIEW_CHANGE",
+    "XA_PREPARE",
+    "PARTIAL_UPDATE_ROWS",
+    "TRANSACTION_PAYLOAD",
+    "HEARTBEAT_V2",
+    "GTID_TAGGED",
+]
+"""Log_event_type of MySQL 8.4 (libs/mysql/binlog/event/binlog_event.h), from 0 on."""
+MARIADB = [
+    "ANNOTATE_ROWS",
+    "BINLOG_CHECKPOINT",
+    "GTID",
+    "GTID_LIST",
+    "START_ENCRYPTION",
+    "QUERY_COMPRESSED",
+    "WRITE_ROWS_COMPRESSED_V1",
+    "UPDATE_ROWS_COMPRESSED_V1",
+    "DELETE_ROWS_COMPRESSED_V1",
+    "WRITE_ROWS_COMPRESSED",
+    "UPDATE_ROWS_COMPRESSED",
+    "DELETE_ROWS_COMPRESSED",
+]
+"""Log_event_type of MariaDB 11 (sql/log_event.h), from 160 on."""
+
+
+def _plain(name: str) -> str:
+    return name.replace("_LOG_EVENT", "").replace("_EVENT", "")
+
+
+def test_every_type_of_event_has_its_treatment() -> None:
+    wanted = dict(enumerate(MYSQL)) | dict(enumerate(MARIADB, 160))
+    assert {number: _plain(known.name) for number, known in EVENT_TYPES.items()} == wanted
+    assert all(known.why for known in EVENT_TYPES.values())
+
+
+def test_the_types_that_mysql_replication_knows_are_among_them() -> None:
+    from pymysqlreplication.constants import BINLOG
+
+    for name, number in vars(BINLOG).items():
+        if name.endswith(("_EVENT", "_EVENT_V1", "_EVENT_V2", "_EVENT_V3")) and not name.startswith("INTVAR_"):
+            assert number in EVENT_TYPES, name
+
+
+def treated(kind: int, body: bytes, flags: int = 0) -> str:
+    """What becomes of an event between a transaction's beginning and its end."""
+    packet = bytearray(event(kind, body))
+    packet[18:20] = flags.to_bytes(2, "little")
+    try:
+        batches = read([gtid(10), query(b"BEGIN"), bytes(packet), XID])
+    except Unreadable:
+        return "refused"
+    assert [gtids_of(b) for b in batches] == [f"{SERVER}:1-10"]
+    return "harmless"
+
+
+@pytest.mark.parametrize("kind", [n for n, known in EVENT_TYPES.items() if known.treatment is not Treatment.HANDLED])
+def test_the_reader_does_what_the_table_says(kind: int) -> None:
+    assert treated(kind, bytes(64)) == EVENT_TYPES[kind].treatment.value
+
+
+def test_an_unknown_type_stops_it_unless_the_source_lets_it_be_ignored() -> None:
+    assert treated(99, bytes(64)) == "refused"
+    assert treated(99, bytes(64), events.MAY_BE_IGNORED) == "harmless"
+
+
+def test_load_data_as_a_statement_into_a_table_of_ours_stops_it() -> None:
+    body = struct.pack("<IIBHH", 1, 0, 4, 0, 0) + bytes(13) + b"shop\0LOAD DATA LOCAL INFILE 'x' INTO TABLE %s"
+    assert treated(events.EXECUTE_LOAD, body % b"orders") == "harmless"
+    assert treated(events.EXECUTE_LOAD, body % b"half_message") == "refused"
+
+
+def xa_prepare(*, one_phase: bool) -> bytes:
+    return event(events.XA_PREPARE, bytes((one_phase,)) + struct.pack("<III", 1, 1, 0) + b"x")
+
+
+def test_xa_of_mysql() -> None:
+    """Its rows come with the prepare; whether they are committed, another transaction says, any time later."""
+    name = ids.to_text(ids.new_id())
+    start, end, ours = query(b"XA START X'78',X'',1"), query(b"XA END X'78',X'',1"), rows(row(values(name)))
+    (batch,) = read([gtid(10), start, mapped(), ours, end, xa_prepare(one_phase=True)])
+    assert [t.id for t in batch.transactions] == [name] and gtids_of(batch) == f"{SERVER}:1-10"
+    (batch,) = read(
+        [
+            gtid(10), start, mapped(table=b"orders"), ours, end, xa_prepare(one_phase=False),
+            gtid(11), query(b"XA COMMIT X'78',X'',1"), gtid(12), query(b"XA ROLLBACK X'79',X'',1"),
+        ]
+    )  # fmt: skip
+    assert batch.transactions == [] and gtids_of(batch) == f"{SERVER}:1-12"
+    with pytest.raises(Unreadable, match="XA"):
+        read([gtid(10), start, mapped(), ours, end, xa_prepare(one_phase=False)])
+
+
+def test_rows_outside_of_a_transaction_stop_it() -> None:
+    """A position behind them would be noted before them."""
+    with pytest.raises(Unreadable, match="outside of a transaction"):
+        read([gtid(10), mapped(), rows(row(values("x")))])
+
+
+def test_rows_of_a_table_that_is_made_from_a_select_are_taken_with_its_commit() -> None:
+    name = ids.to_text(ids.new_id())
+    made = query(b"CREATE TABLE `half_message` (`transaction_id` CHAR(36)) START TRANSACTION")
+    (batch,) = read([gtid(10), made, None, mapped(), rows(row(values(name))), XID])
+    assert [t.id for t in batch.transactions] == [name]
+
+
+def test_a_whole_rollback_takes_back_the_parts_that_went_before_it() -> None:
+    names = [ids.to_text(ids.new_id()) for _ in range(12)]
+    packets: list[bytes | None] = [gtid(10), query(b"BEGIN"), mapped()]
+    packets += [rows(row(values(n, body=bytes(PART_BYTES // 3)))) for n in names]
+    *parts, last = read([*packets, query(b"ROLLBACK"), gtid(11), query(b"BEGIN"), mapped(), XID])
+    assert last.rollback == [t.id for b in parts for t in b.transactions] and len(last.rollback) > 3
+    assert last.commit == [] and last.transactions == [] and gtids_of(last) == f"{SERVER}:1-11"
+
+
+def test_savepoints() -> None:
+    def sent(name: str, count: int = 1) -> BridgedTransaction:
+        return BridgedTransaction(
+            id=name, producer_group="g", messages=[PackedMessage(topic="t") for _ in range(count)]
+        )
+
+    open_one = OpenTransaction()
+    open_one.pending = [sent("a"), sent("b")]
+    open_one.savepoint(b"one")
+    open_one.pending[-1].messages.append(PackedMessage(topic="t"))
+    open_one.pending.append(sent("c"))
+    open_one.savepoint(b"two")
+    open_one.roll_back_to(b"one")
+    assert [(t.id, len(t.messages)) for t in open_one.pending] == [("a", 1), ("b", 1)]
+    open_one.pending += [sent("d"), sent("e")]
+    assert [t.id for t in open_one.split()] == ["a", "b", "d"]
+    open_one.roll_back_to(b"one")  # it stays, and `two` went with what was rolled back
+    assert (open_one.prepared, open_one.rolled_back, open_one.pending) == (["a", "b"], ["d"], [])
+    open_one.pending = [sent("f")]
+    open_one.roll_back_to(b"never logged")
+    assert (open_one.prepared, open_one.rolled_back, open_one.pending) == ([], ["d", "a", "b"], [])
+    half = OpenTransaction()
+    half.pending = [sent("a")]
+    half.savepoint(b"s")
+    half.pending[-1].messages.append(PackedMessage(topic="t"))
+    half.pending.append(sent("b"))
+    half.split()
+    with pytest.raises(Unreadable, match="rolled back in part"):
+        half.roll_back_to(b"s")
+
+
+@pytest.mark.parametrize(
+    ("statement", "name"),
+    [
+        (b"SAVEPOINT `a``B c`", b"a`b c"),
+        (b"ROLLBACK TO `x`", b"x"),
+        (b"rollback work to savepoint X", b"x"),
+        (b"ROLLBACK TO SAVEPOINT sp_1", b"sp_1"),
+    ],
+)
+def test_names_of_savepoints(statement: bytes, name: bytes) -> None:
+    assert savepoint_name(statement) == name
+
+
+# --- files ----------------------------------------------------------------------------------------------------
+
+
+def summed(packet: bytes) -> bytes:
+    """With its checksum."""
+    longer = packet[:10] + struct.pack("<I", len(packet) + 3) + packet[14:]
+    return longer + struct.pack("<I", zlib.crc32(longer[1:]))
+
+
+def file_begins(name: bytes, created: int = 1_700_000_000, checksum: int = 0, server: int = 1) -> list[bytes | None]:
+    described = event(15, struct.pack("<H50sIB", 4, b"8.4.3", 0, 19) + bytes(40) + bytes((checksum,)) + bytes(4))
+    described = described[:1] + struct.pack("<I", created) + described[5:6] + struct.pack("<I", server) + described[10:]
+    return [event(4, struct.pack("<Q", 4) + name), described]
+
+
+def previous(text: int) -> bytes:
+    """PREVIOUS_GTIDS: transactions 1 to so many of the one server."""
+    return event(35, struct.pack("<Q", 1) + SERVER.bytes + struct.pack("<Qqq", 1, 1, text + 1))
+
+
+def test_each_file_says_whether_its_events_have_checksums() -> None:
+    """The setting was asked for once; where it changed, BEGIN lost its end, and the position came before the rows."""
+    a, b = (ids.to_text(ids.new_id()) for _ in range(2))
+    plain = [gtid(10), query(b"BEGIN"), mapped(), rows(row(values(a))), XID]
+    with_sums = [gtid(11), query(b"BEGIN"), mapped(), rows(row(values(b))), XID]
+    batches = read(
+        [*file_begins(b"bin.000001"), *plain, *file_begins(b"bin.000002", checksum=1), *map(summed, with_sums)]
+    )
+    assert [t.id for batch in batches for t in batch.transactions] == [a, b]
+    position = Position.of(batches[-1].position)
+    assert position is not None and (position.file, position.created) == ("bin.000002", 1_700_000_000)
+    damaged = bytearray(summed(with_sums[3]))
+    damaged[-40] ^= 1
+    with pytest.raises(Damaged):
+        read([*file_begins(b"bin.000002", checksum=1), summed(gtid(11)), summed(query(b"BEGIN")), summed(mapped()),
+              bytes(damaged)])  # fmt: skip
+
+
+def test_the_name_of_a_file_with_and_without_a_checksum() -> None:
+    for first in (file_begins(b"bin.000007")[0], summed(file_begins(b"bin.000007")[0] or b"")):
+        (batch,) = read([first, gtid(10), query(b"BEGIN"), XID])
+        position = Position.of(batch.position)
+        assert position is not None and position.file == "bin.000007"
+
+
+def go_on(position: Position, packets: list[bytes | None]) -> list[PackedBridgeBatch]:
+    return [batch for batch, _ in Assembly("shop", position, mariadb=False).batches([*packets, None])]
+
+
+AT = Position(f"{SERVER}:1-9", "bin.000004", 1234, 1_700_000_000, 1)
+
+
+@pytest.mark.parametrize(
+    ("packets", "why"),
+    [
+        (file_begins(b"bin.000004", 1_700_000_001), "began bin.000004 anew"),
+        (file_begins(b"bin.000002"), "this bridge read them in bin.000004"),
+        ([*file_begins(b"bin.000006", 1_700_000_009), previous(8)], "begins behind"),
+    ],
+    ids=["the file is another one", "an older file", "a later file without the position"],
+)
+def test_another_history_stops_it(packets: list[bytes | None], why: str) -> None:
+    with pytest.raises(Purged, match=why):
+        go_on(AT, packets)
+
+
+@pytest.mark.parametrize(
+    "packets",
+    [
+        file_begins(b"bin.000004"),
+        [*file_begins(b"bin.000006", 1_700_000_009), previous(9)],
+        file_begins(b"other.000001", 1_700_000_009, server=2),
+        [*file_begins(b"bin.000006", 1_700_000_009), event(35, struct.pack("<Q", 1 << 56) + bytes(40))],
+    ],
+    ids=["the same file", "a later file from the position on", "another server", "a list with tags"],
+)
+def test_the_same_history_goes_on(packets: list[bytes | None]) -> None:
+    (batch,) = go_on(AT, [*packets, gtid(10), query(b"BEGIN"), XID])
+    assert gtids_of(batch) == f"{SERVER}:1-10"
+
+
+def test_a_position_of_an_older_bridge_is_understood() -> None:
+    known = Position.of('{"gtids": "0-1-2", "file": "bin.1", "offset": 7}')
+    assert known == Position("0-1-2", "bin.1", 7)
+    assert Position.of(AT.text) == AT
+
+
+def test_tags_of_mysql_8_4_are_noticed() -> None:
+    assert source.has_tags(f"{SERVER}:1-5:blue:1-3") and source.has_tags(f"{SERVER}:blue:1")
+    assert not source.has_tags(f"{SERVER}:1-5:8,\n{SERVER}:7")
