@@ -35,8 +35,9 @@ class MariaDbServer:
         self._user = pwd.getpwuid(os.getuid()).pw_name
         self.directory = directory
         self.server_id = server_id
-        self._unsynced = [] if durable else ["--innodb-flush-method=nosync"]
-        self._options = [f"--sync-binlog={int(durable)}", *self._unsynced, *options]
+        # In a shared directory, a server that starts removes the temporary tables of all others.
+        self._common = [f"--tmpdir={directory}"] + ([] if durable else ["--innodb-flush-method=nosync"])
+        self._options = [f"--sync-binlog={int(durable)}", *self._common, *options]
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -54,7 +55,7 @@ class MariaDbServer:
         made = subprocess.run(
             [
                 self._install, "--no-defaults", f"--datadir={self.directory}/data", f"--user={self._user}",
-                "--skip-test-db", "--auth-root-authentication-method=normal", *self._unsynced,
+                "--skip-test-db", "--auth-root-authentication-method=normal", *self._common,
             ],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
         )  # fmt: skip
