@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -28,6 +28,15 @@ INSTANT = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), *_MYSQL)
 
 WAKE_CHANNEL = "notify_outbox"
 """The channel of PostgreSQL's NOTIFY that wakes a relay when a transaction commits outbox rows."""
+
+
+KEEPALIVE = {"tcp_keepalives_idle": 10, "tcp_keepalives_interval": 5, "tcp_keepalives_count": 3}
+"""Settings of PostgreSQL by which it finds within half a minute that a quiet session's machine is gone (seconds)."""
+
+
+def set_in_session(settings: Mapping[str, object]) -> str:
+    """The statement that sets these in a session of PostgreSQL; to be committed, since a rollback takes it back."""
+    return "SELECT " + ", ".join([f"set_config('{name}', '{value}', false)" for name, value in settings.items()])
 
 
 def use_explicit_begin(engine: Any) -> None:

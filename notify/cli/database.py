@@ -21,6 +21,7 @@ from notify.client import TransactionProducer, use_explicit_begin
 from notify.client.purge import counts, purge, purge_by_force
 from notify.client.table import create_tables, new_source
 from notify.errors import InvalidRequest, NotifyError
+from notify.pooler import REMEDY, TRANSACTION, pool_mode
 from notify.relay.relay import Relay
 from notify.sinks.sink import delays_released
 
@@ -248,6 +249,13 @@ def _database_findings(engine: sa.Engine, facts: dict[str, Any]) -> list[str]:
                 value = str(connection.exec_driver_sql(query[0]).scalar())
                 if value == query[1] or (query[1] is None and value != "1"):
                     findings.append(f"{query[2]}, or a crash of the database may lose commits whose messages were sent")
+        if mode := pool_mode(engine):
+            facts["pooler"] = mode
+        if mode == TRANSACTION:
+            findings.append(
+                f"{REMEDY}. That holds for `notify relay` and for servers; services may use it, with the driver's "
+                "prepared statements off (psycopg: prepare_threshold=None)"
+            )
         facts |= counts(engine)
     except (sa.exc.SQLAlchemyError, CheckUnavailable) as error:
         detail = str(error).splitlines()[0]

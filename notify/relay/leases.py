@@ -16,8 +16,9 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from notify.databases import WAKE_CHANNEL
-from notify.errors import Unavailable
+from notify.databases import KEEPALIVE, WAKE_CHANNEL, set_in_session
+from notify.errors import InvalidRequest, Unavailable
+from notify.pooler import REMEDY, TRANSACTION, pool_mode
 
 BUCKETS = 32
 STOP_SECONDS = 0.5
@@ -147,14 +148,20 @@ class PostgreSqlLeases:
         return bool(self.held)
 
     def _connected(self) -> Connection:
-        """The session that holds the locks; with a new one they have to be taken anew. Raises what connecting does."""
+        """The session that holds the locks; with a new one they have to be taken anew.
+
+        Raises what connecting does, and InvalidRequest for a pooler that gives each transaction another session.
+        """
         if self._closed:
             # A relay that is stopped leaves a thread behind for a moment: it must not begin a session anew.
             raise Unavailable("this relay has stopped")
         if self._connection is not None and not self._connection.closed and not self._connection.invalidated:
             return self._connection
         self.held.clear()
+        if pool_mode(self._engine) == TRANSACTION:
+            raise InvalidRequest(REMEDY)
         self._connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        self._connection.exec_driver_sql(set_in_session(KEEPALIVE))
         self._connection.exec_driver_sql(f"SELECT pg_advisory_lock({_PRESENCE_CLASS}, {self._me})")
         self._connection.exec_driver_sql(f"LISTEN {WAKE_CHANNEL}")
         return self._connection

@@ -11,7 +11,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from sqlalchemy.engine.url import URL
 
-from notify.databases import use_explicit_begin
+from notify.databases import KEEPALIVE, set_in_session, use_explicit_begin
 from notify.errors import InvalidRequest
 
 CONNECT_SECONDS = 3
@@ -25,9 +25,6 @@ IDLE_SECONDS = 60
 """MySQL has no such bound for a transaction: there it is one for the whole session."""
 RECYCLE_SECONDS = 30
 """Connections to MySQL and MariaDB are used for so long, so that none is used that the database has ended."""
-KEEPALIVE_SECONDS = (10, 5)
-"""When a quiet connection is asked whether its other end is there, and how often then; three times without an answer
-end it."""
 
 
 def open_engine(url: str, *, pooled: bool = True) -> Engine:
@@ -95,13 +92,10 @@ def _arguments(url: URL) -> dict[str, Any]:
             "init_command": bounds,
         }
     if name == "postgresql":
-        idle, interval = KEEPALIVE_SECONDS
         return {
             "connect_timeout": CONNECT_SECONDS,
             "tcp_user_timeout": IO_SECONDS * 1000,
-            "keepalives_idle": idle,
-            "keepalives_interval": interval,
-            "keepalives_count": 3,
+            **{name.removeprefix("tcp_"): value for name, value in KEEPALIVE.items()},
         }
     if name == "sqlite":
         return {"timeout": 2, "check_same_thread": False}
@@ -110,20 +104,14 @@ def _arguments(url: URL) -> dict[str, Any]:
 
 def _set_up_postgresql(connection: Any, _: Any) -> None:
     """Bounds of a session, set in it: a pooler refuses what comes with the connection (`options`)."""
-    idle, interval = KEEPALIVE_SECONDS
     bounds = {
         "statement_timeout": IO_SECONDS * 1000,
         "lock_timeout": LOCK_SECONDS * 1000,
         "idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION_SECONDS * 1000,
         "default_transaction_isolation": "read committed",
-        "tcp_keepalives_idle": idle,
-        "tcp_keepalives_interval": interval,
-        "tcp_keepalives_count": 3,
     }
     with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT " + ", ".join([f"set_config('{name}', '{value}', false)" for name, value in bounds.items()])
-        )
+        cursor.execute(set_in_session(bounds | KEEPALIVE))
     connection.commit()  # a rollback would take the bounds back
 
 
