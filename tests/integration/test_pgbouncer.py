@@ -25,9 +25,9 @@ from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.commands import cli
 from tests.support.databases import empty_database
 from tests.support.groups import bodies, drain, subscribe
-from tests.support.http import call, post
+from tests.support.http import post
 from tests.support.pgbouncer import pgbouncer
-from tests.support.servers import Started, make_storage
+from tests.support.servers import Started, make_storage, until_known
 from tests.support.shop import Base, Order, Shop
 from tests.support.transactions import half_request, new_id
 
@@ -80,7 +80,7 @@ def test_servers_work_through_session_mode(direct: str, pooled: Pooled, tmp_path
             assert post(second.url, "/v1/transactions/outcomes", outcome)["items"][0]["state"] == "COMMITTED"
             states = {"producer_group": "g", "ids": [name]}
             assert post(first.url, "/v1/transactions/states", states)["items"][0]["state"] == "COMMITTED"
-        assert len(call(first.url, "GET", "/v1/members")["members"]) == 2
+        until_known([first, second])
 
 
 def test_servers_refuse_transaction_mode(direct: str, pooled: Pooled, tmp_path: Path) -> None:
