@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -21,6 +21,14 @@ RELAYED, REFUSED, DROPPED = 1, 2, 3
 ALL = sa.true()
 
 
+class Place(NamedTuple):
+    """A transaction of an outbox, by which time it is the oldest, and the bytes of its bodies."""
+
+    id: str
+    at: datetime
+    size: int
+
+
 @dataclass(slots=True, frozen=True)
 class Outbox:
     """A table, what in it waits to be sent, and by which time it is the oldest."""
@@ -29,11 +37,28 @@ class Outbox:
     waiting: Any
     at: Any
 
-    def oldest(self, connection: Connection, limit: int, mine: Any = ALL) -> list[str]:
-        """Ids of waiting transactions, the oldest first; `mine` narrows them down."""
+    def oldest(
+        self, connection: Connection, limit: int, narrowed: Any = ALL, behind: Place | None = None
+    ) -> list[Place]:
+        """Waiting transactions, the oldest first; `narrowed` is a further condition, `behind` where the last ended."""
         t = self.table.c
-        wanted = sa.select(t.transaction_id).where(self.waiting, t.message_no == 0, mine)
-        return [str(i) for i in connection.scalars(wanted.order_by(self.at, t.transaction_id).limit(limit))]
+        other = self.table.alias()
+        size = sa.select(sa.func.sum(sa.func.length(other.c.body))).where(other.c.transaction_id == t.transaction_id)
+        wanted = sa.select(t.transaction_id, self.at, size.scalar_subquery()).where(
+            self.waiting, t.message_no == 0, narrowed
+        )
+        if behind is not None:
+            later = sa.and_(self.at == behind.at, t.transaction_id > behind.id)
+            wanted = wanted.where(sa.or_(self.at > behind.at, later))
+        rows = connection.execute(wanted.order_by(self.at, t.transaction_id).limit(limit))
+        return [Place(str(name), at, int(size or 0)) for name, at, size in rows]
+
+    def whose(self, connection: Connection, name: str) -> tuple[str, str, int]:
+        """Producer group, topic of the first message and number of messages of a transaction."""
+        t = self.table.c
+        wanted = sa.select(t.producer_group, t.topic).where(t.transaction_id == name).order_by(t.message_no)
+        rows = connection.execute(wanted).all()
+        return str(rows[0][0]), str(rows[0][1]), len(rows)
 
     def read(self, connection: Connection, names: Sequence[str]) -> list[BridgedTransaction]:
         """These transactions, whole, in this order."""

@@ -1,9 +1,11 @@
 """Which keys a relay moves, where several relays serve one database; and being woken when something came.
 
 In PostgreSQL a bucket of key hashes is an advisory lock of the relay's session: it is free again in the moment that
-the session ends, whatever ended it. Relays that are there hold a lock each, too, so that all can count them and take
-only their share. In MySQL and MariaDB one relay holds all (a bridge serves them better), SQLite knows no sessions: a
-second relay does no harm, since the queue knows ids, but the order per key is then only nearly kept.
+the session ends, whatever ended it. The database itself ends a session that is silent for LEASE_SECONDS, so that a
+relay that is frozen, or whose machine is gone, loses its keys to the others. It does no harm when it wakes: the queue
+knows ids. Relays that are there hold a lock each, too, so that all can count them and take only their share. In MySQL
+and MariaDB one relay holds all (a bridge serves them better), SQLite knows no sessions: a second relay does no harm,
+but the order per key is then only nearly kept.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from notify.errors import InvalidRequest, Unavailable
 from notify.pooler import REMEDY, TRANSACTION, pool_mode
 
 BUCKETS = 32
+LEASE_SECONDS = 20.0
+"""How long a relay may be silent: then its session ends, and with it its leases. From version 14 of PostgreSQL on."""
 STOP_SECONDS = 0.5
 """How long a relay that listens may take to notice that it is stopped."""
 _BUCKET_CLASS, _PRESENCE_CLASS = 74_001, 74_002
@@ -37,7 +41,7 @@ class Leases(Protocol):
         """Whether everything is this relay's."""
         ...
 
-    def mine(self, table: sa.Table) -> Any:
+    def condition(self, table: sa.Table) -> Any:
         """The condition on message 0 that a transaction is this relay's."""
         ...
 
@@ -47,6 +51,10 @@ class Leases(Protocol):
 
     def stop(self) -> None:
         """Have `wait`, in another thread, return."""
+        ...
+
+    def lose(self) -> None:
+        """Give up what is held: the next `renew` begins with a new session."""
         ...
 
     def close(self) -> None: ...
@@ -73,7 +81,7 @@ class NoLeases:
     def all(self) -> bool:
         return True
 
-    def mine(self, table: sa.Table) -> Any:
+    def condition(self, table: sa.Table) -> Any:
         return sa.true()
 
     def wait(self, seconds: float) -> None:
@@ -82,38 +90,56 @@ class NoLeases:
     def stop(self) -> None:
         self._stopping.set()
 
-    def close(self) -> None:
+    def lose(self) -> None:
         """Nothing is held."""
+
+    def close(self) -> None:
+        """As `lose`."""
 
 
 class MySqlLease(NoLeases):
     """One relay at a time: a named lock of its session."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, seconds: float = LEASE_SECONDS) -> None:
+        """`seconds`: how long this relay may be silent, whole ones."""
         super().__init__()
         self._engine = engine
+        self._seconds = seconds
         self._connection: Connection | None = None
 
     def renew(self) -> bool:
         if self._connection is None or self._connection.closed or self._connection.invalidated:
             self._connection = self._engine.connect()
+            self._connection.exec_driver_sql(f"SET SESSION wait_timeout = {round(self._seconds)}")
         name = "CONCAT('notify-relay-', DATABASE())"
         held = self._connection.exec_driver_sql(f"SELECT IS_USED_LOCK({name}) = CONNECTION_ID()").scalar()
         got = held == 1 or self._connection.exec_driver_sql(f"SELECT GET_LOCK({name}, 0)").scalar() == 1
         self._connection.rollback()
         return got
 
-    def close(self) -> None:
+    def wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not self._stopping.wait(min(left, self._seconds / 4)):
+            if left > self._seconds / 4:
+                self.renew()
+
+    def lose(self) -> None:
         if self._connection is not None:
             self._connection.invalidate()
             self._connection.close()
+            self._connection = None
+
+    def close(self) -> None:
+        self.lose()
 
 
 class PostgreSqlLeases:
     """Buckets by advisory locks, and LISTEN."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, seconds: float = LEASE_SECONDS) -> None:
+        """`seconds`: how long this relay may be silent."""
         self._engine = engine
+        self._seconds = seconds
         self._connection: Connection | None = None
         self._me = int.from_bytes(os.urandom(3))
         self.held: set[int] = set()
@@ -162,6 +188,11 @@ class PostgreSqlLeases:
             raise InvalidRequest(REMEDY)
         self._connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         self._connection.exec_driver_sql(set_in_session(KEEPALIVE))
+        # There is no such setting before version 14: then only the end of the session ends a lease.
+        self._connection.exec_driver_sql(
+            f"SELECT set_config(name, '{round(1000 * self._seconds)}', false) FROM pg_settings "
+            "WHERE name = 'idle_session_timeout'"
+        )
         self._connection.exec_driver_sql(f"SELECT pg_advisory_lock({_PRESENCE_CLASS}, {self._me})")
         self._connection.exec_driver_sql(f"LISTEN {WAKE_CHANNEL}")
         return self._connection
@@ -169,13 +200,22 @@ class PostgreSqlLeases:
     def all(self) -> bool:
         return len(self.held) == BUCKETS
 
-    def mine(self, table: sa.Table) -> Any:
+    def condition(self, table: sa.Table) -> Any:
         if len(self.held) == BUCKETS:
             return sa.true()
         hashed = sa.func.hashtext(sa.func.coalesce(table.c.key, table.c.transaction_id))
         return hashed.op("&")(BUCKETS - 1).in_(sorted(self.held))
 
     def wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._stopping and (left := until - time.monotonic()) > 0:
+            if self._is_told(min(left, self._seconds / 4)):
+                return
+            with self._lock:
+                self._connected().exec_driver_sql("SELECT 1")  # not silent for too long
+
+    def _is_told(self, seconds: float) -> bool:
+        """Whether a commit wakes this relay within so many seconds. Raises Unavailable where the session has ended."""
         with self._lock:
             connection = self._connected()
         driver: Any = connection.connection.driver_connection
@@ -183,17 +223,28 @@ class PostgreSqlLeases:
         try:
             while not self._stopping and (left := until - time.monotonic()) > 0:
                 for _ in driver.notifies(timeout=min(left, STOP_SECONDS), stop_after=1):
-                    return
+                    return True
         except connection.dialect.loaded_dbapi.Error as error:  # the driver's own: SQLAlchemy takes no part in this
             connection.invalidate(error)
             raise Unavailable(f"the database ended the session that waits for new rows: {error}") from error
+        return False
 
     def stop(self) -> None:
         self._stopping = True
 
+    def lose(self) -> None:
+        with self._lock:
+            self._end_session()
+
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            if self._connection is not None:
-                self._connection.invalidate()  # the session ends, and its locks with it
-                self._connection.close()
+            self._end_session()
+
+    def _end_session(self) -> None:
+        """And with it its locks."""
+        if self._connection is not None:
+            self._connection.invalidate()
+            self._connection.close()
+            self._connection = None
+        self.held.clear()

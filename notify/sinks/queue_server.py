@@ -1,16 +1,45 @@
-"""A queue server as the sink: it keeps a source's position together with the messages before it."""
+"""A queue server as the sink: it keeps a source's position with the messages before it, and knows ids."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
+from notify import ids
 from notify.client.http import HttpClient
+from notify.errors import InvalidRequest, Unavailable
+from notify.limits import LIMITS
+from notify.sinks.order import HeldBack, is_for_now, keys_of, steps_of
 from notify.storage.bridged import stale_epoch
-from notify.wire import Bridged, PackedBridgeBatch, encode_msgpack
+from notify.wire import (
+    Bridged,
+    BridgedTransaction,
+    Item,
+    Items,
+    PackedBridgeBatch,
+    PackedPublished,
+    PackedTransaction,
+    encode_msgpack,
+)
 
 POST_SECONDS = 30.0
+REQUEST_ITEMS = 500
+REQUEST_BYTES = 4 << 20
+"""A request with several transactions has at most so many of them, or bytes."""
+HEAD_BYTES = 1024
+"""A request has at most so many bytes besides its transactions."""
+BACKLOG_FULL = "backlog_full"
+BEHIND = "behind_another"
+"""The code of an item that was not sent, since one before it with the same key is to be put again."""
+OF_THE_CONTENT = (400, 413, 422)
+"""Statuses of a whole request that is refused for what is in it."""
+AWAY = "the server did not answer to those before it"
+Encoded = tuple[BridgedTransaction, bytes]
+"""A transaction, and its bytes in a request."""
+_decode_items = msgspec.msgpack.Decoder(Items).decode
 
 
 class QueueSink:
@@ -20,6 +49,8 @@ class QueueSink:
         self._http = HttpClient(url)
         self._epoch = 0
         """The last that this sink asked for, whether or not it learned that it got it."""
+
+    # --- by position ------------------------------------------------------------------------------------------
 
     async def claim(self, source: str, *, take_back: bool = True) -> tuple[int, str]:
         known: dict[str, Any] = msgspec.msgpack.decode(
@@ -38,5 +69,125 @@ class QueueSink:
         answer = await self._http.call("POST", f"/v1/bridge/{source}/batches", body, POST_SECONDS)
         return msgspec.msgpack.decode(answer, type=Bridged)
 
+    # --- by id ------------------------------------------------------------------------------------------------
+
+    async def put(self, transactions: Sequence[BridgedTransaction]) -> list[Item]:
+        putting = _Putting(self._http)
+        for step in steps_of(transactions):
+            for group, some in step.items():
+                await putting.put(group, some)
+        return [putting.items.get(t.id) or Item(t.id, 503, code="unavailable", detail=AWAY) for t in transactions]
+
     async def close(self) -> None:
         self._http.close()
+
+
+class _Putting:
+    """One call of `put`: what the server said so far, and what waits for that."""
+
+    def __init__(self, http: HttpClient) -> None:
+        self._http = http
+        self.items: dict[str, Item] = {}
+        """By id; those that were not sent, since the server did not answer, have none."""
+        self._held = HeldBack()
+        self._is_away = False
+
+    async def put(self, group: str, transactions: Sequence[BridgedTransaction]) -> None:
+        """Put transactions of one producer group, a request after the other.
+
+        A request that is refused for its content is sent again in two parts, down to the transaction. Raises
+        Unavailable where the server has said nothing of any transaction yet.
+        """
+        waiting = deque(self._encoded(transactions))
+        most = REQUEST_ITEMS
+        while waiting and not self._is_away:
+            request = _cut(waiting, most, each_key_once=not group)
+            sent = [each for each in request if not self._is_held(each)]
+            if not sent:
+                continue
+            try:
+                items = await self._post(group, [encoded for _, encoded in sent])
+            except InvalidRequest as error:
+                if error.status not in OF_THE_CONTENT:
+                    raise
+                if len(sent) == 1:
+                    items = [Item("", error.status, code=error.code, detail=str(error))]
+                else:
+                    most = len(sent) // 2
+                    waiting.extendleft(reversed(sent))
+                    continue
+            except Unavailable:
+                if not self.items:
+                    raise
+                self._is_away = True
+                return
+            most = min(2 * most, REQUEST_ITEMS)
+            for (t, _), item in zip(sent, items, strict=True):
+                item.id = t.id
+                self.items[t.id] = item
+                if is_for_now(item):
+                    self._held.hold(t, topics=item.code == BACKLOG_FULL)
+
+    def _encoded(self, transactions: Sequence[BridgedTransaction]) -> Iterator[Encoded]:
+        """Those that fit into a request; the others are refused here."""
+        for t in transactions:
+            try:
+                encoded = _encoded(t)
+            except ValueError as error:
+                self.items[t.id] = Item(t.id, 422, code="invalid", detail=str(error))
+                continue
+            if len(encoded) > LIMITS.request_bytes - HEAD_BYTES:
+                detail = f"the transaction has {len(encoded):,} bytes; a request has {LIMITS.request_bytes:,} at most"
+                self.items[t.id] = Item(t.id, 413, code="request_too_large", detail=detail)
+                continue
+            yield t, encoded
+
+    def _is_held(self, each: Encoded) -> bool:
+        t = each[0]
+        if not self._held.holds(t):
+            return False
+        self.items[t.id] = Item(t.id, 429, code=BEHIND, detail="one before it with the same key waits")
+        return True
+
+    async def _post(self, group: str, transactions: Sequence[bytes]) -> list[Item]:
+        raws = [msgspec.Raw(encoded) for encoded in transactions]
+        if group:
+            path, request = "/v1/transactions", {"producer_group": group, "transactions": raws}
+        else:
+            path, request = "/v1/messages", {"messages": raws}
+        return _decode_items(await self._http.call("POST", path, encode_msgpack(request), POST_SECONDS)).items
+
+
+def _encoded(transaction: BridgedTransaction) -> bytes:
+    """A transaction as it stands in a request; one without a producer group was published, as one message.
+
+    Raises ValueError for what stands in no request.
+    """
+    if transaction.producer_group:
+        return encode_msgpack(PackedTransaction(id=transaction.id, messages=transaction.messages, committed=True))
+    if len(transaction.messages) != 1:
+        raise ValueError("a transaction of several messages needs a producer group")
+    message = transaction.messages[0]
+    fields = {name: getattr(message, name) for name in message.__struct_fields__}
+    return encode_msgpack(PackedPublished(**fields, id=ids.message_id(ids.from_text(transaction.id), 0)))
+
+
+def _cut(waiting: deque[Encoded], most: int, each_key_once: bool) -> list[Encoded]:
+    """Take what goes into the next request: one transaction at least.
+
+    `each_key_once`: the route may take a message and refuse one before it that has the same key for now.
+    """
+    request: list[Encoded] = []
+    size = 0
+    keys: set[tuple[str, str]] = set()
+    while waiting and len(request) < most:
+        t, encoded = waiting[0]
+        size += len(encoded)
+        if request and size > REQUEST_BYTES:
+            break
+        if each_key_once:
+            if not keys.isdisjoint(keys_of(t)):
+                break
+            keys |= keys_of(t)
+        request.append(waiting.popleft())
+    return request

@@ -6,13 +6,13 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 from notify.errors import NotifyError
 from notify.kafka_records import SCHEME
 from notify.sinks.queue_server import QueueSink
-from notify.wire import Bridged, PackedBridgeBatch
+from notify.wire import Bridged, BridgedTransaction, Item, PackedBridgeBatch
 
 log = logging.getLogger("notify.bridge")
 
@@ -32,6 +32,20 @@ class Sink(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class PutsById(Protocol):
+    """A destination that knows transactions by their ids: several movers may put the same ones, each is there once."""
+
+    async def put(self, transactions: Sequence[BridgedTransaction]) -> list[Item]:
+        """Store committed transactions, each whole and once; an item for each, in their order.
+
+        Status 200 or 201: it is there. 429 or from 500 on: put it again later; what is behind it and has a key of its
+        own was not stored either. Another from 400 on: it is never taken as it is. Requests keep within the target's
+        bounds by themselves. Raises Unavailable where nothing is known of any, Unauthorized or Forbidden.
+        """
+        ...
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ def engine(engine_url: str) -> Iterator[sa.Engine]:
             with Session(engine) as session, session.begin():
                 producer.send(session, Message("t", str(n), key="k"))
     with engine.begin() as connection:
-        names = LOCAL.oldest(connection, 10)
+        names = [place.id for place in LOCAL.oldest(connection, 10)]
         LOCAL.mark(connection, names, REFUSED)
         for t in LOCAL.read(connection, names):
             item = Item(t.id, 413, code="too_large", detail="x" * 5000)
@@ -69,7 +69,7 @@ def test_one_is_tried_again_and_leaves_the_list_when_it_is_sent(engine: sa.Engin
         assert refused.retry(connection, [first, second, "unknown"], "the topic is made") == [first, second]
         assert refused.retry(connection, [first], "again") == []
         assert refused.to_retry(connection) == [first, second]
-        assert LOCAL.oldest(connection, 10) == [first, second]
+        assert [place.id for place in LOCAL.oldest(connection, 10)] == [first, second]
     assert states(engine) == [(RETRY, 1, 0), (RETRY, 1, 0), (WAITING, 1, REFUSED)]
     with engine.begin() as connection:
         LOCAL.mark(connection, [first], RELAYED)

@@ -75,6 +75,11 @@ def _decoded_body(m: JsonMessage | PackedMessage) -> bytes:
         raise InvalidRequest("body_base64 is not base64", "invalid_body") from None
 
 
+def keys_of(messages: Iterable[JsonMessage | PackedMessage]) -> set[tuple[str, str | None]]:
+    """(topic, key) of each message that has a key: those of one pair are delivered in order."""
+    return {(m.topic, m.key) for m in messages if m.key is not None}
+
+
 def failed(item_id: str, error: NotifyError, state: str | None = None) -> Item:
     """The item of a batch that an error refuses."""
     return Item(item_id, error.status, state, code=error.code, detail=str(error), retry_after=retry_after(error))

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from notify import ids, tracing
 from notify.clock import Clock
-from notify.errors import InvalidRequest, NotifyError
+from notify.errors import Backpressure, InvalidRequest, NotifyError
 from notify.limits import LIMITS, check_between, check_count, check_name
 from notify.server.access import Principal
 from notify.server.core.admission import (
     check_text,
     failed,
+    keys_of,
     new_messages,
 )
 from notify.server.core.flow import HOLD_SECONDS, Flow
@@ -86,8 +87,12 @@ class Transactions:
         accepted: list[NewTransaction] = []
         has_topic, make_topic = self._store.has_topic, self._topics.use
         is_limited = self._flow.has_rate(group)
+        late: set[tuple[str, str | None]] = set()
         for t in request.transactions:
             try:
+                if late and t.committed and not late.isdisjoint(keys := keys_of(t.messages)):
+                    late |= keys
+                    raise Backpressure("one before it with the same key was refused for now", "behind_another")
                 if not 0 < len(t.messages) <= LIMITS.messages_per_transaction:
                     raise InvalidRequest(
                         f"a transaction carries 1 to {LIMITS.messages_per_transaction} messages, not {len(t.messages)}",
@@ -107,6 +112,8 @@ class Transactions:
                     await self._wait_for_room(new, now_us)
             except NotifyError as error:
                 refused.append(failed(t.id, error))
+                if error.retryable and t.committed:  # what a relay sends is put in queues in this order
+                    late |= keys_of(t.messages)
             else:
                 accepted.append(
                     NewTransaction(transaction_id, group, new, source, instance, check_after_us, t.committed)

@@ -1,0 +1,138 @@
+"""A relay's side of its database: pages of what waits in an outbox, and what became of it. Called from threads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
+from notify import refused
+from notify.errors import InvalidRequest
+from notify.outbox import LOCAL, REFUSED, RELAYED, SERVER, Outbox, Place, present, source_name
+from notify.refused import Refusal
+from notify.relay.leases import Leases
+from notify.wire import BridgedTransaction
+
+log = logging.getLogger("notify.relay")
+
+PAGE_TRANSACTIONS = 500
+PAGE_BYTES = 16 << 20
+"""A page has at most so many bytes of bodies, or one transaction."""
+UNREADABLE = "unreadable"
+"""The code of a transaction whose row is no message."""
+
+
+@dataclass(slots=True)
+class Page:
+    """Waiting transactions, the oldest first; those that cannot be read; and where the next page begins."""
+
+    transactions: list[BridgedTransaction] = field(default_factory=list)
+    unreadable: list[Refusal] = field(default_factory=list)
+    end: Place | None = None
+    is_last: bool = True
+
+
+class Rows:
+    """The outboxes of one database, the parts of them that a relay's leases cover."""
+
+    def __init__(self, engine: Engine, leases: Leases, mover: str) -> None:
+        """`mover`: the relay's name on the list of refused messages."""
+        self._engine = engine
+        self._leases = leases
+        self._mover = mover
+        self._has_list = False
+        self.outboxes: list[Outbox] = []
+
+    def find(self) -> None:
+        """Look which outboxes there are. Raises InvalidRequest where the database has none."""
+        outboxes = present(self._engine)
+        if not outboxes:
+            raise InvalidRequest(
+                f"the database has neither {LOCAL.table.name} nor {SERVER.table.name}: run create_tables in the "
+                "service, or `notify storage upgrade`"
+            )
+        self._has_list = refused.ensure(self._engine)
+        if not self._has_list:
+            log.warning(
+                "the database has no table notify_refused, and this user may not make it: refused messages are in "
+                "this log only, and in their table with relayed = 2; run create_tables with a user that may"
+            )
+        self.outboxes = outboxes
+
+    def source(self) -> str:
+        """The database's source id. Raises InvalidRequest where it has none."""
+        with self._engine.connect() as connection:
+            return source_name(connection)
+
+    def page(self, outbox: Outbox, behind: Place | None = None) -> Page:
+        """What waits of an outbox, from behind a place on."""
+        with self._engine.connect() as connection:
+            narrowed = self._leases.condition(outbox.table)
+            places = outbox.oldest(connection, PAGE_TRANSACTIONS, narrowed, behind)
+            if not places:
+                return Page()
+            chosen = _within(places, PAGE_BYTES)
+            names = [place.id for place in chosen]
+            is_last = len(chosen) == len(places) < PAGE_TRANSACTIONS
+            try:
+                return Page(outbox.read(connection, names), [], chosen[-1], is_last)
+            except (msgspec.MsgspecError, ValueError):
+                return self._one_by_one(connection, outbox, Page(end=chosen[-1], is_last=is_last), names)
+
+    def _one_by_one(self, connection: Connection, outbox: Outbox, page: Page, names: Sequence[str]) -> Page:
+        """A page of which some transaction cannot be read."""
+        for name in names:
+            try:
+                page.transactions += outbox.read(connection, [name])
+            except (msgspec.MsgspecError, ValueError) as error:
+                detail = f"its row is no message: {error}"
+                page.unreadable.append(Refusal(name, *outbox.whose(connection, name), 422, UNREADABLE, detail))
+        return page
+
+    def note(self, outbox: Outbox, taken: Sequence[str], refusals: Sequence[Refusal]) -> None:
+        """Mark what the target has, and list what it will never take: in one transaction."""
+        for refusal in refusals:
+            log.error("%s is refused: %s (%s)", refusal.id, refusal.detail, refusal.code)
+        with self._engine.begin() as connection:
+            outbox.mark(connection, taken, RELAYED)
+            outbox.mark(connection, [refusal.id for refusal in refusals], REFUSED)
+            if self._has_list:
+                refused.note(connection, self._mover, refusals)
+
+    def listed(self) -> int:
+        """How many refused transactions wait for a person; those that were sent since leave the list."""
+        if not self._has_list:
+            return 0
+        with self._engine.begin() as connection:
+            for outbox in self.outboxes:
+                refused.tidy(connection, outbox)
+            return refused.count(connection)
+
+
+def _within(places: Iterable[Place], most_bytes: int) -> list[Place]:
+    """The first places whose bodies have so many bytes together, and one at least."""
+    chosen: list[Place] = []
+    size = 0
+    for place in places:
+        size += place.size
+        if chosen and size > most_bytes:
+            break
+        chosen.append(place)
+    return chosen
+
+
+GONE_STATES = ("08", "53", "57P", "25006")
+"""SQLSTATEs of a database that is away, full or starting, or that became a standby: they pass, here or elsewhere."""
+
+
+def is_away(error: sa.exc.SQLAlchemyError) -> bool:
+    """Whether a database's error passes by itself."""
+    if isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError | sa.exc.TimeoutError):
+        return True
+    if not isinstance(error, sa.exc.DBAPIError):
+        return False
+    return error.connection_invalidated or str(getattr(error.orig, "sqlstate", None)).startswith(GONE_STATES)

@@ -1,0 +1,314 @@
+"""A relay goes on: past what the target refuses, over a database that restarts or becomes a standby, with leases."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from notify import ids, refused
+from notify.client import create_tables
+from notify.client.table import half_message, notify_refused
+from notify.limits import LIMITS
+from notify.outbox import LOCAL, REFUSED
+from notify.refused import DROPPED_STATE
+from notify.relay.leases import BUCKETS, Leases, MySqlLease, PostgreSqlLeases
+from notify.relay.relay import Relay
+from notify.testing.postgresql_server import PostgreSqlServer
+from notify.testing.process import ServerProcess
+from notify.testing.reachable import NotAvailable
+from tests.support.clock import eventually, eventually_async
+from tests.support.databases import empty_database
+from tests.support.groups import bodies, drain, subscribe
+from tests.support.http import admin
+from tests.support.shop import make_engine
+
+START = datetime(2026, 11, 1)
+
+
+class Outbox:
+    """An outbox whose rows are written as they are, whatever they hold."""
+
+    def __init__(self, url: str, topic: str) -> None:
+        self.engine = make_engine(url)
+        create_tables(self.engine)
+        self._topic = topic
+        self._count = 0
+
+    def add(self, *bodies: str | bytes, **fields: Any) -> str:
+        """One transaction of these messages; its id."""
+        self._count += 1
+        name = ids.to_text(ids.new_id())
+        row = {
+            "transaction_id": name, "producer_group": "g", "mode": "outbox", "state": "COMMITTED", "shards": "",
+            "topic": self._topic, "key": "k", "relayed": 0, "created_at": START + timedelta(seconds=self._count),
+        }  # fmt: skip
+        rows = [
+            row | {"message_no": n, "body": body.encode() if isinstance(body, str) else body} | fields
+            for n, body in enumerate(bodies)
+        ]
+        with self.engine.begin() as connection:
+            connection.execute(half_message.insert(), rows)
+        return name
+
+    def listed(self) -> list[tuple[str, str, int]]:
+        """(id, code, tries) on the list of refused messages."""
+        with self.engine.connect() as connection:
+            return [(r["transaction_id"], r["code"], r["tries"]) for r in refused.listed(connection)]
+
+
+@pytest.fixture
+def outbox(engine_url: str, unique: str, server: ServerProcess) -> Iterator[Outbox]:
+    subscribe(server.url, unique, unique)
+    made = Outbox(engine_url, unique)
+    yield made
+    made.engine.dispose()
+
+
+def relay_once(outbox: Outbox, url: str) -> tuple[int, int]:
+    """Relay until the outbox is empty; how many were sent and refused."""
+    total = asyncio.run(Relay(outbox.engine, url).run(once=True))
+    return total.sent, total.refused
+
+
+# --- what the target refuses ------------------------------------------------------------------------------------
+
+
+def test_what_the_target_refuses_is_listed_and_the_rest_goes_on(
+    outbox: Outbox, server: ServerProcess, unique: str
+) -> None:
+    """One such row ended the relay, and everything behind it waited for ever."""
+    outbox.add("0")
+    bad = {
+        outbox.add("x", topic="no name"): "invalid_name",
+        outbox.add("x", producer_group="no name"): "invalid_name",
+        outbox.add("x", headers='{"a": 1}'): "invalid_schema",
+        outbox.add("x", headers="[no json"): "unreadable",
+        outbox.add("x" * (LIMITS.message_bytes + 1)): "too_large",
+        outbox.add(*[bytes(LIMITS.message_bytes)] * 10): "request_too_large",
+        outbox.add("x", delay=41 * 86_400.0): "out_of_bounds",
+        outbox.add("x", "y", producer_group=""): "invalid",
+    }
+    outbox.add("1", producer_group="h")
+    assert relay_once(outbox, server.url) == (2, len(bad))
+    assert relay_once(outbox, server.url) == (0, 0)
+    assert bodies(drain(server.url, unique, unique, 2)) == ["0", "1"]
+    assert outbox.listed() == sorted((name, code, 1) for name, code in bad.items())
+
+
+def test_one_that_is_mended_is_sent_when_a_person_has_it_tried_again(
+    outbox: Outbox, server: ServerProcess, unique: str
+) -> None:
+    mended, dropped = outbox.add("mended", producer_group="no name"), outbox.add("dropped", producer_group="no name")
+    assert relay_once(outbox, server.url) == (0, 2)
+    t = half_message.c
+    with outbox.engine.begin() as connection:
+        assert refused.retry(connection, [mended, dropped], "try") == [mended, dropped]
+    assert relay_once(outbox, server.url) == (0, 2)
+    assert [tries for _, _, tries in outbox.listed()] == [2, 2]
+    with outbox.engine.begin() as connection:
+        connection.execute(half_message.update().where(t.transaction_id == mended).values(producer_group="g"))
+        refused.retry(connection, [mended], "the group's name is mended")
+        refused.drop(connection, [dropped], "nobody waits for it")
+    assert relay_once(outbox, server.url) == (1, 0)
+    assert bodies(drain(server.url, unique, unique, 1)) == ["mended"]
+    with outbox.engine.begin() as connection:
+        refused.tidy(connection, LOCAL)
+        assert [(r["transaction_id"], r["state"]) for r in refused.listed(connection)] == [(dropped, DROPPED_STATE)]
+
+
+def test_a_database_without_the_list_is_relayed_too(
+    outbox: Outbox, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tables of an earlier version, and a user that may make none: what is refused stays marked in its table."""
+    name = outbox.add("x", producer_group="no name")
+    outbox.add("good")
+    with outbox.engine.begin() as connection:
+        notify_refused.drop(connection)
+    monkeypatch.setattr(refused, "ensure", lambda engine: False)
+    assert relay_once(outbox, server.url) == (1, 1)
+    with outbox.engine.connect() as connection:
+        relayed = sa.select(half_message.c.relayed).where(half_message.c.transaction_id == name)
+        assert connection.scalar(relayed) == REFUSED
+
+
+def test_more_than_one_request_at_once_is_cut(outbox: Outbox, server: ServerProcess, unique: str) -> None:
+    """450 transactions of 20 kB were one request of 9 MB, which no server takes: the relay ended, at each start."""
+    for n in range(450):
+        outbox.add(f"{n:03}" + "x" * 20_000)
+    assert relay_once(outbox, server.url) == (450, 0)
+    assert [body[:3] for body in bodies(drain(server.url, unique, unique, 450))] == [f"{n:03}" for n in range(450)]
+
+
+def test_the_order_per_key_is_kept_over_producer_groups(outbox: Outbox, server: ServerProcess, unique: str) -> None:
+    for n in range(12):
+        outbox.add(str(n), producer_group="gh"[n % 2])
+    assert relay_once(outbox, server.url) == (12, 0)
+    assert bodies(drain(server.url, unique, unique, 12)) == [str(n) for n in range(12)]
+
+
+def test_a_topic_that_takes_nothing_holds_up_no_other(outbox: Outbox, server: ServerProcess, unique: str) -> None:
+    """More of it than a relay reads at once is waiting before the others."""
+    full = unique + ".full"
+    subscribe(server.url, unique, full)
+    admin(server.url, "PUT", f"topics/{full}", {"backlog": 1})
+    for n in range(600):
+        outbox.add(str(n), topic=full, key=None)
+    outbox.add("other")
+
+    async def run() -> None:
+        relay = Relay(outbox.engine, server.url)
+        task = asyncio.create_task(relay.run(interval=0.05))
+        came = await asyncio.to_thread(drain, server.url, unique, unique, 1)
+        assert bodies(came) == ["other"] and not task.done() and relay.total.refused == 0
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+# --- the database's failures --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def postgresql() -> Iterator[PostgreSqlServer]:
+    """A server of the test's own."""
+    directory = Path(tempfile.mkdtemp(prefix="notify-relay-"))  # where the user of the database may go, too
+    try:
+        server = PostgreSqlServer(directory, durable=False).create()
+        yield server
+        server.stop()
+    except NotAvailable as reason:
+        pytest.skip(str(reason))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+async def while_relaying(outbox: Outbox, url: str, work: Callable[[Relay], Awaitable[None]]) -> None:
+    relay = Relay(outbox.engine, url)
+    task = asyncio.create_task(relay.run(interval=3600))
+    await work(relay)
+    assert not task.done(), "the relay has ended by itself"
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_an_idle_relay_outlives_a_restart_of_postgresql_and_a_standby(
+    postgresql: PostgreSqlServer, server: ServerProcess, unique: str
+) -> None:
+    """After a failover its address may be that of a standby for a while: that one reads, and writes nothing."""
+    subscribe(server.url, unique, unique)
+    outbox = Outbox(postgresql.url, unique)
+
+    async def sends(relay: Relay, count: int) -> None:
+        await eventually_async(lambda: relay.total.sent == count, f"{count} to be sent")
+
+    def writing(*statements: str) -> None:
+        with outbox.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            for statement in ("SET default_transaction_read_only = off", *statements):
+                connection.exec_driver_sql(statement)
+            connection.exec_driver_sql("RESET default_transaction_read_only")
+
+    def is_read_only() -> bool:
+        with outbox.engine.connect() as connection:
+            return connection.exec_driver_sql("SHOW default_transaction_read_only").scalar() == "on"
+
+    def become(state: str) -> None:
+        writing(f"ALTER SYSTEM SET default_transaction_read_only = {state}", "SELECT pg_reload_conf()")
+        eventually(lambda: is_read_only() == (state == "on"), "the setting to hold")
+
+    async def work(relay: Relay) -> None:
+        await asyncio.to_thread(outbox.add, "a")
+        await sends(relay, 1)
+        await asyncio.to_thread(postgresql.stop)
+        await asyncio.to_thread(postgresql.start)
+        outbox.engine.dispose()
+        await asyncio.to_thread(outbox.add, "b")
+        await sends(relay, 2)
+        await asyncio.to_thread(outbox.add, "c", relayed=3)
+        await asyncio.to_thread(become, "on")
+        waits = "UPDATE half_message SET relayed = 0 WHERE relayed = 3"
+        await asyncio.to_thread(writing, waits, "NOTIFY notify_outbox")
+        await eventually_async(lambda: any("read-only" in text for text in said), "the relay to meet a standby")
+        assert relay.total.sent == 2
+        await asyncio.to_thread(become, "off")
+        await sends(relay, 3)
+
+    said: list[str] = []
+    with ExitStack() as stack:
+        stack.callback(outbox.engine.dispose)
+        stack.enter_context(warnings_in(said))
+        asyncio.run(while_relaying(outbox, server.url, work))
+    assert set(bodies(drain(server.url, unique, unique, 3))) == {"a", "b", "c"}
+
+
+class warnings_in:
+    """Adds what the relay logs to a list."""
+
+    def __init__(self, said: list[str]) -> None:
+        self._log = logging.getLogger("notify.relay")
+        self._handler = logging.Handler()
+        self._handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+
+    def __enter__(self) -> None:
+        self._log.addHandler(self._handler)
+
+    def __exit__(self, *exc: object) -> None:
+        self._log.removeHandler(self._handler)
+
+
+# --- leases that end ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_a_relay_that_is_frozen_loses_its_keys(kind: str, database_urls: dict[str, str], tmp_path: Path) -> None:
+    """Its machine may be gone, too: its session stood for as long as the network did."""
+    make: Callable[[sa.Engine], Leases] = (
+        (lambda engine: PostgreSqlLeases(engine, seconds=1))
+        if kind == "postgresql"
+        else (lambda engine: MySqlLease(engine, seconds=1))
+    )
+    with empty_database(kind, database_urls, tmp_path) as url:
+        engines = [make_engine(url) for _ in range(2)]
+        frozen, other = map(make, engines)
+        assert frozen.renew()
+
+        def has_all() -> bool:
+            return other.renew() and other.all()
+
+        assert not has_all()
+        eventually(has_all, "the frozen one's session to end")
+        try:
+            woke = frozen.renew()
+        except sa.exc.OperationalError:
+            woke = frozen.renew()
+        if isinstance(frozen, PostgreSqlLeases) and isinstance(other, PostgreSqlLeases):
+            assert len(other.held) == BUCKETS and not frozen.held
+        assert not woke
+        for leases, engine in zip((frozen, other), engines, strict=True):
+            leases.close()
+            engine.dispose()
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_a_relay_that_waits_keeps_its_keys(kind: str, database_urls: dict[str, str], tmp_path: Path) -> None:
+    """It is not silent while it waits for rows."""
+    make = PostgreSqlLeases if kind == "postgresql" else MySqlLease
+    with empty_database(kind, database_urls, tmp_path) as url:
+        engines = [make_engine(url) for _ in range(2)]
+        waiting, other = (make(engine, seconds=1) for engine in engines)
+        assert waiting.renew()
+        waiting.wait(2.5)
+        assert waiting.renew() and not (other.renew() and other.all())
+        for leases, engine in zip((waiting, other), engines, strict=True):
+            leases.close()
+            engine.dispose()
