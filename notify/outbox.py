@@ -49,7 +49,7 @@ class Outbox:
         )
         if behind is not None:
             later = sa.and_(self.at == behind.at, t.transaction_id > behind.id)
-            wanted = wanted.where(sa.or_(self.at > behind.at, later))
+            wanted = wanted.where(self.at >= behind.at, sa.or_(self.at > behind.at, later))
         rows = connection.execute(wanted.order_by(self.at, t.transaction_id).limit(limit))
         return [Place(str(name), at, int(size or 0)) for name, at, size in rows]
 

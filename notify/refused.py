@@ -161,8 +161,8 @@ def _decide(
         raise InvalidRequest("say why, in a reason: it is kept with what was decided")
     if len(names) > MOST_AT_ONCE:
         raise InvalidRequest(f"at most {MOST_AT_ONCE} transactions at once, not {len(names)}", "out_of_bounds")
-    wanted = sa.select(_r.transaction_id).where(_r.transaction_id.in_(names), _r.state.in_(before)).with_for_update()
-    chosen = [str(name) for name in connection.scalars(wanted)]
+    wanted = sa.select(_r.transaction_id).where(_r.transaction_id.in_(names), _r.state.in_(before))
+    chosen = [str(name) for name in connection.scalars(wanted.order_by(_r.transaction_id).with_for_update())]
     if not chosen:
         return []
     of_these = _r.transaction_id.in_(chosen)

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import signal
 import threading
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,18 +60,33 @@ def relay(
 ) -> None:
     """Move outbox messages (mode=outbox) from a database to the server."""
 
+    stopped = False
+
     async def run(mover: Relay) -> None:
         task = asyncio.ensure_future(mover.run(interval=interval, once=once))
+
+        def stop() -> None:
+            nonlocal stopped
+            stopped = True
+            task.cancel()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+            asyncio.get_running_loop().add_signal_handler(number, stop)
         try:
             await task
         except asyncio.CancelledError:
-            return
+            if not stopped:
+                raise
 
     with opened(dsn) as engine, delays_released(url):
         mover = Relay(engine, url)
-        asyncio.run(run(mover))
+        try:
+            asyncio.run(run(mover))
+        except NotifyError:
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            say("".join(traceback.format_exception(error)), err=True)
+            raise NotifyError(f"the relay ended, and nobody stopped it: {error!r}") from error
     done = dataclasses.asdict(mover.total)
     say_json(done) if as_json else say(f"{done['sent']} transactions sent, {done['refused']} refused")
     raise typer.Exit(1 if done["refused"] else 0)
@@ -262,6 +278,6 @@ def _database_findings(engine: sa.Engine, facts: dict[str, Any]) -> list[str]:
         return [f"the database is not ready: {detail}. `notify doctor --dsn … --create-tables` makes the tables."]
     if facts["refused_by_server"]:
         findings.append(
-            f"the server refused {facts['refused_by_server']} outbox rows: read them in half_message (relayed = 2)"
+            f"no target takes {facts['refused_by_server']} outbox rows: see them with `notify refused list --dsn …`"
         )
     return findings

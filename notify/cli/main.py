@@ -42,6 +42,7 @@ def register() -> None:
         limits,
         message,
         overview,
+        refused,
         serve,
         settings,
         storage,
@@ -57,6 +58,7 @@ def register() -> None:
     transaction.register(app)
     message.register(app)
     dead_letter.register(app)
+    refused.register(app)
     job.register(app)
     overview.register(app)
     access.register(app)

@@ -1,4 +1,4 @@
-"""What moves a page of an outbox to a target, whichever way the target knows what it has; and calls in threads."""
+"""The protocol of a way to move a page of an outbox to a target, the counts of a relay, and calls in threads."""
 
 from __future__ import annotations
 

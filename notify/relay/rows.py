@@ -69,7 +69,7 @@ class Rows:
             return source_name(connection)
 
     def page(self, outbox: Outbox, behind: Place | None = None) -> Page:
-        """What waits of an outbox, from behind a place on."""
+        """Transactions that wait in an outbox, from behind a place on."""
         with self._engine.connect() as connection:
             narrowed = self._leases.condition(outbox.table)
             places = outbox.oldest(connection, PAGE_TRANSACTIONS, narrowed, behind)

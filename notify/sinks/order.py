@@ -42,7 +42,7 @@ def is_for_now(item: Item) -> bool:
 
 
 class HeldBack:
-    """What waits because the target refuses something before it for now. What shares a key with it waits, too."""
+    """Transactions that wait because the target refuses them, or one before them with the same key, for now."""
 
     def __init__(self) -> None:
         self._topics: set[str] = set()

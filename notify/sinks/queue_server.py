@@ -133,8 +133,8 @@ class _Putting:
         for t in transactions:
             try:
                 encoded = _encoded(t)
-            except ValueError as error:
-                self.items[t.id] = Item(t.id, 422, code="invalid", detail=str(error))
+            except InvalidRequest as error:
+                self.items[t.id] = Item(t.id, error.status, code=error.code, detail=str(error))
                 continue
             if len(encoded) > LIMITS.request_bytes - HEAD_BYTES:
                 detail = f"the transaction has {len(encoded):,} bytes; a request has {LIMITS.request_bytes:,} at most"
@@ -161,12 +161,12 @@ class _Putting:
 def _encoded(transaction: BridgedTransaction) -> bytes:
     """A transaction as it stands in a request; one without a producer group was published, as one message.
 
-    Raises ValueError for what stands in no request.
+    Raises InvalidRequest for what stands in no request.
     """
     if transaction.producer_group:
         return encode_msgpack(PackedTransaction(id=transaction.id, messages=transaction.messages, committed=True))
     if len(transaction.messages) != 1:
-        raise ValueError("a transaction of several messages needs a producer group")
+        raise InvalidRequest("a transaction of several messages needs a producer group")
     message = transaction.messages[0]
     fields = {name: getattr(message, name) for name in message.__struct_fields__}
     return encode_msgpack(PackedPublished(**fields, id=ids.message_id(ids.from_text(transaction.id), 0)))

@@ -27,6 +27,7 @@ from notify.testing.postgresql_server import PostgreSqlServer
 from notify.testing.process import ServerProcess
 from notify.testing.reachable import NotAvailable
 from tests.support.clock import eventually, eventually_async
+from tests.support.commands import cli
 from tests.support.databases import empty_database
 from tests.support.groups import bodies, drain, subscribe
 from tests.support.http import admin
@@ -124,6 +125,38 @@ def test_one_that_is_mended_is_sent_when_a_person_has_it_tried_again(
     with outbox.engine.begin() as connection:
         refused.tidy(connection, LOCAL)
         assert [(r["transaction_id"], r["state"]) for r in refused.listed(connection)] == [(dropped, DROPPED_STATE)]
+
+
+def test_people_decide_by_command(outbox: Outbox, engine_url: str, server: ServerProcess) -> None:
+    names = sorted(outbox.add("x", producer_group="no name") for _ in range(3))
+    code, said = cli("relay", "--dsn", engine_url, "--url", server.url, "--once", "--json")
+    assert (code, said) == (1, {"sent": 0, "refused": 3})
+    code, said = cli("refused", "list", "--dsn", engine_url, "--json")
+    assert (code, said["waiting"], [row["transaction_id"] for row in said["refused"]]) == (1, 3, names)
+    assert {row["code"] for row in said["refused"]} == {"invalid_name"}
+    first = ("--dsn", engine_url, "--id", names[0], "--reason", "sent by hand", "--json")
+    for dry in (["--dry-run"], []):
+        assert cli("refused", "drop", *first, *dry)[1]["transactions"] == [names[0]]
+    assert cli("refused", "drop", *first) == (1, {"dry_run": False, "transactions": [], "not_on_the_list": [names[0]]})
+    code, said = cli("refused", "list", "--dsn", engine_url, "--state", "DROPPED", "--json")
+    assert said["waiting"] == 2 and said["refused"][0]["reason"].startswith("sent by hand (")
+    code, said = cli("refused", "retry", "--dsn", engine_url, "--all", "--reason", "mended", "--json")
+    assert (code, said["transactions"]) == (0, names[1:])
+    assert cli("refused", "list", "--dsn", engine_url, "--json")[0] == 0
+    assert cli("refused", "retry", "--dsn", engine_url, "--reason", "which")[0] == 2
+
+
+def test_a_relay_that_ends_by_a_fault_says_so(
+    outbox: Outbox, engine_url: str, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for fault in (RuntimeError("planted"), asyncio.CancelledError("planted")):
+
+        async def fail(self: Relay, fault: BaseException = fault, **_: object) -> None:
+            raise fault
+
+        monkeypatch.setattr(Relay, "run", fail)
+        code, said = cli("relay", "--dsn", engine_url, "--url", server.url)
+        assert code == 2 and "planted" in said["text"]
 
 
 def test_a_database_without_the_list_is_relayed_too(

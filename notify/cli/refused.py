@@ -1,0 +1,122 @@
+"""`notify refused`: transactions that no target takes, on the list beside their outbox (notify/refused.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC
+from typing import Any
+
+import sqlalchemy as sa
+import typer
+from sqlalchemy.engine import Connection
+
+from notify import refused
+from notify.cli.api import AS_JSON, DRY_RUN, REASON, show
+from notify.cli.database import DSN, opened
+from notify.errors import InvalidRequest
+
+group = typer.Typer(help="Outbox transactions that the target never takes as they are.", no_args_is_help=True)
+
+IDS = typer.Option([], "--id", help="Only these transactions (repeatable).")
+ALL = typer.Option(False, "--all", help="All that wait for a decision.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.add_typer(group, name="refused")
+
+
+@group.command("list")
+def list_refused(
+    dsn: str = DSN,
+    state: str | None = typer.Option(None, help="Only those in this state: WAITING, RETRY or DROPPED."),
+    after: str = typer.Option("", help="Only those with ids above this one."),
+    max: int = typer.Option(100, min=1, max=10_000),
+    as_json: bool = AS_JSON,
+) -> None:
+    """List them with the target's reasons. Exit code 1 if any waits for a decision."""
+    if state is not None and state not in refused.STATES:
+        raise InvalidRequest(f"--state {state}: it is one of {', '.join(refused.STATES)}")
+    with _database(dsn) as engine:
+        with engine.connect() as connection:
+            waiting = refused.count(connection)
+            rows = refused.listed(connection, state=state, after=after, limit=max)
+    shown = [row | {"refused_at": row["refused_at"].replace(tzinfo=UTC).isoformat()} for row in rows]
+    show({"waiting": waiting, "refused": shown}, as_json, "refused")
+    raise typer.Exit(1 if waiting else 0)
+
+
+@group.command("retry")
+def retry_refused(
+    dsn: str = DSN,
+    id: list[str] = IDS,
+    all: bool = ALL,
+    reason: str = REASON,
+    dry_run: bool = DRY_RUN,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Have the relay or bridge send them again. They come behind later ones of their keys."""
+    _decide(dsn, id, all, reason, dry_run, as_json, refused.retry)
+
+
+@group.command("drop")
+def drop_refused(
+    dsn: str = DSN,
+    id: list[str] = IDS,
+    all: bool = ALL,
+    reason: str = REASON,
+    dry_run: bool = DRY_RUN,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Give them up: they are never sent, and their rows may be purged. The list keeps the reason."""
+    _decide(dsn, id, all, reason, dry_run, as_json, refused.drop)
+
+
+def _decide(
+    dsn: str,
+    names: Sequence[str],
+    all: bool,
+    reason: str,
+    dry_run: bool,
+    as_json: bool,
+    decide: Callable[[Connection, Sequence[str], str], list[str]],
+) -> None:
+    if bool(names) == all:
+        raise InvalidRequest("name transactions with --id, or choose --all that wait")
+    done: list[str] = []
+    with _database(dsn) as engine:
+        chosen = list(names) or _waiting(engine)
+        for at in range(0, len(chosen), refused.MOST_AT_ONCE):
+            with engine.connect() as connection:
+                done += decide(connection, chosen[at : at + refused.MOST_AT_ONCE], f"{reason} ({getpass.getuser()})")
+                if not dry_run:
+                    connection.commit()
+    missing = sorted(set(names) - set(done))
+    result: dict[str, Any] = {"dry_run": dry_run, "transactions": done, "not_on_the_list": missing}
+    show(result, as_json)
+    raise typer.Exit(1 if missing else 0)
+
+
+def _waiting(engine: sa.Engine) -> list[str]:
+    """The ids of all that wait for a decision."""
+    names: list[str] = []
+    with engine.connect() as connection:
+        while rows := refused.listed(
+            connection, state=refused.WAITING, after=names[-1] if names else "", limit=refused.MOST_AT_ONCE
+        ):
+            names += [row["transaction_id"] for row in rows]
+    return names
+
+
+@contextlib.contextmanager
+def _database(dsn: str) -> Iterator[sa.Engine]:
+    """A database that has the list. Raises InvalidRequest where it has none."""
+    with opened(dsn) as engine:
+        if not refused.ensure(engine):
+            raise InvalidRequest(
+                "the database has no table notify_refused, and this user may not make it: "
+                "run `notify doctor --dsn … --create-tables` with a user that may"
+            )
+        yield engine
