@@ -38,7 +38,9 @@ class Settling:
     def settle_soon(self, group: str, topic: str, queue: int, runs: list[tuple[int, int]], kind: SettleKind) -> None:
         number = self._state.queue(topic, queue).key >> 16
         self._journal.reserve(256 + 24 * len(runs))
-        progress = self._state.group_progress(group, number, queue)
+        progress = self._state.progress.get((group, number, queue))
+        if progress is None:
+            progress = self._state.group_progress(group, number, queue)
         for first, count in runs:
             progress.settle(first, count)
         record = Progressed(int(kind), group, number, queue, runs)

@@ -30,6 +30,9 @@ WIDEST_SCAN = 8192
 class Cursor:
     """Position and retries of a group in a queue. Leases are kept by the group."""
 
+    keeps_order = False
+    """Whether messages wait for others to be settled: then `finished` must be called."""
+
     __slots__ = (
         "_ahead",
         "_filter",

@@ -23,6 +23,8 @@ WAITING_BOUND = 20_000
 class OrderedCursor(Cursor):
     """Position of a group in a queue, with what waits behind the keys that are in flight."""
 
+    keeps_order = True
+
     __slots__ = ("_behind", "_key_of", "_turn_come", "_waiting")
 
     def __init__(self, store: Store, subscription: Subscription, queue: int, metrics: Metrics) -> None:

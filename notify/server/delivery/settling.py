@@ -99,7 +99,8 @@ class Settling:
             lease.instance.finish(len(of_lease.places), now_us)
             self._leases.close(lease, of_lease.places)
         self._metrics.acked += len(offsets)
-        cursor.finished(offsets)
+        if cursor.keeps_order:
+            cursor.finished(offsets)
         if not cursor.is_awake:
             self._turns.wake(cursor)
 
