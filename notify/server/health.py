@@ -1,4 +1,4 @@
-"""/livez, /readyz, /metrics: health is progress, not that a port answers."""
+"""/livez, /readyz, /metrics. A server is healthy while it makes progress, not because its port answers."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def router(what_runs: Callable[[], Running | None], connections: Connections) ->
 
     @routes.get("/livez")
     async def livez() -> Response:
-        """200 while time is acted upon; 503 where the core stands still."""
+        """Answer 200 while the core's timer task makes progress, else 503."""
         return _response(answer(what_runs(), "/livez"))
 
     @routes.get("/readyz")
     async def readyz() -> Response:
-        """200 once the storage is recovered and while it takes writes."""
+        """Answer 200 once the storage is recovered and while it takes writes."""
         return _response(answer(what_runs(), "/readyz"))
 
     @routes.get("/metrics")
@@ -70,7 +70,7 @@ def router(what_runs: Callable[[], Running | None], connections: Connections) ->
         doubt = await core.store.in_doubt()
         shown = Exposition(core.metrics)
         shown.counter(
-            "notify_unexpected_errors", "Faults of the server itself; the log has each one's traceback", faults.count()
+            "notify_unexpected_errors", "Faults of the server itself; its log has each traceback", faults.count()
         )
         shown.gauge(
             "notify_oldest_undecided_seconds",
@@ -83,10 +83,12 @@ def router(what_runs: Callable[[], Running | None], connections: Connections) ->
         shown.gauge("notify_disk_size_bytes", "Size of the disk of the log", disk.total)
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         shown.gauge("notify_resident_bytes", "Largest resident size of the process", resident)
-        shown.gauge("notify_connections", "Connections that are open", connections.count)
-        shown.gauge("notify_connections_most", "Connections that there may be", connections.most)
+        shown.gauge("notify_connections", "Open connections", connections.count)
+        shown.gauge("notify_connections_most", "The most connections at once", connections.most)
         shown.gauge(
-            "notify_connections_turned_away", "Connections and requests without a place", connections.turned_away
+            "notify_connections_turned_away",
+            "Connections and requests that got no place",
+            connections.turned_away,
         )
         if core.has_queues:
             _add_queues(shown, core)
@@ -105,7 +107,7 @@ def _add_alarms(shown: Exposition, alarms: Alarms) -> None:
     raised = Counter(name for name, _ in alarms.raised)
     shown.gauges(
         "notify_alarms",
-        "What is wrong now, by alarm; see the operating guide",
+        "Raised alarms by name; see the operating guide",
         ["alarm"],
         [((name,), raised[name]) for name in MEANING],
     )
@@ -115,14 +117,14 @@ def _add_queues(shown: Exposition, core: Core) -> None:
     groups = core.delivery.groups.values()
     shown.gauge("notify_groups", "Consumer groups", len(groups))
     shown.gauge("notify_leased_messages", "Messages under a lease", sum(g.in_flight() for g in groups))
-    shown.gauge("notify_delayed_messages", "Messages that wait for their time", core.queues.delayed())
-    # How many consumers are in which state: those that are slow or stuck are worth an alarm.
+    shown.gauge("notify_delayed_messages", "Delayed messages that are not due yet", core.queues.delayed())
+    # The number of consumers in each state: slow and stuck ones are worth an alarm.
     now_us = core.clock()
-    found: Counter[str] = Counter()
+    in_state: Counter[str] = Counter()
     for group in groups:
-        found.update(states(group.instances, now_us).values())
-    consumers = [((state,), found[state]) for state in ("ok", "slow", "stuck", "gone")]
-    shown.gauges("notify_consumers", "Consumers by what they are up to", ["state"], consumers)
+        in_state.update(states(group.instances, now_us).values())
+    consumers = [((state,), in_state[state]) for state in ("ok", "slow", "stuck", "gone")]
+    shown.gauges("notify_consumers", "Consumers by state", ["state"], consumers)
     lags: dict[tuple[str, str], int] = {}
     for group in groups:
         for cursor in group.cursors.values():
@@ -133,8 +135,12 @@ def _add_queues(shown: Exposition, core: Core) -> None:
     # Alarms are raised on these: a bridge that lags, and one that is silent (it writes every 10 s at least).
     bridges = core.bridges.shown()
     for name, field, text in (
-        ("notify_bridge_lag_seconds", "lag_seconds", "Time from a commit in the source to its append, of the newest"),
-        ("notify_bridge_silent_seconds", "silent_seconds", "Time since a bridge last wrote; above 30 it is stalled"),
+        (
+            "notify_bridge_lag_seconds",
+            "lag_seconds",
+            "Time from commit in the source to append, of the newest row",
+        ),
+        ("notify_bridge_silent_seconds", "silent_seconds", "Time since a bridge last wrote; a stalled one is above 30"),
         ("notify_bridge_transactions", "rows", "Transactions taken over from a source"),
         ("notify_bridge_refused", "refused", "Transactions of a source that no queue could take"),
     ):

@@ -1,4 +1,4 @@
-"""Counters of the core as plain numbers, and how /metrics shows them and others to Prometheus."""
+"""The core's counters as plain numbers, and the text in which /metrics shows them to Prometheus."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HELP = {
     "conflicts": "Outcomes refused because the opposite one is recorded",
     "published": "Messages stored without a transaction",
     "checks_sent": "Checks handed to producers",
-    "checks_answered": "Checks answered UNKNOWN by a producer that could look",
+    "checks_answered": "Checks that a producer answered with UNKNOWN",
     "checks_unavailable": "Checks that a producer could not answer",
     "parked": "Transactions parked after their checks ran out",
     "delivered": "Messages handed to consumers",
@@ -49,7 +49,7 @@ HELP = {
     "acked": "Messages acknowledged",
     "dead_lettered": "Messages moved to a dead-letter queue",
     "filtered": "Messages skipped by a subscription's tags or filter",
-    "expired": "Messages that a group passed over: their time to live, a backlog's bound or the retention was over",
+    "expired": "Messages that a group skipped: past their time to live, a backlog's bound or the retention",
     "refused_rate": "Transactions and messages refused by a rate limit",
     "refused_backlog": "Transactions and messages refused because a topic's backlog is full",
     "leases_expired": "Messages whose lease ran out",
@@ -58,7 +58,7 @@ HELP = {
 
 
 Labelled = Iterable[tuple[tuple[str, ...], float]]
-"""Samples of a metric: the values of its labels, and the sample's."""
+"""Samples of a metric: the values of the labels, and the value of the sample."""
 
 
 class Exposition:
@@ -86,7 +86,7 @@ class Exposition:
         self._families.append(family)
 
     def collect(self) -> list[Metric]:
-        """As a collector of prometheus-client."""
+        """The metrics, as prometheus-client asks a collector for them."""
         return self._families
 
     def text(self) -> str:

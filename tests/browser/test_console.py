@@ -137,11 +137,11 @@ def test_what_is_there_is_shown(shop: Shop, window: Any) -> None:
     for event in ("in queue order.placed/0@0", "points moved to the dead letters", "mail acknowledged"):
         assert event in text
     w.go(f"/transactions/{shop.transactions[0]}")
-    assert "offline" in w.text() and "nobody can be asked" in w.text()
+    assert "offline" in w.text() and "polls for checks now" in w.text()
     w.go("/groups/points/dead-letters?contains=customer")
     assert w.page.locator("tbody tr").count() >= 1
     w.go("/groups/points/dead-letters?contains=nothing+like+it")
-    assert "None match" in w.text()
+    assert "No dead letter matches" in w.text()
     assert w.go("/groups/nobody").status == 404 and "there is no group" in w.text()
     assert w.go("/no/such/page").status == 404
     w.go("/audits")
@@ -178,7 +178,7 @@ def change(w: Any, name: str, query: str, fields: dict[str, str]) -> str:
     w.go(f"/do/{name}{query}")
     fill(w, fields | {"reason": f"test of {name}"})
     w.page.click("button:has-text('Preview')")
-    assert "What it would do" in w.text(), w.text()
+    assert "Preview of the result" in w.text(), w.text()
     w.page.click("button:has-text('Do it')")
     assert "Done, and recorded" in w.text(), w.text()
     return w.text()
@@ -236,7 +236,7 @@ def test_every_write_is_previewed_done_and_recorded(shop: Shop, window: Any) -> 
     assert "missed" in do("topic.purge", "?topic=new.topic", before="latest")
     job = shop.unended_job()
     w.go(f"/jobs/{job}")
-    w.page.click("a:has-text('Stop it')")
+    w.page.click("a:has-text('Stop the job')")
     assert f"job={job}" in w.page.url
     do("job.cancel", f"?job={job}")
     w.page.click("a:has-text('Go on')")
@@ -270,7 +270,7 @@ def test_what_is_refused_is_said_in_the_form(shop: Shop, window: Any) -> None:
         ("group.reset", "?group=points", {"topic": "no.such", "to": "latest"}, "has no subscription"),
         ("group.reset", "?group=points", {"topic": "order.placed", "to": "whenever"}, "whenever"),
         ("topic.put", "", {"topic": "a b"}, "is not a name"),
-        ("topic.put", "", {"topic": "a", "queues": "many"}, "is not what belongs here"),
+        ("topic.put", "", {"topic": "a", "queues": "many"}, "is not valid"),
         ("credential.add", "", {"name": "x", "rights": "fly"}, "is not a right"),
     ):
         w.go(f"/do/{name}{query}")

@@ -1,4 +1,4 @@
-"""The admin routes: what is there, what is stuck, and mending it. Every write has a reason and is recorded."""
+"""The admin routes: they show what a server has, and change it. Every write has a reason, and is recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Admin route of actions: who did what, when and why."""
+"""Admin route of actions: the record of all admin writes, with who, when and why."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/actions")
     async def actions(max: int = 100, before: int | None = None, what: str = "", target: str = "") -> dict[str, Any]:
-        """Who did what, the newest first; `before` goes on below an id, `what` and `target` are beginnings."""
+        """List admin writes, the newest first, older than the id `before`; `what` and `target` are prefixes."""
         check_between("max", max, 1, 10_000)
         if before is not None:
             check_between("before", before, 0, 1 << 62)

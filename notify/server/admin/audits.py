@@ -1,4 +1,4 @@
-"""Admin routes of audits: `notify audit` leaves its verdicts here, for the console and for alarms."""
+"""Admin routes of audits: `notify audit --publish` sends its verdicts here, for the console and for alarms."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/audits")
     async def audits(max: int = 20) -> dict[str, Any]:
-        """The newest verdicts."""
+        """List the newest verdicts."""
         check_between("max", max, 1, 1000)
         rows = await asyncio.to_thread(desk.administration.records.audits, max)
         return {"audits": [{k: v for k, v in r.items() if k != "at_us"} | {"at": instant(r["at_us"])} for r in rows]}
 
     @routes.get("/audits/{number}/report", response_class=HTMLResponse)
     async def report(number: int) -> HTMLResponse:
-        """An audit's page, as it was made; nothing in it can run or ask for anything."""
+        """Show an audit's report, with headers that let nothing in it run or load."""
         check_between("number", number, 0, 1 << 62)
         page = await asyncio.to_thread(desk.administration.records.audit_report, number)
         if not page:
@@ -49,7 +49,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.post("/audits")
     async def add(write: AuditWrite, who: Who) -> dict[str, Any]:
-        """Keep a verdict. Of the pages the newest hundred are kept."""
+        """Keep a verdict and its report; only the newest hundred reports are kept."""
         found = write.model_dump(exclude={"reason", "dry_run", "report"})
 
         async def do() -> Any:

@@ -1,4 +1,4 @@
-"""Admin routes of backups: a snapshot of the log while it is written to, to be fetched file by file."""
+"""Admin routes of backups: snapshots of the log, taken while the server writes, and fetched file by file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from notify.server.admin.writes import Asker, Desk, Who, Write
 from notify.storage.log import LogStore
 
 AT_ONCE = 3
-"""Snapshots that may be there: each keeps what the log has dropped since."""
+"""The most snapshots at once: each keeps the disk space of segments that the log has dropped since."""
 _NAME = re.compile(r"[0-9]{8}T[0-9]{6}-[0-9]{6}Z\Z")
 Name = Annotated[str, Field(max_length=32)]
 
@@ -32,7 +32,7 @@ class _Snapshots:
         self.root = Path(data_dir) / "backups"
 
     def names(self) -> list[str]:
-        """All there are, the oldest first."""
+        """All snapshots, the oldest first."""
         return sorted(path.name for path in self.root.iterdir() if _NAME.match(path.name)) if self.root.exists() else []
 
     def one(self, name: str) -> Path:
@@ -43,7 +43,7 @@ class _Snapshots:
         return directory
 
     def files(self, directory: Path) -> list[dict[str, Any]]:
-        """Names and sizes of what is in a snapshot."""
+        """The names and sizes, in bytes, of a snapshot's files."""
         paths = sorted(path for path in directory.rglob("*") if path.is_file())
         return [{"name": str(path.relative_to(directory)), "size": path.stat().st_size} for path in paths]
 
@@ -57,14 +57,14 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 def _views(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/backups")
     async def backups() -> dict[str, Any]:
-        """The snapshots that are still there."""
+        """List the snapshots."""
         snapshots = _Snapshots(desk.core.settings.data_dir)
         sizes = {name: sum(f["size"] for f in snapshots.files(snapshots.root / name)) for name in snapshots.names()}
         return {"backups": [{"name": name, "bytes": size} for name, size in sizes.items()]}
 
     @routes.get("/backups/{name}/files/{file:path}", response_class=FileResponse)
     async def fetch(name: Name, file: str, asker: Asker) -> FileResponse:
-        """One file of a snapshot. What is in it is more than `view` shows: this takes `admin`."""
+        """Fetch a file of a snapshot; takes the right `admin`, because it holds more than `view` shows."""
         asker.check("admin")
         snapshots = _Snapshots(desk.core.settings.data_dir)
         directory = snapshots.one(name)
@@ -77,7 +77,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 def _writes(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/backups")
     async def make(write: Write, who: Who) -> dict[str, Any]:
-        """Take a snapshot of the log and of who did what; fetch its files, then delete it."""
+        """Take a snapshot of the log and the admin records; fetch its files, then delete it."""
         store = desk.core.store
         if not isinstance(store, LogStore):
             raise InvalidRequest("this server has no log: back its database up with the database's own tools", "no_log")
@@ -105,7 +105,7 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.delete("/backups/{name}")
     async def delete(name: Name, write: Write, who: Who) -> dict[str, Any]:
-        """Drop a snapshot: the room that it alone holds is free again."""
+        """Delete a snapshot, and free the disk space that it alone holds."""
         directory = _Snapshots(desk.core.settings.data_dir).one(name)
 
         async def do() -> Any:

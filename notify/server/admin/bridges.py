@@ -1,4 +1,4 @@
-"""Admin routes of bridges and members: who feeds the queues, who is there."""
+"""Admin routes of bridges, and of the members of the registry."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/bridges")
     async def bridges() -> dict[str, Any]:
-        """Every source that a bridge has written for: epoch, position, lag, and how long it has been silent."""
+        """List the sources that bridges and relays have written for, each with epoch, position, lag and silence."""
         return {"bridges": desk.core.bridges.shown()}
 
     @routes.get("/bridges/{source}")
     async def bridge(source: str) -> dict[str, Any]:
-        """One of them."""
+        """Show one source as the list does."""
         return desk.core.bridges.one(source)
 
     @routes.get("/nodes")
     async def nodes() -> dict[str, Any]:
-        """Servers, bridges, relays and consumers in the registry; without one this server alone."""
+        """List the servers, bridges, relays and consumers of the registry; without a registry, this server."""
         return desk.members()

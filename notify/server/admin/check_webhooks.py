@@ -1,4 +1,4 @@
-"""Admin routes of check webhooks: where checks go for producers that cannot poll."""
+"""Admin routes of check webhooks: the addresses that get checks for producers that cannot poll."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/check-webhooks")
     async def shown() -> dict[str, Any]:
-        """Addresses by producer group."""
+        """List the addresses by producer group."""
         return {"webhooks": desk.administration.configuration.check_webhooks}
 
     @routes.put("/check-webhooks")
     async def put(write: WebhooksWrite, who: Who) -> dict[str, Any]:
-        """Other webhooks, as a whole. They must be on the allow-list, and are signed."""
+        """Replace all webhooks; their hosts must be on the allow-list, and calls are signed."""
         configuration = desk.administration.configuration
         for group, url in write.webhooks.items():
             check_name("producer_group", group)

@@ -1,4 +1,4 @@
-"""Admin routes of credentials: whom to let in, with which rights, until when."""
+"""Admin routes of credentials: principals, their rights, and when they expire."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/credentials")
     async def credentials(all: bool = False) -> dict[str, Any]:
-        """Who may come in. Of tokens only a hash is kept, which is not shown. `all`: those that are over, too."""
+        """List the credentials; `all` includes expired and revoked ones. Tokens are kept as hashes, and not shown."""
         now_us = desk.core.clock()
         rows = [_shown(c, now_us) for c in await known() if all or c.holds(now_us)]
         return {"access": "on" if desk.administration.access.on else "off", "credentials": rows}
 
     @routes.post("/credentials")
     async def add(write: CredentialWrite, who: Who) -> dict[str, Any]:
-        """Let someone in. A token is in the answer, and nowhere else: it cannot be shown again."""
+        """Add a credential. Only this answer has the token: it cannot be shown again."""
         check_name("name", write.name)
         rights = tuple(str(right) for right in parse_rights(write.rights))
         if (write.kind == "token") != (write.subject is None):
@@ -92,7 +92,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.post("/credentials/{number}/revoke")
     async def revoke(number: Annotated[str, Field(max_length=16)], write: Write, who: Who) -> dict[str, Any]:
-        """Let nobody in with it any more: at once here, within a second at other servers."""
+        """Revoke a credential: at once at this server, within a second at the others."""
         rows, now_us = await known(), desk.core.clock()
         found = next((c for c in rows if c.id == number), None)
         if found is None:

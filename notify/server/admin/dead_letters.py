@@ -1,4 +1,4 @@
-"""Admin routes of dead letters: looking at them, and sending them to their group again, some or all of them."""
+"""Admin routes of dead letters: listing them, and sending some or all to their group again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from notify.wire import instant
 
 
 class WantedFields(BaseModel):
-    """Which dead letters; what is left out matches all."""
+    """Conditions on dead letters; one that is left out matches all."""
 
     model_config = ConfigDict(extra="forbid")
     topic: str | None = None
@@ -66,7 +66,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         contains: str | None = None,
         filter: str = "",
     ) -> dict[str, Any]:
-        """A group's dead letters from an offset on, those that match; `next_offset` goes on from there."""
+        """List a group's dead letters that match, from an offset on; `next_offset` continues the list."""
         check_between("max", max, 1, 10_000)
         check_between("offset", offset, 0, 1 << 62)
         wanted = WantedFields(topic=topic, tag=tag, key=key, contains=contains, filter=filter).wanted()
@@ -78,7 +78,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 def _redriving(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/groups/{name}/dead-letters/redrive")
     async def redrive(name: str, write: Redrive, who: Who) -> dict[str, Any]:
-        """Send dead letters to this group again, and to no other; a repeated redrive sends each once."""
+        """Send dead letters to this group alone again; a repeated redrive sends each once."""
         wanted = write.wanted.wanted()
         effects = EFFECTS_AGAIN if write.replay_effects else EFFECTS_KEPT
         letters = DeadLetters(desk.core, name)

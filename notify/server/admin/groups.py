@@ -1,4 +1,4 @@
-"""Admin routes of consumer groups: what they are at, their subscriptions, priorities, resets."""
+"""Admin routes of consumer groups: their progress, subscriptions, priorities and resets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SubscriptionWrite(Write):
     force: bool = Field(False, description="change the mode although consumers are there: they may get messages again")
 
     def asked(self) -> Subscribe:
-        """The same without what every write has."""
+        """The fields without those that every write has."""
         return Subscribe(**{name: getattr(self, name) for name in Subscribe.__struct_fields__})
 
 
@@ -119,7 +119,7 @@ def _instances(group: Group, now_us: int) -> list[dict[str, Any]]:
 
 
 def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
-    """The routes under `groups`; `services` gets those that services ask with rights of their own."""
+    """Add the routes under `groups`; `services` gets those that services call with rights of their own."""
     _views(routes, desk)
     _subscriptions(routes, services, desk)
     _writes(routes, desk)
@@ -141,7 +141,7 @@ def _cursor_row(cursor: Cursor) -> dict[str, Any]:
 def _views(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/groups")
     async def groups(prefix: str = "", after: str = "", max: int = 1_000_000) -> dict[str, Any]:
-        """Groups by name, as for topics."""
+        """List groups by name: those that begin with `prefix` and come after `after`, at most `max`."""
         check_between("max", max, 1, 1_000_000)
         known = desk.core.delivery.groups
         names = heapq.nsmallest(max, (n for n in known if n > after and n.startswith(prefix)))
@@ -161,7 +161,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/groups/{name}")
     async def group(name: str) -> dict[str, Any]:
-        """One group: subscriptions, positions and lag of its queues, leases, instances and what they are up to."""
+        """Show a group: subscriptions, positions and lag of its queues, leases, and its instances' states."""
         g = desk.core.delivery.groups.get(name)
         if g is None:
             raise NotFound(f"there is no group {name[:100]!r}")
@@ -192,7 +192,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     @services.put("/groups/{name}/subscriptions/{topic}", dependencies=[Depends(guard.check_subscriber)])
     async def subscribe(name: str, topic: str, write: SubscriptionWrite, who: Who) -> dict[str, Any]:
-        """Make or change a subscription. A topic with `*` is a pattern: topics to come are followed from the start."""
+        """Make or change a subscription; a topic with `*` is a pattern, which follows new topics from their start."""
         subscriptions = desk.core.subscriptions
         wanted = subscriptions.checked(name, topic, write.asked())
 
@@ -203,7 +203,7 @@ def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
 
     @services.put("/groups/{name}/subscriptions/{topic}/inbox", dependencies=[Depends(guard.check_subscriber)])
     async def tell_inbox(name: str, topic: str, told: Whole) -> dict[str, Any]:
-        """A consumer says from when on its inbox has a row for each message that took effect."""
+        """Tell the server since when a consumer's inbox has a row for each message that took effect."""
         await desk.core.subscriptions.tell_inbox(name, topic, max(0, microseconds(told.whole_from)))
         return {"group": name, "topic": topic}
 
@@ -227,7 +227,7 @@ def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
 def _writes(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/groups/{name}/reset")
     async def reset(name: str, write: Reset, who: Who) -> dict[str, Any]:
-        """Move a group in a topic. The preview says from where to where, and how many messages come again or not."""
+        """Move a group to another position in a topic; the preview counts messages that are repeated and skipped."""
         s = desk.core.queues.subscription(name, write.topic)
         topic = desk.core.queues.topic(write.topic)
         if s is None or topic is None:
@@ -255,12 +255,12 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/groups/{name}/priorities")
     async def priorities(name: str) -> dict[str, Any]:
-        """The classes that share a group's deliveries by weight, and its topics' shares within them."""
+        """Show the classes that share a group's deliveries by weight, and the topics' shares within them."""
         return _priorities_shown(desk.core.queues.priorities(name) or ONE_CLASS)
 
     @routes.put("/groups/{name}/priorities")
     async def put_priorities(name: str, write: PrioritiesWrite, who: Who) -> dict[str, Any]:
-        """Other classes, weights and shares; at once, while consumers go on."""
+        """Replace a group's classes, weights and shares, at once, while its consumers go on."""
         check_name("group", name)
         wanted = _priorities(write)
 
@@ -272,7 +272,7 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.post("/groups/{name}/{action}")
     async def pause(name: str, action: str, write: Write, who: Who) -> dict[str, Any]:
-        """pause (its consumers get nothing) or resume."""
+        """Pause a group, so that its consumers get no messages, or resume it."""
         if action not in ("pause", "resume"):
             raise NotFound(f"a group can be paused or resumed, not {action[:40]!r}")
         if name not in desk.core.delivery.groups:

@@ -1,4 +1,4 @@
-"""Admin routes of jobs: how far each is, what became of its items, and stopping one."""
+"""Admin routes of jobs: their progress, the results of their items, and stopping them."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/jobs")
     async def newest(max: int = 100) -> dict[str, Any]:
-        """The newest jobs."""
+        """List the newest jobs."""
         check_between("max", max, 1, 10_000)
         return {"jobs": [shown(job) for job in await asyncio.to_thread(desk.jobs.records.jobs, max)]}
 
     @routes.get("/jobs/{number}")
     async def job(number: int, offset: int = 0, max: int = 100) -> dict[str, Any]:
-        """A job's progress, and what became of its items from number `offset` on."""
+        """Show a job's progress, and the results of its items from number `offset` on."""
         check_between("max", max, 1, 10_000)
         check_between("offset", offset, 0, 1 << 62)
         job = await found(number)
@@ -54,7 +54,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.post("/jobs/{number}/cancel")
     async def cancel(number: int, write: Write, who: Who, asker: Asker) -> dict[str, Any]:
-        """Stop a job for good. What it has done stays done; it is not undone."""
+        """Stop a job for good; its finished items are not undone."""
         job = await found(number)
         asker.check("admin", job["target"], called="the group of this job")
         if job["state"] != "running":

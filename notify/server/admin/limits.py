@@ -26,12 +26,12 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/limits")
     async def limits() -> dict[str, Any]:
-        """Rates by topic, producer group and consumer group; what is not named has none."""
+        """Show the rates by topic, producer group and consumer group; a name that is not listed has none."""
         return dataclasses.asdict(desk.core.flow.limits)
 
     @routes.put("/limits")
     async def put_limits(write: LimitsWrite, who: Who) -> dict[str, Any]:
-        """Other rates, as a whole: what is left out has none from now on."""
+        """Replace all rates; a name that is left out has none from now on."""
         for name in [*write.topics, *write.producer_groups, *write.consumer_groups]:
             check_name("name", name)
         wanted = RateLimits(write.topics, write.producer_groups, write.consumer_groups)

@@ -1,4 +1,4 @@
-"""Admin routes of messages: finding them, and one message's life."""
+"""Admin routes of messages: searches, and one message's life."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         until: To = None,
         max: int = 100,
     ) -> dict[str, Any]:
-        """Messages by id, by key, or of a topic by time: [from, to), the oldest first of each queue. By the index."""
+        """Find messages by id, by key, or of a topic by time in [from, to); the oldest of each queue first."""
         check_between("max", max, 1, 10_000)
         if id is not None:
             return {"messages": [await message(id)]}
@@ -69,7 +69,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/messages/{message_id}")
     async def message(message_id: str) -> dict[str, Any]:
-        """One message's life: half, outcome, its place in the queue, and what each group did with it, and when.
+        """Show a message's life: half, outcome, offset, and each group's deliveries and settlements, with times.
 
         An acknowledgement follows the handler's effect. `timeline_whole` is false where so much was recorded since
         that not all was read; `notify audit explain` reads everything, the effect's own row included.
@@ -78,7 +78,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
 
 async def _life(core: Core, message_id: str) -> dict[str, Any]:
-    """The life of a message, as far as it is known. Raises InvalidRequest, NotFound."""
+    """A message's life as far as this server knows it. Raises InvalidRequest, NotFound."""
     transaction_id, number = ids.parse_message_id(message_id)
     store = core.queues
     t = await store.transaction(transaction_id)

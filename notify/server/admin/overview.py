@@ -1,4 +1,4 @@
-"""Admin routes of the whole: how it goes now, and how it went in the last hour."""
+"""Admin routes of the server as a whole: its state now, and its last hour."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/overview")
     async def overview() -> dict[str, Any]:
-        """Rates of the last five seconds, what is in doubt, what is not delivered, who lags, room on the disk."""
+        """Show the last five seconds' rates, transactions in doubt, undelivered messages, lags, disk and alarms."""
         core = desk.core
         now_us = core.clock()
         doubt = await core.store.in_doubt()
@@ -48,7 +48,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/history")
     async def history() -> dict[str, Any]:
-        """The last hour in columns: times, rates a second, lag."""
+        """Show the last hour in columns: times, rates a second, lag."""
         return desk.history.columns()
 
 
@@ -84,7 +84,7 @@ def _queues(core: Core, now_us: int) -> dict[str, Any]:
 
 
 def oldest_seconds(core: Core, group: str, now_us: int) -> float | None:
-    """How long the oldest message that a group has not settled has been there; None where there is none."""
+    """The age, in seconds, of the oldest message that a group has not settled; None if there is none."""
     oldest = None
     for cursor in core.delivery.groups[group].cursors.values():
         if not cursor.lag():

@@ -1,4 +1,4 @@
-"""Admin routes that let go of messages: of a topic's, or of a group's dead letters, up to a point.
+"""Admin routes of purges: of a topic's messages, or of a group's dead letters, up to a point.
 
 One step, however many there are: the queues begin later, and retention drops the segments when nothing else needs
 them. So it is no job.
@@ -30,7 +30,7 @@ class PurgeTopic(Purge):
 
 
 def _preview(core: Core, topic: Topic, before: str | int) -> dict[str, Any]:
-    """A purge's preview: from where to where in each queue, and how many messages each group would never get."""
+    """A purge's preview: the first offset of each queue before and after, and the messages that each group misses."""
     rows = []
     missed: dict[str, int] = {}
     subscriptions = [s for s, _ in core.delivery.followers.subscriptions_of(topic.name) if s.mode != "broadcast"]
@@ -58,7 +58,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.post("/topics/{name}/purge")
     async def purge(name: str, write: PurgeTopic, who: Who) -> dict[str, Any]:
-        """Let go of a topic's messages up to a point. What groups still have to get is only dropped with `force`.
+        """Purge a topic's messages up to a point; messages that groups have not settled only with `force`.
 
         Transactions in doubt and delayed messages are in no queue yet: they stay.
         """
@@ -74,7 +74,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.post("/groups/{name}/dead-letters/purge")
     async def purge_dead_letters(name: str, write: Purge, who: Who) -> dict[str, Any]:
-        """Let go of a group's dead letters that died before a point, redriven or not."""
+        """Purge a group's dead letters that died before a point, redriven or not."""
         topic = desk.topic(dead_letter_topic(name))
         preview = _preview(desk.core, topic, write.before)
         return await desk.carry_out(write, who, "dead_letter.purge", name, lambda: drop(topic, preview), preview)

@@ -1,4 +1,4 @@
-"""Admin routes that mend what an audit found: messages that never got into a queue, effects that never happened.
+"""Admin routes that repair an audit's findings: messages missing in their queue, effects that never happened.
 
 What is sent again has an id that follows from the message's own, so a repetition changes nothing, and the next audit
 sees that the message was mended.
@@ -54,7 +54,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 def _republishing(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/messages/republish")
     async def republish(write: Republish, who: Who) -> dict[str, Any]:
-        """Publish messages that were committed and are in no queue, each once however often this is called."""
+        """Publish committed messages that are in no queue; a repeated call publishes each once."""
         items: list[dict[str, Any]] = []
         ready: list[PackedPublished] = []
         for lost in write.messages:
@@ -84,7 +84,7 @@ def _republishing(routes: APIRouter, desk: Desk) -> None:
 def _redelivering(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/groups/{name}/redeliver")
     async def redeliver(name: str, write: Redeliver, who: Who) -> dict[str, Any]:
-        """Send messages that are in queues to one group again, each once however often this is called."""
+        """Send messages of queues to one group again; a repeated call sends each once."""
         items: list[dict[str, Any]] = []
         ready: list[tuple[StoredMessage, bytes]] = []
         for message_id in write.ids:

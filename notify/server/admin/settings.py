@@ -1,4 +1,4 @@
-"""Admin routes of settings: what holds, what may change while servers run, and going back."""
+"""Admin routes of settings: their values, changes while servers run, and going back to a revision."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 def _views(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/settings")
     async def settings() -> dict[str, Any]:
-        """Every setting: its value, where that is from, and whether it may change while the server runs."""
+        """List the settings: value, where it is from, and whether it may change while servers run."""
         rows = [_row(desk.administration.configuration, f) for f in dataclasses.fields(Settings)]
         return {"revision": desk.administration.configuration.revision.number, "settings": rows}
 
     @routes.get("/settings/revisions")
     async def revisions(max: int = 100) -> dict[str, Any]:
-        """The changes: what, when, by whom and why; the newest first."""
+        """List the revisions, the newest first: values, time, author and reason."""
         check_between("max", max, 1, 10_000)
         found = await asyncio.to_thread(desk.administration.records.revisions, max)
         return {"revisions": [_shown(r) for r in found]}
@@ -113,7 +113,7 @@ def _changes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.post("/settings/rollback")
     async def rollback(write: Rollback, who: Who) -> dict[str, Any]:
-        """Settings and rate limits as an earlier revision had them; this is a new revision."""
+        """Restore the settings and rate limits of an earlier revision, as a new revision."""
         configuration = desk.administration.configuration
         wanted = await asyncio.to_thread(desk.administration.records.revision, write.to)
         document = wanted.settings or {}

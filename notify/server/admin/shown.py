@@ -1,4 +1,4 @@
-"""How the admin routes show what several of them show."""
+"""Representations that several admin routes share."""
 
 from __future__ import annotations
 

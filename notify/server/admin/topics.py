@@ -48,7 +48,7 @@ def _changed(topic: Topic, write: TopicWrite) -> Topic:
 
 
 def _check_ttl(core: Core, topic: Topic) -> None:
-    """Raises InvalidRequest where a message would be gone before a group tries it a second time."""
+    """Raises InvalidRequest if a message would expire before a group's first retry."""
     if not topic.ttl_us:
         return
     for s in core.queues.subscriptions():
@@ -57,7 +57,7 @@ def _check_ttl(core: Core, topic: Topic) -> None:
 
 
 def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
-    """The routes under `topics`; `services` gets the one that services ask with rights of their own."""
+    """Add the routes under `topics`; `services` gets the one that services call with rights of their own."""
     _views(routes, services, desk)
     _writes(routes, desk)
 
@@ -65,7 +65,7 @@ def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
 def _views(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     @routes.get("/topics")
     async def topics(prefix: str = "", after: str = "", max: int = 1_000_000) -> dict[str, Any]:
-        """Topics by name: those that begin with `prefix` and come after `after`, at most `max` of them."""
+        """List topics by name: those that begin with `prefix` and come after `after`, at most `max`."""
         check_between("max", max, 1, 1_000_000)
         known = {t.name: t for t in desk.core.queues.topics()}
         names = heapq.nsmallest(max, (n for n in known if n > after and n.startswith(prefix)))
@@ -73,12 +73,12 @@ def _views(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
 
     @services.get("/topics/{name}", dependencies=[Depends(guard.check_topic_reader)])
     async def topic(name: str) -> dict[str, Any]:
-        """One topic: its queues with the offsets they hold, and its policy."""
+        """Show a topic: its queues with their first and next offsets, and its policy."""
         return described(desk.core.queues, desk.topic(name))
 
     @routes.get("/topics/{name}/groups")
     async def groups_of(name: str) -> dict[str, Any]:
-        """The groups that subscribe to a topic, and how far each is behind."""
+        """List the groups that subscribe to a topic, each with its lag."""
         desk.topic(name)
         subscriptions = desk.core.delivery.followers.subscriptions_of(name)
         return {"groups": [{"group": s.group, "mode": s.mode, "lag": lag} for s, lag in subscriptions]}
@@ -87,7 +87,7 @@ def _views(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
 def _writes(routes: APIRouter, desk: Desk) -> None:
     @routes.put("/topics/{name}")
     async def put_topic(name: str, write: TopicWrite, who: Who) -> dict[str, Any]:
-        """Make or change a topic; what is left out stays, or gets its default."""
+        """Make or change a topic; a field that is left out keeps its value, or gets its default."""
         check_name("topic", name)
         known = desk.core.queues.topic(name)
         topic = _changed(known or Topic(name), write)

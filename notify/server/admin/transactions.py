@@ -1,4 +1,4 @@
-"""Admin routes of transactions: those in doubt, and what an operator may do about them."""
+"""Admin routes of transactions: those without an outcome, and an operator's actions on them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         older_than: float | None = None,
         max: int = 100,
     ) -> dict[str, Any]:
-        """Undecided transactions, the oldest first: in doubt (PREPARED) and PARKED."""
+        """List transactions without an outcome, PREPARED and PARKED, the oldest first."""
         check_between("max", max, 1, 10_000)
         if state is not None and state not in ("PREPARED", "PARKED"):
             raise InvalidRequest("state is PREPARED or PARKED: decided transactions are found by id", "invalid_state")
@@ -47,7 +47,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/transactions/{transaction_id}")
     async def transaction(transaction_id: str) -> dict[str, Any]:
-        """One transaction, whether its producers are there to be asked, and what became of its latest checks."""
+        """Show a transaction, whether a producer polls for its checks, and the results of its latest checks."""
         found = await _one(desk.core, transaction_id)
         core = desk.core
         log = [
@@ -61,7 +61,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 def _actions(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/transactions/{transaction_id}/{action}")
     async def act(transaction_id: str, action: str, write: Write, who: Who, asker: Asker) -> dict[str, Any]:
-        """commit, rollback (forced), check (ask now) or resume (back from PARKED)."""
+        """Act on a transaction: force a commit or rollback, check it now, or resume the checks of a PARKED one."""
         if action not in ("commit", "rollback", "check", "resume"):
             raise NotFound(f"there is no action {action[:40]!r}; there are commit, rollback, check and resume")
         found = await _one(desk.core, transaction_id)

@@ -1,4 +1,4 @@
-"""Shared by all admin writes: a reason, a dry run, and a record of who did what."""
+"""The parts of every admin write: a reason, a dry run, and a record with the principal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Asker = Annotated[Principal, Depends(_asker)]
 
 
 class Write(BaseModel):
-    """Every write says why, and may only say what it would do."""
+    """The fields of every write: its reason, and whether it is a dry run."""
 
     model_config = ConfigDict(extra="forbid")
     reason: str = Field(min_length=1, max_length=1000, examples=["the mailer is mended"])
@@ -46,7 +46,7 @@ class Write(BaseModel):
 
 
 class Desk:
-    """Where the admin routes find what runs, and carry out writes. All of it raises Unavailable while nothing runs."""
+    """Gives admin routes the parts that run, and carries out their writes. Raises Unavailable while nothing runs."""
 
     def __init__(self, running: Callable[[], Running]) -> None:
         """`running` gives what runs, or raises Unavailable."""

@@ -1,4 +1,4 @@
-"""Asking the admin routes from within the process, as the principal whose browser shows the page."""
+"""Calls of admin routes within the process, as the principal whose browser shows the page."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Api:
         await self._routes(scope, receive, send)
         status = int(sent[0]["status"])
         text = b"".join(message.get("body", b"") for message in sent[1:])
-        found = json.loads(text) if text else {}
+        answer = json.loads(text) if text else {}
         if status != 200:
-            raise Refused(status, found if isinstance(found, dict) else {})
-        return dict(found)
+            raise Refused(status, answer if isinstance(answer, dict) else {})
+        return dict(answer)

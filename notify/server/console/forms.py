@@ -1,4 +1,4 @@
-"""Forms: each write has one, which shows what it would do before it does it."""
+"""The form of each write, which shows a preview before the write is carried out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORM_FIELDS = 5000
 
 
 def form_of(body: bytes) -> dict[str, str]:
-    """A posted form; of a name that comes more than once, the values by commas. Raises TooLarge for too many fields."""
+    """The fields of a posted form; the values of a repeated name joined by commas. Raises TooLarge for too many."""
     try:
         fields = parse_qs(body.decode("utf-8", "replace"), max_num_fields=FORM_FIELDS)
     except ValueError:
@@ -29,7 +29,7 @@ def form_of(body: bytes) -> dict[str, str]:
 
 
 def add_routes(routes: APIRouter, api: ASGIApp) -> None:
-    """The form of each write, and carrying it out through the admin routes that `api` serves."""
+    """Add the routes that show each write's form, and carry it out through the admin routes that `api` serves."""
 
     @routes.get("/do/{name}", response_model=None)
     async def form(request: Request, name: str) -> Response:
@@ -68,7 +68,7 @@ def add_routes(routes: APIRouter, api: ASGIApp) -> None:
 async def _carried_out(
     api: Api, change: Change, targets: dict[str, str], given: dict[str, str], is_preview: bool
 ) -> dict[str, Any]:
-    """The admin route's answer. Raises InvalidRequest for a form that lacks something, Refused."""
+    """The admin route's answer. Raises InvalidRequest for a missing field, Refused."""
     missing = [name for name, value in targets.items() if not value]
     if missing:
         raise InvalidRequest(f"{', '.join(missing)} is missing")
@@ -81,7 +81,7 @@ def _targets(change: Change) -> list[str]:
 
 
 async def _change(api: Api, name: str, given: dict[str, str]) -> Change:
-    """The write by this name. Raises NotFound. A setting's input is made from what the setting is."""
+    """The write by this name; its input is made from the setting where it changes one. Raises NotFound."""
     change = CHANGES.get(name)
     if change is None:
         raise NotFound(f"there is no write {name[:60]!r}")

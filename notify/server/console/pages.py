@@ -96,7 +96,7 @@ async def _dead_letters(api: Api, request: Request) -> dict[str, Any]:
     name, q = request.path_params["group"], request.query_params
     asked = {field: q.get(field, "") for field in ("topic", "tag", "key", "contains", "filter")}
     letters = await api.get(path_of("groups/{name}/dead-letters", name=name), **asked, offset=q.get("offset"), max=ROWS)
-    return {"title": f"Dead letters of {name}", "group": name, "asked": asked, "found": letters, "rows": ROWS}
+    return {"title": f"Dead letters of {name}", "group": name, "asked": asked, "letters": letters, "rows": ROWS}
 
 
 async def _nodes(api: Api, request: Request) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A page of the console from its template, with the headers that keep it to itself."""
+"""Renders a page of the console from its template, with headers that forbid other sites to use it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _templates.globals |= {"navigation": NAVIGATION, "version": __version__, "change
 
 
 def change_url(name: str, **targets: Any) -> str:
-    """Where a write's form is, with what is known filled in."""
+    """The address of a write's form, with known fields filled in."""
     given = {k: v for k, v in targets.items() if v is not None}
     return f"/do/{name}" + ("?" + urlencode(given) if given else "")
 
@@ -74,7 +74,7 @@ def page(template: str, request: Request, status: int = 200, **values: Any) -> H
 
 
 def failed(request: Request, error: NotifyError) -> Response:
-    """A page that says what was refused and why; whoever is not signed in is asked to."""
+    """A page with the error; without a valid token, a redirection to the login page."""
     if isinstance(error, Unauthorized):
         return RedirectResponse("/login?" + urlencode({"next": request.scope["path"]}), 303, SECURITY)
     return page("error.html", request, error.status, title="That did not work", error=error)

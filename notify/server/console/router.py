@@ -15,7 +15,7 @@ from notify.server.console.rendering import SECURITY, failed, page
 
 
 def router(api: ASGIApp, door: Door) -> APIRouter:
-    """All pages. `api` serves the admin routes that they ask, `door` says who may sign in."""
+    """All pages. `api` serves the admin routes that they call, `door` verifies tokens."""
     routes = APIRouter(include_in_schema=False)
 
     def add(path: str, template: str, title: str, ask: Page) -> None:

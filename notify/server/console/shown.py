@@ -1,4 +1,4 @@
-"""How the console writes figures, times and bodies."""
+"""Filters of the templates: figures, times and bodies as text for people."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def count(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as people say them, in two units at most."""
+    """Seconds in the two largest units, as 1 h 5 min."""
     if seconds is None:
         return "–"
     if seconds < 10:
@@ -44,7 +44,7 @@ def size(value: float) -> str:
 
 
 def moment(text: str | None) -> str:
-    """An RFC 3339 instant to the millisecond, without what nobody reads."""
+    """An RFC 3339 instant, in UTC and to the millisecond, for people."""
     return "–" if not text else text[:23].rstrip("Z").replace("T", " ") + " UTC"
 
 
@@ -68,7 +68,7 @@ def plain(value: Any) -> str:
 
 
 def marked(text: str) -> Markup:
-    """A setting's paragraph: what stands in backticks is code."""
+    """A setting's paragraph as HTML: text in backticks is code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 

@@ -1,4 +1,4 @@
-"""Signing in with a token, which the browser then keeps, and signing out."""
+"""Signing in with a token, which the browser keeps in a cookie, and signing out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIGNED_IN_SECONDS = 12 * 3600
 
 
 def add_routes(routes: APIRouter, door: Door) -> None:
-    """Signing in and out; `door` says who may."""
+    """Add the routes of signing in and out; `door` verifies tokens."""
 
     @routes.get("/login", response_model=None)
     async def login(request: Request) -> Response:
@@ -58,5 +58,5 @@ def _comes_through_tls(request: Request, settings: Settings) -> bool:
 
 
 def _own_path(text: str | None) -> str:
-    """A path of this server: nobody is sent elsewhere after signing in."""
+    """`path` if it is one of this server, else `/`: signing in redirects to no other site."""
     return text if text and re.fullmatch(r"/[A-Za-z0-9._~%/-]*", text) and not text.startswith("//") else "/"

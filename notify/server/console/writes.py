@@ -1,4 +1,4 @@
-"""The console's writes: each is data, so that all have a reason, a preview and a record."""
+"""The console's writes. Each is data, so that every one has a reason, a preview and a record."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Input:
             if self.kind == "json":
                 return json.loads(text)
         except ValueError:
-            raise InvalidRequest(f"{self.label}: {text[:60]!r} is not what belongs here. {self.help}") from None
+            raise InvalidRequest(f"{self.label}: {text[:60]!r} is not valid. {self.help}") from None
         return text
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One write: its route, what it needs, and what to say before it is done."""
+    """One write: its admin route, its inputs, and the warning that its form shows."""
 
     title: str
     method: str
@@ -64,20 +64,20 @@ class Change:
     """Inputs that are sent beside the reason whatever `at` says; the form has them last."""
 
     def body(self, form: Mapping[str, str]) -> dict[str, Any]:
-        """The request's fields. Raises InvalidRequest for what is missing or cannot be."""
+        """The request's fields. Raises InvalidRequest for an input that is missing or not valid."""
         fields = _values(self.inputs, form)
         return dict(self.fixed) | ({self.at: fields} if self.at else fields) | _values(self.beside, form)
 
 
 def _values(inputs: Sequence[Input], form: Mapping[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for i in inputs:
         value = i.value(form.get(i.name))
         if value is None and i.required:
             raise InvalidRequest(f"{i.label} is missing. {i.help}")
         if value is not None:
-            found[i.name] = value
-    return found
+            values[i.name] = value
+    return values
 
 
 _TX = "transactions/{transaction}"
@@ -89,39 +89,38 @@ _DEAD = (
     Input("contains", "Reason contains"),
     Input("filter", "Filter", help="CEL over headers, key, tag and topic."),
 )
-_BEFORE = Input("before", "Before", required=True, help="An instant (RFC 3339), or latest for all that is there.")
+_BEFORE = Input("before", "Before", required=True, help="An instant (RFC 3339), or latest for all of them.")
 _SUBSCRIPTION = (
     Input("mode", "Mode", "choice", MODES),
-    Input("start", "Start of a new one", help="earliest, latest, an offset or an instant."),
+    Input("start", "Start of a new subscription", help="earliest, latest, an offset or an instant."),
     Input("tags", "Tags", "list", help="Separated by commas; empty: all."),
     Input("filter", "Filter", help="CEL over headers, key, tag and topic."),
     Input("max_attempts", "Attempts before the dead-letter queue", "number"),
-    Input("retry_min", "First retry after, seconds", "number", help="1 second where it is left out."),
-    Input("retry_max", "Later retries after at most, seconds", "number", help="300 seconds where it is left out."),
+    Input("retry_min", "First retry after, seconds", "number", help="Default: 1 second."),
+    Input("retry_max", "Later retries after at most, seconds", "number", help="Default: 300 seconds."),
     Input(
-        "force", "Change the mode although consumers are there", "check",
-        help="Without it another mode is refused (`mode_in_use`) while a consumer of the group asked within 60 s. With "
-        "it they may get messages again, or out of their order.",
+        "force", "Change the mode while consumers are active", "check",
+        help="Without it another mode is refused (`mode_in_use`) if a consumer of the group has asked within 60 s. "
+        "With it consumers may get messages again, or out of order.",
     ),
 )  # fmt: skip
 _EFFECTS = (
     Input(
-        "replay_effects", "Have the effects again", "check",
-        help="Handlers with an inbox take effect again, also for messages that took effect before. Without it they do "
-        "nothing for those.",
+        "replay_effects", "Repeat the effects", "check",
+        help="Handlers with an inbox repeat effects that took place before. Without it they skip such messages.",
     ),
     Input(
-        "force", "Although the inbox's rows of some may be purged", "check",
-        help="Without it messages from before the inbox's rows are refused (`before_inbox`). With it they take effect "
-        "a second time where the row that would tell is gone.",
+        "force", "Even if inbox rows may be purged", "check",
+        help="Without it messages older than the inbox's rows are refused (`before_inbox`). With it they take effect a "
+        "second time if their row is gone.",
     ),
 )  # fmt: skip
-"""For messages that a group gets again."""
+"""Inputs of the writes that give a group messages again."""
 
 CHANGES: dict[str, Change] = {
     "transaction.check": Change("Ask the producers now", "POST", _TX + "/check", back=_TX_PAGE),
     "transaction.resume": Change(
-        "Check it again from the start", "POST", _TX + "/resume", back=_TX_PAGE,
+        "Resume the checks", "POST", _TX + "/resume", back=_TX_PAGE,
         warning="A parked transaction goes back to the normal schedule of checks.",
     ),
     "transaction.commit": Change(
@@ -151,12 +150,12 @@ CHANGES: dict[str, Change] = {
         warning="Its messages and subscriptions go with it, delivered or not.",
     ),
     "topic.purge": Change(
-        "Let go of a topic's messages", "POST", "topics/{topic}/purge", back="/topics/{topic}",
-        inputs=(_BEFORE, Input("force", "Although groups still have to get some of them", "check")),
-        warning="They are not delivered any more, nor to be had again. The preview says which groups miss how many.",
+        "Purge a topic's messages", "POST", "topics/{topic}/purge", back="/topics/{topic}",
+        inputs=(_BEFORE, Input("force", "Even if groups have not settled some of them", "check")),
+        warning="They are not delivered any more, and cannot be restored. The preview shows what each group misses.",
     ),
     "subscription.put": Change(
-        "Subscribe a group, or change how", "PUT", "groups/{group}/subscriptions/{topic}", inputs=_SUBSCRIPTION,
+        "Make or change a subscription", "PUT", "groups/{group}/subscriptions/{topic}", inputs=_SUBSCRIPTION,
         back="/groups/{group}",
     ),
     "subscription.delete": Change(
@@ -164,17 +163,17 @@ CHANGES: dict[str, Change] = {
         warning="The group's position in this topic is forgotten.",
     ),
     "group.reset": Change(
-        "Move a group in a topic", "POST", "groups/{group}/reset", back="/groups/{group}",
+        "Reset a group in a topic", "POST", "groups/{group}/reset", back="/groups/{group}",
         inputs=(
             Input("topic", "Topic", required=True),
             Input("to", "To", required=True, help="earliest, latest, an offset or an instant (RFC 3339)."),
         ),
         beside=_EFFECTS,
-        warning="Messages before the new position are left out; those after it come (again).",
+        warning="The group skips messages before the new position, and gets those after it (again).",
     ),
     "group.pause": Change(
         "Pause a group", "POST", "groups/{group}/pause", back="/groups/{group}",
-        warning="Its consumers get nothing until it is resumed. Messages wait.",
+        warning="Its consumers get no messages until it is resumed; the messages wait.",
     ),
     "group.resume": Change("Resume a group", "POST", "groups/{group}/resume", back="/groups/{group}"),
     "priorities.put": Change(
@@ -192,16 +191,16 @@ CHANGES: dict[str, Change] = {
     "dead-letters.redrive-all": Change(
         "Send all dead letters again that match", "POST", "groups/{group}/dead-letters/redrive", inputs=_DEAD,
         at="wanted", fixed={"all": True}, back="/jobs", beside=_EFFECTS,
-        warning="This runs as a job. What was sent again already is left out.",
+        warning="This runs as a job. Dead letters that were sent again already are left out.",
     ),
     "dead-letters.purge": Change(
-        "Let go of dead letters", "POST", "groups/{group}/dead-letters/purge",
+        "Purge dead letters", "POST", "groups/{group}/dead-letters/purge",
         inputs=(_BEFORE,), back="/groups/{group}/dead-letters",
-        warning="They cannot be sent again afterwards, whether they were before or not.",
+        warning="They cannot be sent again afterwards.",
     ),
     "job.cancel": Change(
         "Stop a job for good", "POST", "jobs/{job}/cancel", back="/jobs/{job}",
-        warning="What it has done stays done.",
+        warning="Its finished items stay done.",
     ),
     "messages.redeliver": Change(
         "Send messages to a group again", "POST", "groups/{group}/redeliver",
@@ -214,7 +213,7 @@ CHANGES: dict[str, Change] = {
             Input("producer_groups", "Producer groups: transactions a second", "rates", help="NAME=RATE, one a line."),
             Input("consumer_groups", "Consumer groups: messages a second", "rates", help="NAME=RATE, one a line."),
         ),
-        warning="What is not named here has no rate from now on.",
+        warning="A name that is left out has no rate from now on.",
     ),
     "settings.put": Change(
         "Change a setting", "PUT", "settings", back="/settings", at="values",
@@ -225,19 +224,19 @@ CHANGES: dict[str, Change] = {
         inputs=(Input("to", "Revision", "number", required=True, help="0: as the servers were started."),),
     ),
     "credential.add": Change(
-        "Let someone in", "POST", "credentials", back="/access",
+        "Add a credential", "POST", "credentials", back="/access",
         inputs=(
             Input("name", "Name", required=True, help="A service or a person."),
             Input("rights", "Rights", "list", required=True,
                   help="Such as publish:order.*, check:orders, consume:points@order.*, view, admin."),
-            Input("expires_in", "Expires in, seconds", "number", help="90 days where it is left out."),
-            Input("kind", "Shown is", "choice", ("token", "certificate", "subject")),
-            Input("subject", "Subject", help="Of a certificate its common name, of a provider's token its sub."),
+            Input("expires_in", "Expires in, seconds", "number", help="Default: 90 days."),
+            Input("kind", "Kind", "choice", ("token", "certificate", "subject")),
+            Input("subject", "Subject", help="A certificate's common name, or the sub of a provider's token."),
         ),
     ),
     "credential.revoke": Change(
-        "Let nobody in with it any more", "POST", "credentials/{credential}/revoke", back="/access",
-        warning="Whoever uses it is refused from now on.",
+        "Revoke a credential", "POST", "credentials/{credential}/revoke", back="/access",
+        warning="Requests that show it are refused from now on.",
     ),
 }  # fmt: skip
 """Every write of the console, by name. A setting's input is made from the setting."""

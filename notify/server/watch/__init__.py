@@ -1,1 +1,1 @@
-"""Watching the server from within: its last hour in figures, and the alarms that somebody should look at."""
+"""The server watches itself: figures of its last hour, and alarms."""

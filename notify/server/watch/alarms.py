@@ -1,4 +1,4 @@
-"""Alarms: what somebody should look at now. Said in the log and to a webhook when raised and cleared."""
+"""Alarms: faults that need an operator. Raising and clearing one is logged, and posted to a webhook."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ from notify.wire import encode_json, instant
 log = structlog.get_logger("notify.server")
 
 GROWTH_SAMPLES = 10
-"""A lag grows where it has risen from each of so many samples to the next, over `alarm_lag_growing_seconds`."""
+"""A lag grows if it has risen between all of so many samples, taken over `alarm_lag_growing_seconds`."""
 SMALLEST_LAG = 100
 WAITING = 1000
-"""Notices that wait for the webhook; the oldest goes where there are more."""
+"""The most notices that wait for the webhook; beyond it the oldest is dropped."""
 TRIES = 5
 
 MEANING = {
-    "in_doubt": "A transaction has been undecided for longer than alarm_doubt_seconds: its producers are away, or do "
-    "not know. Look at it in the console, or with `notify transaction list`.",
-    "parked": "As many transactions as alarm_parked are parked: the checks ran out. Look in the producer's database, "
+    "in_doubt": "A transaction has had no outcome for longer than alarm_doubt_seconds: its producers are away, or "
+    "answer UNKNOWN. Look at it in the console, or with `notify transaction list`.",
+    "parked": "At least alarm_parked transactions are parked: their checks ran out. Look in the producer's database, "
     "then commit, roll back or resume each.",
     "no_consumers": "A group has messages to receive, and none of its consumers has asked for "
     "alarm_no_consumer_seconds: start them, or pause the group.",
     "lag_growing": "A group's lag has risen steadily for alarm_lag_growing_seconds: its consumers are too few or too "
     "slow, or one message holds up an ordered queue.",
-    "disk": "The disk of the log is fuller than alarm_disk_share. When it is full, writes get 507; reading goes on.",
-    "bridge": "A bridge or relay has been silent for longer than alarm_bridge_seconds; it writes every 10 s at least.",
-    "audit": "The newest audit left here has findings: see its report.",
-    "filter": "A subscription's filter is one that an earlier version took and this one refuses, since it may cost too "
-    "much: the group gets nothing more of that topic. Subscribe it with another filter.",
-    "retention": "Retention failed; the log says why. It is tried again every 30 s. With retention_bytes below what "
-    "waits for consumers nothing would be won by writing it again: let them catch up, or raise the bound.",
-    "damage": "Bytes of the log that were durable are damaged; what was left of them is kept in the file that is "
-    "named. Compare with a backup (notify backup verify), and run notify audit.",
+    "disk": "The disk of the log is fuller than alarm_disk_share. Once it is full, writes get 507; reading goes on.",
+    "bridge": "A bridge or relay has not written for alarm_bridge_seconds; one that runs writes every 10 s at least.",
+    "audit": "The newest audit published here has findings: see its report.",
+    "filter": "An earlier version took a subscription's filter that this one refuses, because it may cost too much: "
+    "the group gets no messages of that topic. Change the subscription's filter.",
+    "retention": "Retention failed; the server's log has the reason. It is tried again every 30 s. If the messages "
+    "that wait for consumers exceed retention_bytes, let the consumers catch up, or raise the bound.",
+    "damage": "Durable bytes of the log are damaged; the server keeps a copy of them in the file that the alarm names. "
+    "Compare with a backup (notify backup verify), and run notify audit.",
 }
 """Each alarm's meaning and remedy; docs/operating.md has this table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """One thing that is wrong: `name` of MEANING, `target` what it is about, `since_us` when it was first seen."""
+    """An alarm: `name` of MEANING; `target`, such as a group; `since_us` when it was first seen."""
 
     name: str
     target: str
@@ -66,10 +66,10 @@ class Alarm:
 
 
 class Alarms:
-    """Looks every few seconds; keeps what is wrong now."""
+    """Looks every `alarm_every_seconds`, and keeps the alarms that are raised."""
 
     def __init__(self, core: Core, newest_audit: Callable[[], Awaitable[dict[str, Any] | None]]) -> None:
-        """`newest_audit` gives the verdict that was left last."""
+        """`newest_audit` gives the verdict that was published last."""
         self._core = core
         self._newest_audit = newest_audit
         self.raised: dict[tuple[str, str], Alarm] = {}
@@ -99,7 +99,7 @@ class Alarms:
                 faults.note("alarms_failed", error)
 
     async def look(self) -> None:
-        """See what is wrong; say what has become so, and what is so no more."""
+        """Look for all alarms; raise new ones, and clear those that are over."""
         now_us = self._core.clock()
         found = {(name, target): text for name, target, text in await self._found(now_us)}
         for key, text in found.items():
@@ -188,7 +188,7 @@ class Alarms:
             self._wake.set()
 
     async def _send(self) -> None:
-        """Tell the webhook, one after the other; what it does not take after some tries is only in the log."""
+        """Post notices to the webhook, one after the other; one that it refuses TRIES times is only in the log."""
         while True:
             await self._wake.wait()
             self._wake.clear()

@@ -1,4 +1,4 @@
-"""The last hour of a server in figures, for charts: rates and what waits, every five seconds. In memory."""
+"""Figures of a server's last hour, for charts: rates and lag every five seconds, kept in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COUNTERS = ("halves", "committed", "published", "delivered", "acked", "dead_lett
 
 
 class History:
-    """Samples a core until stopped."""
+    """Samples a core every few seconds until it is stopped."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -41,7 +41,7 @@ class History:
                 faults.note("history_failed", error)
 
     def sample(self) -> None:
-        """One row: the time, a rate for each counter since the last row, and the lag of all groups."""
+        """Add a row: the time, each counter's rate since the last row, and the lag of all groups."""
         then, counts = self._before
         self._before = (now, latest) = (time.monotonic(), self._counts())
         seconds = max(0.001, now - then)
@@ -64,7 +64,7 @@ class History:
 
 
 def lag(core: Core) -> int:
-    """Messages that no group has settled yet, summed over all groups."""
+    """The number of messages that groups have not settled, summed over the groups."""
     if not core.has_queues:
         return 0
     return sum(group.lag() for group in core.delivery.groups.values())
