@@ -118,6 +118,8 @@ def change(connection: Connection, shards: Sequence[str]) -> int:
             "--storage has it first"
         )
     now = newest(connection)
+    if not now.version:
+        raise InvalidRequest("this database has no key map: it is not the registry, or no server has used it yet")
     if now.previous:
         raise Conflict(
             f"version {now.version} of the key map is not through: it waits for {now.waits_for}. Wait, or take it back "
@@ -127,10 +129,8 @@ def change(connection: Connection, shards: Sequence[str]) -> int:
         _insert(connection, now.version + 1, shards)
     except sa.exc.IntegrityError:
         raise Conflict("another change of the key map was made at this moment") from None
-    if now.version:
-        connection.execute(
-            server_key_map_change.insert().values(of_version=now.version + 1, previous=json.dumps(list(now.shards)))
-        )
+    previous = json.dumps(list(now.shards))
+    connection.execute(server_key_map_change.insert().values(of_version=now.version + 1, previous=previous))
     return now.version + 1
 
 

@@ -269,9 +269,12 @@ def test_what_is_prepared_is_waited_for(databases: dict[str, str], monkeypatch: 
             with engine.begin() as connection:
                 return key_map.newest(connection)
 
+        with store.engines["b"].begin() as connection:
+            with pytest.raises(InvalidRequest, match="not the registry"):
+                key_map.change(connection, ["b"])
         with engine.begin() as connection:
             key_map.make_first(connection, ["a", "b"])
-            key_map.make_first(connection, ["b"])  # there is one change
+            key_map.make_first(connection, ["b"])  # there is one already
             for wrong in ([], ["a", "a"]):
                 with pytest.raises(InvalidRequest):
                     key_map.change(connection, wrong)
