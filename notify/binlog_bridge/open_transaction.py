@@ -24,6 +24,8 @@ def savepoint_name(statement: bytes) -> bytes:
 class OpenTransaction:
     """Transactions of ours within one transaction of the source, until it is committed or rolled back."""
 
+    __slots__ = ("_messages", "_savepoints", "bytes", "newest_us", "pending", "prepared", "rolled_back")
+
     def __init__(self) -> None:
         self.pending: list[BridgedTransaction] = []
         """Those that go with the commit; the last one may go on in the next event."""
@@ -32,6 +34,7 @@ class OpenTransaction:
         self.rolled_back: list[str] = []
         """Ids of those that went in parts, and were rolled back to a savepoint then."""
         self.bytes = 0
+        """The size of what was read since the last part; 0 where nothing of ours and no savepoint was."""
         self.newest_us = 0
         """When the newest row was written."""
         self._messages: list[int] = []
@@ -42,6 +45,13 @@ class OpenTransaction:
     @property
     def is_empty(self) -> bool:
         return not self.pending and not self.prepared and not self.rolled_back
+
+    def clear(self) -> None:
+        """Begin another one."""
+        self.pending = []
+        self.bytes = self.newest_us = 0
+        if self.prepared or self.rolled_back or self._savepoints:
+            self.prepared, self.rolled_back, self._messages, self._savepoints = [], [], [], {}
 
     def split(self) -> list[BridgedTransaction]:
         """Take out all but the last: they go as a part now."""
@@ -54,6 +64,7 @@ class OpenTransaction:
         self._savepoints.pop(name, None)
         last = len(self.pending[-1].messages) if self.pending else self._messages[-1] if self._messages else 0
         self._savepoints[name] = len(self.prepared) + len(self.pending), last
+        self.bytes += len(name) + 1
 
     def roll_back_to(self, name: bytes) -> None:
         """Forget what was written since a savepoint. One that was never logged was set before anything was written.

@@ -10,7 +10,7 @@ from sqlalchemy.engine.url import URL
 
 from notify.binlog_bridge import events
 from notify.binlog_bridge.decoder import Unreadable
-from notify.binlog_bridge.events import EXECUTE_LOAD, FORMAT, MARIADB_GTID, MYSQL_GTID, QUERY, ROTATE, ROWS, XA_PREPARE
+from notify.binlog_bridge.events import FORMAT, GTIDS, MARIADB_GTID, QUERY, ROTATE, ROWS, TABLE_MAP, XID
 from notify.binlog_bridge.history import History, gtid_list, previous_gtids, server_uuid
 from notify.binlog_bridge.open_transaction import OpenTransaction, savepoint_name
 from notify.binlog_bridge.position import GtidSet, MariaDbSet, MySqlSet, Position
@@ -94,6 +94,8 @@ class Assembly:
         """When the newest row of the batch was written."""
         self._gtid: tuple[int, int, int] | tuple[str, int] | None = None
         """The GTID of the source's transaction that is being read."""
+        self._ended: bytes | None = None
+        """The event that ended the newest transaction, in the file that is being read."""
         self._open = OpenTransaction()
         self._is_inside = self._is_standalone = False
 
@@ -111,13 +113,13 @@ class Assembly:
             kind = packet[5]
             if kind in ROWS:
                 yield from self._add_rows(kind, packet)
-            elif kind == events.XID:
+            elif kind == XID:
                 self._commit(packet)
                 if self._size > BATCH_BYTES or self._passed >= BATCH_TRANSACTIONS:
                     yield self._finished()
-            elif kind == events.TABLE_MAP:
+            elif kind == TABLE_MAP:
                 self._tables.map(packet[_BODY : len(packet) - self._checksum])
-            elif kind in (MARIADB_GTID, MYSQL_GTID):
+            elif kind in GTIDS:
                 self._begin(kind, packet)
             elif kind == QUERY:
                 self._query(packet)
@@ -138,9 +140,9 @@ class Assembly:
             gtids = previous_gtids(packet[_BODY:])
             if gtids is not None:
                 self._history.state_before_file(gtids)
-        elif kind == XA_PREPARE:
+        elif kind == events.XA_PREPARE:
             self._end_xa(packet)
-        elif kind == EXECUTE_LOAD:
+        elif kind == events.EXECUTE_LOAD:
             self._check_statement(_statement(packet, 13, self._checksum))
         else:
             refusal = events.refusal_of(kind, int.from_bytes(packet[18:20], "little"))
@@ -150,16 +152,25 @@ class Assembly:
     def _finished(self) -> Read:
         """The batch, with where the source stands behind it; another begins."""
         batch, rows_us = self._batch, self._rows_us
+        self._note_end()
         batch.position = Position(
             str(self._gtids), self._file, self._offset, self._created, self._server, self._newest_us
         ).text
         self._batch, self._size, self._passed, self._rows_us = _batch([]), 0, 0, 0
         return batch, rows_us
 
+    def _note_end(self) -> None:
+        """Where the newest transaction ended, and when: read from its event once for a batch."""
+        if self._ended is not None:
+            self._offset = int.from_bytes(self._ended[14:18], "little")
+            self._newest_us = int.from_bytes(self._ended[1:5], "little") * 1_000_000
+            self._ended = None
+
     # --- files ------------------------------------------------------------------------------------------------
 
     def _rotate(self, packet: bytes) -> None:
         """Another file follows. What the source makes up at the beginning of a stream may lack the checksum."""
+        self._note_end()
         end = len(packet)
         if zlib.crc32(packet[1:-_CHECKSUM_BYTES]) == int.from_bytes(packet[-_CHECKSUM_BYTES:], "little"):
             end -= _CHECKSUM_BYTES
@@ -188,7 +199,7 @@ class Assembly:
             self._gtid = (server_uuid(packet[21:37]), struct.unpack_from("<q", packet, 37)[0])
             self._is_standalone = True
         self._is_inside = True
-        if not self._open.is_empty:  # one that never ended
+        if self._open.bytes:  # one that never ended
             self._forget()
 
     def _add_rows(self, kind: int, packet: bytes) -> list[Read]:
@@ -214,13 +225,14 @@ class Assembly:
         """The source's transaction is committed, and what it wrote belongs to the batch."""
         self.caught_up = False
         transaction = self._open
-        if not transaction.is_empty:
+        if transaction.bytes:
             batch = self._batch
             batch.transactions += transaction.pending
             batch.commit += transaction.prepared
             batch.rollback += transaction.rolled_back
             self._rows_us = transaction.newest_us or self._rows_us
             self._size += transaction.bytes
+            transaction.clear()
         self._end(packet)
 
     def _roll_back(self, packet: bytes) -> None:
@@ -232,16 +244,15 @@ class Assembly:
         """Nothing of the open transaction was committed."""
         self._open.roll_back()
         self._batch.rollback += self._open.rolled_back
-        self._open = OpenTransaction()
+        self._open.clear()
 
     def _end(self, packet: bytes) -> None:
         """The source's transaction lies behind: the position says so."""
-        self._offset = int.from_bytes(packet[14:18], "little")
-        self._newest_us = int.from_bytes(packet[1:5], "little") * 1_000_000
+        self._ended = packet
         if self._gtid is not None:
             self._gtids.add(*self._gtid)
         if self._open.bytes:
-            self._open = OpenTransaction()
+            self._open.clear()
         self._passed += 1
         self._is_inside = False
 

@@ -105,7 +105,11 @@ class TableRows:
         at = 28
         if kind in WITH_EXTRA:
             at += int.from_bytes(packet[28:30], "little")
-        count, at = decoder.length_encoded(packet, at)
+        count = packet[at]
+        if count < 251:
+            at += 1
+        else:
+            count, at = decoder.length_encoded(packet, at)
         if count != self._count:
             raise Unreadable(f"a row event of {self.name} has {count} columns where its table map has {self._count}")
         is_update = kind in UPDATES
