@@ -80,14 +80,6 @@ class Outbox:
             t = self.table
             connection.execute(t.update().where(t.c.transaction_id.in_(names)).values(relayed=state))
 
-    def waiting_after(self, connection: Connection, at: datetime, name: str, limit: int) -> list[tuple[datetime, str]]:
-        """Times (naive UTC) and ids of waiting transactions, the oldest first, from behind one."""
-        t = self.table.c
-        behind = sa.or_(self.at > at, sa.and_(self.at == at, t.transaction_id > name))
-        wanted = sa.select(self.at, t.transaction_id).where(self.waiting, t.message_no == 0, self.at >= at, behind)
-        rows = connection.execute(wanted.order_by(self.at, t.transaction_id).limit(limit))
-        return [(row[0], str(row[1])) for row in rows]
-
 
 LOCAL = Outbox(
     local.half_message,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from sqlalchemy.engine import Connection, Engine
 
@@ -91,10 +91,10 @@ class Snapshot:
 
     def _waiting(self, outbox: Outbox, since: datetime) -> Iterator[BridgedTransaction]:
         assert self._connection is not None
-        after = (since - timedelta(microseconds=1), "")
-        while page := outbox.waiting_after(self._connection, *after, TRANSACTIONS):
-            yield from outbox.read(self._connection, [name for _, name in page])
-            after = page[-1]
+        behind = None
+        while page := outbox.oldest(self._connection, TRANSACTIONS, outbox.at >= since, behind):
+            yield from outbox.read(self._connection, [place.id for place in page])
+            behind = page[-1]
 
     def close(self) -> None:
         if self._connection is not None:

@@ -10,16 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import queue
 import sys
-import threading
 import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pymysql
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
@@ -29,19 +27,20 @@ from notify.binlog_bridge.backfill import backfill
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.position import Position
-from notify.binlog_bridge.reader import BinlogReader, Damaged, Read
+from notify.binlog_bridge.read_ahead import ReadAhead
+from notify.binlog_bridge.reader import BinlogReader, Damaged
+from notify.binlog_bridge.refusals import Refusals, too_large
 from notify.binlog_bridge.stream import SameServerId
-from notify.errors import Conflict, InvalidRequest, NotifyError, StorageFailed, Unavailable
+from notify.errors import Conflict, InvalidRequest, StorageFailed, TooLarge, Unavailable
 from notify.outbox import source_name
 from notify.sinks.sink import Sink, open_sink
 from notify.storage.sql import registry
 from notify.storage.sql.engines import with_driver
 from notify.storage.sql.tables import server_member
-from notify.wire import Bridged, PackedBridgeBatch
+from notify.wire import Bridged, BridgedTransaction, Item, PackedBridgeBatch
 
 log = logging.getLogger("notify.bridge")
 
-BATCHES_AHEAD = 4
 IDLE_SECONDS = 1.0
 """How often the position of transactions that are not ours is noted."""
 TRAILER_SECONDS = 10.0
@@ -114,6 +113,9 @@ class Bridge:
         self._purged_since = 0.0
         self._same_id: list[float] = []
         self._damaged = 0
+        self._refusals = Refusals()
+        self._to_retry: list[BridgedTransaction] = []
+        """Refused transactions that a person has had tried again."""
         self._clock_offset_us = 0
         self._read_through_us = 0
 
@@ -221,15 +223,38 @@ class Bridge:
     # --- the queue's side -------------------------------------------------------------------------------------
 
     async def _post(self, sink: Sink, batch: PackedBridgeBatch) -> Bridged:
-        found = await sink.append(self.name, batch)
-        for item in found.refused:
-            log.error("no queue takes %s: %s (%s); it stays in the source's table", item.id, item.detail, item.code)
+        transactions = batch.transactions
+        refused: list[Item] = []
+        try:
+            answer = await sink.append(self.name, batch)
+        except TooLarge:
+            refused = too_large(transactions)
+            if not refused:
+                raise
+            names = {item.id for item in refused}
+            batch.transactions = [t for t in transactions if t.id not in names]
+            answer = await sink.append(self.name, batch)
+        refused += answer.refused
         totals = self.totals
-        totals.stored += found.stored
-        totals.known += found.known
-        totals.refused += len(found.refused)
+        totals.stored += answer.stored
+        totals.known += answer.known
+        totals.refused += len(refused)
         totals.batches += 1
-        return found
+        if refused:
+            self._refusals.add(transactions, refused)
+            await asyncio.to_thread(self._refusals.note, self._engine, self._mover)
+        return msgspec.structs.replace(answer, refused=refused)
+
+    @property
+    def _mover(self) -> str:
+        return f"bridge-{self.name}"
+
+    async def _retry(self, sink: Sink, epoch: int, text: str) -> None:
+        """Send what a person has had tried again, where the source stands."""
+        again, self._to_retry = self._to_retry, []
+        batch = PackedBridgeBatch(epoch=epoch, expected_position=text, position=text, transactions=again)
+        refused = {item.id for item in (await self._post(sink, batch)).refused}
+        await asyncio.to_thread(self._refusals.taken, self._engine, [t.id for t in again if t.id not in refused])
 
     async def _fill(self, sink: Sink, since_us: int | None) -> None:
         epoch, position = await sink.claim(self.name, take_back=False)
@@ -240,25 +265,22 @@ class Bridge:
     async def _session(self, sink: Sink, once: bool) -> None:
         # A bridge that lost its connection because another one reads now must not take the source back from it.
         epoch, text = await sink.claim(self.name, take_back=False)
-        reader = BinlogReader(self._engine.url, self._server_id, Position.of(text), mariadb=self._mariadb)
-        batches: queue.Queue[Read | Exception] = queue.Queue(BATCHES_AHEAD)
-        stop = threading.Event()
-        thread = threading.Thread(target=_read, args=(reader, batches, stop), name="notify-binlog", daemon=True)
-        thread.start()
+        reading = ReadAhead(BinlogReader(self._engine.url, self._server_id, Position.of(text), mariadb=self._mariadb))
         self.totals.connections += 1
         waiting = ""
         posted = time.monotonic()
+        has_parts_open = False
         announcing = asyncio.get_running_loop().create_task(self._announce_for_ever())
         try:
             while True:
-                read = await asyncio.to_thread(_next, batches)
-                if isinstance(read, Exception):
-                    raise read
+                read = await reading.next()
+                if self._to_retry and not has_parts_open:
+                    await self._retry(sink, epoch, text)
                 batch, newest_us = read or (None, 0)
                 if batch is None:
-                    if reader.caught_up:
+                    if reading.caught_up:
                         self._read_through_us = max(self._read_through_us, self._source_us() - CAUGHT_UP_US)
-                    if once and reader.caught_up and not waiting:
+                    if once and reading.caught_up and not waiting:
                         return
                 elif not _has_content(batch):
                     waiting = batch.position
@@ -271,23 +293,20 @@ class Bridge:
                     batch = PackedBridgeBatch(epoch=epoch, expected_position=text, position=waiting)
                 batch.epoch, batch.expected_position, batch.position = epoch, text, batch.position or text
                 await self._append(sink, batch, newest_us)
-                text = batch.position
+                text, has_parts_open = batch.position, batch.prepare
                 waiting, posted = "", time.monotonic()
                 self._purged_since = 0.0
         finally:
             announcing.cancel()
-            stop.set()
-            reader.close()
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    batches.get_nowait()
-            await asyncio.to_thread(thread.join, 15)
+            await reading.close()
 
     async def _announce_for_ever(self) -> None:
         while True:
             await asyncio.sleep(ANNOUNCE_SECONDS)
             with contextlib.suppress(sa.exc.SQLAlchemyError, OSError):
                 await asyncio.to_thread(self.announce)
+                await asyncio.to_thread(self._refusals.note, self._engine, self._mover)
+                self._to_retry = await asyncio.to_thread(self._refusals.to_retry, self._engine)
 
     def announce(self) -> None:
         """Say in the source's registry, if it has one, how far this bridge has read: retention waits for it."""
@@ -295,7 +314,7 @@ class Bridge:
             if not sa.inspect(connection).has_table(server_member.name):
                 return
             detail = {"read_through_us": self._read_through_us, "lag": round(self.totals.lag_us / 1e6, 3)}
-            registry.heartbeat(connection, registry.Member(f"bridge-{self.name}", "bridge", detail=detail))
+            registry.heartbeat(connection, registry.Member(self._mover, "bridge", detail=detail))
 
     async def _append(self, sink: Sink, batch: PackedBridgeBatch, newest_us: int) -> None:
         """Post a batch, and note how far the source is read."""
@@ -319,46 +338,6 @@ def _has_content(batch: PackedBridgeBatch) -> bool:
 
 def _now_us() -> int:
     return time.time_ns() // 1000
-
-
-def _next(batches: queue.Queue[Read | Exception]) -> Read | Exception | None:
-    """The next batch; None where there is none for a second."""
-    try:
-        return batches.get(timeout=IDLE_SECONDS)
-    except queue.Empty:
-        return None
-
-
-def _read(reader: BinlogReader, batches: queue.Queue[Read | Exception], stop: threading.Event) -> None:
-    """In a thread: read until something ends it, which is then the last thing in the queue."""
-
-    def give(item: Read | Exception) -> bool:
-        while not stop.is_set():
-            try:
-                batches.put(item, timeout=0.5)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    try:
-        reader.connect()
-        for batch in reader.batches():
-            if not give(batch):
-                return
-    except NotifyError as error:
-        give(error)
-    except (OSError, pymysql.err.Error) as error:
-        give(Unavailable(f"reading the binlog failed: {error!r}"))
-    except Exception as error:
-        log.exception("an event of the binlog cannot be read")
-        give(
-            Unreadable(
-                f"an event of the binlog cannot be read ({error!r}): the event is damaged, or this is a fault of the "
-                "bridge (its log has the details). Nothing was skipped: start with --backfill, which takes what is "
-                "missing from the table"
-            )
-        )
 
 
 def _engine(url: str) -> Engine:

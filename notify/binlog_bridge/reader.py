@@ -114,6 +114,8 @@ class Assembly:
             if kind in ROWS:
                 yield from self._add_rows(kind, packet)
             elif kind == XID:
+                if self._size and self._size + self._open.bytes > PART_BYTES:  # both would be too much for a request
+                    yield self._finished()
                 self._commit(packet)
                 if self._size > BATCH_BYTES or self._passed >= BATCH_TRANSACTIONS:
                     yield self._finished()
