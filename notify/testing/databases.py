@@ -26,8 +26,25 @@ def _docker_answers() -> bool:
 
 
 @contextmanager
+def _started_here(kind: type[PostgreSqlServer] | type[MariaDbServer], durable: bool) -> Iterator[str]:
+    """The URL of a server of this machine, in a directory that is removed afterwards. Raises NotAvailable."""
+    directory = Path(tempfile.mkdtemp(prefix="notify-db-"))
+    try:
+        server = kind(directory, durable=durable).create()
+        try:
+            yield server.url
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
 def postgresql(*, durable: bool = True) -> Iterator[str]:
-    """A SQLAlchemy URL of a PostgreSQL server. A benchmark measures a `durable` one; tests need none."""
+    """A SQLAlchemy URL of a PostgreSQL server. Raises NotAvailable where none can be had.
+
+    Without `durable` a server that is started here syncs nothing: quicker, and enough for tests.
+    """
     given = os.environ.get("NOTIFY_TEST_POSTGRESQL")
     if given:
         yield given
@@ -38,20 +55,13 @@ def postgresql(*, durable: bool = True) -> Iterator[str]:
         with PostgresContainer("postgres:15", driver="psycopg") as container:
             yield container.get_connection_url()
         return
-    directory = Path(tempfile.mkdtemp(prefix="notify-pg-"))
-    try:
-        server = PostgreSqlServer(directory, durable=durable).create()
-        try:
-            yield server.url
-        finally:
-            server.stop()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with _started_here(PostgreSqlServer, durable) as url:
+        yield url
 
 
 @contextmanager
 def mariadb(*, durable: bool = True) -> Iterator[str]:
-    """A SQLAlchemy URL of a MariaDB server, with a binlog that can be bridged; `durable` as with PostgreSQL."""
+    """A SQLAlchemy URL of a MariaDB server with a binlog that can be bridged, as `postgresql` gives one."""
     given = os.environ.get("NOTIFY_TEST_MARIADB")
     if given:
         yield given
@@ -64,15 +74,8 @@ def mariadb(*, durable: bool = True) -> Iterator[str]:
         with container:
             yield container.get_connection_url()
         return
-    directory = Path(tempfile.mkdtemp(prefix="notify-my-"))
-    try:
-        server = MariaDbServer(directory, durable=durable).create()
-        try:
-            yield server.url
-        finally:
-            server.stop()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with _started_here(MariaDbServer, durable) as url:
+        yield url
 
 
 SERVERS: Mapping[str, Callable[..., AbstractContextManager[str]]] = {"postgresql": postgresql, "mariadb": mariadb}

@@ -10,20 +10,18 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from http.client import HTTPException
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from notify.errors import NotifyError
 from tests.history.actors import FEW, ORDERED, TOPIC
+from tests.history.administration import admin, redrive
+from tests.history.stage import Stage
 from tests.support.clock import eventually
-from tests.support.http import ask
-
-if TYPE_CHECKING:
-    from tests.history.stage import Stage
 
 MOST_QUEUES = 200
 STOPPED_SECONDS = (1.0, 5.0)
 """Seconds of a stop, longer and shorter than the consumers' leases of 3 s."""
+RETRIES = {"retry_min": 0.2, "retry_max": 2.0}
 
 
 class Faults:
@@ -166,23 +164,3 @@ class Faults:
             return False
 
         eventually(is_done, f"{method} {path} to be carried out")
-
-
-RETRIES = {"retry_min": 0.2, "retry_max": 2.0}
-
-
-def admin(url: str, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """An admin route's answer. Raises NotifyError if the server is away or refuses."""
-    try:
-        wanted = None if method == "GET" else {"reason": "a history", **(body or {})}
-        status, answer = ask(url, method, f"/v1/admin/{path}", wanted)
-    except (OSError, HTTPException) as error:
-        raise NotifyError(f"{method} {path}: {error}") from None
-    if status != 200:
-        raise NotifyError(f"{method} {path}: {status} {answer}")
-    return answer
-
-
-def redrive(url: str, group: str) -> None:
-    """Redrive all dead letters of a group."""
-    admin(url, "POST", f"groups/{group}/dead-letters/redrive")

@@ -21,8 +21,8 @@ from notify.client.table import half_message
 from notify.errors import NotifyError
 from notify.testing.process import ServerProcess
 from tests.history.actors import FEW, ORDERED, TOPIC
+from tests.history.administration import admin, redrive
 from tests.history.checker import Effect, History
-from tests.history.faults import admin, redrive
 from tests.history.room import Room
 from tests.history.tables import EffectRow, Intent, make_tables, open_engine, read_notes
 from tests.support.clock import eventually

@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from notify.demo.kafka import KafkaCluster
 from notify.errors import InvalidRequest, Unavailable
 from notify.kafka_records import brokers_of, dead_letter_topic, header, listed
 from notify.relay.relay import Relay
+from notify.relay.rows import Rows
 from notify.sinks.delays import DelayRelease
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.databases import empty_database
@@ -99,9 +100,18 @@ def releasing(url: str) -> Iterator[DelayRelease]:
     assert not thread.is_alive(), "the release did not stop"
 
 
-def orders(engine: sa.Engine, group: str) -> TransactionProducer:
-    Base.metadata.create_all(engine)
-    return TransactionProducer("http://127.0.0.1:9", group=group, engine=engine, mode="outbox")
+@contextmanager
+def outbox(
+    kind: str, database_urls: Mapping[str, str], topic: str, directory: Path
+) -> Iterator[tuple[str, sa.Engine, TransactionProducer]]:
+    """An empty database with the tables of a shop: its URL, its engine, and a producer that writes its outbox only."""
+    with empty_database(kind, database_urls, directory) as url:
+        engine = make_engine(url)
+        create_tables(engine)
+        Base.metadata.create_all(engine)
+        with TransactionProducer("http://127.0.0.1:9", group=topic, engine=engine, mode="outbox") as producer:
+            yield url, engine, producer
+        engine.dispose()
 
 
 def order(producer: TransactionProducer, engine: sa.Engine, topic: str, n: int, **options: Any) -> None:
@@ -113,10 +123,7 @@ def order(producer: TransactionProducer, engine: sa.Engine, topic: str, n: int, 
 def test_a_bridge_publishes_exactly_once_over_restarts(
     kafka: KafkaCluster, database_urls: dict[str, str], unique: str, tmp_path: Path
 ) -> None:
-    with empty_database("mariadb", database_urls, tmp_path) as url:
-        engine = make_engine(url)
-        create_tables(engine)
-        producer = orders(engine, unique)
+    with outbox("mariadb", database_urls, unique, tmp_path) as (url, engine, producer):
 
         async def run() -> None:
             for n in range(120):
@@ -128,8 +135,6 @@ def test_a_bridge_publishes_exactly_once_over_restarts(
                     assert bridge.totals.rows == 40
 
         asyncio.run(run())
-        producer.close()
-        engine.dispose()
     records = everything(kafka.url, unique, wanted=120)
     assert sorted(json.loads(m.value())["n"] for m in records) == list(range(120))
     by_key: dict[bytes, list[int]] = {}
@@ -144,10 +149,7 @@ def test_a_bridge_publishes_exactly_once_over_restarts(
 def test_a_second_bridge_fences_the_first(
     kafka: KafkaCluster, database_urls: dict[str, str], unique: str, tmp_path: Path
 ) -> None:
-    with empty_database("mariadb", database_urls, tmp_path) as url:
-        engine = make_engine(url)
-        create_tables(engine)
-        producer = orders(engine, unique)
+    with outbox("mariadb", database_urls, unique, tmp_path) as (url, engine, producer):
 
         async def run() -> None:
             first = Bridge([url], kafka.url)
@@ -165,8 +167,6 @@ def test_a_second_bridge_fences_the_first(
             await asyncio.gather(other, return_exceptions=True)
 
         asyncio.run(run())
-        producer.close()
-        engine.dispose()
     assert sorted(json.loads(m.value())["n"] for m in everything(kafka.url, unique, wanted=2)) == [0, 1]
 
 
@@ -177,10 +177,7 @@ def test_a_relay_marks_what_was_published_before_it_died(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with empty_database("postgresql", database_urls, tmp_path) as url:
-        engine = make_engine(url)
-        create_tables(engine)
-        producer = orders(engine, unique)
+    with outbox("postgresql", database_urls, unique, tmp_path) as (_, engine, producer):
         for n in range(30):
             order(producer, engine, unique, n)
         relay = Relay(engine, kafka.url)
@@ -189,24 +186,19 @@ def test_a_relay_marks_what_was_published_before_it_died(
             raise Killed
 
         with monkeypatch.context() as planted:
-            planted.setattr(relay, "_mark_all", dies)
+            planted.setattr(Rows, "note", dies)
             with pytest.raises(Killed):
                 asyncio.run(relay.run(once=True))
         again = Relay(engine, kafka.url)
         asyncio.run(again.run(once=True))
         assert again.total.sent == 0
-        producer.close()
-        engine.dispose()
     assert Counter(json.loads(m.value())["n"] for m in everything(kafka.url, unique, wanted=30)) == Counter(range(30))
 
 
 def test_handlers_inbox_retries_and_dead_letters(
     kafka: KafkaCluster, database_urls: dict[str, str], unique: str, tmp_path: Path
 ) -> None:
-    with empty_database("postgresql", database_urls, tmp_path) as url:
-        engine = make_engine(url)
-        create_tables(engine)
-        producer = orders(engine, unique)
+    with outbox("postgresql", database_urls, unique, tmp_path) as (_, engine, producer):
         consumer = Consumer(kafka.url, group=unique, inbox=Inbox(engine))
         attempts: Counter[int] = Counter()
 
@@ -234,8 +226,6 @@ def test_handlers_inbox_retries_and_dead_letters(
 
             eventually(handled, "each order but the two that fail to have its effect")
             eventually(lambda: attempts[5] == 3, "the third attempt of the order that always fails")
-        producer.close()
-        engine.dispose()
     assert (attempts[3], attempts[4], attempts[5], attempts[0]) == (3, 1, 3, 1)
     dead = everything(kafka.url, dead_letter_topic(unique), wanted=2)
     assert sorted(json.loads(m.value())["n"] for m in dead) == [4, 5]
@@ -254,10 +244,7 @@ def test_delayed_messages_are_held_before_release(
     kafka: KafkaCluster, database_urls: dict[str, str], unique: str, tmp_path: Path
 ) -> None:
     """None comes early, and none twice after a restart: a later message proves that the earlier were read again."""
-    with empty_database("postgresql", database_urls, tmp_path) as url:
-        engine = make_engine(url)
-        create_tables(engine)
-        producer = orders(engine, unique)
+    with outbox("postgresql", database_urls, unique, tmp_path) as (_, engine, producer):
         sent = time.time()
         for n, delay in enumerate((2.0, 1.0, None)):
             order(producer, engine, unique, n, **({} if delay is None else {"delay": delay}))
@@ -269,8 +256,6 @@ def test_delayed_messages_are_held_before_release(
         with releasing(kafka.url) as again:
             eventually(lambda: again.released, "the last delayed message to be released")
             assert again.released == 1
-        producer.close()
-        engine.dispose()
     records = everything(kafka.url, unique, wanted=4)
     assert sorted(json.loads(m.value())["n"] for m in records) == [0, 1, 2, 3]
     visible = {json.loads(m.value())["n"]: m.timestamp()[1] / 1000 - sent for m in records}
