@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: docs install demo cluster-demo test test-quick test-long check crash crash-bridge crash-history crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-console bench-observed siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs install demo cluster-demo test test-quick test-long check crash crash-bridge crash-history crash-movers crash-cluster crash-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-console bench-observed siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -54,6 +54,10 @@ crash: install
 # Producers and consumers in all modes on two databases, under every fault at once; then what may not be.
 crash-history: install
 	$(PY) -m tests.history.run --seconds $(or $(SECONDS),600)
+
+# The same with servers that store transactions in both databases, and a bridge and a relay behind them.
+crash-movers: install
+	$(PY) -m tests.history.run --over-databases --seconds $(or $(SECONDS),600)
 
 # A bridge killed 200 times while its source rotates, changes its table, restarts and fails over: 8 minutes.
 crash-bridge: install

@@ -41,6 +41,8 @@ SHARES = ((FEW, 2), (ORDERED, 5), (TOPIC, 10))
 KEYS = 12
 """The number of keys of each caller."""
 MESSAGES_AT_ONCE = 16
+OUTBOX_CALLER = 3
+"""The caller that sends in outbox mode alone: a bridge or relay keeps the order in which it committed its messages."""
 HALF_SECONDS = 3.0
 
 
@@ -172,6 +174,7 @@ def produce(spec: dict[str, Any]) -> None:
         return send
 
     ways = [decorated, by_session, by_core, by_outbox, decorated]
+    assert ways[OUTBOX_CALLER] is by_outbox
     threads = []
     for place, way in enumerate(ways[: spec["callers"]]):
         caller = Caller(spec, place, notes)

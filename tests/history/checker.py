@@ -40,6 +40,8 @@ class History:
     """Message numbers that a handler refused once, by group; redriven, they arrive out of order."""
     ordered: frozenset[str] = frozenset()
     """Groups that receive the messages of a key in order."""
+    moved_in_order: dict[str, list[str]] = field(default_factory=dict)
+    """Message numbers in the order of their commits, by key, where a bridge or relay promises to keep that order."""
     opposite: list[str] = field(default_factory=list)
     """A sentence for each transaction with opposite outcomes in the database and on the server."""
     unsettled: list[str] = field(default_factory=list)
@@ -48,7 +50,7 @@ class History:
 
 def violations(history: History) -> list[str]:
     """Every broken promise as a text that begins with one of KINDS."""
-    return [*_answers(history), *_effects(history), *_disorder(history), *_stuck(history)]
+    return [*_answers(history), *_effects(history), *_disorder(history), *_moved(history), *_stuck(history)]
 
 
 def counts(violations: Iterable[str]) -> Mapping[str, int]:
@@ -93,15 +95,35 @@ def _disorder(history: History) -> Iterable[str]:
         last[(effect.who, effect.key)] = effect
         if before is None:
             continue
-        if before.queue == effect.queue:
-            is_later = before.offset < effect.offset
-        else:  # the topic got more queues, and the key belongs to another one now
-            is_later = before.committed_at <= effect.committed_at
-        if not is_later:
+        if not _is_later(before, effect):
             yield (
                 f"DISORDER: {effect.who} had {effect.queue}@{effect.offset} of key {effect.key} after "
                 f"{before.queue}@{before.offset}"
             )
+
+
+def _moved(history: History) -> Iterable[str]:
+    """Effects of one consumer have the places of its messages in the queues, whatever was redelivered or replayed."""
+    places: dict[str, Effect] = {effect.number: effect for effect in history.effects if effect.who in history.ordered}
+    for key, numbers in history.moved_in_order.items():
+        before: Effect | None = None
+        for number in numbers:
+            effect = places.get(number)
+            if effect is None or any(number in refused for refused in history.refused_for_good.values()):
+                continue
+            if before is not None and not _is_later(before, effect):
+                yield (
+                    f"DISORDER: key {key} was committed as {before.number}, {effect.number}, and moved to "
+                    f"{before.queue}@{before.offset}, {effect.queue}@{effect.offset}"
+                )
+            before = effect
+
+
+def _is_later(before: Effect, effect: Effect) -> bool:
+    if before.queue == effect.queue:
+        return before.offset < effect.offset
+    # The topic got more queues, and the key belongs to another one now.
+    return before.committed_at <= effect.committed_at
 
 
 def _stuck(history: History) -> Iterable[str]:

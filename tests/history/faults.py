@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from notify.errors import NotifyError
+from notify.testing.process import ServerProcess
 from tests.history.actors import FEW, ORDERED, TOPIC
 from tests.history.administration import admin, redrive
 from tests.history.stage import Stage
@@ -36,8 +37,8 @@ class Faults:
         """Cheap faults that the server refused, for example because it was away."""
         self._over = threading.Event()
         self._threads = [
-            threading.Thread(target=self._go_on, args=(self._stopping(), 0.3)),
-            threading.Thread(target=self._go_on, args=(self._cheap(), 0.2)),
+            threading.Thread(target=self._go_on, args=(kinds, pause))
+            for kinds, pause in ((self._stops_of_servers(), 0.3), (self._stops_of_actors(), 0.3), (self._cheap(), 0.2))
         ]
         self._failure: BaseException | None = None
 
@@ -71,27 +72,32 @@ class Faults:
 
     # --- stops -------------------------------------------------------------------------------------------------
 
-    def _stopping(self) -> dict[str, Callable[[], None]]:
+    def _stops_of_servers(self) -> dict[str, Callable[[], None]]:
         stage = self._stage
-        kinds: dict[str, Callable[[], None]] = {
-            "server killed": self._kill_server,
-            "server stopped": lambda: self._stop_a_while(stage.server.process),
-        }
-        for name in stage.actors:
-            kinds[f"{name} killed"] = lambda name=name: stage.restart(name)  # type: ignore[misc]
-        for name in ("consumer shared", "consumer ordered"):
-            kinds[f"{name} stopped"] = lambda name=name: self._stop_a_while(  # type: ignore[misc]
-                stage.actors[name].process
-            )
+        kinds: dict[str, Callable[[], None]] = {}
+        for name, server in stage.servers.by_name.items():
+            kinds[f"{name} killed"] = lambda server=server: self._kill(server)  # type: ignore[misc]
+            kinds[f"{name} stopped"] = lambda server=server: self._stop_a_while(server.process)  # type: ignore[misc]
         for name, database in stage.databases.items():
             kinds[f"{name} restarted"] = lambda database=database: self._restart(database)  # type: ignore[misc]
         if stage.room.can_fill:
             kinds["disk full"] = self._fill_disk
         return kinds
 
-    def _kill_server(self) -> None:
-        self._stage.server.kill()
-        self._stage.server.start()
+    def _stops_of_actors(self) -> dict[str, Callable[[], None]]:
+        stage = self._stage
+        kinds: dict[str, Callable[[], None]] = {}
+        for name in stage.actors:
+            kinds[f"{name} killed"] = lambda name=name: stage.restart(name)  # type: ignore[misc]
+        for name in ("consumer shared", "consumer ordered", *stage.movers):
+            kinds[f"{name} stopped"] = lambda name=name: self._stop_a_while(  # type: ignore[misc]
+                stage.actors[name].process
+            )
+        return kinds
+
+    def _kill(self, server: ServerProcess) -> None:
+        server.kill()
+        server.start()
 
     def _stop_a_while(self, process: Any) -> None:
         process.send_signal(signal.SIGSTOP)

@@ -47,11 +47,15 @@ def play(
     sources: Mapping[str, str],
     databases: Mapping[str, Any],
     callers: int = 4,
+    is_over_databases: bool = False,
 ) -> Outcome:
-    """Play a history of so many seconds on these databases; `databases` may be restarted."""
+    """Play a history of so many seconds on these databases; `databases` may be restarted.
+
+    `is_over_databases`: they also store the servers' transactions.
+    """
     with ExitStack() as stack:
         room = stack.enter_context(small_disk(directory / "disk", DISK_MEGABYTES))
-        stage = Stage(directory, room, sources, databases, callers)
+        stage = Stage(directory, room, sources, databases, callers, is_over_databases)
         stage.start(stack)
         faults = Faults(stage, seed)
         faults.start()
@@ -71,6 +75,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--over-databases", action="store_true", help="servers store their transactions in databases")
     options = parser.parse_args()
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
@@ -84,7 +89,8 @@ def main() -> int:
                 place.mkdir()
                 servers[name] = kind(place, durable=False).create()
                 stack.callback(servers[name].stop)
-            outcome = play(directory, options.seconds, seed, {name: s.url for name, s in servers.items()}, servers)
+            sources = {name: server.url for name, server in servers.items()}
+            outcome = play(directory, options.seconds, seed, sources, servers, is_over_databases=options.over_databases)
     except NotAvailable as reason:
         print(f"VERDICT: INCONCLUSIVE {reason}")
         return 2

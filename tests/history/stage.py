@@ -20,15 +20,15 @@ import sqlalchemy as sa
 from notify.client.table import half_message
 from notify.errors import NotifyError
 from notify.testing.process import ServerProcess
-from tests.history.actors import FEW, ORDERED, TOPIC
+from tests.history.actors import FEW, ORDERED, OUTBOX_CALLER, TOPIC
 from tests.history.administration import admin, redrive
 from tests.history.checker import Effect, History
 from tests.history.room import Room
+from tests.history.servers import over_databases, with_a_log
 from tests.history.tables import EffectRow, Intent, make_tables, open_engine, read_notes
 from tests.support.clock import eventually
 from tests.support.groups import is_subscribed
 from tests.support.http import ask
-from tests.support.servers import make_storage, stop_if_running
 
 GROUPS = ("shared", "ordered", "failover", "broadcast", "exclusive")
 EXPECTED = {"shared": TOPIC, "ordered": ORDERED, "failover": FEW, "exclusive": FEW, "broadcast@x": FEW}
@@ -76,39 +76,56 @@ class Stage:
     """All processes of a history, and their facts at the end."""
 
     def __init__(
-        self, directory: Path, room: Room, sources: Mapping[str, str], databases: Mapping[str, Any], callers: int
+        self,
+        directory: Path,
+        room: Room,
+        sources: Mapping[str, str],
+        databases: Mapping[str, Any],
+        callers: int,
+        is_over_databases: bool = False,
     ) -> None:
-        """`sources`: database URLs by name; `databases`: those servers among them that may be restarted."""
+        """`sources`: database URLs by name; `databases`: those servers among them that may be restarted.
+
+        `is_over_databases`: the same databases store the servers' transactions, each a shard.
+        """
         self.directory = directory
         self.room = room
         self.sources = sources
         self.databases = databases
         self.callers = callers
         # The registry is one of the source databases, so it is away while that restarts.
-        self._registry = next((dsn for dsn in sources.values() if not dsn.startswith("sqlite")), None)
-        flags = [] if self._registry is None else ["--registry", self._registry]
-        self.server = ServerProcess(room.directory / "data", flags=flags)
+        registry = next((dsn for dsn in sources.values() if not dsn.startswith("sqlite")), None)
+        if is_over_databases:
+            self.servers = over_databases(room.directory, sources)
+        else:
+            self.servers = with_a_log(room.directory, registry)
         self.actors: dict[str, Actor] = {}
+        self.movers: list[str] = []
+        """The bridges and relays among them."""
         self._lock = threading.Lock()
 
     @property
     def url(self) -> str:
-        return self.server.url
+        """The queue server's address."""
+        return self.servers.queue.url
+
+    @property
+    def _any_sender(self) -> ServerProcess:
+        """A server that knows all transactions."""
+        return next(iter(self.servers.senders.values()))
 
     def start(self, stack: ExitStack) -> None:
         """Start everything; the stack ends it."""
         for dsn in self.sources.values():
             make_tables(dsn)
-        if self._registry is not None:
-            make_storage(self._registry)
-        self.server.start()
-        stack.callback(stop_if_running, self.server)
+        self.servers.start(stack)
         self._consume(stack)
         self._produce(stack)
 
     def _produce(self, stack: ExitStack) -> None:
         for name, dsn in self.sources.items():
             mover = "bridge" if dsn.startswith("mysql") else "relay"
+            self.movers.append(f"{mover} {name}")
             self._add(f"{mover} {name}", ["notify.cli.main", mover, "--dsn", dsn, "--url", self.url], stack)
             spec = {
                 "source": name,
@@ -119,7 +136,7 @@ class Stage:
                 "hold": str(self.directory / "hold"),
                 "end": str(self.directory / "end"),
             }
-            self._add_actor(f"producer {name}", "produce", spec, stack)
+            self._add_actor(f"producer {name}", "produce", spec | {"url": self.servers.send_url}, stack)
 
     def _consume(self, stack: ExitStack) -> None:
         """Start consumers and wait until they subscribe: an instance receives no earlier broadcasts."""
@@ -151,7 +168,7 @@ class Stage:
             eventually(lambda group=group: is_subscribed(self.url, group), f"{group} to be subscribed")  # type: ignore[misc]
 
     def _add_actor(self, name: str, role: str, spec: dict[str, Any], stack: ExitStack) -> None:
-        spec = spec | {"url": self.url, "notes": str(self.directory / f"{name}.notes")}
+        spec = {"url": self.url} | spec | {"notes": str(self.directory / f"{name}.notes")}
         self._add(name, ["tests.history.actors", role, json.dumps(spec)], stack)
 
     def _add(self, name: str, words: Sequence[str], stack: ExitStack) -> None:
@@ -210,7 +227,8 @@ class Stage:
         if queued < committed:
             waiting.append(f"{committed - queued} of {committed} committed messages are in no queue")
         for name in self.sources:
-            open_ = admin(self.url, "GET", f"transactions?producer_group={name}")["transactions"]
+            sent_to = self._any_sender.url
+            open_ = admin(sent_to, "GET", f"transactions?producer_group={name}")["transactions"]
             waiting += [f"transaction {t['id']} of {name} is {t['state']}" for t in open_[:3]]
         for group in GROUPS:
             redrive(self.url, group)
@@ -244,22 +262,25 @@ class Stage:
         for name, dsn in self.sources.items():
             engine = open_engine(dsn)
             with engine.connect() as connection:
-                rows = connection.execute(sa.select(Intent.number, Intent.topic)).all()
+                rows = connection.execute(sa.select(Intent.number, Intent.key, Intent.topic).order_by(Intent.id)).all()
                 numbers = {row.number: row.topic for row in rows}
+                for row in rows:
+                    if row.key.startswith(f"{name}{OUTBOX_CALLER}-"):
+                        history.moved_in_order.setdefault(row.key, []).append(row.number)
                 history.committed |= numbers
                 history.intents |= {number.partition(".")[0] for number in numbers}
                 for row in connection.execute(sa.select(EffectRow).order_by(EffectRow.id)):
                     history.effects.append(
                         Effect(row.who, row.number, row.key, row.queue, row.offset, row.committed_at)
                     )
-                ids = list(connection.scalars(sa.select(half_message.c.transaction_id).distinct()))
-                rolled_back = set(
-                    connection.scalars(
-                        sa.select(half_message.c.transaction_id).where(half_message.c.state == "ROLLED_BACK")
-                    )
-                )
+                h = half_message.c
+                halves = connection.execute(sa.select(h.transaction_id, h.mode, h.state).distinct()).all()
             engine.dispose()
-            history.opposite += self._opposite(name, ids, rolled_back)
+            # The queue server alone knows what an outbox sent.
+            for server, of_outbox in ((self._any_sender, False), (self.servers.queue, True)):
+                sent_there = [half for half in halves if (half.mode == "outbox") == of_outbox]
+                states = {half.transaction_id: half.state for half in sent_there}
+                history.opposite += self._opposite(name, server.url, states)
         for path in sorted(self.directory.glob("*.notes")):
             for kind, *words in read_notes(path):
                 if kind == "told" and len(words) == 2:
@@ -268,15 +289,16 @@ class Stage:
                     history.refused_for_good.setdefault(words[0], set()).add(words[1])
         return history
 
-    def _opposite(self, source: str, ids: Sequence[str], rolled_back: set[str]) -> list[str]:
-        """Transactions whose outcome on the server is the opposite of the database's."""
+    def _opposite(self, source: str, url: str, halves: Mapping[str, str]) -> list[str]:
+        """Transactions whose outcome on a server is the opposite of the database's (`halves`: states by id)."""
         wrong = []
+        ids = list(halves)
         for first in range(0, len(ids), 1000):
             request = {"producer_group": source, "ids": ids[first : first + 1000]}
-            status, answer = ask(self.url, "POST", "/v1/transactions/states", request)
+            status, answer = ask(url, "POST", "/v1/transactions/states", request)
             assert status == 200, answer
             for item in answer["items"]:
-                wanted = "ROLLED_BACK" if item["id"] in rolled_back else "COMMITTED"
+                wanted = "ROLLED_BACK" if halves[item["id"]] == "ROLLED_BACK" else "COMMITTED"
                 said = item.get("state", "unknown")
                 if said != wanted and not (said == "unknown" and wanted == "ROLLED_BACK"):
                     wrong.append(f"{item['id']} is {wanted} in {source}, and {said} at the server")

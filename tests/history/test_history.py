@@ -55,10 +55,29 @@ def test_each_kind_is_caught(kind: str) -> None:
     assert counted == {name: int(name == kind) for name in KINDS}
 
 
+def test_messages_that_are_moved_out_of_order_are_caught() -> None:
+    history = sound()
+    history.moved_in_order = {"k": ["b.0", "a.0"]}
+    assert counts(violations(history))["DISORDER"] == 1
+
+
 def test_disorder_within_a_queue_is_caught() -> None:
     history = sound()
     history.effects[1] = dataclasses.replace(history.effects[1], queue=0, offset=0)
     assert counts(violations(history))["DISORDER"] == 1
+
+
+def test_a_short_history_over_databases(tmp_path: Path, database_urls: Mapping[str, str]) -> None:
+    """Servers store transactions in two databases, from which a bridge and a relay move them to a queue server."""
+    with (
+        empty_database("postgresql", database_urls, tmp_path) as pg,
+        empty_database("mariadb", database_urls, tmp_path) as my,
+    ):
+        outcome = play(tmp_path, SECONDS / 2, 2, {"pg": pg, "my": my}, {}, callers=4, is_over_databases=True)
+    assert outcome.violations == []
+    assert outcome.faults["server killed"] >= 1
+    assert len(outcome.history.committed) > 100
+    assert outcome.history.moved_in_order
 
 
 def test_a_short_history(tmp_path: Path, database_urls: Mapping[str, str]) -> None:

@@ -1,0 +1,57 @@
+"""The servers of a history: one with its own log, or several over databases and a queue server behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from notify.testing.process import ServerProcess
+from tests.support.servers import make_storage, stop_if_running
+
+SERVERS_OVER_DATABASES = 2
+
+
+class Servers:
+    """Servers by name; `queue` has the queues, `senders` take what producers send."""
+
+    def __init__(self, queue: ServerProcess, senders: Mapping[str, ServerProcess]) -> None:
+        self.queue = queue
+        self.senders = dict(senders)
+        self.by_name = {"server": queue, **self.senders}
+
+    @property
+    def send_url(self) -> str:
+        """Where producers send."""
+        return ",".join(server.url for server in self.senders.values())
+
+    def start(self, stack: ExitStack) -> None:
+        """Start all of them; the stack stops them."""
+        for server in {id(server): server for server in self.by_name.values()}.values():
+            server.start()
+            stack.callback(stop_if_running, server)
+
+
+def with_a_log(directory: Path, registry: str | None) -> Servers:
+    """One server whose log has transactions and queues. `registry`: the database that it keeps its registry in."""
+    if registry is not None:
+        make_storage(registry)
+    server = ServerProcess(directory / "data", flags=[] if registry is None else ["--registry", registry])
+    return Servers(server, {"server": server})
+
+
+def over_databases(directory: Path, storages: Mapping[str, str]) -> Servers:
+    """Servers that store transactions in databases, shard by shard (`storages`: URLs by shard), and a queue server.
+
+    The registry is in the first shard.
+    """
+    for shard, url in storages.items():
+        make_storage(url, shard)
+    flags = ["--storage", " ".join(f"{shard}={url}" for shard, url in storages.items())]
+    senders = {
+        f"server over databases {n}": ServerProcess(directory / f"sql-{n}", flags=flags)
+        for n in range(SERVERS_OVER_DATABASES)
+    }
+    registry = storages[min(storages)]
+    queue = ServerProcess(directory / "data", flags=["--registry", registry, "--roles", "queue"])
+    return Servers(queue, senders)
