@@ -38,6 +38,13 @@ class MariaDbSet:
         known = [domain for domain in other.domains if domain in self.domains]
         return all(self.domains[d] == other.domains[d] for d in known) and (bool(known) or not other.domains)
 
+    def reaches(self, text: str) -> bool:
+        """Whether it stands at another set's GTIDs or behind them, in each of their domains."""
+        return all(
+            domain in self.domains and self.domains[domain][1] >= number
+            for domain, (_, number) in MariaDbSet.parse(text).domains.items()
+        )
+
     def __str__(self) -> str:
         if len(self.domains) == 1:
             ((domain, (server, number)),) = self.domains.items()
@@ -81,6 +88,8 @@ class MySqlSet:
             for first, last in intervals
         )
 
+    reaches = has
+
     def insert(self, uuid: str, first: int, last: int) -> None:
         """Add the transactions from `first` to `last`."""
         merged: list[list[int]] = []
@@ -99,6 +108,11 @@ class MySqlSet:
 
 
 GtidSet = MariaDbSet | MySqlSet
+
+
+def parse(text: str) -> GtidSet:
+    """A GTID set of either kind. Raises InvalidRequest."""
+    return MySqlSet.parse(text) if ":" in text else MariaDbSet.parse(text)
 
 
 @dataclass(slots=True, frozen=True)

@@ -19,9 +19,10 @@ from notify.check.question import read_source
 from notify.cli.api import AS_JSON, URL, call
 from notify.cli.printed import say, say_json
 from notify.client import TransactionProducer, use_explicit_begin
-from notify.client.purge import counts, purge, purge_by_force
+from notify.client.purge import Purged, counts, purge, purge_by_force
 from notify.client.table import create_tables, new_source
 from notify.errors import InvalidRequest, NotifyError
+from notify.kafka_records import SCHEME
 from notify.pooler import REMEDY, TRANSACTION, pool_mode
 from notify.relay.relay import Relay
 from notify.sinks.sink import delays_released
@@ -114,14 +115,27 @@ def purge_rows(
     ),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Delete old half_message rows whose transactions are decided on the server."""
+    """Delete old half_message rows whose transactions are decided on the server, or that a bridge has moved there."""
     with opened(dsn) as engine:
         if force:
             result = purge_by_force(engine, older_than=older_than)
         else:
-            result = asyncio.run(purge(engine, url, older_than=older_than))
+            result = asyncio.run(_purge(engine, url, older_than))
     done = dataclasses.asdict(result)
     say_json(done) if as_json else say(f"{done['rows']} rows deleted, {done['kept']} transactions kept")
+
+
+async def _purge(engine: sa.Engine, url: str, older_than: float) -> Purged:
+    moved = 0
+    if engine.dialect.name in ("mysql", "mariadb"):
+        from notify.binlog_bridge.purge import purge_moved
+
+        moved = await purge_moved(engine, url, older_than=older_than)
+    if url.startswith(SCHEME):
+        return Purged(rows=moved)
+    result = await purge(engine, url, older_than=older_than)
+    result.rows += moved
+    return result
 
 
 def doctor(

@@ -80,6 +80,9 @@ class KafkaSink:
     def _place(self, source: str, epoch: int, position: str) -> None:
         self._produce(POSITIONS, source.encode(), json.dumps({"epoch": epoch, "position": position}).encode(), [])
 
+    async def position(self, source: str) -> str:
+        return await self._call(lambda: self._known(source)[1])
+
     async def append(self, source: str, batch: PackedBridgeBatch) -> Bridged:
         """Publish a batch and its position in one transaction. Part of a large one stays open until the last part."""
         return await self._call(lambda: self._append(source, batch))

@@ -53,9 +53,7 @@ class QueueSink:
     # --- by position ------------------------------------------------------------------------------------------
 
     async def claim(self, source: str, *, take_back: bool = True) -> tuple[int, str]:
-        known: dict[str, Any] = msgspec.msgpack.decode(
-            await self._http.call("GET", f"/v1/bridge/{source}", b"", POST_SECONDS)
-        )
+        known = await self._known(source)
         epoch, position = known["epoch"] + 1, known["position"]
         if not take_back and 0 < self._epoch < known["epoch"]:
             raise stale_epoch(f"another bridge has taken source {source!r} over; stop one of the two")
@@ -63,6 +61,15 @@ class QueueSink:
         claim = PackedBridgeBatch(epoch=epoch, expected_position=position, position=position, claim=True)
         await self.append(source, claim)
         return epoch, position
+
+    async def position(self, source: str) -> str:
+        return str((await self._known(source))["position"])
+
+    async def _known(self, source: str) -> dict[str, Any]:
+        known: dict[str, Any] = msgspec.msgpack.decode(
+            await self._http.call("GET", f"/v1/bridge/{source}", b"", POST_SECONDS)
+        )
+        return known
 
     async def append(self, source: str, batch: PackedBridgeBatch) -> Bridged:
         body = encode_msgpack(batch)

@@ -27,6 +27,10 @@ class Sink(Protocol):
         """
         ...
 
+    async def position(self, source: str) -> str:
+        """Where a source stands; "" where nothing came yet. Nobody is fenced."""
+        ...
+
     async def append(self, source: str, batch: PackedBridgeBatch) -> Bridged:
         """Raises Conflict where another has taken over, Unavailable where it is not known whether it was stored."""
         ...

@@ -1,0 +1,59 @@
+"""`notify purge` and what a bridge has moved: gone once the queue's position is behind it, and not before."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import sqlalchemy as sa
+
+from notify.binlog_bridge import purge
+from notify.binlog_bridge.purge import purge_moved
+from notify.client.table import half_message
+from notify.errors import InvalidRequest, Unavailable
+from notify.testing.mariadb_server import MariaDbServer
+from notify.testing.process import ServerProcess
+from tests.support.bridges import move, outbox
+from tests.support.commands import cli
+
+
+@pytest.fixture
+def url(binlog_url: str) -> str:
+    return binlog_url
+
+
+def left(url: str) -> int:
+    engine = sa.create_engine(url)
+    with engine.connect() as connection:
+        rows = connection.scalar(sa.select(sa.func.count()).select_from(half_message))
+    engine.dispose()
+    return int(rows or 0)
+
+
+def test_rows_that_a_bridge_moved_are_purged_and_no_others(
+    url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue forgets ids after a week, and one without the transactions role is never asked for them."""
+    outbox(url, unique, range(3))
+    words = ("purge", "--dsn", url, "--url", server.url, "--older-than", "0", "--json")
+    engine = sa.create_engine(url)
+    assert asyncio.run(purge_moved(engine, server.url, older_than=0)) == 0  # no bridge has written for it
+    move(url, server)
+    assert asyncio.run(purge_moved(engine, server.url, older_than=3600)) == 0
+    outbox(url, unique, range(4, 6))
+    monkeypatch.setattr(purge, "WAIT_SECONDS", 0.5)
+    with pytest.raises(Unavailable, match="is it running"):
+        asyncio.run(purge_moved(engine, server.url, older_than=0))
+    assert left(url) == 5
+    move(url, server)
+    code, done = cli(*words)
+    assert code == 0 and done["rows"] == 5 and left(url) == 0
+    # A position of another history is behind nothing.
+    outbox(url, unique, range(8, 9))
+    move(url, server)
+    binlog_server.execute("RESET MASTER")
+    outbox(url, unique, range(9, 10))
+    with pytest.raises(InvalidRequest, match="another history"):
+        asyncio.run(purge_moved(engine, server.url, older_than=0))
+    assert left(url) == 2
+    engine.dispose()
