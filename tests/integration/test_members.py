@@ -338,7 +338,8 @@ def test_a_server_starts_while_its_registry_is_away(database_urls: Mapping[str, 
         stranger = cluster.server("new", "--storage", cluster.storage)
         with pytest.raises(Unavailable):
             stranger.start()
-        assert "has not been a member before" in "".join(stranger.output)
+        said = "".join(stranger.output)
+        assert "has not been a member before" in said and "refused" in said, "why it does not answer is told, too"
 
         def send(**fields: Any) -> int:
             return int(

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import structlog
 from sqlalchemy.engine import Engine
+from sqlalchemy.exc import DBAPIError
 
 from notify import faults
 from notify.clock import Clock
@@ -81,8 +82,9 @@ class Administration:
         except faults.DATABASE_AWAY as error:
             if self._last_known is None:
                 raise
-            known = await asyncio.to_thread(self._last_known.read, self.clock(), self.access.on)
-            log.warning("registry_is_away", reason=str(error)[:300], known_at=instant(known.at_us))
+            reason = str(error.orig or error)[:300] if isinstance(error, DBAPIError) else str(error)[:300]
+            known = await asyncio.to_thread(self._last_known.read, self.clock(), self.access.on, reason)
+            log.warning("registry_is_away", reason=reason, known_at=instant(known.at_us))
             self._learn(known.credentials)
             self.hold(known.revision)
         self._task = asyncio.get_running_loop().create_task(self._run())

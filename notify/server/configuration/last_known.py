@@ -44,9 +44,12 @@ class LastKnown:
             os.fsync(file.fileno())
         written.replace(self._path)
 
-    def read(self, now_us: int, with_access: bool) -> Known:
-        """The newest that was kept. Raises StorageFailed where there is nothing, or nothing that may be used now."""
-        away = "the registry's database does not answer"
+    def read(self, now_us: int, with_access: bool, reason: str) -> Known:
+        """The newest that was kept; `reason`: why it is needed.
+
+        Raises StorageFailed where there is nothing, or nothing that may be used now.
+        """
+        away = f"the registry's database does not answer ({reason})"
         try:
             known = msgspec.json.decode(self._path.read_bytes(), type=Known)
         except FileNotFoundError:
