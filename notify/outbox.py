@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection, Engine
 
 from notify.client import table as local
@@ -64,7 +65,9 @@ class Outbox:
         """These transactions, whole, in this order."""
         t = self.table
         rows = connection.execute(
-            sa.select(t).where(t.c.transaction_id.in_(names)).order_by(t.c.transaction_id, t.c.message_no)
+            sa.select(t)
+            .where(_among(connection, t.c.transaction_id, names))
+            .order_by(t.c.transaction_id, t.c.message_no)
         ).mappings()
         found: dict[str, BridgedTransaction] = {}
         for row in rows:
@@ -78,7 +81,15 @@ class Outbox:
         """Note what became of transactions."""
         if names:
             t = self.table
-            connection.execute(t.update().where(t.c.transaction_id.in_(names)).values(relayed=state))
+            connection.execute(t.update().where(_among(connection, t.c.transaction_id, names)).values(relayed=state))
+
+
+def _among(connection: Connection, column: sa.Column[Any], names: Sequence[str]) -> Any:
+    """The condition that a column has one of these values: one parameter where an array can be one, which costs the
+    client less than hundreds of them."""
+    if connection.dialect.name == "postgresql":
+        return column == sa.any_(sa.literal(list(names), postgresql.ARRAY(sa.Text)))
+    return column.in_(names)
 
 
 LOCAL = Outbox(

@@ -12,8 +12,8 @@ from notify.relay.mover import Relayed, in_thread
 from notify.relay.rows import Page, Rows
 from notify.sinks.order import HeldBack, is_for_now
 from notify.sinks.sink import PutsById
-from notify.wire import BridgedTransaction, Item
 
+TAKEN = (200, 201)
 PAGES = 20
 """Behind what the target refuses for now, so many pages are looked at for what it may take."""
 
@@ -38,34 +38,24 @@ class ById:
             if page.end is None:
                 break
             behind = page.end
-            sent = [t for t in page.transactions if not held.holds(t)]
-            items = await self._sink.put(sent) if sent else []
-            taken, refusals = _sorted(sent, items)
-            refusals += page.unreadable
+            sent = [t for t in page.transactions if not held.holds(t)] if held else page.transactions
+            taken, refusals = [], page.unreadable
+            for t, item in zip(sent, await self._sink.put(sent) if sent else (), strict=True):
+                if item.status in TAKEN:
+                    taken.append(t.id)
+                elif is_for_now(item):
+                    held.hold(t, topics=item.code == "backlog_full")
+                    said = said or f"{item.detail} ({item.code})"
+                    wait = max(wait, item.retry_after or 0.0)
+                else:
+                    refusals.append(Refusal.of(t, item))
             if taken or refusals:
                 await in_thread(self._rows.note, outbox, taken, refusals)
                 self._total.sent += len(taken)
                 self._total.refused += len(refusals)
                 moved = True
-            for t, item in zip(sent, items, strict=True):
-                if is_for_now(item):
-                    held.hold(t, topics=item.code == "backlog_full")
-                    said = said or f"{item.detail} ({item.code})"
-                    wait = max(wait, item.retry_after or 0.0)
             if not held or page.is_last:
                 break
         if held and not moved:
             raise Backpressure(f"the target takes nothing for now: {said}", retry_after=wait)
         return moved
-
-
-def _sorted(transactions: list[BridgedTransaction], items: list[Item]) -> tuple[list[str], list[Refusal]]:
-    """The ids that the target has, and what it will never take."""
-    taken: list[str] = []
-    refusals: list[Refusal] = []
-    for t, item in zip(transactions, items, strict=True):
-        if item.status in (200, 201):
-            taken.append(t.id)
-        elif not is_for_now(item):
-            refusals.append(Refusal.of(t, item))
-    return taken, refusals

@@ -109,7 +109,7 @@ class _Putting:
         most = REQUEST_ITEMS
         while waiting and not self._is_away:
             request = _cut(waiting, most, each_key_once=not group)
-            sent = [each for each in request if not self._is_held(each)]
+            sent = [each for each in request if not self._is_held(each)] if self._held else request
             if not sent:
                 continue
             try:
