@@ -112,12 +112,9 @@ def present(engine: Engine | Connection) -> list[Outbox]:
 
 def source_name(connection: Connection) -> str:
     """The id that the database was given, by which a queue knows it after a failover, too. Raises InvalidRequest."""
-    for statement in ("SELECT source FROM server_shard", "SELECT id FROM notify_source"):
-        try:
-            found = connection.exec_driver_sql(statement).scalar()
-        except sa.exc.ProgrammingError:
-            connection.rollback()
-            continue
+    there = set(sa.inspect(connection).get_table_names())
+    for column in (server.server_shard.c.source, local.notify_source.c.id):
+        found = connection.execute(sa.select(column)).scalar() if column.table.name in there else None
         if found:
             return str(found)
     raise InvalidRequest("the database has no source id: run create_tables or `notify storage upgrade`, or name it")

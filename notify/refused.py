@@ -18,13 +18,14 @@ from notify.client.table import notify_refused
 from notify.databases import database_now
 from notify.errors import InvalidRequest
 from notify.outbox import DROPPED, REFUSED, RELAYED, Outbox, present
-from notify.wire import BridgedTransaction, Item
+from notify.wire import BridgedTransaction, Item, RefusedReport, RefusedTransaction
 
 WAITING, RETRY, DROPPED_STATE = "WAITING", "RETRY", "DROPPED"
 STATES = (WAITING, RETRY, DROPPED_STATE)
 """A person is to decide; the mover is to try again; a person has dropped it, with a reason."""
 MOST_AT_ONCE = 1000
 DETAIL_CHARACTERS = 1000
+REPORTED, REPORTED_CHARACTERS = 20, 300
 
 _r = notify_refused.c
 
@@ -125,6 +126,17 @@ _retried = sa.select(_r.transaction_id).where(_r.state == RETRY)
 def count(connection: Connection) -> int:
     """How many wait for a person."""
     return int(connection.execute(sa.select(sa.func.count()).where(_r.state == WAITING)).scalar_one())
+
+
+def report(connection: Connection) -> RefusedReport:
+    """The number of those that wait for a person, and the first of them, as a server shows it."""
+    lines = [
+        RefusedTransaction(
+            id=row["transaction_id"], topic=row["topic"], code=row["code"], detail=row["detail"][:REPORTED_CHARACTERS]
+        )
+        for row in listed(connection, state=WAITING, limit=REPORTED)
+    ]
+    return RefusedReport(waiting=count(connection), transactions=lines)
 
 
 def listed(

@@ -183,6 +183,22 @@ class Bridged(Struct, omit_defaults=True):
     refused: list[Item] = []
 
 
+class RefusedTransaction(Fields):
+    """One of a source's list of refused messages, with the target's reason."""
+
+    id: str
+    topic: str
+    code: str
+    detail: str
+
+
+class RefusedReport(Fields):
+    """How many of a source's refused transactions wait for a decision, and the first of them."""
+
+    waiting: int
+    transactions: list[RefusedTransaction] = []
+
+
 # --- consumers ------------------------------------------------------------------------------------------------
 
 

@@ -19,15 +19,17 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from notify.backoff import Backoff
-from notify.errors import Unavailable
+from notify.errors import InvalidRequest, Unavailable
 from notify.outbox import SERVER
 from notify.relay.by_id import ById
 from notify.relay.by_position import ByPosition
 from notify.relay.leases import Leases, leases_of
 from notify.relay.mover import Mover, Relayed, in_thread
 from notify.relay.rows import Rows, is_away
+from notify.sinks.showing import Showing
 from notify.sinks.sink import PutsById, open_sink
 from notify.storage.sql import registry
+from notify.wire import RefusedReport
 
 log = logging.getLogger("notify.relay")
 
@@ -60,6 +62,7 @@ class Relay:
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         self._leases = leases_of(self._engine)
         self._rows = Rows(self._engine, self._leases, self._name)
+        showing = Showing(sink)
         mover: Mover
         if isinstance(sink, PutsById):
             mover = ById(sink, self._rows, self.total)
@@ -68,7 +71,7 @@ class Relay:
         try:
             while True:
                 try:
-                    moved = await self._round(mover)
+                    moved = await self._round(mover, showing, announce=once and self.total.refused > self.listed)
                     backoff.reset()
                     if not moved and not once:
                         await in_thread(self._leases.wait, interval, stop=self._leases.stop)
@@ -95,11 +98,15 @@ class Relay:
         self._leases.lose()
         self._engine.dispose()
 
-    async def _round(self, mover: Mover) -> bool:
-        """Move some of each table. False if there was nothing."""
+    async def _round(self, mover: Mover, showing: Showing, announce: bool) -> bool:
+        """Move some of each table. False if there was nothing. Says now and then how it stands, or with `announce`."""
         if not self._rows.outboxes:
             await in_thread(self._rows.find)
-        await in_thread(self._announce)
+        if announce or time.monotonic() - self._announced >= ANNOUNCE_SECONDS:
+            self._announced = time.monotonic()
+            source, report = await in_thread(self._announce)
+            if source:
+                await showing.show(source, report)
         if not await in_thread(self._leases.renew):
             return False
         moved = False
@@ -107,14 +114,15 @@ class Relay:
             moved = await mover.move(outbox) or moved
         return moved
 
-    def _announce(self) -> None:
-        """Look at the list of refused messages; say in the server's registry, if there is one, that this relay runs."""
-        now = time.monotonic()
-        if now - self._announced < ANNOUNCE_SECONDS:
-            return
-        self._announced = now
-        self.listed = self._rows.listed()
+    def _announce(self) -> tuple[str, RefusedReport]:
+        """Say in the server's registry, if there is one, that this relay runs; the source and its refused messages."""
+        report = self._rows.listed()
+        self.listed = report.waiting
         if SERVER in self._rows.outboxes:
             detail = {"sent": self.total.sent, "refused": self.total.refused, "listed": self.listed}
             with self._engine.begin() as connection:
                 registry.heartbeat(connection, registry.Member(self._name, "relay", detail=detail))
+        try:
+            return self._rows.source(), report
+        except InvalidRequest:
+            return "", report  # a database without a source id has nobody to tell of

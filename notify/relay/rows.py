@@ -15,7 +15,7 @@ from notify.errors import InvalidRequest
 from notify.outbox import LOCAL, REFUSED, RELAYED, SERVER, Outbox, Place, present, source_name
 from notify.refused import Refusal
 from notify.relay.leases import Leases
-from notify.wire import BridgedTransaction
+from notify.wire import BridgedTransaction, RefusedReport
 
 log = logging.getLogger("notify.relay")
 
@@ -103,14 +103,14 @@ class Rows:
             if self._has_list:
                 refused.note(connection, self._mover, refusals)
 
-    def listed(self) -> int:
-        """How many refused transactions wait for a person; those that were sent since leave the list."""
+    def listed(self) -> RefusedReport:
+        """The refused transactions that wait for a person; those that were sent since leave the list."""
         if not self._has_list:
-            return 0
+            return RefusedReport(waiting=0)
         with self._engine.begin() as connection:
             for outbox in self.outboxes:
                 refused.tidy(connection, outbox)
-            return refused.count(connection)
+            return refused.report(connection)
 
 
 def _within(places: Iterable[Place], most_bytes: int) -> list[Place]:

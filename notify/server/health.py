@@ -92,6 +92,9 @@ def router(what_runs: Callable[[], Running | None], connections: Connections) ->
         )
         if core.has_queues:
             _add_queues(shown, core)
+        waiting = [((row["source"],), row["waiting"]) for row in core.refusals.shown()]
+        text = "Refused transactions that wait for a decision beside their source"
+        shown.gauges("notify_refused_transactions", text, ["source"], waiting)
         _add_alarms(shown, running.alarms)
         return PlainTextResponse(shown.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 

@@ -22,6 +22,7 @@ from notify.wire import (
     PackedBridgeBatch,
     PackedPublished,
     PackedTransaction,
+    RefusedReport,
     encode_msgpack,
 )
 
@@ -84,6 +85,9 @@ class QueueSink:
             for group, some in step.items():
                 await putting.put(group, some)
         return [putting.items.get(t.id) or Item(t.id, 503, code="unavailable", detail=AWAY) for t in transactions]
+
+    async def show_refused(self, source: str, report: RefusedReport) -> None:
+        await self._http.call("PUT", f"/v1/sources/{source}/refused", encode_msgpack(report), POST_SECONDS)
 
     async def close(self) -> None:
         self._http.close()

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 from notify.errors import NotifyError
 from notify.kafka_records import SCHEME
 from notify.sinks.queue_server import QueueSink
-from notify.wire import Bridged, BridgedTransaction, Item, PackedBridgeBatch
+from notify.wire import Bridged, BridgedTransaction, Item, PackedBridgeBatch, RefusedReport
 
 log = logging.getLogger("notify.bridge")
 
@@ -49,6 +49,15 @@ class PutsById(Protocol):
         own was not stored either. Another from 400 on: it is never taken as it is. Requests keep within the target's
         bounds by themselves. Raises Unavailable where nothing is known of any, Unauthorized or Forbidden.
         """
+        ...
+
+
+@runtime_checkable
+class ShowsRefused(Protocol):
+    """A destination that shows people how many refused messages wait beside a source."""
+
+    async def show_refused(self, source: str, report: RefusedReport) -> None:
+        """Raises Forbidden where this mover may not say so, and whatever a request may raise."""
         ...
 
 

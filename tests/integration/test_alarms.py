@@ -24,8 +24,8 @@ from notify.settings import Settings
 from notify.testing import InMemoryServer
 from tests.support.clock import eventually
 from tests.support.groups import publish, subscribe
-from tests.support.http import admin, metric, post, refusal
-from tests.support.transactions import half_request
+from tests.support.http import admin, ask, call, metric, post, refusal
+from tests.support.transactions import half_request, new_id
 
 SECRET = "a secret of the tests"
 
@@ -142,6 +142,27 @@ def test_alarms_are_raised_said_and_cleared(watched: InMemoryServer, receiver: R
     assert said == Counter([("raised", name) for name in wanted] + [("cleared", name) for name in wanted - {"bridge"}])
     assert receiver.unsigned == 0
     assert metric(url, 'notify_alarms{alarm="parked"}') == 0
+
+
+def test_refused_messages_of_a_source_are_shown_until_somebody_decides(watched: InMemoryServer) -> None:
+    url = watched.url
+    line = {"id": new_id(), "topic": "order.placed", "code": "too_large", "detail": "the body is <too> long"}
+    path = "/v1/sources/shop-db/refused"
+    assert ask(url, "PUT", path, {"waiting": 3, "transactions": [line]})[0] == 200
+    eventually(lambda: "refused" in names(watched), "the alarm")
+    assert metric(url, 'notify_refused_transactions{source="shop-db"}') == 3
+    (row,) = admin(url, "GET", "refused")["sources"]
+    assert (row["source"], row["waiting"], row["transactions"]) == ("shop-db", 3, [line])
+    page = str(call(url, "GET", "/nodes"))
+    assert line["id"] in page and "&lt;too&gt;" in page and "notify refused" in page
+    assert ask(url, "PUT", path, {"waiting": 0})[0] == 200
+    eventually(lambda: "refused" not in names(watched), "the alarm to be cleared")
+    assert line["id"] not in str(call(url, "GET", "/nodes"))
+    for bad in ({"waiting": -1}, {"waiting": 1, "transactions": [line] * 21}):
+        assert ask(url, "PUT", path, bad)[0] == 422
+    ask(url, "PUT", path, {"waiting": 3})
+    watched.advance(3601)
+    assert admin(url, "GET", "refused")["sources"] == []
 
 
 def test_each_alarm_has_a_meaning_in_the_guide() -> None:

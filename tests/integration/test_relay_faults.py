@@ -19,7 +19,7 @@ from notify import ids, refused
 from notify.client import create_tables
 from notify.client.table import half_message, notify_refused
 from notify.limits import LIMITS
-from notify.outbox import LOCAL, REFUSED
+from notify.outbox import LOCAL, REFUSED, source_name
 from notify.refused import DROPPED_STATE
 from notify.relay.leases import BUCKETS, Leases, MySqlLease, PostgreSqlLeases
 from notify.relay.relay import Relay
@@ -131,6 +131,10 @@ def test_people_decide_by_command(outbox: Outbox, engine_url: str, server: Serve
     names = sorted(outbox.add("x", producer_group="no name") for _ in range(3))
     code, said = cli("relay", "--dsn", engine_url, "--url", server.url, "--once", "--json")
     assert (code, said) == (1, {"sent": 0, "refused": 3})
+    with outbox.engine.connect() as connection:
+        source = source_name(connection)
+    (row,) = [row for row in admin(server.url, "GET", "refused")["sources"] if row["source"] == source]
+    assert row["waiting"] == 3 and row["transactions"][0]["id"] == names[0]
     code, said = cli("refused", "list", "--dsn", engine_url, "--json")
     assert (code, said["waiting"], [row["transaction_id"] for row in said["refused"]]) == (1, 3, names)
     assert {row["code"] for row in said["refused"]} == {"invalid_name"}

@@ -254,6 +254,11 @@ def bridging(room: Room) -> list[Case]:
     return [
         Case("GET /v1/bridge/{source}", bridge, lambda t, o: Asked("GET", f"/v1/bridge/{t.source}")),
         Case("POST /v1/bridge/{source}/batches", bridge, append),
+        Case(
+            "PUT /v1/sources/{source}/refused",
+            bridge,
+            lambda t, o: Asked("PUT", f"/v1/sources/{t.source}/refused", {"waiting": 0}),
+        ),
         Case("POST /v1/bridge/{source}/batches", bridge, steal, what="with another's half", status=409),
     ]
 
@@ -299,7 +304,7 @@ def administration(room: Room) -> list[Case]:
         is_of_things = re.search(r"\{\w+\}", text + json.dumps(body)) is not None
         table.append(Case(f"{method} /v1/admin{template}", takes, ask, is_of_things=is_of_things, **options))
 
-    for path in ("topics", "groups", "transactions", "limits", "jobs", "bridges", "nodes", "settings",
+    for path in ("topics", "groups", "transactions", "limits", "jobs", "bridges", "refused", "nodes", "settings",
                  "settings/revisions", "backups", "check-webhooks", "credentials", "actions", "audits", "overview",
                  "history"):  # fmt: skip
         add(f"GET /{path}", VIEW)

@@ -10,7 +10,7 @@ from notify.server.admin.writes import Desk
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
-    """The routes `bridges` and `nodes`."""
+    """The routes `bridges`, `refused` and `nodes`."""
 
     @routes.get("/bridges")
     async def bridges() -> dict[str, Any]:
@@ -21,6 +21,11 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     async def bridge(source: str) -> dict[str, Any]:
         """Show one source as the list does."""
         return desk.core.bridges.one(source)
+
+    @routes.get("/refused")
+    async def refused() -> dict[str, Any]:
+        """List the sources whose refused messages wait for a decision, as bridges and relays say."""
+        return {"sources": desk.core.refusals.shown()}
 
     @routes.get("/nodes")
     async def nodes() -> dict[str, Any]:

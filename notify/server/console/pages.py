@@ -106,7 +106,8 @@ async def _nodes(api: Api, request: Request) -> dict[str, Any]:
         if error.status != 421:
             raise
         bridges = None  # a server without queues has none
-    return {"nodes": await api.get("nodes"), "bridges": bridges}
+    refused = [row for row in (await api.get("refused"))["sources"] if row["waiting"]]
+    return {"nodes": await api.get("nodes"), "bridges": bridges, "refused": refused}
 
 
 async def _audits(api: Api, request: Request) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from notify.server.core.checks import Checks
 from notify.server.core.flow import Flow, RateLimits
 from notify.server.core.outcomes import Outcomes
 from notify.server.core.queue_role import QueueRole, queue_role_of
+from notify.server.core.refusals import Refusals
 from notify.server.core.subscriptions import Subscriptions
 from notify.server.core.transactions import Transactions
 from notify.server.delivery import Delivery
@@ -82,6 +83,7 @@ class Core:
             jitter=jitter,
         )
         self.checks = Checks(store, clock, schedule, settings.shard, self.metrics, check_log, settings.tracing)
+        self.refusals = Refusals(clock)
         self.one_search = asyncio.Lock()
         """Held by the administrator's search that goes on: they share what searches may take of the server's time."""
         self._retaining: asyncio.Task[None] | None = None

@@ -11,6 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from notify import wire
 
 SUBSCRIPTION = "/v1/groups/{group}/subscriptions/{topic}"
+REFUSED = "/v1/sources/{source}/refused"
 ROUTES: list[tuple[str, str, type, type | None]] = [
     ("/v1/transactions", "Store halves", wire.JsonTransactions, wire.Items),
     ("/v1/transactions/outcomes", "Record outcomes, answer checks", wire.Outcomes, wire.Items),
@@ -19,11 +20,12 @@ ROUTES: list[tuple[str, str, type, type | None]] = [
     ("/v1/messages", "Send messages without a transaction", wire.JsonMessages, wire.Items),
     ("/v1/groups/{group}/receive", "Receive messages under leases", wire.Receive, None),
     ("/v1/bridge/{source}/batches", "Append a bridge's transactions and position", wire.JsonBridgeBatch, wire.Bridged),
+    (REFUSED, "Tell how many refused transactions of a source wait for a decision", wire.RefusedReport, None),
     ("/v1/groups/{group}/settle", "Settle receipts", wire.Settle, wire.SettledItems),
     (SUBSCRIPTION, "Make or change a subscription, or with * a pattern of topics", wire.Subscribe, None),
     (SUBSCRIPTION + "/inbox", "Tell from when on the group's inbox is whole", wire.WholeInbox, None),
 ]
-METHODS = dict.fromkeys((SUBSCRIPTION, SUBSCRIPTION + "/inbox"), "put")
+METHODS = dict.fromkeys((SUBSCRIPTION, SUBSCRIPTION + "/inbox", REFUSED), "put")
 """The methods of routes that are not called by POST."""
 
 
@@ -52,6 +54,10 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     },
     SUBSCRIPTION: {"mode": "ordered", "start": "earliest", "tags": ["vip"], "max_attempts": 5, "retry_min": 2},
     SUBSCRIPTION + "/inbox": {"whole_from": "2026-11-01T00:00:00Z"},
+    REFUSED: {
+        "waiting": 1,
+        "transactions": [{"id": _ID, "topic": "order.placed", "code": "too_large", "detail": "the body is too long"}],
+    },
     "/v1/bridge/{source}/batches": {
         "epoch": 1,
         "expected_position": "0-1-41",

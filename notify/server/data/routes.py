@@ -34,6 +34,7 @@ from notify.wire import (
     PackedTransactions,
     Poll,
     Receive,
+    RefusedReport,
     Settle,
     SettledItems,
     States,
@@ -62,6 +63,7 @@ _POLL = _decoders(Poll, Poll)
 _RECEIVE = _decoders(Receive, Receive)
 _SETTLE = _decoders(Settle, Settle)
 _BRIDGE = _decoders(JsonBridgeBatch, PackedBridgeBatch)
+_REFUSED = _decoders(RefusedReport, RefusedReport)
 _SUBSCRIBE = _decoders(Subscribe, Subscribe)
 _WHOLE_INBOX = _decoders(WholeInbox, WholeInbox)
 
@@ -78,6 +80,7 @@ class DataRoutes:
         ("GET", "/v1/members", "members"),
         ("GET", "/v1/bridge/{source}", "bridge_position"),
         ("POST", "/v1/bridge/{source}/batches", "bridge_batch"),
+        ("PUT", "/v1/sources/{source}/refused", "tell_refused"),
         ("POST", "/v1/groups/{group}/receive", "receive"),
         ("POST", "/v1/groups/{group}/settle", "settle"),
         ("PUT", "/v1/groups/{group}/subscriptions/{topic}", "subscribe"),
@@ -203,6 +206,11 @@ class DataRoutes:
     async def bridge_batch(self, request: Request, source: str) -> bytes:
         check(request, "bridge", source)
         return request.encode(await self.core.bridges.append(source, request.decode(_BRIDGE)))
+
+    async def tell_refused(self, request: Request, source: str) -> bytes:
+        check(request, "bridge", source)
+        self.core.refusals.tell(source, request.decode(_REFUSED))
+        return request.encode({"source": source})
 
     # --- consumers --------------------------------------------------------------------------------------------
 

@@ -41,6 +41,8 @@ MEANING = {
     "slow, or one message holds up an ordered queue.",
     "disk": "The disk of the log is fuller than alarm_disk_share. Once it is full, writes get 507; reading goes on.",
     "bridge": "A bridge or relay has not written for alarm_bridge_seconds; one that runs writes every 10 s at least.",
+    "refused": "Messages of a source wait for a decision: no queue takes them as they are. See them with "
+    "`notify refused list --dsn …`, then have them tried again, or drop them.",
     "audit": "The newest audit published here has findings: see its report.",
     "filter": "An earlier version took a subscription's filter that this one refuses, because it may cost too much: "
     "the group gets no messages of that topic. Change the subscription's filter.",
@@ -130,6 +132,10 @@ class Alarms:
         if audit is not None and audit["verdict"] == "FINDINGS":
             counts = ", ".join(f"{name} {n}" for name, n in audit["counts"].items() if n)
             found.append(("audit", str(audit["id"]), f"The audit of {instant(audit['at_us'])} found {counts}"))
+        for row in core.refusals.shown():
+            if row["waiting"]:
+                text = f"{row['waiting']} refused transactions of source {row['source']} wait for a decision"
+                found.append(("refused", row["source"], text))
         with contextlib.suppress(WrongRole):
             found += [*self._groups(now_us), *self._bridges()]
         if isinstance(core.store, Complaining):
