@@ -1,4 +1,4 @@
-"""What every sink must do, by id or by position: once, in order, within the target's bounds, whatever fails.
+"""Every sink stores each transaction once and in order, by id or by position, within the target's bounds.
 
 `Target` is what a suite needs of a kind of target; queue servers are one.
 """
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Target:
-    """A queue server, with a topic and a group of the test's own."""
+    """A queue server with a topic and a group of this test."""
 
     def __init__(self, server: ServerProcess, topic: str) -> None:
         self.url = server.url
@@ -40,15 +40,15 @@ class Target:
         return BridgedTransaction(id=ids.to_text(ids.new_id()), producer_group=group, messages=[message])
 
     def delivered(self, count: int) -> list[str]:
-        """The bodies of all messages, of which there are so many."""
+        """The bodies of all messages; waits until there are so many."""
         return bodies(drain(self.url, self.topic, self.topic, count))
 
     def limit(self, per_second: float | None) -> None:
-        """Take so many messages of the topic a second, or all."""
+        """Bound the topic's rate to so many messages a second, or remove the bound."""
         admin(self.url, "PUT", "limits", {"topics": {self.topic: per_second}} if per_second else {})
 
     def behind_proxy(self) -> tuple[Proxy, str]:
-        """A proxy before the target, and the URL to use."""
+        """A proxy before the target, and the URL through it."""
         host, port = self.url.removeprefix("http://").split(":")
         proxy = Proxy(host, int(port))
         self._proxies.append(proxy)
@@ -68,7 +68,7 @@ def target(server: ServerProcess, unique: str) -> Iterator[Target]:
 
 
 def use(url: str, work: Callable[[QueueSink], Awaitable[T]]) -> T:
-    """What a function says that uses a sink."""
+    """The result of a function that uses a sink."""
 
     async def run() -> T:
         sink = open_sink(url)
@@ -144,7 +144,7 @@ def test_a_request_that_is_cut_is_put_again(target: Target, answer: bool) -> Non
 
 
 def test_the_order_per_key_is_kept_over_producer_groups(target: Target) -> None:
-    """A request carries one group, so that another group's transactions of the same key were sent before or after."""
+    """A key's order holds across producer groups, although a request carries one group."""
     some = [target.sent(f"{n % 3} {n}", key=f"k{n % 3}", group="gh"[n // 3 % 2]) for n in range(30)]
     some.insert(9, target.sent("0 8.5", key="k0", group=""))
     assert statuses(put(target.url, some)) == [201] * 31
@@ -173,7 +173,7 @@ def test_two_movers_at_once_keep_the_order(target: Target) -> None:
 
 
 def test_what_is_refused_for_now_is_not_overtaken(target: Target) -> None:
-    """Later ones of its key wait, in the same request as behind it."""
+    """Later messages of its key wait, in the same request and in later ones."""
     target.limit(40)
     left = [target.sent(f"{n % 7} {n:03}", key=f"k{n % 7}", group=f"g{n % 2}") for n in range(150)]
     rounds = 0
@@ -193,7 +193,7 @@ def test_what_is_refused_for_now_is_not_overtaken(target: Target) -> None:
 
 
 def test_requests_keep_within_the_bounds_of_the_target(target: Target) -> None:
-    """By bytes and by count: 18 MB at once ended a relay for good."""
+    """Requests are cut by bytes and by count. A request of 18 MB ended a relay for good."""
     large = [target.sent(f"{n:04}" + "x" * 40_000) for n in range(450)]
     small = [target.sent(f"{n:04}") for n in range(450, LIMITS.items + 500)]
     assert set(statuses(put(target.url, large + small))) == {201}
@@ -211,7 +211,7 @@ def test_one_larger_than_a_request_is_refused_and_the_others_go(target: Target) 
 
 
 def test_what_is_refused_for_good_keeps_nothing_up(target: Target) -> None:
-    """Whether the target refuses an item, or the whole request for what is in it."""
+    """Other transactions go on, whether the target refuses an item or the whole request."""
     bad = {
         "a long body": target.sent("x" * (LIMITS.message_bytes + 1)),
         "a topic that is no name": target.sent("x"),

@@ -1,4 +1,4 @@
-"""Backfilling from the tables of a real MariaDB: one snapshot for rows and position, and only what was not moved."""
+"""A backfill from a real MariaDB reads rows and position in one snapshot, and moves only rows that were not moved."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def url(binlog_url: str) -> str:
 def test_a_transaction_that_is_in_the_binlog_and_not_yet_in_the_table_is_not_passed(
     url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str
 ) -> None:
-    """It waits for a semi-synchronous replica: the binlog's position has it, and no other session sees it."""
+    """Such a transaction waits for a semi-synchronous replica: the binlog has it, and no other session sees it yet."""
     subscribe(server.url, unique, unique)
     outbox(url, unique, range(2))
     binlog_server.execute(
@@ -40,7 +40,7 @@ def test_a_transaction_that_is_in_the_binlog_and_not_yet_in_the_table_is_not_pas
             lambda: _waits(binlog_server) and
             binlog_server.execute("SELECT @@gtid_binlog_pos")[0] != before, "a transaction to wait for a replica",
         )  # fmt: skip
-        assert move(url, server, fill=True).totals.rows == 1  # it comes from the binlog, behind the snapshot
+        assert move(url, server, fill=True).totals.rows == 1  # the bridge reads it from the binlog, behind the snapshot
     finally:
         binlog_server.execute(
             "SET GLOBAL rpl_semi_sync_master_enabled = OFF, GLOBAL rpl_semi_sync_master_wait_point = AFTER_COMMIT"
@@ -72,7 +72,7 @@ def test_only_what_was_not_moved_is_sent_in_the_order_of_its_times(
     bridge = move(url, server)
     assert bridge.totals.stored == 6
     again = move(url, server, fill=True)
-    # Those of the last hour before the position are sent again, and known; the older ones are not sent.
+    # Rows of the last hour before the position are sent again, and known by their ids; older ones are not sent.
     assert (again.totals.known, again.totals.stored) == (3, 0)
     outbox(url, unique, range(8, 14))
     change("8", "created_at = created_at + INTERVAL 60 SECOND")
@@ -83,7 +83,7 @@ def test_only_what_was_not_moved_is_sent_in_the_order_of_its_times(
     assert (last.totals.known, last.totals.stored) == (3, 4)
     assert numbers(server, unique, 10) == [0, 1, 2, 4, 5, 6, 10, 12, 13, 8]
     assert drain(server.url, unique, unique, 0) == []
-    # Everything, where somebody says from when on.
+    # With an explicit instant all rows from it on are sent.
     since_us = round(since.timestamp() * 1e6)
     code, done = cli(
         "bridge", "--dsn", url, "--url", server.url, "--backfill-from", instant(since_us), "--once", "--json"

@@ -1,4 +1,4 @@
-"""The bridge on what a real MariaDB seldom writes: rollbacks, XA, checksums that change, another history."""
+"""The bridge on a real MariaDB's rare events: rollbacks, XA, changed checksums, another history."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def url(binlog_url: str) -> str:
 
 
 class Session:
-    """A session that writes statements as they are."""
+    """A session of the source that runs statements unchanged."""
 
     def __init__(self, url: str, topic: str) -> None:
         at = sa.make_url(url)
@@ -47,7 +47,7 @@ class Session:
         )
 
     def run(self, *statements: str | int) -> None:
-        """Statements; a number stands for an outbox row with that number in its body."""
+        """Run statements; a number stands for the INSERT of an outbox row with that number in its body."""
         with self._connection.cursor() as cursor:
             for statement in statements:
                 if isinstance(statement, str):
@@ -84,7 +84,7 @@ def session(url: str, unique: str) -> Iterator[Session]:
 def test_rows_rolled_back_to_a_savepoint_are_not_taken(
     url: str, server: ServerProcess, unique: str, session: Session, other: str
 ) -> None:
-    """The server logs them, with ROLLBACK TO behind them, where something else in the transaction stays."""
+    """The source logs such rows, and ROLLBACK TO behind them, if the transaction has other changes that stay."""
     subscribe(server.url, unique, unique)
     session.run(
         "BEGIN", 0, "SAVEPOINT `A b`", 1, other, "SAVEPOINT c", 2, "ROLLBACK TO c", 3, "ROLLBACK TO SAVEPOINT `a B`", 4,
@@ -99,7 +99,7 @@ def test_rows_rolled_back_to_a_savepoint_are_not_taken(
 def test_a_large_transaction_that_is_rolled_back_leaves_nothing_at_the_queue(
     url: str, server: ServerProcess, unique: str, session: Session
 ) -> None:
-    """Its parts were prepared there, and would have waited for ever, or gone out with the next transaction."""
+    """Its prepared parts are dropped. They waited for ever, or were committed with the next transaction."""
     subscribe(server.url, unique, unique)
     session.run("BEGIN")
     for n in range(12):
@@ -149,7 +149,7 @@ def test_checksums_may_change_under_a_running_bridge_and_behind_it(
         outbox(url, unique, range(8, 10))
         binlog_server.execute("SET GLOBAL binlog_checksum = NONE")
         outbox(url, unique, range(12, 14))
-        assert move(url, server).totals.rows == 4  # from a file with checksums, at a server without
+        assert move(url, server).totals.rows == 4  # a file with checksums, read from a server without
     finally:
         binlog_server.execute("SET GLOBAL binlog_checksum = CRC32")
     assert numbers(server, unique, 8) == [0, 1, 4, 5, 8, 9, 12, 13]
@@ -158,7 +158,7 @@ def test_checksums_may_change_under_a_running_bridge_and_behind_it(
 def test_another_history_that_has_passed_the_position_stops_it(
     url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str
 ) -> None:
-    """After RESET MASTER the same GTIDs come again: once they are past the bridge's, the source would skip silently."""
+    """After RESET MASTER the same GTIDs come again: once past the bridge's position, the source would skip silently."""
     subscribe(server.url, unique, unique)
     outbox(url, unique, range(2))
     move(url, server)
@@ -166,7 +166,7 @@ def test_another_history_that_has_passed_the_position_stops_it(
     outbox(url, unique, range(4, 40))
     with pytest.raises(Purged, match="another history"):
         move(url, server)
-    # Behind a rotation the history is the same one, whichever file the source goes on from.
+    # After a rotation the history is the same, whichever file the source goes on from.
     move(url, server, fill=True)
     outbox(url, unique, range(40, 42))
     assert move(url, server).totals.rows == 2
@@ -178,7 +178,7 @@ def test_another_history_that_has_passed_the_position_stops_it(
 
 
 def test_a_row_that_cannot_be_decoded_stops_it(url: str, server: ServerProcess, unique: str, session: Session) -> None:
-    """It was tried again for ever, as if the connection had failed."""
+    """Such a row stops the bridge. It was read again for ever, as after a lost connection."""
     session.run("BEGIN")
     session.insert(0, headers="{no JSON")
     session.run("COMMIT")

@@ -1,4 +1,4 @@
-"""The bridge and what no queue takes: it goes on, and the source's list of refused messages has it."""
+"""A message that no queue takes goes to the source's list of refused messages, and the bridge goes on."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_message_that_no_queue_takes_is_listed_and_sent_when_somebody_says_so(
         assert {r.mover for r in listed.values()} == {f"bridge-{bridge.name}"}
         marked = connection.scalars(sa.select(rows.transaction_id).where(rows.relayed == 2, rows.message_no == 0))
         assert set(marked) == set(listed)
-        # What was wrong with it is put right in the table, and it is tried again.
+        # The row is corrected in the table, and tried again.
         connection.execute(
             half_message.update().where(rows.transaction_id == bad["transaction_id"]).values(topic=unique)
         )

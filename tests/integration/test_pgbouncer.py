@@ -1,4 +1,4 @@
-"""Through the real PgBouncer: services in any mode, servers and relays in session mode only, and who says so."""
+"""The real PgBouncer: services work in any mode, servers and relays in session mode only, and `doctor` says so."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ THREADS, ORDERS = 8, 80
 
 @pytest.fixture
 def direct(database_urls: Mapping[str, str], tmp_path: Path) -> Iterator[str]:
-    """The URL of an empty database of PostgreSQL itself."""
+    """The URL of an empty database, without PgBouncer."""
     with empty_database("postgresql", database_urls, tmp_path) as url:
         yield url
 
 
 @pytest.fixture
 def pooled(direct: str, tmp_path: Path) -> Iterator[Pooled]:
-    """Gives the URL of the same database through PgBouncer in a mode."""
+    """A function from a pool mode to the URL of the same database through PgBouncer."""
     directory = tmp_path / "pgbouncer"
     directory.mkdir()
     with ExitStack() as stack:
@@ -66,7 +66,7 @@ def test_a_pooler_is_seen(direct: str, pooled: Pooled) -> None:
 
 
 def test_servers_work_through_session_mode(direct: str, pooled: Pooled, tmp_path: Path) -> None:
-    """They gave the bounds of a session with the connection, which PgBouncer refuses."""
+    """Servers set a session's bounds by statement. They set them with the connection, which PgBouncer refuses."""
     make_storage(direct)
     with ExitStack() as stack:
         servers = Started(pooled(SESSION), tmp_path, stack)
@@ -84,7 +84,7 @@ def test_servers_work_through_session_mode(direct: str, pooled: Pooled, tmp_path
 
 
 def test_servers_refuse_transaction_mode(direct: str, pooled: Pooled, tmp_path: Path) -> None:
-    """Their prepared statements would be somebody else's, now and then, and their bounds nobody's."""
+    """In transaction mode prepared statements and bounds belong to a backend that other clients share."""
     make_storage(direct)
     through = pooled(TRANSACTION)
     server = ServerProcess(tmp_path / "s", flags=["--storage", through])
@@ -96,13 +96,13 @@ def test_servers_refuse_transaction_mode(direct: str, pooled: Pooled, tmp_path: 
         queue.start()
     assert "pool_mode = session" in "".join(queue.output)
     code, refused = cli("storage", "upgrade", "--storage", through, "--json")
-    assert code == 2 and "pool_mode = session" in refused["text"], "its lock would hold nobody off"
+    assert code == 2 and "pool_mode = session" in refused["text"], "its lock would exclude nobody"
 
 
 def test_a_relay_is_woken_in_session_mode_and_refuses_transaction_mode(
     direct: str, pooled: Pooled, server: ServerProcess, unique: str
 ) -> None:
-    """There it heard of nothing, and two relays had the same keys: their order was lost."""
+    """In transaction mode no notification arrived, and two relays had the same keys, whose order was lost."""
     subscribe(server.url, unique, unique)
     engine = sa.create_engine(direct)
     create_tables(engine)
@@ -146,7 +146,7 @@ def test_doctor_notices_a_pooler(direct: str, pooled: Pooled, server: ServerProc
 def test_services_work_through_any_mode(
     direct: str, pooled: Pooled, memory: InMemoryServer, unique: str, mode: str
 ) -> None:
-    """With prepared statements off, as every client of PgBouncer in transaction mode has them."""
+    """A service's engine has prepared statements off, as transaction mode needs."""
     engine = sa.create_engine(pooled(mode), connect_args={"prepare_threshold": None}, pool_size=THREADS)
     create_tables(engine)
     Base.metadata.create_all(engine)

@@ -1,4 +1,4 @@
-"""The list of refused messages, on each database: what is put on it, tried again, dropped, and kept from purging."""
+"""The list of refused messages, on each database: entries are added, tried again, dropped, and kept by a purge."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.shop import make_engine
 
 @pytest.fixture
 def engine(engine_url: str) -> Iterator[sa.Engine]:
-    """A database with an outbox of three transactions that the target has refused, all of them on the list."""
+    """A database whose outbox has three transactions that the target refused, all on the list."""
     engine = make_engine(engine_url)
     create_tables(engine)
     with TransactionProducer("http://127.0.0.1:9", group="g", engine=engine, mode="outbox") as producer:
@@ -101,7 +101,7 @@ def test_a_purge_keeps_what_waits_on_the_list(engine: sa.Engine) -> None:
 
 
 def test_the_list_is_made_where_it_is_missing(engine: sa.Engine) -> None:
-    """A database whose tables an earlier version made."""
+    """A database with an earlier version's tables gets the list."""
     notify_refused.drop(engine)
     assert refused.ensure(engine) and refused.ensure(engine)
     with engine.connect() as connection:

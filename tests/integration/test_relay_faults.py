@@ -1,4 +1,4 @@
-"""A relay goes on: past what the target refuses, over a database that restarts or becomes a standby, with leases."""
+"""A relay goes on past refused messages, a restart of its database, a standby, and relays that freeze."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ START = datetime(2026, 11, 1)
 
 
 class Outbox:
-    """An outbox whose rows are written as they are, whatever they hold."""
+    """An outbox with rows that no SDK would write."""
 
     def __init__(self, url: str, topic: str) -> None:
         self.engine = make_engine(url)
@@ -46,7 +46,7 @@ class Outbox:
         self._count = 0
 
     def add(self, *bodies: str | bytes, **fields: Any) -> str:
-        """One transaction of these messages; its id."""
+        """Insert a transaction of these messages; return its id."""
         self._count += 1
         name = ids.to_text(ids.new_id())
         row = {
@@ -62,7 +62,7 @@ class Outbox:
         return name
 
     def listed(self) -> list[tuple[str, str, int]]:
-        """(id, code, tries) on the list of refused messages."""
+        """The list of refused messages, as (id, code, tries)."""
         with self.engine.connect() as connection:
             return [(r["transaction_id"], r["code"], r["tries"]) for r in refused.listed(connection)]
 
@@ -76,7 +76,7 @@ def outbox(engine_url: str, unique: str, server: ServerProcess) -> Iterator[Outb
 
 
 def relay_once(outbox: Outbox, url: str) -> tuple[int, int]:
-    """Relay until the outbox is empty; how many were sent and refused."""
+    """Relay until the outbox is empty; return how many transactions were sent and refused."""
     total = asyncio.run(Relay(outbox.engine, url).run(once=True))
     return total.sent, total.refused
 
@@ -87,7 +87,7 @@ def relay_once(outbox: Outbox, url: str) -> tuple[int, int]:
 def test_what_the_target_refuses_is_listed_and_the_rest_goes_on(
     outbox: Outbox, server: ServerProcess, unique: str
 ) -> None:
-    """One such row ended the relay, and everything behind it waited for ever."""
+    """The relay lists such a row, and goes on. It ended the relay, and all later rows waited for ever."""
     outbox.add("0")
     bad = {
         outbox.add("x", topic="no name"): "invalid_name",
@@ -166,7 +166,7 @@ def test_a_relay_that_ends_by_a_fault_says_so(
 def test_a_database_without_the_list_is_relayed_too(
     outbox: Outbox, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tables of an earlier version, and a user that may make none: what is refused stays marked in its table."""
+    """With an earlier version's tables, and a user who may make none, refused rows are only marked in their table."""
     name = outbox.add("x", producer_group="no name")
     outbox.add("good")
     with outbox.engine.begin() as connection:
@@ -179,7 +179,7 @@ def test_a_database_without_the_list_is_relayed_too(
 
 
 def test_more_than_one_request_at_once_is_cut(outbox: Outbox, server: ServerProcess, unique: str) -> None:
-    """450 transactions of 20 kB were one request of 9 MB, which no server takes: the relay ended, at each start."""
+    """9 MB of transactions are several requests. They were one, which no server takes: the relay always ended."""
     for n in range(450):
         outbox.add(f"{n:03}" + "x" * 20_000)
     assert relay_once(outbox, server.url) == (450, 0)
@@ -194,7 +194,7 @@ def test_the_order_per_key_is_kept_over_producer_groups(outbox: Outbox, server: 
 
 
 def test_a_topic_that_takes_nothing_holds_up_no_other(outbox: Outbox, server: ServerProcess, unique: str) -> None:
-    """More of it than a relay reads at once is waiting before the others."""
+    """More rows of that topic than a relay reads at once wait before the others."""
     full = unique + ".full"
     subscribe(server.url, unique, full)
     admin(server.url, "PUT", f"topics/{full}", {"backlog": 1})
@@ -218,8 +218,8 @@ def test_a_topic_that_takes_nothing_holds_up_no_other(outbox: Outbox, server: Se
 
 @pytest.fixture
 def postgresql() -> Iterator[PostgreSqlServer]:
-    """A server of the test's own."""
-    directory = Path(tempfile.mkdtemp(prefix="notify-relay-"))  # where the user of the database may go, too
+    """A server for this test alone."""
+    directory = Path(tempfile.mkdtemp(prefix="notify-relay-"))  # a directory that the database's user can read, too
     try:
         server = PostgreSqlServer(directory, durable=False).create()
         yield server
@@ -242,7 +242,7 @@ async def while_relaying(outbox: Outbox, url: str, work: Callable[[Relay], Await
 def test_an_idle_relay_outlives_a_restart_of_postgresql_and_a_standby(
     postgresql: PostgreSqlServer, server: ServerProcess, unique: str
 ) -> None:
-    """After a failover its address may be that of a standby for a while: that one reads, and writes nothing."""
+    """After a failover the address may be a standby's for a while: the relay waits until it can write again."""
     subscribe(server.url, unique, unique)
     outbox = Outbox(postgresql.url, unique)
 
@@ -289,7 +289,7 @@ def test_an_idle_relay_outlives_a_restart_of_postgresql_and_a_standby(
 
 
 class warnings_in:
-    """Adds what the relay logs to a list."""
+    """Adds the relay's log lines to a list while the block runs."""
 
     def __init__(self, said: list[str]) -> None:
         self._log = logging.getLogger("notify.relay")
@@ -308,7 +308,7 @@ class warnings_in:
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_a_relay_that_is_frozen_loses_its_keys(kind: str, database_urls: dict[str, str], tmp_path: Path) -> None:
-    """Its machine may be gone, too: its session stood for as long as the network did."""
+    """Its lease ends although its session stands, as that of a machine that is gone does."""
     make: Callable[[sa.Engine], Leases] = (
         (lambda engine: PostgreSqlLeases(engine, seconds=1))
         if kind == "postgresql"
@@ -338,7 +338,7 @@ def test_a_relay_that_is_frozen_loses_its_keys(kind: str, database_urls: dict[st
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_a_relay_that_waits_keeps_its_keys(kind: str, database_urls: dict[str, str], tmp_path: Path) -> None:
-    """It is not silent while it waits for rows."""
+    """A relay renews its leases while it waits for rows."""
     make = PostgreSqlLeases if kind == "postgresql" else MySqlLease
     with empty_database(kind, database_urls, tmp_path) as url:
         engines = [make_engine(url) for _ in range(2)]

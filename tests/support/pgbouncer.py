@@ -34,7 +34,7 @@ def pgbouncer(url: str, mode: str, directory: Path) -> Iterator[str]:
         f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
         f"pool_mode = {mode}\ndefault_pool_size = 20\nmax_client_conn = 500\n"
     )
-    # It refuses to run as root, and reads its file as whoever it runs as.
+    # PgBouncer refuses to run as root, and reads its configuration as the user that it runs as.
     user = "nobody" if os.getuid() == 0 else pwd.getpwuid(os.getuid()).pw_name
     file.chmod(0o644)
     with file.open() as configuration:

@@ -1,4 +1,4 @@
-"""Every type of event has its treatment; what MySQL 8.4 writes beside rows, by streams made by hand."""
+"""Every type of event has a treatment; MySQL 8.4's events beside rows, in streams made by hand."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_types_that_mysql_replication_knows_are_among_them() -> None:
 
 
 def treated(kind: int, body: bytes, flags: int = 0) -> str:
-    """What becomes of an event between a transaction's beginning and its end."""
+    """The reader's treatment of an event between a transaction's beginning and its end."""
     packet = bytearray(event(kind, body))
     packet[18:20] = flags.to_bytes(2, "little")
     try:
@@ -132,7 +132,7 @@ def xa_prepare(*, one_phase: bool) -> bytes:
 
 
 def test_xa_of_mysql() -> None:
-    """Its rows come with the prepare; whether they are committed, another transaction says, any time later."""
+    """The rows come with the PREPARE; a later transaction says whether they are committed."""
     name = ids.to_text(ids.new_id())
     start, end, ours = query(b"XA START X'78',X'',1"), query(b"XA END X'78',X'',1"), rows(row(values(name)))
     (batch,) = read([gtid(10), start, mapped(), ours, end, xa_prepare(one_phase=True)])
@@ -149,7 +149,7 @@ def test_xa_of_mysql() -> None:
 
 
 def test_rows_outside_of_a_transaction_stop_it() -> None:
-    """A position behind them would be noted before them."""
+    """Such rows stop the reader: it would note a position behind them before it has them."""
     with pytest.raises(Unreadable, match="outside of a transaction"):
         read([gtid(10), mapped(), rows(row(values("x")))])
 
@@ -186,7 +186,7 @@ def test_savepoints() -> None:
     assert [(t.id, len(t.messages)) for t in open_one.pending] == [("a", 1), ("b", 1)]
     open_one.pending += [sent("d"), sent("e")]
     assert [t.id for t in open_one.split()] == ["a", "b", "d"]
-    open_one.roll_back_to(b"one")  # it stays, and `two` went with what was rolled back
+    open_one.roll_back_to(b"one")  # `one` stays, and `two` was rolled back
     assert (open_one.prepared, open_one.rolled_back, open_one.pending) == (["a", "b"], ["d"], [])
     open_one.pending = [sent("f")]
     open_one.roll_back_to(b"never logged")
@@ -218,7 +218,7 @@ def test_names_of_savepoints(statement: bytes, name: bytes) -> None:
 
 
 def summed(packet: bytes) -> bytes:
-    """With its checksum."""
+    """The packet with its checksum."""
     longer = packet[:10] + struct.pack("<I", len(packet) + 3) + packet[14:]
     return longer + struct.pack("<I", zlib.crc32(longer[1:]))
 
@@ -229,13 +229,13 @@ def file_begins(name: bytes, created: int = 1_700_000_000, checksum: int = 0, se
     return [event(4, struct.pack("<Q", 4) + name), described]
 
 
-def previous(text: int) -> bytes:
-    """PREVIOUS_GTIDS: transactions 1 to so many of the one server."""
-    return event(35, struct.pack("<Q", 1) + SERVER.bytes + struct.pack("<Qqq", 1, 1, text + 1))
+def previous(last: int) -> bytes:
+    """PREVIOUS_GTIDS: the transactions 1 to `last` of the one server."""
+    return event(35, struct.pack("<Q", 1) + SERVER.bytes + struct.pack("<Qqq", 1, 1, last + 1))
 
 
 def test_each_file_says_whether_its_events_have_checksums() -> None:
-    """The setting was asked for once; where it changed, BEGIN lost its end, and the position came before the rows."""
+    """The reader takes it from each file. It asked once: after a change, BEGIN lost its end, and rows were passed."""
     a, b = (ids.to_text(ids.new_id()) for _ in range(2))
     plain = [gtid(10), query(b"BEGIN"), mapped(), rows(row(values(a))), XID]
     with_sums = [gtid(11), query(b"BEGIN"), mapped(), rows(row(values(b))), XID]
