@@ -1,1 +1,1 @@
-"""From the database to the queue without loading the server: the relay for outboxes (the binlog bridge follows)."""
+"""From the binlog of MySQL or MariaDB to a queue, without loading the server."""

@@ -12,11 +12,13 @@ import pytest
 import sqlalchemy as sa
 
 from notify import ids
+from notify.binlog_bridge import source
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.pump import Bridge
 from notify.binlog_bridge.reader import PART_BYTES
 from notify.client import create_tables
+from notify.errors import InvalidRequest
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess
 from tests.support.bridges import move, numbers, outbox
@@ -184,6 +186,16 @@ def test_a_row_that_cannot_be_decoded_stops_it(url: str, server: ServerProcess, 
     session.run("COMMIT")
     with pytest.raises(Unreadable, match="cannot be read"):
         asyncio.run(asyncio.wait_for(Bridge([url], server.url).run(once=True), 60))
+
+
+def test_row_images_without_repeated_columns_are_refused_at_the_start(
+    url: str, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MariaDB 11.4 has this setting (the server here has not); the rows would have stopped the bridge in the middle."""
+    real = source.variables
+    monkeypatch.setattr(source, "variables", lambda at: real(at) | {"binlog_row_image": "FULL_NODUP"})
+    with pytest.raises(InvalidRequest, match="binlog_row_image is FULL_NODUP"):
+        move(url, server)
 
 
 def test_an_unexpected_error_is_told_and_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
