@@ -38,7 +38,13 @@ class Faults:
         self._over = threading.Event()
         self._threads = [
             threading.Thread(target=self._go_on, args=(kinds, pause))
-            for kinds, pause in ((self._stops_of_servers(), 0.3), (self._stops_of_actors(), 0.3), (self._cheap(), 0.2))
+            for kinds, pause in (
+                (self._stops_of_servers(), 0.3),
+                (self._stops_of_databases(), 0.3),
+                (self._stops_of_actors(), 0.3),
+                (self._cheap(), 0.2),
+            )
+            if kinds
         ]
         self._failure: BaseException | None = None
 
@@ -78,6 +84,11 @@ class Faults:
         for name, server in stage.servers.by_name.items():
             kinds[f"{name} killed"] = lambda server=server: self._kill(server)  # type: ignore[misc]
             kinds[f"{name} stopped"] = lambda server=server: self._stop_a_while(server.process)  # type: ignore[misc]
+        return kinds
+
+    def _stops_of_databases(self) -> dict[str, Callable[[], None]]:
+        stage = self._stage
+        kinds: dict[str, Callable[[], None]] = {}
         for name, database in stage.databases.items():
             kinds[f"{name} restarted"] = lambda database=database: self._restart(database)  # type: ignore[misc]
         if stage.room.can_fill:
