@@ -259,7 +259,7 @@ def test_the_command_says_what_is_missing(run: tuple[Made, str]) -> None:
 
 
 def flags_of(run: tuple[Made, str], report: Path) -> list[str]:
-    """Of a run of the command."""
+    """The flags of `notify audit run` for a made run."""
     return [
         "--json", "--database", f"shop={run[1]}", "--log", str(run[0].log), "--report", str(report),
         "--max-transaction-seconds", "5", "--deliver-seconds", "5", "--effects", "SELECT message_id FROM notify_inbox",

@@ -39,7 +39,7 @@ from tests.support.http import ask
 TOPIC = "bridged"
 KEYS = 12
 LEAST_ACKNOWLEDGED = 1000
-"""Of a run, however quickly everything else is over."""
+"""The fewest acknowledged messages of a run, however quickly its faults are over."""
 
 
 @dataclass(slots=True)

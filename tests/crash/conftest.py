@@ -1,4 +1,4 @@
-"""What the campaigns of this room share."""
+"""Fixtures that the campaigns of this room share."""
 
 from __future__ import annotations
 

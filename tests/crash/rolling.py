@@ -49,7 +49,7 @@ LEFT_TO_CHECKS, PUBLISHED = 0.2, 0.2
 
 @dataclass(slots=True)
 class Seen:
-    """What the producers meant, and what they were answered."""
+    """The producers' intended outcomes, and the answers that they got."""
 
     meant: dict[str, str] = field(default_factory=dict)
     """By transaction: COMMIT or ROLLBACK; one that was published is a COMMIT."""
@@ -240,7 +240,7 @@ async def _until_moved(rolling: Rolling, seen: Seen) -> Counter[str]:
 
 
 async def _states(rolling: Rolling, seen: Seen) -> dict[str, list[int]]:
-    """What each server answers to the outcome that was meant, and to the opposite one: 200, and 409."""
+    """Each server's answers to the intended outcome, and to the opposite one: 200, and 409."""
     opposite = {"COMMIT": "ROLLBACK", "ROLLBACK": "COMMIT"}
     names = [name for name in seen.meant if name not in seen.unsure]
     statuses: dict[str, list[int]] = {name: [] for name in names}
@@ -261,7 +261,7 @@ async def _states(rolling: Rolling, seen: Seen) -> dict[str, list[int]]:
 
 
 def broken(result: dict[str, Any]) -> list[str]:
-    """What a run says against the promises; empty if nothing does."""
+    """A run's violations of the promises; empty if there are none."""
     bad = list(result["failures"])
     for name, meant in result["meant"].items():
         times = result["moved"][name]

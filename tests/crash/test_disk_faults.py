@@ -155,7 +155,7 @@ def test_the_checks_notice_a_planted_fault(tmp_path: Path) -> None:
 
 
 def open_files(below: Path) -> list[str]:
-    """What this process has open under a directory."""
+    """The files under a directory that this process has open."""
     targets = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     return [path for path in targets if path.startswith(str(below))]
 

@@ -33,7 +33,7 @@ def test_no_promise_is_broken_by_kill_9(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("point", WHILE_DROPPING)
 def test_segments_are_dropped_although_it_is_killed(point: str, tmp_path: Path) -> None:
-    """What waits in a segment is carried on before that segment goes."""
+    """Messages that wait in a segment are carried forward before that segment goes."""
     for count in (1, 2):
         assert killed_at(tmp_path / "log", f"{point}:{count}") == []
 

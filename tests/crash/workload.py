@@ -79,7 +79,7 @@ async def work(store: Store, history: History, chance: random.Random, steps: int
 
 
 async def violations(store: Store, history: History) -> list[str]:
-    """What the recovered storage says against the promises; empty if all are kept."""
+    """The recovered storage's violations of the promises; empty if all are kept."""
     broken: list[str] = []
     queue = store.read("t", 0, 0, 1_000_000, 1 << 40) if store.topic("t") else []
     delivered: set[tuple[bytes, int]] = set()

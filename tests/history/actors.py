@@ -37,7 +37,7 @@ ORDERED = "history.ordered"
 FEW = "history.few"
 """The topic with few messages, for three groups in modes in which one instance does all the work."""
 SHARES = ((FEW, 2), (ORDERED, 5), (TOPIC, 10))
-"""Of ten messages the first two go to the first topic, the next three to the second, and the others to the last."""
+"""Two of ten messages go to the first topic, three to the second, and the others to the last."""
 KEYS = 12
 """The number of keys of each caller."""
 MESSAGES_AT_ONCE = 16

@@ -62,10 +62,10 @@ def test_only_what_was_not_moved_is_sent_in_the_order_of_its_times(
     outbox(url, unique, range(7))
     engine = sa.create_engine(url)
 
-    def change(numbers: str, what: str) -> None:
+    def change(numbers: str, values: str) -> None:
         with engine.begin() as connection:
             connection.exec_driver_sql(
-                f"UPDATE half_message SET {what} WHERE JSON_VALUE(CONVERT(body USING utf8mb4), '$.n') IN ({numbers})"
+                f"UPDATE half_message SET {values} WHERE JSON_VALUE(CONVERT(body USING utf8mb4), '$.n') IN ({numbers})"
             )
 
     change("0, 1, 2", "created_at = created_at - INTERVAL 4000 SECOND")

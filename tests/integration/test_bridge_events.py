@@ -101,7 +101,7 @@ def test_rows_rolled_back_to_a_savepoint_are_not_taken(
 def test_a_large_transaction_that_is_rolled_back_leaves_nothing_at_the_queue(
     url: str, server: ServerProcess, unique: str, session: Session
 ) -> None:
-    """Its prepared parts are dropped. They waited for ever, or were committed with the next transaction."""
+    """The prepared parts are dropped. They waited for ever, or were committed with the next transaction."""
     subscribe(server.url, unique, unique)
     session.run("BEGIN")
     for n in range(12):

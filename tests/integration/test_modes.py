@@ -210,7 +210,7 @@ def test_every_instance_gets_everything(killed_server: ServerProcess, unique: st
 
 
 def test_broadcast_through_the_sdk(server: ServerProcess, unique: str) -> None:
-    """Beside a shared topic of the same group, in the same consumers."""
+    """A group's consumers get one topic by broadcast and share another."""
     shared = unique + "-shared"
     seen: dict[str, list[str]] = defaultdict(list)
     consumers = []

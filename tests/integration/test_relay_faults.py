@@ -308,7 +308,7 @@ class warnings_in:
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_a_relay_that_is_frozen_loses_its_keys(kind: str, database_urls: dict[str, str], tmp_path: Path) -> None:
-    """Its lease ends although its session stands, as that of a machine that is gone does."""
+    """A frozen relay's lease ends although its session stands, as does that of a machine that is gone."""
     make: Callable[[sa.Engine], Leases] = (
         (lambda engine: PostgreSqlLeases(engine, seconds=1))
         if kind == "postgresql"

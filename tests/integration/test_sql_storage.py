@@ -142,7 +142,7 @@ def test_a_database_that_is_away_is_waited_for_and_then_said(proxied: tuple[Prox
 def test_a_server_frozen_in_its_transaction_holds_nobody_up_for_long(
     storage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its locks lasted as long as its connection: for a machine that is gone, until TCP gave it up after hours."""
+    """A frozen server's locks end soon. They lasted as long as its connection, which TCP gives up after hours."""
     if storage.startswith("sqlite"):
         pytest.skip("SQLite is a file: one that is frozen holds its lock")
     monkeypatch.setattr(engines, "IDLE_IN_TRANSACTION_SECONDS", 2)
@@ -164,7 +164,7 @@ def test_a_server_frozen_in_its_transaction_holds_nobody_up_for_long(
 
 
 def test_sessions_have_bounds(storage: str) -> None:
-    """Also those of a pool, and those that a writer takes out of it; a rollback does not take them back."""
+    """Sessions of a pool and of a writer have bounds, also after a rollback."""
     if storage.startswith("sqlite"):
         pytest.skip("SQLite has no sessions")
     names = ["statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "tcp_keepalives_idle"]

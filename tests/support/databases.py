@@ -72,7 +72,7 @@ class ForWorkers:
 
 
 class UrlsOfWorker(dict[str, str]):
-    """What `ForWorkers` wrote, as a worker reads it. Raises NotAvailable for a kind that cannot run here."""
+    """URLs that `ForWorkers` wrote, as a worker reads them. Raises NotAvailable for a kind that cannot run here."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -25,7 +25,7 @@ class Order(Base):
 
 
 def items(engine: sa.Engine) -> list[str]:
-    """What was ordered, in the order of the ids."""
+    """The ordered items, in the order of their ids."""
     with Session(engine) as session:
         return list(session.scalars(sa.select(Order.item).order_by(Order.id)))
 

@@ -77,7 +77,7 @@ def launched_in(code: Path) -> Launch:
 
 
 def run_sdk(code: Path, script: Path, *arguments: str) -> str:
-    """What a script prints that runs with the packages in `code`; fails with its last words."""
+    """The output of a script that runs with the packages in `code`; fails with its last words."""
     done = subprocess.run(
         [sys.executable, str(script), *arguments], cwd=code, env=environment_of(code), capture_output=True, text=True,
         timeout=300, check=False,

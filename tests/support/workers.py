@@ -1,4 +1,4 @@
-"""How tests are parted among workers (pytest-xdist), and what the workers share.
+"""The distribution of tests among workers (pytest-xdist), and the databases that workers share.
 
 A worker takes whole files, one after the other, and each file goes to the next worker that is free. What is dear to
 start (a Spark session) is shared by files that go to one worker together; tests that only compute go one by one.
@@ -14,7 +14,7 @@ import pytest
 from tests.support.databases import ForWorkers
 
 TOGETHER = ("tests/audit/",)
-"""What begins with one of these shares a worker: one Spark session for all tests of the audit."""
+"""Tests whose path begins with one of these share a worker: one Spark session for all tests of the audit."""
 
 ONE_BY_ONE = ("tests/simulation/",)
 """Tests of these files go to whichever worker is free."""
@@ -27,7 +27,7 @@ LONGEST_FIRST = (
     "tests/integration/test_kafka.py",
     "tests/integration/test_bridge.py",
 )
-"""The order in which work is given out: what takes long begins first, so that the workers end together."""
+"""The order in which work is given out: long tests begin first, so that the workers end together."""
 
 STARTED = pytest.StashKey[ForWorkers]()
 _STARTED = "databases of the workers"

@@ -134,18 +134,18 @@ def xa_prepare(*, one_phase: bool) -> bytes:
 def test_xa_of_mysql() -> None:
     """The rows come with the PREPARE; a later transaction says whether they are committed."""
     name = ids.to_text(ids.new_id())
-    start, end, ours = query(b"XA START X'78',X'',1"), query(b"XA END X'78',X'',1"), rows(row(values(name)))
-    (batch,) = read([gtid(10), start, mapped(), ours, end, xa_prepare(one_phase=True)])
+    start, end, own_rows = query(b"XA START X'78',X'',1"), query(b"XA END X'78',X'',1"), rows(row(values(name)))
+    (batch,) = read([gtid(10), start, mapped(), own_rows, end, xa_prepare(one_phase=True)])
     assert [t.id for t in batch.transactions] == [name] and gtids_of(batch) == f"{SERVER}:1-10"
     (batch,) = read(
         [
-            gtid(10), start, mapped(table=b"orders"), ours, end, xa_prepare(one_phase=False),
+            gtid(10), start, mapped(table=b"orders"), own_rows, end, xa_prepare(one_phase=False),
             gtid(11), query(b"XA COMMIT X'78',X'',1"), gtid(12), query(b"XA ROLLBACK X'79',X'',1"),
         ]
     )  # fmt: skip
     assert batch.transactions == [] and gtids_of(batch) == f"{SERVER}:1-12"
     with pytest.raises(Unreadable, match="XA"):
-        read([gtid(10), start, mapped(), ours, end, xa_prepare(one_phase=False)])
+        read([gtid(10), start, mapped(), own_rows, end, xa_prepare(one_phase=False)])
 
 
 def test_rows_outside_of_a_transaction_stop_it() -> None:

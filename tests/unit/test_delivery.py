@@ -327,7 +327,7 @@ def test_time_goes_on_whoever_joins_while_old_instances_are_forgotten() -> None:
 
 
 def test_an_instance_that_comes_back_while_it_is_forgotten_asks_again() -> None:
-    """Its waiting poll returns empty, and it asks again. The poll waited at a group that was gone, and missed all."""
+    """The waiting poll returns empty, so that the instance asks again. It waited at a group that was gone."""
 
     async def scenario() -> None:
         s = Groups()
