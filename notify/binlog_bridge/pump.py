@@ -33,6 +33,7 @@ from notify.binlog_bridge.refusals import Refusals, too_large
 from notify.binlog_bridge.stream import SameServerId
 from notify.errors import Conflict, InvalidRequest, StorageFailed, TooLarge, Unavailable
 from notify.outbox import source_name
+from notify.sinks.showing import Showing
 from notify.sinks.sink import Sink, open_sink
 from notify.storage.sql import registry
 from notify.storage.sql.engines import with_driver
@@ -110,6 +111,7 @@ class Bridge:
         self._server_id = server_id
         self.totals = Totals()
         self._at = 0
+        self._showing: Showing
         self._purged_since = 0.0
         self._same_id: list[float] = []
         self._damaged = 0
@@ -133,6 +135,7 @@ class Bridge:
         """
         sys.setswitchinterval(SWITCH_SECONDS)
         sink = open_sink(self._queue_url)
+        self._showing = Showing(sink)
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         try:
             while True:
@@ -307,6 +310,9 @@ class Bridge:
                 await asyncio.to_thread(self.announce)
                 await asyncio.to_thread(self._refusals.note, self._engine, self._mover)
                 self._to_retry = await asyncio.to_thread(self._refusals.to_retry, self._engine)
+                report = await asyncio.to_thread(self._refusals.report, self._engine)
+                if report is not None:
+                    await self._showing.show(self.name, report)
 
     def announce(self) -> None:
         """Say in the source's registry, if it has one, how far this bridge has read: retention waits for it."""

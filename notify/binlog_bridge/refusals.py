@@ -17,7 +17,7 @@ from notify.errors import Unavailable
 from notify.limits import LIMITS
 from notify.outbox import REFUSED, RELAYED, present
 from notify.refused import Refusal
-from notify.wire import BridgedTransaction, Item, encode_msgpack
+from notify.wire import BridgedTransaction, Item, RefusedReport, encode_msgpack
 
 log = logging.getLogger("notify.bridge")
 
@@ -73,6 +73,14 @@ class Refusals:
                 return [t for outbox in present(connection) for t in outbox.read(connection, names)] if names else []
         except sa.exc.SQLAlchemyError:
             return []
+
+    def report(self, engine: Engine) -> RefusedReport | None:
+        """The list as the queue's console shows it; None where the source has none."""
+        try:
+            with engine.connect() as connection:
+                return refused.report(connection)
+        except sa.exc.SQLAlchemyError:
+            return None
 
     def taken(self, engine: Engine, names: Sequence[str]) -> None:
         """The queue has these now."""

@@ -14,8 +14,9 @@ from notify.limits import LIMITS
 from notify.refused import retry
 from notify.testing.process import ServerProcess
 from tests.support.bridges import move, numbers, outbox
-from tests.support.clock import eventually_async
+from tests.support.clock import eventually, eventually_async
 from tests.support.groups import subscribe
+from tests.support.http import admin
 
 
 @pytest.fixture
@@ -62,10 +63,16 @@ def test_a_message_that_no_queue_takes_is_listed_and_sent_when_somebody_says_so(
         with engine.connect() as connection:
             return int(connection.scalar(sa.select(sa.func.count()).select_from(notify_refused)) or 0)
 
+    def is_shown() -> bool:
+        """The queue server shows the one that is left."""
+        waiting = {row["source"]: row["waiting"] for row in admin(server.url, "GET", "refused")["sources"]}
+        return waiting.get(bridge.name) == 1
+
     async def run() -> None:
         again = Bridge([url], server.url)
         task = asyncio.ensure_future(again.run())
         await eventually_async(lambda: listed_now() == 1 or task.done(), "the message to be sent, and leave the list")
+        await asyncio.to_thread(eventually, is_shown, "the bridge to tell the server")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
