@@ -41,7 +41,7 @@ def test_a_mode_that_is_in_use_is_changed_by_force(memory: InMemoryServer, uniqu
     for step in ("preview", "do"):
         status, page = send(memory, "subscription.put", step, **change)
         assert status == 409 and "mode_in_use" in page
-        assert 'name="force"' in page and "they may get messages again, or out of their order" in page
+        assert 'name="force"' in page and "consumers may get messages again, or out of order" in page
     assert subscription(memory, unique)["mode"] == "shared"
     assert send(memory, "subscription.put", "do", **change, force="1")[0] == 200
     assert subscription(memory, unique)["mode"] == "ordered"
@@ -53,7 +53,7 @@ def test_a_reset_has_effects_again_where_that_is_chosen(memory: InMemoryServer, 
     for chosen, effects, replay in (({}, EFFECTS_KEPT, 0), ({"replay_effects": "1"}, EFFECTS_AGAIN, 1)):
         status, page = send(memory, "group.reset", "preview", **move, **chosen)
         assert status == 200 and effects in page
-        assert "also for messages that took effect before" in page  # the form names its group
+        assert "repeat effects that took place before" in page  # the form explains it
         assert send(memory, "group.reset", "do", **move, **chosen)[0] == 200
         assert subscription(memory, unique)["replay"] == replay
 

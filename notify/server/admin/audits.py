@@ -50,11 +50,11 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/audits")
     async def add(write: AuditWrite, who: Who) -> dict[str, Any]:
         """Keep a verdict and its report; only the newest hundred reports are kept."""
-        found = write.model_dump(exclude={"reason", "dry_run", "report"})
+        fields = write.model_dump(exclude={"reason", "dry_run", "report"})
 
         async def do() -> Any:
             at_us = desk.core.clock()
-            number = await asyncio.to_thread(desk.administration.records.add_audit, at_us, found, write.report)
+            number = await asyncio.to_thread(desk.administration.records.add_audit, at_us, fields, write.report)
             return {"id": number, "verdict": write.verdict}
 
-        return await desk.carry_out(write, who, "audit.add", write.verdict, do, found)
+        return await desk.carry_out(write, who, "audit.add", write.verdict, do, fields)

@@ -85,13 +85,13 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
         snapshots = _Snapshots(desk.core.settings.data_dir)
         root, directory = snapshots.root, snapshots.root / name
         if root.exists() and sum(1 for path in root.iterdir() if path.is_dir()) >= AT_ONCE:
-            raise Conflict(f"there are {AT_ONCE} backups on the server: delete one, each holds room")
+            raise Conflict(f"there are {AT_ONCE} backups on the server: delete one, since each keeps disk space")
 
         async def do() -> Any:
             try:
                 directory.mkdir(mode=0o700, parents=True)
             except FileExistsError:
-                raise Conflict("another backup is made at this moment: try again") from None
+                raise Conflict("another backup is being made: try again") from None
             root.chmod(0o700)
             try:
                 await store.snapshot(directory / "log")

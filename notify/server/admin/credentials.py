@@ -94,17 +94,17 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     async def revoke(number: Annotated[str, Field(max_length=16)], write: Write, who: Who) -> dict[str, Any]:
         """Revoke a credential: at once at this server, within a second at the others."""
         rows, now_us = await known(), desk.core.clock()
-        found = next((c for c in rows if c.id == number), None)
-        if found is None:
+        credential = next((c for c in rows if c.id == number), None)
+        if credential is None:
             raise NotFound(f"there is no credential {number!r}")
         others = [c for c in rows if c.id != number and c.holds(now_us) and "admin" in c.rights]
-        if "admin" in found.rights and found.holds(now_us) and not others:
+        if "admin" in credential.rights and credential.holds(now_us) and not others:
             raise InvalidRequest(LAST_ADMIN, "last_admin")
-        gone = dataclasses.replace(found, revoked_us=found.revoked_us or now_us)
+        gone = dataclasses.replace(credential, revoked_us=credential.revoked_us or now_us)
 
         async def do() -> Any:
             await asyncio.to_thread(desk.administration.records.revoke_credential, number, now_us)
             await desk.administration.look()
             return _shown(gone, now_us)
 
-        return await desk.carry_out(write, who, "credential.revoke", found.name, do, _shown(gone, now_us))
+        return await desk.carry_out(write, who, "credential.revoke", credential.name, do, _shown(gone, now_us))

@@ -71,8 +71,8 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         check_between("offset", offset, 0, 1 << 62)
         wanted = WantedFields(topic=topic, tag=tag, key=key, contains=contains, filter=filter).wanted()
         letters = DeadLetters(desk.core, name)
-        found, next_offset = await letters.find(wanted, offset, max)
-        return {"messages": await _shown(letters, found), "next_offset": next_offset}
+        chosen, next_offset = await letters.find(wanted, offset, max)
+        return {"messages": await _shown(letters, chosen), "next_offset": next_offset}
 
 
 def _redriving(routes: APIRouter, desk: Desk) -> None:
@@ -97,13 +97,13 @@ def _redriving(routes: APIRouter, desk: Desk) -> None:
             )
         limit = AT_ONCE if write.ids is not None else write.max
         if write.ids is not None:
-            found = letters.by_ids(set(write.ids))
+            chosen = letters.by_ids(set(write.ids))
         else:
-            found = (await letters.find(wanted, 0, limit, not_redriven=True))[0]
-        names = [ids.message_id(m.transaction_id, m.message_no) for m in found]
+            chosen = (await letters.find(wanted, 0, limit, not_redriven=True))[0]
+        names = [ids.message_id(m.transaction_id, m.message_no) for m in chosen]
 
         async def do() -> Any:
-            items = await letters.send_again(found, replay_effects=write.replay_effects, force=write.force)
+            items = await letters.send_again(chosen, replay_effects=write.replay_effects, force=write.force)
             missing = set(write.ids or ()) - set(names)
             items += [
                 {"id": i, "status": 404, "detail": f"not among the dead letters of {dead_letter_topic(name)!r}"}

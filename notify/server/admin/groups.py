@@ -33,7 +33,7 @@ class SubscriptionWrite(Write):
     max_attempts: int = Field(16, ge=1, le=LIMITS.attempts)
     retry_min: float = Field(1.0, ge=LIMITS.retry_min_seconds, le=LIMITS.retry_first_seconds)
     retry_max: float = Field(300.0, ge=LIMITS.retry_min_seconds, le=LIMITS.retry_max_seconds)
-    force: bool = Field(False, description="change the mode although consumers are there: they may get messages again")
+    force: bool = Field(False, description="change the mode while consumers are active: they may get messages again")
 
     def asked(self) -> Subscribe:
         """The fields without those that every write has."""
@@ -102,11 +102,11 @@ def _described(s: Subscription) -> dict[str, Any]:
 
 
 def _instances(group: Group, now_us: int) -> list[dict[str, Any]]:
-    found = states(group.instances, now_us)
+    by_instance = states(group.instances, now_us)
     return [
         {
             "name": i.name,
-            "state": found[i.name],
+            "state": by_instance[i.name],
             "asked_at": instant(i.asked_us),
             "in_flight": i.in_flight,
             "finished": i.finished,
@@ -145,7 +145,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         check_between("max", max, 1, 1_000_000)
         known = desk.core.delivery.groups
         names = heapq.nsmallest(max, (n for n in known if n > after and n.startswith(prefix)))
-        found = [known[name] for name in names]
+        shown = [known[name] for name in names]
         now_us = desk.core.clock()
         rows = [
             {
@@ -155,7 +155,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
                 "paused": g.paused,
                 "consumers": sum(s != "gone" for s in states(g.instances, now_us).values()),
             }
-            for g in found
+            for g in shown
         ]
         return {"groups": rows, "of": len(known)}
 

@@ -34,7 +34,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             "detail": job["detail"],
         }
 
-    async def found(number: int) -> dict[str, Any]:
+    async def one(number: int) -> dict[str, Any]:
         check_between("id", number, 0, 1 << 62)
         return await asyncio.to_thread(desk.jobs.records.job, number)
 
@@ -49,19 +49,19 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         """Show a job's progress, and the results of its items from number `offset` on."""
         check_between("max", max, 1, 10_000)
         check_between("offset", offset, 0, 1 << 62)
-        job = await found(number)
+        job = await one(number)
         return shown(job) | {"items": await asyncio.to_thread(desk.jobs.records.job_items, number, offset, max)}
 
     @routes.post("/jobs/{number}/cancel")
     async def cancel(number: int, write: Write, who: Who, asker: Asker) -> dict[str, Any]:
         """Stop a job for good; its finished items are not undone."""
-        job = await found(number)
+        job = await one(number)
         asker.check("admin", job["target"], called="the group of this job")
         if job["state"] != "running":
             raise Conflict(f"job {number} has ended already: {job['state']}")
 
         async def do() -> Any:
             await desk.jobs.cancel(number, f"by {who}: {write.reason}" if who else write.reason)
-            return shown(await found(number))
+            return shown(await one(number))
 
         return await desk.carry_out(write, who, "job.cancel", str(number), do, shown(job))

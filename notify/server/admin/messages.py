@@ -51,9 +51,9 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         from_us, until_us = _microseconds("from", since, 0), _microseconds("to", until, 1 << 62)
         store = desk.core.queues
         if key is not None:
-            found = store.keyed(key, topic, from_us, until_us, max)
+            matching = store.keyed(key, topic, from_us, until_us, max)
             # Another key may have the same hash.
-            rows = [json_pulled(m) for m in found if not m.corrupt]
+            rows = [json_pulled(m) for m in matching if not m.corrupt]
             return {"messages": [row for row in rows if row.get("key") == key]}
         if topic is None:
             raise InvalidRequest("give an id, a key, or a topic (with from and to)", "invalid_query")

@@ -89,9 +89,9 @@ def oldest_seconds(core: Core, group: str, now_us: int) -> float | None:
     for cursor in core.delivery.groups[group].cursors.values():
         if not cursor.lag():
             continue
-        found = core.queues.read(cursor.topic, cursor.queue, cursor.progress.floor, 1, READ_BYTES)
-        if found and (oldest is None or found[0].committed_us < oldest):
-            oldest = found[0].committed_us
+        first = core.queues.read(cursor.topic, cursor.queue, cursor.progress.floor, 1, READ_BYTES)
+        if first and (oldest is None or first[0].committed_us < oldest):
+            oldest = first[0].committed_us
     return None if oldest is None else _age(now_us, oldest)
 
 

@@ -60,12 +60,12 @@ def _republishing(routes: APIRouter, desk: Desk) -> None:
         for lost in write.messages:
             item: dict[str, Any] = {"id": lost.id}
             try:
-                found = await _published(desk.core, lost)
+                message = await _published(desk.core, lost)
             except NotifyError as error:
                 item |= _refused(error)
             else:
-                item |= {"as": found.id, "topic": found.topic}
-                ready.append(found)
+                item |= {"as": message.id, "topic": message.topic}
+                ready.append(message)
             items.append(item)
 
         async def do() -> Any:
@@ -111,8 +111,8 @@ def _redelivering(routes: APIRouter, desk: Desk) -> None:
 
 async def _half_of(core: Core, transaction: bytes, number: int) -> StoredMessage:
     """A message as its half has it. Raises NotFound."""
-    found = await core.store.transaction(transaction)
-    messages = [m for m in found.messages if m.message_no == number and not m.corrupt] if found is not None else []
+    stored = await core.store.transaction(transaction)
+    messages = [m for m in stored.messages if m.message_no == number and not m.corrupt] if stored is not None else []
     if not messages:
         raise NotFound("the server has no half of it, or cannot read it: give topic and body_base64")
     return messages[0]

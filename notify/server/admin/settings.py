@@ -80,8 +80,8 @@ def _views(routes: APIRouter, desk: Desk) -> None:
     async def revisions(max: int = 100) -> dict[str, Any]:
         """List the revisions, the newest first: values, time, author and reason."""
         check_between("max", max, 1, 10_000)
-        found = await asyncio.to_thread(desk.administration.records.revisions, max)
-        return {"revisions": [_shown(r) for r in found]}
+        rows = await asyncio.to_thread(desk.administration.records.revisions, max)
+        return {"revisions": [_shown(r) for r in rows]}
 
 
 def _changes(routes: APIRouter, desk: Desk) -> None:
@@ -90,7 +90,7 @@ def _changes(routes: APIRouter, desk: Desk) -> None:
         """Change settings of all servers of the registry while they run."""
         configuration = desk.administration.configuration
         if write.after is not None and write.after != configuration.revision.number:
-            raise Conflict(f"revision {configuration.revision.number} holds meanwhile: look at it, and try again")
+            raise Conflict(f"revision {configuration.revision.number} was made meanwhile: look at it, and try again")
         document = configuration.with_settings(write.values)
         wanted, _ = configuration.check(document)
         if wanted.alarm_webhook:

@@ -40,22 +40,22 @@ def _views(routes: APIRouter, desk: Desk) -> None:
             check_between("older_than", older_than, 0, 3650 * 86_400)
             older_us = now_us - round(older_than * 1e6)
         wanted = State[state] if state is not None else None
-        found = await desk.core.store.undecided(wanted, producer_group, older_us, max)
+        waiting = await desk.core.store.undecided(wanted, producer_group, older_us, max)
         shard, online = desk.core.transactions.shard, desk.core.checks.is_online
-        rows = [transaction_row(t, now_us, shard) | {"producer_online": online(t.producer_group)} for t in found]
+        rows = [transaction_row(t, now_us, shard) | {"producer_online": online(t.producer_group)} for t in waiting]
         return {"transactions": rows}
 
     @routes.get("/transactions/{transaction_id}")
     async def transaction(transaction_id: str) -> dict[str, Any]:
         """Show a transaction, whether a producer polls for its checks, and the results of its latest checks."""
-        found = await _one(desk.core, transaction_id)
+        stored = await _one(desk.core, transaction_id)
         core = desk.core
         log = [
             {"at": instant(e.at_us), "what": e.what, "instance": e.instance, "reason": e.reason}
-            for e in core.checks.log.of(found.id)
+            for e in core.checks.log.of(stored.id)
         ]
-        row = transaction_row(found, core.clock(), core.transactions.shard)
-        return row | {"producer_online": core.checks.is_online(found.producer_group), "checks": log}
+        row = transaction_row(stored, core.clock(), core.transactions.shard)
+        return row | {"producer_online": core.checks.is_online(stored.producer_group), "checks": log}
 
 
 def _actions(routes: APIRouter, desk: Desk) -> None:
@@ -64,22 +64,22 @@ def _actions(routes: APIRouter, desk: Desk) -> None:
         """Act on a transaction: force a commit or rollback, check it now, or resume the checks of a PARKED one."""
         if action not in ("commit", "rollback", "check", "resume"):
             raise NotFound(f"there is no action {action[:40]!r}; there are commit, rollback, check and resume")
-        found = await _one(desk.core, transaction_id)
-        asker.check("admin", found.producer_group or "*", called="the producer group of this transaction")
-        undecided = found.state in (State.PREPARED, State.PARKED)
+        stored = await _one(desk.core, transaction_id)
+        asker.check("admin", stored.producer_group or "*", called="the producer group of this transaction")
+        undecided = stored.state in (State.PREPARED, State.PARKED)
         wanted = {"commit": State.COMMITTED, "rollback": State.ROLLED_BACK}.get(action)
-        if not undecided and found.state != wanted:
-            raise InvalidRequest(f"{found.state.name} is recorded already and stays", "outcome_conflict", 409)
+        if not undecided and stored.state != wanted:
+            raise InvalidRequest(f"{stored.state.name} is recorded already and stays", "outcome_conflict", 409)
 
         async def do() -> Any:
             if wanted is not None:
-                result = (await desk.core.store.decide([(found.id, None, wanted)], desk.core.clock(), forced=True))[0]
+                result = (await desk.core.store.decide([(stored.id, None, wanted)], desk.core.clock(), forced=True))[0]
                 return {"state": result.state.name, "changed": result.changed}
-            await desk.core.store.resume_checks(found.id, desk.core.clock(), anew=action == "resume")
-            return {"state": "PREPARED" if action == "resume" else found.state.name}
+            await desk.core.store.resume_checks(stored.id, desk.core.clock(), anew=action == "resume")
+            return {"state": "PREPARED" if action == "resume" else stored.state.name}
 
         return await desk.carry_out(
-            write, who, f"transaction.{action}", transaction_id, do, {"state": found.state.name}
+            write, who, f"transaction.{action}", transaction_id, do, {"state": stored.state.name}
         )
 
 

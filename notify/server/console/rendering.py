@@ -77,7 +77,7 @@ def failed(request: Request, error: NotifyError) -> Response:
     """A page with the error; without a valid token, a redirection to the login page."""
     if isinstance(error, Unauthorized):
         return RedirectResponse("/login?" + urlencode({"next": request.scope["path"]}), 303, SECURITY)
-    return page("error.html", request, error.status, title="That did not work", error=error)
+    return page("error.html", request, error.status, title="The request failed", error=error)
 
 
 def static_files() -> StaticFiles:

@@ -103,46 +103,46 @@ class Alarms:
     async def look(self) -> None:
         """Look for all alarms; raise new ones, and clear those that are over."""
         now_us = self._core.clock()
-        found = {(name, target): text for name, target, text in await self._found(now_us)}
-        for key, text in found.items():
+        current = {(name, target): text for name, target, text in await self._current(now_us)}
+        for key, text in current.items():
             known = self.raised.get(key)
             alarm = Alarm(*key, text, now_us if known is None else known.since_us)
             self.raised[key] = alarm
             if known is None:
                 self._say("raised", alarm)
-        for key in [key for key in self.raised if key not in found]:
+        for key in [key for key in self.raised if key not in current]:
             self._say("cleared", self.raised.pop(key))
 
-    async def _found(self, now_us: int) -> list[tuple[str, str, str]]:
+    async def _current(self, now_us: int) -> list[tuple[str, str, str]]:
         core, settings = self._core, self._core.settings
-        found: list[tuple[str, str, str]] = []
+        current: list[tuple[str, str, str]] = []
         doubt = await core.store.in_doubt()
         age = (now_us - doubt.oldest_us) / 1e6 if doubt.oldest_us else 0.0
         if settings.alarm_doubt_seconds and age > settings.alarm_doubt_seconds:
             group = doubt.oldest_group
             text = f"A transaction of producer group {group} has been in doubt for {age:.0f} s"
-            found.append(("in_doubt", group, text))
+            current.append(("in_doubt", group, text))
         if settings.alarm_parked and doubt.parked >= settings.alarm_parked:
-            found.append(("parked", "", f"{doubt.parked} transactions are parked and wait for a decision"))
+            current.append(("parked", "", f"{doubt.parked} transactions are parked and wait for a decision"))
         disk = await asyncio.to_thread(shutil.disk_usage, settings.data_dir)
         share = 1 - disk.free / disk.total
         if settings.alarm_disk_share and share > settings.alarm_disk_share:
-            found.append(("disk", settings.data_dir, f"The disk of {settings.data_dir} is {share:.0%} full"))
+            current.append(("disk", settings.data_dir, f"The disk of {settings.data_dir} is {share:.0%} full"))
         audit = await self._newest_audit()
         if audit is not None and audit["verdict"] == "FINDINGS":
             counts = ", ".join(f"{name} {n}" for name, n in audit["counts"].items() if n)
-            found.append(("audit", str(audit["id"]), f"The audit of {instant(audit['at_us'])} found {counts}"))
+            current.append(("audit", str(audit["id"]), f"The audit of {instant(audit['at_us'])} found {counts}"))
         for row in core.refusals.shown():
             if row["waiting"]:
                 text = f"{row['waiting']} refused transactions of source {row['source']} wait for a decision"
-                found.append(("refused", row["source"], text))
+                current.append(("refused", row["source"], text))
         with contextlib.suppress(WrongRole):
-            found += [*self._groups(now_us), *self._bridges()]
+            current += [*self._groups(now_us), *self._bridges()]
         if isinstance(core.store, Complaining):
-            found += [("damage", "", f"The log is damaged: {complaint}") for complaint in core.store.complaints()[:1]]
+            current += [("damage", "", f"The log is damaged: {complaint}") for complaint in core.store.complaints()[:1]]
         if core.retention_failed:
-            found.append(("retention", "", f"Retention failed: {core.retention_failed}"))
-        return found
+            current.append(("retention", "", f"Retention failed: {core.retention_failed}"))
+        return current
 
     def _groups(self, now_us: int) -> Iterator[tuple[str, str, str]]:
         core, settings = self._core, self._core.settings
@@ -152,10 +152,10 @@ class Alarms:
         for name, group in groups.items():
             behind = group.lag()
             if behind and not group.paused and settings.alarm_no_consumer_seconds:
-                there = any(s != "gone" for s in states(group.instances, now_us).values())
+                has_consumer = any(s != "gone" for s in states(group.instances, now_us).values())
                 asked_us = max((i.asked_us for i in group.instances.values()), default=0)
                 since_us = max(asked_us, self._seen_us.setdefault(name, now_us))
-                if not there and now_us - since_us > settings.alarm_no_consumer_seconds * 1e6:
+                if not has_consumer and now_us - since_us > settings.alarm_no_consumer_seconds * 1e6:
                     yield "no_consumers", name, f"Group {name} has {behind:,} messages to receive, and no consumer asks"
             elif not behind:
                 self._seen_us.pop(name, None)
