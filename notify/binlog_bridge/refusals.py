@@ -32,6 +32,8 @@ class Refusals:
     def __init__(self) -> None:
         self._waiting: list[Refusal] = []
         self._has_list: bool | None = None
+        self._told = 0
+        """How many the log said that wait."""
 
     def add(self, transactions: Sequence[BridgedTransaction], items: Sequence[Item]) -> None:
         """Take over what was refused. Raises Unavailable where the source has taken none of it for too long."""
@@ -61,7 +63,9 @@ class Refusals:
                 if self._has_list:
                     refused.note(connection, mover, waiting)
         except sa.exc.SQLAlchemyError as error:
-            log.warning("%d refused messages are not noted in the source yet: %s", len(waiting), str(error)[:300])
+            if len(waiting) != self._told:
+                self._told = len(waiting)
+                log.warning("%d refused messages are not noted in the source yet: %s", len(waiting), str(error)[:300])
             return
         del self._waiting[: len(waiting)]
 

@@ -188,6 +188,19 @@ def test_a_row_that_cannot_be_decoded_stops_it(url: str, server: ServerProcess, 
         asyncio.run(asyncio.wait_for(Bridge([url], server.url).run(once=True), 60))
 
 
+def test_a_damaged_event_stops_it_after_some_tries(
+    url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str
+) -> None:
+    """A wrong checksum may come from the way, and is read again; one in the source's file was read again for ever."""
+    outbox(url, unique, range(2))
+    binlog = binlog_server.directory / "data" / "bin.000001"
+    content = bytearray(binlog.read_bytes())
+    content[content.index(b'{"n":1}') + 1] ^= 1
+    binlog.write_bytes(content)
+    with pytest.raises(Unreadable, match="checksum 5 times"):
+        asyncio.run(asyncio.wait_for(Bridge([url], server.url).run(once=True), 60))
+
+
 def test_row_images_without_repeated_columns_are_refused_at_the_start(
     url: str, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
