@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Collection
 
 import structlog
@@ -24,7 +23,7 @@ class Placing:
         self.names = tuple(sorted(names))
         self.key_map = KeyMap(shards=self.names)
         """The shards of keys, in order: a key's is the one that its hash picks."""
-        self._sending: Counter[int] = Counter()
+        self._sending: dict[int, int] = {}
         """How many batches are on their way that were sent by a version of the map."""
         self._confirmed: float | None = None
         """When the registry last said which version holds; None: there is no registry to ask. Monotonic seconds."""
@@ -94,10 +93,10 @@ class Placing:
         self._confirmed = float("-inf")
 
     def is_alone(self, key_map: KeyMap) -> bool:
-        """Whether everything goes to one shard, so that no transaction has to be looked at."""
-        if len(self.names) > 1 or key_map.shards != self.names or key_map.previous or self._refusal:
+        """Whether everything goes to the only shard of this server, so that no transaction has to be looked at."""
+        if key_map.shards != self.names or key_map.previous or self._refusal:
             return False
-        return self._is_confirmed()
+        return self._confirmed is None or time.monotonic() - self._confirmed <= LEASE_SECONDS
 
     def _is_confirmed(self) -> bool:
         return self._confirmed is None or time.monotonic() - self._confirmed <= LEASE_SECONDS
@@ -106,7 +105,7 @@ class Placing:
         """The map to send by, noted as in use. Another may come from `follow`'s thread between the two: then again."""
         while True:
             key_map = self.key_map
-            self._sending[key_map.version] += 1
+            self._sending[key_map.version] = self._sending.get(key_map.version, 0) + 1
             if key_map is self.key_map:
                 return key_map
             self.end(key_map)

@@ -42,6 +42,7 @@ class SqlShards:
         self.by_name = {store.shard: store for store in stores}
         if len(self.by_name) != len(stores):
             raise InvalidRequest("--storage: two databases have the same shard name")
+        self._only = stores[0] if len(stores) == 1 else None
         self._placing = placing = Placing(self.by_name)
         self._opened: set[str] = set()
         self._probing: dict[str, asyncio.Task[None]] = {}
@@ -143,29 +144,33 @@ class SqlShards:
         return {name: store.engine for name, store in self.by_name.items()}
 
     async def put(self, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
-        healthy = [store.shard for store in self.healthy()]
-        by_shard: dict[str, list[int]] = {}
-        results: list[PutResult | NotifyError | None] = [None] * len(transactions)
         placing = self._placing
         by_map = placing.begin()
         try:
-            if placing.is_alone(by_map):
-                return await self._at(placing.names[0]).put(transactions, now_us)
-            for i, t in enumerate(transactions):
-                try:
-                    shard = placing.shard_by(t, by_map) or placing.place_of(t.id, healthy)
-                except Unavailable as error:
-                    results[i] = error
-                else:
-                    by_shard.setdefault(shard, []).append(i)
-            places = list(by_shard.values())
-            calls = [self._put_at(shard, [transactions[i] for i in some], now_us) for shard, some in by_shard.items()]
-            answers = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
-            for some, stored in zip(places, answers, strict=True):
-                for i, result in zip(some, stored, strict=True):
-                    results[i] = result
+            if self._only is not None and placing.is_alone(by_map):
+                return await self._only.put(transactions, now_us)
+            return await self._put_by(by_map, transactions, now_us)
         finally:
             placing.end(by_map)
+
+    async def _put_by(self, by_map: KeyMap, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
+        """Each transaction to its shard, by this version of the map."""
+        healthy = [store.shard for store in self.healthy()]
+        by_shard: dict[str, list[int]] = {}
+        results: list[PutResult | NotifyError | None] = [None] * len(transactions)
+        for i, t in enumerate(transactions):
+            try:
+                shard = self._placing.shard_by(t, by_map) or self._placing.place_of(t.id, healthy)
+            except Unavailable as error:
+                results[i] = error
+            else:
+                by_shard.setdefault(shard, []).append(i)
+        places = list(by_shard.values())
+        calls = [self._put_at(shard, [transactions[i] for i in some], now_us) for shard, some in by_shard.items()]
+        answers = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
+        for some, stored in zip(places, answers, strict=True):
+            for i, result in zip(some, stored, strict=True):
+                results[i] = result
         stored_ones = [result for result in results if isinstance(result, PutResult)]
         if len(stored_ones) == len(results):
             return stored_ones
@@ -193,8 +198,8 @@ class SqlShards:
         tokens: Mapping[bytes, int] = NO_TOKENS,
         shards: Mapping[bytes, str] = NO_SHARDS,
     ) -> list[Decided]:
-        if len(self.by_name) == 1:
-            return await self._at(self._placing.names[0]).decide(outcomes, now_us, forced, tokens)
+        if self._only is not None:
+            return await self._only.decide(outcomes, now_us, forced, tokens)
         results: dict[int, Decided] = {}
         by_shard: dict[str, list[int]] = {}
         for i, outcome in enumerate(outcomes):

@@ -125,7 +125,7 @@ class SqlStore:
 
     async def put(self, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
         results = await self.writer.put(transactions, now_us)
-        stored = [result for result in results if isinstance(result, PutResult)]
+        stored = [result for result in results if result.__class__ is PutResult]
         for result in stored:
             result.shard = self.shard
         if len(stored) < len(results):
