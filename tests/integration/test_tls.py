@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import datetime
@@ -33,11 +34,12 @@ from notify.errors import Forbidden, InvalidRequest, Unauthorized, Unavailable
 from notify.limits import LIMITS
 from notify.server.access import gate, lookup, oidc
 from notify.server.access.oidc import Provider
+from notify.server.connections import tls
 from notify.server.connections.tls import Certificates
 from notify.server.serve import serve
 from notify.settings import Settings
 from notify.testing.process import ServerProcess
-from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.http import ask
 from tests.support.servers import GuardedInMemory
 
@@ -246,6 +248,30 @@ def test_a_certificate_is_renewed_without_a_restart(tmp_path: Path) -> None:
         file.write_bytes(other.issue("two").read_bytes())
         certificates.look()
         assert issuer() == "second"
+
+
+def test_a_new_certificate_is_loaded_between_handshakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop loads it, as it shakes hands. Another thread did: a handshake at that moment failed or crashed."""
+    monkeypatch.setattr(tls, "LOOK_SECONDS", 0.01)
+    authority, file = Authority(tmp_path, "authority"), tmp_path / "server.pem"
+    file.write_bytes(authority.issue("one").read_bytes())
+    certificates = Certificates(Settings(tls_certificate=str(file), access=True))
+    load, threads = certificates.context.load_cert_chain, []
+
+    def noted(*arguments: Any) -> None:
+        threads.append(threading.get_ident())
+        load(*arguments)
+
+    monkeypatch.setattr(certificates.context, "load_cert_chain", noted)
+
+    async def run() -> None:
+        following = asyncio.create_task(certificates.follow())
+        file.write_bytes(authority.issue("two").read_bytes())
+        await eventually_async(lambda: threads, "the certificate to be loaded")
+        following.cancel()
+
+    asyncio.run(run())
+    assert threads == [threading.get_ident()]
 
 
 def _shake_hands(context: ssl.SSLContext, accepted: socket.socket) -> None:

@@ -58,27 +58,42 @@ class Certificates:
         return versions
 
     def look(self) -> None:
-        """Have new connections use the files as they are now; what cannot be read leaves everything as it was.
+        """Have new connections use the files as they are now; a file that cannot be read leaves everything as it was.
 
         An authority that is taken out of the file is trusted until the next start: a context only learns more.
         """
+        if self._can_be_taken():
+            self._take()
+
+    def _can_be_taken(self) -> bool:
+        """Whether the files have changed, and all of them can be read."""
         versions = self._versions()
         if versions == self._seen:
-            return
+            return False
+        self._seen = versions
         try:
-            self._read()  # all of it is good before any of it is used
+            self._read()
+        except InvalidRequest as error:
+            log.error("tls_files_not_taken", reason=str(error))
+            return False
+        return True
+
+    def _take(self) -> None:
+        """Load the files into the context that is in use."""
+        try:
             self._load(self.context)
         except InvalidRequest as error:
             log.error("tls_files_not_taken", reason=str(error))
         else:
             log.info("tls_files_taken", certificate=self._certificate)
-        self._seen = versions
 
     async def follow(self) -> None:
         """Look now and then, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
-                await asyncio.to_thread(self.look)
+                if await asyncio.to_thread(self._can_be_taken):
+                    # On the loop: a handshake that began between certificate and key would fail.
+                    self._take()
             except Exception as error:
                 faults.note("tls_files_not_looked_at", error)
