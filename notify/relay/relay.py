@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from notify.backoff import Backoff
-from notify.errors import InvalidRequest, Unavailable
+from notify.errors import Backpressure, InvalidRequest, Unavailable
 from notify.outbox import SERVER
 from notify.relay.by_id import ById
 from notify.relay.by_position import ByPosition
@@ -110,8 +110,14 @@ class Relay:
         if not await in_thread(self._leases.renew):
             return False
         moved = False
+        waits: Backpressure | None = None
         for outbox in self._rows.outboxes:
-            moved = await mover.move(outbox) or moved
+            try:
+                moved = await mover.move(outbox) or moved
+            except Backpressure as error:
+                waits = error
+        if waits is not None and not moved:
+            raise waits
         return moved
 
     def _announce(self) -> tuple[str, RefusedReport]:

@@ -18,19 +18,24 @@ import sqlalchemy as sa
 from notify import ids, refused
 from notify.client import create_tables
 from notify.client.table import half_message, notify_refused
+from notify.clock import wall_clock
 from notify.limits import LIMITS
 from notify.outbox import LOCAL, REFUSED, source_name
 from notify.refused import DROPPED_STATE
 from notify.relay.leases import BUCKETS, Leases, MySqlLease, PostgreSqlLeases
 from notify.relay.relay import Relay
+from notify.storage.records import NewMessage, NewTransaction
+from notify.storage.sql.store import SqlStore
 from notify.testing.postgresql_server import PostgreSqlServer
 from notify.testing.process import ServerProcess
 from notify.testing.reachable import NotAvailable
+from notify.wire import Payload, encode_msgpack
 from tests.support.clock import eventually, eventually_async
 from tests.support.commands import cli
 from tests.support.databases import empty_database
-from tests.support.groups import bodies, drain, subscribe
+from tests.support.groups import bodies, drain, publish, subscribe
 from tests.support.http import admin
+from tests.support.servers import make_storage
 from tests.support.shop import make_engine
 
 START = datetime(2026, 11, 1)
@@ -207,6 +212,34 @@ def test_a_topic_that_takes_nothing_holds_up_no_other(outbox: Outbox, server: Se
         task = asyncio.create_task(relay.run(interval=0.05))
         came = await asyncio.to_thread(drain, server.url, unique, unique, 1)
         assert bodies(came) == ["other"] and not task.done() and relay.total.refused == 0
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_an_outbox_that_waits_holds_up_no_other_of_its_database(
+    outbox: Outbox, engine_url: str, server: ServerProcess, unique: str
+) -> None:
+    """A database may have a service's outbox and a server's table."""
+    full = unique + ".full"
+    subscribe(server.url, unique, full)
+    admin(server.url, "PUT", f"topics/{full}", {"backlog": 1})
+    publish(server.url, full, ["the only one that it takes"])
+    make_storage(engine_url)
+    for n in range(2):
+        outbox.add(str(n), topic=full, key=None)
+
+    async def run() -> None:
+        store = SqlStore(engine_url)
+        await store.open(wall_clock())
+        message = NewMessage(unique, encode_msgpack(Payload(unique, b"of the server's table")))
+        await store.put([NewTransaction(ids.new_id(), "g", [message], committed=True)], wall_clock())
+        await store.close()
+        relay = Relay(outbox.engine, server.url)
+        task = asyncio.create_task(relay.run(interval=0.05))
+        came = await asyncio.to_thread(drain, server.url, unique, unique, 1)
+        assert bodies(came) == ["of the server's table"]
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
