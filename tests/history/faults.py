@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import signal
 import threading
@@ -107,8 +106,17 @@ class Faults:
         return kinds
 
     def _kill(self, server: ServerProcess) -> None:
+        """Kill a server and start it again, which it refuses while its disk is full."""
         server.kill()
-        server.start()
+
+        def is_started() -> bool:
+            try:
+                server.start()
+            except NotifyError:
+                return False
+            return True
+
+        eventually(is_started, f"{server.url} to start again")
 
     def _stop_a_while(self, process: Any) -> None:
         process.send_signal(signal.SIGSTOP)
@@ -174,10 +182,18 @@ class Faults:
     def _insist(self, method: str, path: str, body: dict[str, Any] | None = None) -> None:
         """Repeat a request until it succeeds, also after the end of the faults, so that every change is undone."""
 
-        def is_done() -> bool:
-            with contextlib.suppress(NotifyError):
-                self._admin(method, path, body)
-                return True
-            return False
+        refusals: list[NotifyError] = []
 
-        eventually(is_done, f"{method} {path} to be carried out")
+        def is_done() -> bool:
+            try:
+                self._admin(method, path, body)
+            except NotifyError as refusal:
+                refusals[:] = [refusal]
+                return False
+            return True
+
+        try:
+            eventually(is_done, f"{method} {path} to be carried out")
+        except AssertionError as complaint:
+            complaint.add_note(f"the last refusal: {refusals}")
+            raise
