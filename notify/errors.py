@@ -71,6 +71,11 @@ class Conflict(NotifyError):
     status = 409
 
 
+def stale_epoch(detail: str) -> Conflict:
+    """The error for a bridge that another has superseded."""
+    return Conflict(detail, "stale_epoch")
+
+
 class IdInUse(Conflict):
     code = "id_in_use"
 

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from notify.errors import InvalidRequest, Unavailable
-from notify.kafka_records import DELAYED, POSITIONS, brokers_of
+from notify.kafka.records import DELAYED, POSITIONS, brokers_of
 from notify.spark import life
 from notify.spark.kafka_source import NotifyKafkaSource, Part, parts_of, read_part
 from notify.spark.life import Groups

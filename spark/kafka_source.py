@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from notify.errors import Unavailable
-from notify.kafka_records import GROUP, ID, header, listed
+from notify.kafka.records import GROUP, ID, header, listed
 
 SCHEMA = (
     "id binary, no int, producer_group string, topic bigint, queue int, offset bigint, queued_us bigint, key binary"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from notify import ids
-from notify.errors import Conflict
+from notify.errors import Conflict, stale_epoch
 from notify.wire import BridgeBatch
 
 
@@ -53,8 +53,3 @@ def refuse_foreign(source: str, foreign: Sequence[bytes]) -> None:
             f"decide it ({len(foreign)} such)",
             "foreign_half",
         )
-
-
-def stale_epoch(detail: str) -> Conflict:
-    """The error for a bridge that another has superseded."""
-    return Conflict(detail, "stale_epoch")

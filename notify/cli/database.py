@@ -22,7 +22,7 @@ from notify.client import TransactionProducer, use_explicit_begin
 from notify.client.purge import Purged, counts, purge, purge_by_force
 from notify.client.table import create_tables, new_source
 from notify.errors import InvalidRequest, NotifyError
-from notify.kafka_records import SCHEME
+from notify.kafka.records import SCHEME
 from notify.pooler import REMEDY, TRANSACTION, pool_mode
 from notify.relay.relay import Relay
 from notify.sinks.sink import delays_released

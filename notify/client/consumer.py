@@ -29,7 +29,7 @@ from notify.client.loop import LoopThread
 from notify.client.servers import Servers
 from notify.client.session import Session, Work
 from notify.errors import InvalidRequest, NotifyError
-from notify.kafka_records import SCHEME
+from notify.kafka.records import SCHEME
 from notify.limits import LIMITS, MODES, check_between, check_name
 from notify.message import ReceivedMessage
 

@@ -15,13 +15,14 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
-from notify import kafka_records as records
 from notify.client.handlers import reason_of
 from notify.errors import DeadLetter, InvalidRequest, Unavailable
-from notify.kafka_records import Headers
+from notify.kafka import records
+from notify.kafka.cluster import Cluster
+from notify.kafka.records import Headers
 from notify.message import ReceivedMessage
 
 log = logging.getLogger("notify.consumer")
@@ -29,8 +30,6 @@ log = logging.getLogger("notify.consumer")
 POLL_SECONDS = 0.5
 CALL_SECONDS = 20.0
 SESSION_SECONDS = 6
-LOG_LEVEL = 2
-"""The client prints to stderr what it also raises; only what is critical, then."""
 SERVED_MODES = ("shared", "ordered", "broadcast")
 
 
@@ -55,7 +54,7 @@ class KafkaLoop:
                 raise InvalidRequest("filters and patterns are not served over Kafka: subscribe by name, use tags")
         if len({h.mode == "broadcast" for h in handlers}) > 1:
             raise InvalidRequest("over Kafka a consumer's topics are all broadcast or none: make two consumers")
-        self._brokers = records.brokers_of(url)
+        self._cluster = Cluster.of(url)
         self._handlers = {h.topic: h for h in handlers}
         self._handle = handle
         self._batch = batch
@@ -72,13 +71,9 @@ class KafkaLoop:
     async def run(self, stopping: asyncio.Event) -> None:
         """Raises Unavailable where the brokers cannot be reached at first, InvalidRequest where they refuse."""
         await asyncio.to_thread(self._make_topics)
-        consumer = Consumer(
+        consumer = self._cluster.consumer(
             {
-                "bootstrap.servers": self._brokers,
-                "log_level": LOG_LEVEL,
                 "group.id": self._kafka_group,
-                "enable.auto.commit": False,
-                "isolation.level": "read_committed",
                 "auto.offset.reset": self._start,
                 "partition.assignment.strategy": "cooperative-sticky",
                 "metadata.max.age.ms": 10_000,
@@ -87,10 +82,8 @@ class KafkaLoop:
                 "heartbeat.interval.ms": SESSION_SECONDS * 1000 // 3,
             }
         )
-        producer = Producer(
+        producer = self._cluster.producer(
             {
-                "bootstrap.servers": self._brokers,
-                "log_level": LOG_LEVEL,
                 "transactional.id": f"notify-{self._kafka_group}-{self._instance}",
                 "transaction.timeout.ms": round(CALL_SECONDS * 1000),
             }
@@ -111,11 +104,11 @@ class KafkaLoop:
             await asyncio.to_thread(consumer.close)
 
     def _make_topics(self) -> None:
-        admin = AdminClient({"bootstrap.servers": self._brokers, "log_level": LOG_LEVEL})
+        admin = self._cluster.admin()
         try:
             known = admin.list_topics(timeout=CALL_SECONDS).topics
         except KafkaException as raised:
-            raise Unavailable(f"Kafka at {self._brokers} does not answer: {raised.args[0]}") from raised
+            raise Unavailable(f"Kafka at {self._cluster.brokers} does not answer: {raised.args[0]}") from raised
         wanted = [*self._handlers, *self._retries, records.dead_letter_topic(self._group)]
         missing = [NewTopic(name, num_partitions=-1, replication_factor=-1) for name in wanted if name not in known]
         for name, done in (admin.create_topics(missing) if missing else {}).items():

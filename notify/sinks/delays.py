@@ -7,8 +7,9 @@ import time
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, Producer, TopicPartition
 
-from notify.kafka_records import DELAYED, DUE, TARGET, Headers, brokers_of, header, listed
-from notify.sinks.brokers import CALL_SECONDS, LOG_LEVEL, make_topics, translated
+from notify.kafka.brokers import CALL_SECONDS, make_topics, translated
+from notify.kafka.cluster import Cluster
+from notify.kafka.records import DELAYED, DUE, TARGET, Headers, header, listed
 
 IDLE_SECONDS = 0.5
 RELEASE_AT_ONCE = 1000
@@ -22,7 +23,7 @@ class DelayRelease:
     """
 
     def __init__(self, url: str) -> None:
-        self._brokers = brokers_of(url)
+        self._cluster = Cluster.of(url)
         self.waiting: list[tuple[int, bytes]] = []
         self._records: dict[bytes, tuple[bytes, Headers]] = {}
         self.released = 0
@@ -39,25 +40,14 @@ class DelayRelease:
         self.stopped = True
 
     def _run(self) -> None:
-        make_topics(self._brokers, [DELAYED], compacted=True)
-        producer = Producer(
+        make_topics(self._cluster, [DELAYED], compacted=True)
+        producer = self._cluster.producer(
             {
-                "bootstrap.servers": self._brokers,
-                "log_level": LOG_LEVEL,
                 "transactional.id": "notify-delays",
                 "compression.type": "lz4",
             }
         )
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self._brokers,
-                "log_level": LOG_LEVEL,
-                "group.id": "notify-delays",
-                "enable.auto.commit": False,
-                "isolation.level": "read_committed",
-                "session.timeout.ms": 10_000,
-            }
-        )
+        consumer = self._cluster.consumer({"group.id": "notify-delays", "session.timeout.ms": 10_000})
 
         def assigned(mine: Consumer, partitions: list[TopicPartition]) -> None:
             # Whoever had the partition before is fenced; what waits is read from the beginning.

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from notify.errors import InvalidRequest, Unavailable
-from notify.kafka_records import DELAYED, DUE, POSITIONS, TARGET, Headers, brokers_of, due_us, headers_of
-from notify.sinks.brokers import CALL_SECONDS, LOG_LEVEL, latest, make_topics, translated
-from notify.storage.bridged import stale_epoch
+from notify.errors import InvalidRequest, Unavailable, stale_epoch
+from notify.kafka.brokers import CALL_SECONDS, latest, make_topics, translated
+from notify.kafka.cluster import Cluster
+from notify.kafka.records import DELAYED, DUE, POSITIONS, TARGET, Headers, due_us, headers_of
 from notify.wire import Bridged, PackedBridgeBatch
 
 TRANSACTION_SECONDS = 60.0
@@ -30,7 +30,7 @@ class KafkaSink:
     """Publishes what bridges and relays read. One instance serves one source."""
 
     def __init__(self, url: str) -> None:
-        self._brokers = brokers_of(url)
+        self._cluster = Cluster.of(url)
         self._pool = ThreadPoolExecutor(1, "notify-kafka")
         self._producer: Producer | None = None
         self._open = False
@@ -45,13 +45,11 @@ class KafkaSink:
         return await self._call(lambda: self._claim(source, take_back))
 
     def _claim(self, source: str, take_back: bool) -> tuple[int, str]:
-        make_topics(self._brokers, [POSITIONS, DELAYED], compacted=True)
+        make_topics(self._cluster, [POSITIONS, DELAYED], compacted=True)
         if not take_back and 0 < self._epoch < self._known(source)[0]:
             raise stale_epoch(f"another bridge publishes what source {source!r} has; stop one of the two")
-        self._producer = Producer(
+        self._producer = self._cluster.producer(
             {
-                "bootstrap.servers": self._brokers,
-                "log_level": LOG_LEVEL,
                 "transactional.id": f"notify-bridge-{source}",
                 "transaction.timeout.ms": round(TRANSACTION_SECONDS * 1000),
                 "linger.ms": 5,
@@ -73,7 +71,7 @@ class KafkaSink:
 
     def _known(self, source: str) -> tuple[int, str]:
         """The epoch that was claimed last, and the position; 0 and "" before the first."""
-        found = latest(self._brokers, POSITIONS, source.encode())
+        found = latest(self._cluster, POSITIONS, source.encode())
         known: dict[str, Any] = json.loads(found) if found else {"epoch": 0, "position": ""}
         return known["epoch"], known["position"]
 

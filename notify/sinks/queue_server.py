@@ -10,10 +10,9 @@ import msgspec
 
 from notify import ids
 from notify.client.http import HttpClient
-from notify.errors import InvalidRequest, Unavailable
+from notify.errors import InvalidRequest, Unavailable, stale_epoch
 from notify.limits import LIMITS
 from notify.sinks.order import HeldBack, is_for_now, keys_of, steps_of
-from notify.storage.bridged import stale_epoch
 from notify.wire import (
     Bridged,
     BridgedTransaction,

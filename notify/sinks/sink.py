@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 from notify.errors import NotifyError
-from notify.kafka_records import SCHEME
+from notify.kafka.records import SCHEME
 from notify.sinks.queue_server import QueueSink
 from notify.wire import Bridged, BridgedTransaction, Item, PackedBridgeBatch, RefusedReport
 

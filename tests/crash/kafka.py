@@ -24,7 +24,7 @@ from notify.bench.bridge import TOPIC, write
 from notify.client.table import create_tables
 from notify.demo.kafka import KafkaCluster
 from notify.errors import Unavailable
-from notify.kafka_records import ID, header, listed
+from notify.kafka.records import ID, header, listed
 from notify.testing.mariadb_server import MariaDbServer
 from tests.support.commands import Command
 

@@ -23,7 +23,7 @@ from notify.binlog_bridge.pump import Bridge, Superseded
 from notify.client import Consumer, DeadLetter, Inbox, Message, TransactionProducer, create_tables
 from notify.demo.kafka import KafkaCluster
 from notify.errors import InvalidRequest, Unavailable
-from notify.kafka_records import brokers_of, dead_letter_topic, header, listed
+from notify.kafka.records import brokers_of, dead_letter_topic, header, listed
 from notify.relay.relay import Relay
 from notify.relay.rows import Rows
 from notify.sinks.delays import DelayRelease

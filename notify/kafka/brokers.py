@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
-from notify.errors import InvalidRequest, NotifyError, Unavailable
-from notify.storage.bridged import stale_epoch
+from notify.errors import InvalidRequest, NotifyError, Unavailable, stale_epoch
+from notify.kafka.cluster import Cluster
 
 CALL_SECONDS = 20.0
-LOG_LEVEL = 2
-"""The client prints to stderr what it also raises; only what is critical, then."""
 
 
 def translated(error: Any) -> NotifyError:
@@ -25,16 +23,16 @@ def translated(error: Any) -> NotifyError:
     return Unavailable(f"Kafka: {error}")
 
 
-def make_topics(brokers: str, names: list[str], *, compacted: bool = False) -> None:
+def make_topics(cluster: Cluster, names: list[str], *, compacted: bool = False) -> None:
     """Make topics that are missing, with the brokers' default partitions (compacted ones: one).
 
     Raises Unavailable where the brokers do not answer, InvalidRequest where they refuse.
     """
-    admin = AdminClient({"bootstrap.servers": brokers, "log_level": LOG_LEVEL})
+    admin = cluster.admin()
     try:
         known = admin.list_topics(timeout=CALL_SECONDS).topics
     except KafkaException as raised:
-        raise Unavailable(f"Kafka at {brokers} does not answer: {raised.args[0].str()}") from raised
+        raise Unavailable(f"Kafka at {cluster.brokers} does not answer: {raised.args[0].str()}") from raised
     config = {"cleanup.policy": "compact"} if compacted else {}
     partitions = 1 if compacted else -1
     wanted = [NewTopic(name, num_partitions=partitions, replication_factor=-1, config=config) for name in names]
@@ -48,27 +46,18 @@ def make_topics(brokers: str, names: list[str], *, compacted: bool = False) -> N
                 raise InvalidRequest(f"Kafka refuses to make topic {name!r}: {raised.args[0].str()}") from raised
 
 
-def latest(brokers: str, topic: str, key: bytes) -> bytes | None:
+def latest(cluster: Cluster, topic: str, key: bytes) -> bytes | None:
     """The last committed value of a key in a compacted topic of one partition; None where there is none."""
     value: bytes | None = None
-    for message in _read_through(brokers, topic):
+    for message in _read_through(cluster, topic):
         if message.key() == key:
             value = message.value()
     return value
 
 
-def _read_through(brokers: str, topic: str) -> list[Message]:
+def _read_through(cluster: Cluster, topic: str) -> list[Message]:
     """Every committed record of partition 0 up to where it ended when this was called."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": brokers,
-            "log_level": LOG_LEVEL,
-            "group.id": "notify-positions",
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-        }
-    )
+    consumer = cluster.consumer({"group.id": "notify-positions", "enable.partition.eof": True})
     found: list[Message] = []
     try:
         consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])

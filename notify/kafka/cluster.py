@@ -1,0 +1,96 @@
+"""Kafka's clients for a URL: the brokers' addresses and what their operators ask for, such as TLS and SASL."""
+
+from __future__ import annotations
+
+import os
+import urllib.parse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from notify.errors import InvalidRequest
+from notify.kafka.records import SCHEME
+
+T = TypeVar("T")
+
+SETTINGS_FILE = "NOTIFY_KAFKA_SETTINGS"
+"""The environment variable with the path of a file of client settings, `name=value` a line, as Kafka reads."""
+OWN_SETTINGS = frozenset(
+    (
+        "bootstrap.servers", "metadata.broker.list", "transactional.id", "enable.idempotence", "acks",
+        "request.required.acks", "group.id", "group.instance.id", "enable.auto.commit", "enable.auto.offset.store",
+        "auto.offset.reset", "isolation.level", "enable.partition.eof", "partition.assignment.strategy",
+        "group.protocol",
+    )
+)  # fmt: skip
+"""Settings that Notify's promises hang on: it sets them itself."""
+COMMON: Mapping[str, Any] = {"log_level": 2}
+"""The client prints to stderr what it also raises; only what is critical, then."""
+PARTITIONER = "murmur2_random"
+"""The partition that Kafka's Java clients choose for a key, so that both kinds of producers keep one order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """One Kafka cluster: `brokers` as `host:port,host:port`, `settings` of librdkafka by name."""
+
+    brokers: str
+    settings: Mapping[str, str]
+
+    @classmethod
+    def of(cls, url: str) -> Cluster:
+        """The cluster of `kafka://host:port,host:port?security.protocol=SSL&…`.
+
+        Settings of the file that NOTIFY_KAFKA_SETTINGS names count, too; those of the URL win. Raises InvalidRequest
+        for a URL without brokers, a file that cannot be read, and a setting that is Notify's own.
+        """
+        brokers, _, query = url.removeprefix(SCHEME).partition("?")
+        brokers = brokers.rstrip("/")
+        if not brokers:
+            raise InvalidRequest("a Kafka URL names brokers: kafka://host:9092,host:9092")
+        settings = _of_file(os.environ.get(SETTINGS_FILE, ""))
+        settings |= dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
+        for name in sorted(settings.keys() & OWN_SETTINGS):
+            raise InvalidRequest(f"the Kafka setting {name!r} is Notify's own; leave it out of URL and settings file")
+        return cls(brokers, settings)
+
+    def producer(self, own: Mapping[str, Any]) -> Producer:
+        """A producer with Notify's `own` settings. Raises InvalidRequest for a setting that Kafka's client refuses."""
+        return self._made(Producer, {"partitioner": PARTITIONER, **self.settings, **own})
+
+    def consumer(self, own: Mapping[str, Any]) -> Consumer:
+        """A consumer that reads what is committed, and commits nothing by itself. Raises InvalidRequest as above."""
+        fixed = {"enable.auto.commit": False, "isolation.level": "read_committed"}
+        return self._made(Consumer, {**self.settings, **fixed, **own})
+
+    def admin(self) -> AdminClient:
+        """A client for topics and groups. Raises InvalidRequest as above."""
+        return self._made(AdminClient, self.settings)
+
+    def _made(self, kind: Callable[[dict[str, Any]], T], settings: Mapping[str, Any]) -> T:
+        try:
+            return kind({**COMMON, **settings, "bootstrap.servers": self.brokers})
+        except KafkaException as refused:
+            raise InvalidRequest(f"Kafka's client refuses its settings: {refused.args[0].str()}") from refused
+
+
+def _of_file(path: str) -> dict[str, str]:
+    if not path:
+        return {}
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError as error:
+        raise InvalidRequest(f"{SETTINGS_FILE}: {path} cannot be read: {error.strerror}") from None
+    settings: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith(("#", "!")):
+            continue
+        name, equals, value = line.partition("=")
+        if not equals:
+            raise InvalidRequest(f"{SETTINGS_FILE}: line {number} of {path} is not name=value")
+        settings[name.strip()] = value.strip()
+    return settings
