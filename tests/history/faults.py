@@ -38,7 +38,7 @@ class Faults:
         self._threads = [
             threading.Thread(target=self._go_on, args=(kinds, pause))
             for kinds, pause in (
-                (self._stops_of_servers(), 0.3),
+                *((self._stops_of(name, server), 3.0) for name, server in stage.servers.by_name.items()),
                 (self._stops_of_databases(), 0.3),
                 (self._stops_of_actors(), 0.3),
                 (self._cheap(), 0.2),
@@ -77,13 +77,11 @@ class Faults:
 
     # --- stops -------------------------------------------------------------------------------------------------
 
-    def _stops_of_servers(self) -> dict[str, Callable[[], None]]:
-        stage = self._stage
-        kinds: dict[str, Callable[[], None]] = {}
-        for name, server in stage.servers.by_name.items():
-            kinds[f"{name} killed"] = lambda server=server: self._kill(server)  # type: ignore[misc]
-            kinds[f"{name} stopped"] = lambda server=server: self._stop_a_while(server.process)  # type: ignore[misc]
-        return kinds
+    def _stops_of(self, name: str, server: ServerProcess) -> dict[str, Callable[[], None]]:
+        return {
+            f"{name} killed": lambda: self._kill(server),
+            f"{name} stopped": lambda: self._stop_a_while(server.process),
+        }
 
     def _stops_of_databases(self) -> dict[str, Callable[[], None]]:
         stage = self._stage
