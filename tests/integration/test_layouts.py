@@ -1,0 +1,196 @@
+"""One shop, unchanged, on every layout of the servers, with consumers in `shared` and `ordered` mode."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+from notify.client import Consumer, DeadLetter, Inbox, Message, ReceivedMessage, TransactionProducer, create_tables
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.commands import cli
+from tests.support.groups import lag, running
+from tests.support.http import admin
+from tests.support.layouts import LAYOUTS, Layout
+
+CUSTOMERS = ("ann", "ben", "cleo")
+ROUNDS = 6
+RETRY_SECONDS = 0.2
+DELAY_SECONDS = 1.0
+FAILURES = 2
+CLOCKS = 2
+"""A wait may be that many times shorter by this process's clock: servers follow the clock of their database."""
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Placed(Base):
+    """An order; it exists only if its transaction committed."""
+
+    __tablename__ = "placed"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    number: Mapped[str] = mapped_column(sa.String(80))
+
+
+class Points(Base):
+    """An effect. Only the inbox prevents a second row for an order."""
+
+    __tablename__ = "points"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    number: Mapped[str] = mapped_column(sa.String(80))
+
+
+class ChangedMind(Exception):
+    """The customer leaves after the message was sent: the order is rolled back."""
+
+
+@dataclass(frozen=True)
+class Handled:
+    """One call of the handler."""
+
+    number: str
+    attempt: int
+    at: float
+    """Seconds since 1970."""
+
+
+class Shop:
+    """A producer that places orders, and a consumer that gives points for them."""
+
+    def __init__(self, layout: Layout, engine: sa.Engine, mode: str, name: str) -> None:
+        self.name = name
+        self._engine = engine
+        self.producer = TransactionProducer(layout.send_url, group=name, engine=engine, half_timeout=PATIENCE_SECONDS)
+        self.consumer = Consumer(layout.consume_url, group=name, inbox=Inbox(engine), concurrency=4)
+        self.consumer.subscribe(name, mode=mode, start="earliest", retry_min=RETRY_SECONDS)(self._give_points)
+        self.handled: list[Handled] = []
+        self.knows_everyone = False
+
+        @self.producer.transactional(sessionmaker(engine))
+        def place(session: Session, number: str, changes_mind: bool, **options: Any) -> None:
+            session.add(Placed(number=number))
+            self.producer.send(session, Message(name, {"number": number}, **options))
+            if changes_mind:
+                session.flush()
+                raise ChangedMind
+
+        self._place = place
+
+    def place(self, number: str, **options: Any) -> None:
+        self._place(number, False, **options)
+
+    def change_mind(self, number: str, **options: Any) -> None:
+        with pytest.raises(ChangedMind):
+            self._place(number, True, **options)
+
+    def _give_points(self, message: ReceivedMessage, session: Session) -> None:
+        number = message.json()["number"]
+        self.handled.append(Handled(number, message.attempt, time.time()))
+        session.add(Points(number=number))
+        if "fails" in number and message.attempt <= FAILURES:
+            raise RuntimeError("not yet")
+        if "stranger" in number and not self.knows_everyone:
+            raise DeadLetter("nobody knows this customer")
+
+    def number(self, customer: str, turn: int, kind: str = "") -> str:
+        """The number of a customer's order, which says what becomes of it."""
+        return f"{self.name} {customer} {turn} {kind}".strip()
+
+    def calls_for(self, number: str) -> list[Handled]:
+        """The handler's calls for an order."""
+        return [call for call in self.handled if call.number == number]
+
+    def placed(self) -> list[str]:
+        """The committed orders, in the order of their rows."""
+        return self._numbers(Placed)
+
+    def points(self) -> list[str]:
+        """The orders that took effect, in the order of their effects."""
+        return self._numbers(Points)
+
+    def _numbers(self, table: type[Placed | Points]) -> list[str]:
+        mine = table.number.startswith(f"{self.name} ")
+        with Session(self._engine) as session:
+            return list(session.scalars(sa.select(table.number).where(mine).order_by(table.id)))
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def layout(
+    request: pytest.FixtureRequest, database_urls: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Layout]:
+    with ExitStack() as stack:
+        yield LAYOUTS[request.param](database_urls, tmp_path_factory.mktemp(request.param), stack)
+
+
+@pytest.fixture(scope="module")
+def engine(layout: Layout) -> Iterator[sa.Engine]:
+    made = sa.create_engine(layout.database_url)
+    create_tables(made)
+    Base.metadata.create_all(made)
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def shop(layout: Layout, engine: sa.Engine, mode: str, unique: str) -> Iterator[Shop]:
+    opened = Shop(layout, engine, mode, unique)
+    with closing(opened.producer), running(opened.consumer):
+        yield opened
+
+
+@pytest.mark.parametrize("mode", ["shared", "ordered"])
+def test_a_shop_keeps_its_promises(layout: Layout, shop: Shop, mode: str) -> None:
+    fails, stranger = shop.number("ann", 2, "fails"), shop.number("ben", 3, "stranger")
+    orders = {customer: [shop.number(customer, turn) for turn in range(ROUNDS)] for customer in CUSTOMERS}
+    orders["ann"][2], orders["ben"][3] = fails, stranger
+    late = shop.number("dora", 0)
+    asked = time.time()
+    shop.place(late, key="dora", delay=DELAY_SECONDS)
+    for turn in range(ROUNDS):
+        for customer, numbers in orders.items():
+            shop.place(numbers[turn], key=customer)
+            shop.change_mind(shop.number(customer, turn, "left"), key=customer)
+        # The order of a key is that in which its outcomes are recorded, after the commits.
+        eventually(lambda: not undecided(layout, shop.name), "the outcomes of a round")
+
+    expected = {late, *(number for numbers in orders.values() for number in numbers)}
+    assert set(shop.placed()) == expected
+    eventually(lambda: set(shop.points()) == expected - {stranger}, "the points of all but the stranger")
+    eventually(lambda: lag(layout.admin_url, shop.name) == 0, "everything to be settled")
+    code, listed = cli("dead-letter", "list", shop.name, "--url", layout.admin_url, "--json")
+    letters = listed["messages"]
+    assert code == 0 and [json.loads(letter["body"])["number"] for letter in letters] == [stranger]
+    assert "nobody knows" in letters[0]["headers"]["notify-dead-letter-reason"]
+
+    shop.knows_everyone = True
+    code, _ = cli("dead-letter", "redrive", shop.name, "--url", layout.admin_url, "--reason", "a test", "--json")
+    assert code == 0
+    eventually(lambda: set(shop.points()) == expected, "the points of the stranger")
+    eventually(lambda: lag(layout.admin_url, shop.name) == 0, "everything to be settled")
+    assert sorted(shop.points()) == sorted(expected)
+
+    first, second, third = shop.calls_for(fails)
+    assert [first.attempt, second.attempt, third.attempt] == [1, 2, 3]
+    assert second.at - first.at > RETRY_SECONDS / CLOCKS and third.at - second.at > 2 * RETRY_SECONDS / CLOCKS
+    assert [call.at > asked + DELAY_SECONDS / CLOCKS for call in shop.calls_for(late)] == [True]
+    if mode == "ordered":
+        for customer, numbers in orders.items():
+            one_by_one = [number for number in numbers for _ in range(3 if number == fails else 1)]
+            redriven = [stranger] if customer == "ben" else []
+            assert [call.number for call in shop.handled if call.number in numbers] == one_by_one + redriven
+            in_time = [number for number in numbers if number != stranger]
+            assert [number for number in shop.points() if number in numbers] == in_time + redriven
+
+
+def undecided(layout: Layout, group: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = admin(layout.send_url, "GET", f"transactions?producer_group={group}")["transactions"]
+    return rows
