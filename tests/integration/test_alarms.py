@@ -248,7 +248,7 @@ def test_a_stored_filter_that_is_refused_now_stops_nothing_but_itself(monkeypatc
     costly = "headers.all(a, headers.all(b, headers.all(c, true)))"
     with InMemoryServer(alarm_every_seconds=0.05) as server:
         with monkeypatch.context() as earlier:
-            earlier.setattr("notify.server.delivery.filter.check_cost", lambda text: 1.0)
+            earlier.setattr("notify.filter.check_cost", lambda text: 1.0)
             for topic in ("a", "b"):
                 subscribe(server.url, "g", topic, filter=costly if topic == "a" else "")
         publish(server.url, "a", ["one"])

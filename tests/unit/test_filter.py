@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from notify.errors import InvalidRequest
+from notify.filter import AT_ONCE_US, Filter
+from notify.filter_cost import MOST_MICROSECONDS, check_cost
 from notify.server.delivery import pace
-from notify.server.delivery.filter import AT_ONCE_US, Filter
-from notify.server.delivery.filter_cost import MOST_MICROSECONDS, check_cost
 from notify.server.metrics import Metrics
 from notify.testing import InMemoryServer
 from notify.wire import Payload, encode_msgpack

@@ -13,9 +13,9 @@ import structlog
 
 from notify.clock import Clock
 from notify.errors import Conflict, InvalidRequest, NotFound
+from notify.filter import Filter
 from notify.limits import LIMITS, MODES, check_between, check_name
 from notify.server.delivery import Delivery, inboxes
-from notify.server.delivery.filter import Filter
 from notify.server.delivery.instances import ACTIVE_US
 from notify.server.topics import check_retry
 from notify.storage.groups import Subscription

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterable
 
 from notify.errors import InvalidRequest, NotifyError
-from notify.server.delivery.filter import Filter
+from notify.filter import Filter
 from notify.server.metrics import Metrics
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.hashing import tag_hash

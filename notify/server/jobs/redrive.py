@@ -12,9 +12,9 @@ from typing import Any
 
 from notify import ids
 from notify.errors import InvalidRequest, NotFound, NotifyError
+from notify.filter import Filter
 from notify.message import FIRST_ID, REPLAY
 from notify.server.core.core import Core
-from notify.server.delivery.filter import Filter
 from notify.server.delivery.inboxes import refuse_letter
 from notify.storage.groups import Subscription
 from notify.storage.names import dead_letter_topic, redriven_id, redriven_id_without_topic, retry_topic

@@ -10,7 +10,7 @@ from __future__ import annotations
 import cel
 
 from notify.errors import InvalidRequest
-from notify.server.delivery.filter_cost import check_cost
+from notify.filter_cost import check_cost
 from notify.wire import decode_payload
 
 LONGEST = 1000
