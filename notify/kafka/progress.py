@@ -1,0 +1,84 @@
+"""A group's progress in a partition: the offset that it commits, and what the commit's metadata says beyond that.
+
+The offset is that of the first record which is not done. The metadata is JSON in ASCII, of at most MOST_CHARACTERS
+(brokers take less than 4,096 by default, `offset.metadata.max.bytes`):
+
+| field | holds |
+|---|---|
+| `notify` | 1, the version of this encoding |
+| `done` | which records behind the offset are done: base64 of zlib of a bitmap, bit n (lowest first) for offset + n |
+| `failed` | [[n, attempts], …]: how often the handlers of the record at offset + n have failed |
+| `reset` | the id of the last reset of the topic that was carried out here (control.py) |
+
+Fields that are empty are left out. Metadata of another kind, such as another tool's, counts as none.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+VERSION = 1
+MOST_CHARACTERS = 4_000
+MOST_SPAN = 16_384
+"""The most offsets from the first record that is not done to the last that may be handled."""
+MOST_FAILED = 64
+"""The most records of a partition whose attempts are counted at a time."""
+MOST_ID_CHARACTERS = 64
+
+
+class _Metadata(msgspec.Struct, omit_defaults=True):
+    notify: int
+    done: str = ""
+    failed: list[tuple[int, int]] = []
+    reset: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`done`: offsets above `offset`. `failed`: attempts that were made, by offset."""
+
+    offset: int
+    done: frozenset[int] = frozenset()
+    failed: Mapping[int, int] = field(default_factory=dict)
+    reset: str = ""
+
+    def metadata(self) -> str:
+        """As the commit's metadata. The bounds above are the caller's to keep."""
+        failed = [(offset - self.offset, attempts) for offset, attempts in sorted(self.failed.items())]
+        text = msgspec.json.encode(_Metadata(VERSION, _bitmap(self.offset, self.done), failed, self.reset)).decode()
+        assert len(text) <= MOST_CHARACTERS, "a window keeps MOST_SPAN and MOST_FAILED"
+        return text
+
+    @classmethod
+    def of(cls, offset: int, metadata: str | None) -> Progress:
+        """What was committed. Metadata that is not ours stands for nothing done, nothing failed."""
+        try:
+            known = msgspec.json.decode(metadata or "", type=_Metadata)
+            if known.notify != VERSION:
+                return cls(offset)
+            done = frozenset(_offsets(offset, known.done))
+        except (msgspec.DecodeError, binascii.Error, zlib.error):
+            return cls(offset)
+        return cls(offset, done, {offset + n: attempts for n, attempts in known.failed}, known.reset)
+
+
+def _bitmap(base: int, offsets: Iterable[int]) -> str:
+    bits = 0
+    for offset in offsets:
+        bits |= 1 << (offset - base)
+    if not bits:
+        return ""
+    return base64.b64encode(zlib.compress(bits.to_bytes((bits.bit_length() + 7) // 8, "little"), 1)).decode()
+
+
+def _offsets(base: int, text: str) -> list[int]:
+    if not text:
+        return []
+    unpacked = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), MOST_SPAN // 8 + 1)
+    return [base + 8 * at + bit for at, byte in enumerate(unpacked) if byte for bit in range(8) if byte >> bit & 1]
