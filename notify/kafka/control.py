@@ -1,4 +1,4 @@
-"""What operators ask of consumer groups over Kafka: the records of the topic `notify-control`.
+"""Operators ask consumer groups over Kafka to pause or to go back: the records of the topic `notify-control`.
 
 The topic is compacted and has one partition. A record's key is the group, its value JSON: `{"paused": true, "resets":
 [{"id": "…", "topic": "…", "to": "earliest"}]}`. A record holds all that is asked of its group at that time: whoever

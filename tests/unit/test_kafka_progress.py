@@ -1,4 +1,4 @@
-"""What a group leaves in Kafka: its progress in a commit's metadata, what operators ask of it, and its names."""
+"""A group leaves in Kafka its progress in a commit's metadata; operators leave there what they ask of it; its names."""
 
 from __future__ import annotations
 
