@@ -60,7 +60,7 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, value: bytes | None) -> Control:
-        """What a record asks for; a tombstone asks for nothing. Raises InvalidRequest for one that cannot be read."""
+        """The wishes of a record; a tombstone asks for nothing. Raises InvalidRequest for one that cannot be read."""
         if not value:
             return cls()
         try:

@@ -57,7 +57,7 @@ class Progress:
 
     @classmethod
     def of(cls, offset: int, metadata: str | None) -> Progress:
-        """What was committed. Metadata that is not ours stands for nothing done, nothing failed."""
+        """Progress as it was committed. Metadata that is not ours stands for nothing done, nothing failed."""
         try:
             known = msgspec.json.decode(metadata or "", type=_Metadata)
             if known.notify != VERSION:
