@@ -158,6 +158,8 @@ class BridgeBatch(Fields):
     commit: list[str] = []
     rollback: list[str] = []
     """Ids of earlier parts whose transaction was rolled back in the source."""
+    refuse_whole: bool = False
+    """Whether nothing is stored while anything is refused for good: the bridge notes that first, and sends the rest."""
     lag: float | None = None
     """Seconds since the newest commit of this batch in the database."""
     note: str | None = None
@@ -181,6 +183,8 @@ class Bridged(Struct, omit_defaults=True):
     known: int = 0
     """Transactions that the log had already."""
     refused: list[Item] = []
+    """Those that are never taken as they are. With `refuse_whole`, nothing of the batch is stored where there is any,
+    and `position` is where the source still stands."""
 
 
 class RefusedTransaction(Fields):

@@ -23,6 +23,16 @@ class BridgeState(msgspec.Struct):
     """Where the source stood before this batch: an audit sees from it that none is missing. None: not recorded."""
 
 
+class IdsInUse(Conflict):
+    """Ids of a batch are other transactions', and the batch is stored whole or not at all."""
+
+    code = "id_in_use"
+
+    def __init__(self, transaction_ids: Sequence[bytes]) -> None:
+        super().__init__(f"{len(transaction_ids)} ids of the batch belong to other transactions")
+        self.ids = transaction_ids
+
+
 def check_bridge(known: BridgeState, batch: BridgeBatch) -> None:
     """Raises Conflict unless this bridge is the one that writes, and stands where it thinks it stands."""
     source = known.source

@@ -154,7 +154,7 @@ class BridgedStore(Protocol):
         """Append a bridge's transactions and its position, both or neither; durable when it returns.
 
         `transactions`: those of the batch that were admitted. Raises Conflict where another position is recorded than
-        the one expected, or a newer bridge writes.
+        the one expected, or a newer bridge writes; IdsInUse where the batch is to be refused whole for its ids.
         """
         ...
 

@@ -29,9 +29,9 @@ from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.position import Position
 from notify.binlog_bridge.read_ahead import ReadAhead
 from notify.binlog_bridge.reader import BinlogReader, Damaged
-from notify.binlog_bridge.refusals import Refusals, too_large
+from notify.binlog_bridge.refusals import Refusals
 from notify.binlog_bridge.stream import SameServerId
-from notify.errors import Conflict, InvalidRequest, StorageFailed, TooLarge, Unavailable
+from notify.errors import Conflict, InvalidRequest, StorageFailed, Unavailable
 from notify.outbox import source_name
 from notify.sinks.showing import Showing
 from notify.sinks.sink import Sink, open_sink
@@ -226,26 +226,24 @@ class Bridge:
     # --- the queue's side -------------------------------------------------------------------------------------
 
     async def _post(self, sink: Sink, batch: PackedBridgeBatch) -> Bridged:
-        transactions = batch.transactions
+        """Append a batch. What the target never takes is noted in the source before the position moves past it.
+
+        The result names all that was refused. Raises Unavailable where the source does not take the note.
+        """
         refused: list[Item] = []
-        try:
-            answer = await sink.append(self.name, batch)
-        except TooLarge:
-            refused = too_large(transactions)
-            if not refused:
-                raise
-            names = {item.id for item in refused}
-            batch.transactions = [t for t in transactions if t.id not in names]
-            answer = await sink.append(self.name, batch)
-        refused += answer.refused
+        while (answer := await sink.append(self.name, batch)).refused:
+            await asyncio.to_thread(self._refusals.note, self._engine, self._mover, batch.transactions, answer.refused)
+            refused += answer.refused
+            names = {item.id for item in answer.refused}
+            rest = [t for t in batch.transactions if t.id not in names]
+            if len(rest) == len(batch.transactions):
+                raise Unavailable(f"the target refuses what is not in the batch: {', '.join(sorted(names)[:3])}")
+            batch = msgspec.structs.replace(batch, transactions=rest)
         totals = self.totals
         totals.stored += answer.stored
         totals.known += answer.known
         totals.refused += len(refused)
         totals.batches += 1
-        if refused:
-            self._refusals.add(transactions, refused)
-            await asyncio.to_thread(self._refusals.note, self._engine, self._mover)
         return msgspec.structs.replace(answer, refused=refused)
 
     @property
@@ -308,7 +306,6 @@ class Bridge:
             await asyncio.sleep(ANNOUNCE_SECONDS)
             with contextlib.suppress(sa.exc.SQLAlchemyError, OSError):
                 await asyncio.to_thread(self.announce)
-                await asyncio.to_thread(self._refusals.note, self._engine, self._mover)
                 self._to_retry = await asyncio.to_thread(self._refusals.to_retry, self._engine)
                 report = await asyncio.to_thread(self._refusals.report, self._engine)
                 if report is not None:

@@ -119,4 +119,7 @@ def _old(engine: Engine, older_than: float) -> tuple[list[str], str]:
 def _delete(engine: Engine, names: list[str], older_than: float) -> int:
     with engine.begin() as connection:
         note_purged(connection, notify_source.c.rows_from, older_than)
-        return delete_transactions(connection, names)
+        # The bridge may have put one of them on the list since they were read.
+        t = half_message.c
+        waiting = sa.select(t.transaction_id).where(is_waiting, t.message_no == 0, t.transaction_id.in_(names))
+        return delete_transactions(connection, [str(name) for name in connection.scalars(waiting.with_for_update())])

@@ -9,11 +9,12 @@ import json
 
 from notify.errors import Unavailable
 from notify.outbox import LOCAL, SERVER, Outbox
+from notify.refused import Refusal
 from notify.relay.leases import Leases
 from notify.relay.mover import Relayed, in_thread
 from notify.relay.rows import Page, Rows
 from notify.sinks.sink import Sink
-from notify.wire import PackedBridgeBatch
+from notify.wire import BridgedTransaction, PackedBridgeBatch
 
 
 class ByPosition:
@@ -40,18 +41,28 @@ class ByPosition:
                 await in_thread(self._rows.note, last, names, [])
                 return True
         page: Page = await in_thread(self._rows.page, outbox)
-        names = [t.id for t in page.transactions]
-        if not names and not page.unreadable:
+        if not page.transactions and not page.unreadable:
             return False
         epoch, self._epoch = self._epoch, 0  # until the batch is marked: else claim again, and see what became of it
-        if names:
-            position = json.dumps([outbox.table.name, names])
-            batch = PackedBridgeBatch(
-                epoch=epoch, expected_position="", position=position, transactions=page.transactions
-            )
-            await self._sink.append(self._name, batch)
-        await in_thread(self._rows.note, outbox, names, page.unreadable)
+        names, refusals = await self._publish(outbox, page.transactions, epoch)
+        await in_thread(self._rows.note, outbox, names, refusals + page.unreadable)
         self._epoch = epoch
         self._total.sent += len(names)
-        self._total.refused += len(page.unreadable)
+        self._total.refused += len(refusals) + len(page.unreadable)
         return True
+
+    async def _publish(
+        self, outbox: Outbox, transactions: list[BridgedTransaction], epoch: int
+    ) -> tuple[list[str], list[Refusal]]:
+        """Append what the target takes; its ids, and what the target refuses for good."""
+        refusals: list[Refusal] = []
+        while transactions:
+            names = [t.id for t in transactions]
+            position = json.dumps([outbox.table.name, names])
+            batch = PackedBridgeBatch(epoch=epoch, expected_position="", position=position, transactions=transactions)
+            refused = {item.id: item for item in (await self._sink.append(self._name, batch)).refused}
+            if not refused:
+                return names, refusals
+            refusals += [Refusal.of(t, refused[t.id]) for t in transactions if t.id in refused]
+            transactions = [t for t in transactions if t.id not in refused]
+        return [], refusals

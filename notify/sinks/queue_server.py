@@ -10,7 +10,7 @@ import msgspec
 
 from notify import ids
 from notify.client.http import HttpClient
-from notify.errors import InvalidRequest, Unavailable, stale_epoch
+from notify.errors import InvalidRequest, TooLarge, Unavailable, stale_epoch
 from notify.limits import LIMITS
 from notify.sinks.order import HeldBack, is_for_now, keys_of, steps_of
 from notify.wire import (
@@ -30,7 +30,8 @@ REQUEST_ITEMS = 500
 REQUEST_BYTES = 4 << 20
 """A request with several transactions has at most so many of them, or bytes."""
 HEAD_BYTES = 1024
-"""A request has at most so many bytes besides its transactions."""
+BATCH_HEAD_BYTES = HEAD_BYTES + (128 << 10)
+"""A request has at most so many bytes besides its transactions; a bridge's batch two positions, and names of parts."""
 BACKLOG_FULL = "backlog_full"
 BEHIND = "behind_another"
 """The code of an item that was not sent, since one before it with the same key is to be put again."""
@@ -72,8 +73,17 @@ class QueueSink:
         return known
 
     async def append(self, source: str, batch: PackedBridgeBatch) -> Bridged:
-        body = encode_msgpack(batch)
-        answer = await self._http.call("POST", f"/v1/bridge/{source}/batches", body, POST_SECONDS)
+        if batch.transactions:
+            batch = msgspec.structs.replace(batch, refuse_whole=True)
+        try:
+            body = encode_msgpack(batch)
+            answer = await self._http.call("POST", f"/v1/bridge/{source}/batches", body, POST_SECONDS)
+        except TooLarge:
+            items = [_too_large(t.id, len(encode_msgpack(t)), BATCH_HEAD_BYTES) for t in batch.transactions]
+            refused = [item for item in items if item is not None]
+            if not refused:
+                raise
+            return Bridged(batch.expected_position, batch.epoch, refused=refused)
         return msgspec.msgpack.decode(answer, type=Bridged)
 
     # --- by id ------------------------------------------------------------------------------------------------
@@ -146,9 +156,9 @@ class _Putting:
             except InvalidRequest as error:
                 self.items[t.id] = Item(t.id, error.status, code=error.code, detail=str(error))
                 continue
-            if len(encoded) > LIMITS.request_bytes - HEAD_BYTES:
-                detail = f"the transaction has {len(encoded):,} bytes; a request has {LIMITS.request_bytes:,} at most"
-                self.items[t.id] = Item(t.id, 413, code="request_too_large", detail=detail)
+            refused = _too_large(t.id, len(encoded), HEAD_BYTES)
+            if refused is not None:
+                self.items[t.id] = refused
                 continue
             yield t, encoded
 
@@ -166,6 +176,16 @@ class _Putting:
         else:
             path, request = "/v1/messages", {"messages": raws}
         return _decode_items(await self._http.call("POST", path, encode_msgpack(request), POST_SECONDS)).items
+
+
+def _too_large(name: str, size: int, head_bytes: int) -> Item | None:
+    """The answer to a transaction of so many bytes if it fits into no request."""
+    most = LIMITS.request_bytes - head_bytes
+    if size <= most:
+        return None
+    return Item(
+        name, 413, code="request_too_large", detail=f"the transaction has {size:,} bytes; {most:,} fit a request"
+    )
 
 
 def _encoded(transaction: BridgedTransaction) -> bytes:

@@ -32,7 +32,12 @@ class Sink(Protocol):
         ...
 
     async def append(self, source: str, batch: PackedBridgeBatch) -> Bridged:
-        """Raises Conflict where another has taken over, Unavailable where it is not known whether it was stored."""
+        """Store a batch and its position, both or neither.
+
+        Where the answer's `refused` names any, which are never taken as they are, nothing of the batch is stored: the
+        caller notes them and appends the rest. Raises Conflict where another has taken over, Unavailable where it is
+        not known whether the batch was stored.
+        """
         ...
 
     async def close(self) -> None: ...

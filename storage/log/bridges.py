@@ -8,7 +8,7 @@ import msgspec
 
 from notify import ids
 from notify.storage import crash_point
-from notify.storage.bridged import BridgeState, check_bridge, is_prepared_by, refuse_foreign
+from notify.storage.bridged import BridgeState, IdsInUse, check_bridge, is_prepared_by, refuse_foreign
 from notify.storage.log.entry import ENTRY_SIZE
 from notify.storage.log.halves import Halves
 from notify.storage.log.journal import Journal
@@ -51,6 +51,11 @@ class Bridges:
         prepared = dict.fromkeys(t.id for t in halves if self._is_same_half(t))  # in the source's order
         commit += prepared
         fresh = [t for t in transactions if t.id not in prepared] if prepared else transactions
+        if batch.refuse_whole:
+            decided = {*commit, *rollback}
+            in_use = self._halves.in_use([t for t in fresh if t.id not in decided] if decided else fresh)
+            if in_use:
+                raise IdsInUse(in_use)
         # Nothing is waited for until all of it is in the open frame: one frame is written whole or not at all.
         size = sum([len(m.payload) + 2 * ENTRY_SIZE + 128 for t in fresh for m in t.messages])
         self._journal.reserve(

@@ -158,6 +158,17 @@ class Halves:
             self._journal.append(RecordType.META, encoded(ProducerGroupNumbered(number, producer_group)))
         return number
 
+    def in_use(self, transactions: Sequence[NewTransaction]) -> list[bytes]:
+        """The ids that belong to other transactions: other content, or another producer group."""
+        pending, parts = self._state.pending.by_id, self._state.parts
+        decided, highest = parts.live.decided, parts.highest_decided()
+        return [
+            t.id
+            for t in transactions
+            if (t.id in pending or t.id in decided or (t.id[:8] <= highest and parts.has_decided(t.id)))
+            and self.compare(t).put is Put.IN_USE
+        ]
+
     def compare(self, t: NewTransaction) -> PutResult:
         """The answer to an id that is known: ALREADY for the same content of the same group, else IN_USE."""
         state = state_of(self._state, t.id)

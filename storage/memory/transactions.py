@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from notify import ids
-from notify.storage.bridged import BridgeState, check_bridge, is_prepared_by, refuse_foreign
+from notify.storage.bridged import BridgeState, IdsInUse, check_bridge, is_prepared_by, refuse_foreign
 from notify.storage.checks import CheckAnswer, Checking, Due, new_token
 from notify.storage.hashing import tag_hash
 from notify.storage.memory.queues import MemoryQueues
@@ -52,9 +52,7 @@ class MemoryTransactions:
         for t in transactions:
             known = self._records.get(t.id)
             if known is not None:
-                same = known.new.messages == t.messages and known.new.producer_group == t.producer_group
-                same = same and not (t.committed and known.state == State.PREPARED)
-                results.append(PutResult(Put.ALREADY if same else Put.IN_USE, known.state, flush))
+                results.append(PutResult(Put.IN_USE if self._is_in_use(t) else Put.ALREADY, known.state, flush))
                 continue
             record = _Record(t, now_us, State.PREPARED, next_check_us=now_us + t.check_after_us)
             self._records[t.id] = record
@@ -63,6 +61,14 @@ class MemoryTransactions:
             results.append(PutResult(Put.STORED, record.state, flush))
         self._queues.tell(touched)
         return results
+
+    def _is_in_use(self, t: NewTransaction) -> bool:
+        """Whether an id belongs to another transaction: other content, or another producer group."""
+        known = self._records.get(t.id)
+        if known is None:
+            return False
+        same = known.new.messages == t.messages and known.new.producer_group == t.producer_group
+        return not same or (t.committed and known.state == State.PREPARED)
 
     def _flush(self, name: str) -> Flush:
         topic = self._queues.topic(name)
@@ -228,6 +234,11 @@ class MemoryTransactions:
         rollback = [ids.from_text(text) for text in batch.rollback]
         refuse_foreign(source, [i for i in (*commit, *rollback) if self._open(i) is not None and not is_ours(i)])
         halves = [t.id for t in transactions if t.committed and self._open(t.id) is not None and is_ours(t.id)]
+        if batch.refuse_whole:
+            decided = {*commit, *rollback, *halves}
+            in_use = [t.id for t in transactions if t.id not in decided and self._is_in_use(t)]
+            if in_use:
+                raise IdsInUse(in_use)
         await self.decide([(i, None, State.ROLLED_BACK) for i in rollback], now_us)
         await self.decide([(i, None, State.COMMITTED) for i in (*commit, *halves)], now_us)
         results = await self.put(transactions, now_us) if transactions else []

@@ -8,7 +8,7 @@ import pytest
 
 from notify import ids
 from notify.errors import Conflict
-from notify.storage.bridged import BridgeState
+from notify.storage.bridged import BridgeState, IdsInUse
 from notify.storage.records import NewTransaction, Put, PutResult, State
 from notify.wire import BridgeBatch
 from tests.contract.stores import T0, Bench, bodies
@@ -72,6 +72,27 @@ def test_a_large_transaction_becomes_visible_with_its_last_part_and_in_order(run
         assert [r.put for r in results] == [Put.ALREADY, Put.STORED]
         await b.restart()
         assert bodies(b.store) == [bytes([n]) for n in range(4)]
+
+    run(scenario)
+
+
+def test_a_batch_that_is_whole_or_not_at_all_stores_nothing_beside_an_id_in_use(run: Any) -> None:
+    """A bridge notes the refusal before its position moves past it."""
+
+    async def scenario(b: Bench) -> None:
+        await append(b, "", "1", claim=True)
+        known = whole(b"a")
+        await append(b, "1", "2", known)
+        await b.restart()
+        other = NewTransaction(known.id, "another", known.messages, committed=True)
+        with pytest.raises(IdsInUse) as refusal:
+            await append(b, "2", "3", whole(b"b"), other, refuse_whole=True)
+        assert refusal.value.ids == [known.id]
+        assert b.store.bridges()[0].position == "2" and bodies(b.store) == [b"a"]
+        results = await append(b, "2", "3", whole(b"b"), known, refuse_whole=True)
+        assert [r.put for r in results] == [Put.STORED, Put.ALREADY]
+        await b.restart()
+        assert b.store.bridges()[0].position == "3" and bodies(b.store) == [b"a", b"b"]
 
     run(scenario)
 

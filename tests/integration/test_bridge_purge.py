@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from notify.binlog_bridge import purge
+from notify import ids
+from notify.binlog_bridge import purge, source
 from notify.binlog_bridge.purge import purge_moved
 from notify.client.table import half_message
 from notify.errors import InvalidRequest, Unavailable
@@ -28,6 +30,35 @@ def left(url: str) -> int:
         rows = connection.scalar(sa.select(sa.func.count()).select_from(half_message))
     engine.dispose()
     return int(rows or 0)
+
+
+def test_a_row_that_is_refused_while_a_purge_runs_stays(
+    url: str, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was an old row that waited when the purge looked, and on the list when the bridge had passed it."""
+    outbox(url, unique, range(1))
+    move(url, server)
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(half_message.update().values(transaction_id=ids.to_text(ids.new_id()), topic="no topic"))
+        row = dict(connection.execute(sa.select(half_message)).mappings().one())
+        connection.execute(half_message.delete())
+        connection.execute(half_message.insert().values(row))
+    outbox(url, unique, range(1, 2))
+    position, looks = source.current_position, []
+
+    def moved_meanwhile(connection: sa.Connection) -> Any:
+        end = position(connection)
+        looks.append(end)
+        if len(looks) == 1:  # the purge has read which rows are old
+            move(url, server)
+        return end
+
+    monkeypatch.setattr(source, "current_position", moved_meanwhile)
+    assert asyncio.run(purge_moved(engine, server.url, older_than=0)) == 1
+    with engine.connect() as connection:
+        assert connection.scalars(sa.select(half_message.c.transaction_id)).all() == [row["transaction_id"]]
+    engine.dispose()
 
 
 def test_rows_that_a_bridge_moved_are_purged_and_no_others(

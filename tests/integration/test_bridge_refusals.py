@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from notify import ids
 from notify.binlog_bridge.pump import Bridge
+from notify.binlog_bridge.refusals import Refusals
 from notify.client.table import half_message, notify_refused
 from notify.limits import LIMITS
 from notify.refused import retry
+from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess
 from tests.support.bridges import move, numbers, outbox
 from tests.support.clock import eventually, eventually_async
@@ -22,6 +25,108 @@ from tests.support.http import admin
 @pytest.fixture
 def url(binlog_url: str) -> str:
     return binlog_url
+
+
+class Killed(Exception):
+    """Stands for the death of a process."""
+
+
+def poison(engine: sa.Engine, **values: Any) -> str:
+    """The id of a copy of the outbox's first row, with these values; no queue takes it, for the sake of its topic."""
+    name = ids.to_text(ids.new_id())
+    with engine.begin() as connection:
+        row = dict(connection.execute(sa.select(half_message).limit(1)).mappings().one())
+        values = {"topic": "no such topic"} | values
+        connection.execute(half_message.insert().values(row | {"transaction_id": name} | values))
+    return name
+
+
+def listed_codes(engine: sa.Engine) -> dict[str, str]:
+    """The codes of the list of refused messages, by transaction id."""
+    if not sa.inspect(engine).has_table(notify_refused.name):
+        return {}
+    with engine.connect() as connection:
+        return {r.transaction_id: r.code for r in connection.execute(sa.select(notify_refused))}
+
+
+@pytest.mark.parametrize("fill", [False, True], ids=["binlog", "backfill"])
+def test_a_bridge_that_dies_before_it_has_noted_a_refusal_meets_it_again(
+    url: str, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch, fill: bool
+) -> None:
+    """The position never moves past a refusal that is in the bridge's log only, and purge would take its row."""
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(1))
+    engine = sa.create_engine(url)
+    bad = poison(engine)
+    outbox(url, unique, range(1, 3))
+
+    def dies(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as planted:
+        planted.setattr(Refusals, "note", dies)
+        with pytest.raises(Killed):
+            move(url, server, fill=fill)
+    move(url, server, fill=fill)
+    assert listed_codes(engine) == {bad: "invalid_name"}
+    assert numbers(server, unique, 3) == [0, 1, 2]
+    engine.dispose()
+
+
+def test_a_source_that_takes_no_note_holds_its_bridge_up(
+    url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A user without the rights is told which ones; what is behind the refusal waits, and comes once it has them."""
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(1))
+    engine = sa.create_engine(url)
+    bad = poison(engine)
+    outbox(url, unique, range(1, 2))
+    user = f"'{unique}'@'127.0.0.1'"
+    database = sa.make_url(url).database
+    binlog_server.execute(
+        f"CREATE USER {user} IDENTIFIED BY 'shop'",
+        f"GRANT REPLICATION SLAVE, REPLICATION CLIENT, BINLOG MONITOR ON *.* TO {user}",
+        f"GRANT SELECT ON {database}.* TO {user}",
+    )
+    poor = sa.make_url(url).set(username=unique).render_as_string(hide_password=False)
+
+    async def run() -> None:
+        bridge = Bridge([poor], server.url)
+        task = asyncio.ensure_future(bridge.run())
+        await eventually_async(
+            lambda: "needs UPDATE" in caplog.text or bridge.totals.refused or task.done(), "the refusal to be met"
+        )
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+    binlog_server.execute(f"GRANT UPDATE, INSERT, DELETE ON {database}.* TO {user}")
+    asyncio.run(Bridge([poor], server.url).run(once=True))
+    assert listed_codes(engine) == {bad: "invalid_name"}
+    assert numbers(server, unique, 2) == [0, 1]
+    engine.dispose()
+    binlog_server.execute(f"DROP USER {user}")
+
+
+def test_an_id_that_another_transaction_has_is_noted_too(url: str, server: ServerProcess, unique: str) -> None:
+    """The queue learns of it only beside what it has stored, and still stores nothing before it is noted."""
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(1))
+    engine = sa.create_engine(url)
+    outbox(url, unique, range(1, 2))
+    move(url, server)
+    with engine.begin() as connection:
+        rows = [dict(row) for row in connection.execute(sa.select(half_message)).mappings()]
+        connection.execute(half_message.delete())
+        again = rows[0] | {"body": b'{"n": 9}'}
+        connection.execute(half_message.insert().values(again))
+    outbox(url, unique, range(2, 3))
+    bridge = move(url, server)
+    assert bridge.totals.refused == 1
+    assert listed_codes(engine) == {again["transaction_id"]: "id_in_use"}
+    assert numbers(server, unique, 3) == [0, 1, 2]
+    engine.dispose()
 
 
 def test_a_message_that_no_queue_takes_is_listed_and_sent_when_somebody_says_so(

@@ -11,7 +11,7 @@ from notify.errors import InvalidRequest, NotFound, NotifyError
 from notify.limits import LIMITS, check_name
 from notify.server.core.admission import new_messages
 from notify.server.topics import Topics
-from notify.storage.bridged import BridgeState
+from notify.storage.bridged import BridgeState, IdsInUse, check_bridge
 from notify.storage.queues import Store
 from notify.storage.records import NewTransaction, Put
 from notify.storage.topics import Topic
@@ -44,11 +44,14 @@ class Bridges:
     def position(self, source: str) -> dict[str, Any]:
         """Where a source stands; epoch 0 and an empty position where nothing came yet."""
         check_name("source", source)
-        known = next((b for b in self._store.bridges() if b.source == source), BridgeState(source))
+        known = self._known(source)
         return {"source": source, "epoch": known.epoch, "position": known.position, "rows": known.rows}
 
     async def append(self, source: str, batch: JsonBridgeBatch | PackedBridgeBatch) -> Bridged:
-        """Append a batch, or refuse all of it with a Conflict. What no queue could take is named, and left out."""
+        """Append a batch, or refuse all of it with a Conflict. What no queue could take is named, and left out.
+
+        With `refuse_whole` nothing is stored then, so that the bridge can note what is named before its source goes on.
+        """
         check_name("source", source)
         if not 0 < batch.epoch < 1 << 62:
             raise InvalidRequest("epoch counts from 1", "out_of_bounds")
@@ -80,8 +83,13 @@ class Bridges:
                 refused.append(Item(t.id, error.status, code=error.code, detail=str(error)))
         for text in (*batch.commit, *batch.rollback):
             ids.from_text(text)
+        if refused and batch.refuse_whole:
+            return self._refuse_whole(source, batch, refused)
         began_us = self._clock()
-        results = await self._store.append_from_bridge(source, batch, accepted, now_us)
+        try:
+            results = await self._store.append_from_bridge(source, batch, accepted, now_us)
+        except IdsInUse as error:
+            return self._refuse_whole(source, batch, [_in_use(name) for name in error.ids])
         if self._with_spans:
             for t in batch.transactions:
                 for m in t.messages:
@@ -94,9 +102,17 @@ class Bridges:
         known = sum([r.put is Put.ALREADY for r in results])
         for put, r in zip(accepted, results, strict=True):
             if r.put is Put.IN_USE:
-                detail = "the id belongs to another transaction: other content, or another producer group"
-                refused.append(Item(ids.to_text(put.id), 409, code="id_in_use", detail=detail))
+                refused.append(_in_use(put.id))
         return Bridged(batch.position, batch.epoch, stored, known, refused)
+
+    def _refuse_whole(self, source: str, batch: JsonBridgeBatch | PackedBridgeBatch, refused: list[Item]) -> Bridged:
+        """Nothing is stored. Raises Conflict where another bridge writes for this source by now."""
+        check_bridge(self._known(source), batch)
+        self._told.setdefault(source, _Told()).refused += len(refused)
+        return Bridged(batch.expected_position, batch.epoch, refused=refused)
+
+    def _known(self, source: str) -> BridgeState:
+        return next((b for b in self._store.bridges() if b.source == source), BridgeState(source))
 
     def _make_topic(self, name: str) -> None:
         """A committed message cannot be refused: its topic is made, whatever `create_topics` says."""
@@ -130,3 +146,8 @@ class Bridges:
             if row["source"] == source:
                 return row
         raise NotFound(f"no bridge has written for source {source[:60]!r}")
+
+
+def _in_use(transaction_id: bytes) -> Item:
+    detail = "the id belongs to another transaction: other content, or another producer group"
+    return Item(ids.to_text(transaction_id), 409, code="id_in_use", detail=detail)
