@@ -23,6 +23,7 @@ from notify.server.core.core import Core
 from notify.server.data.encode import json_check
 from notify.server.data.routes import DataRoutes
 from notify.server.database import open_database
+from notify.server.groups.own import OwnGroups
 from notify.server.jobs.records import JobRecords
 from notify.server.jobs.runner import Jobs
 from notify.server.running import Running
@@ -92,7 +93,7 @@ async def started(
             parts.push_async_callback(membership.stop)
             await membership.announce(CoreWork(core))
         data = DataRoutes(core, members, reply_bytes)
-        yield Running(core, administration, members, history, alarms, jobs, data)
+        yield Running(core, administration, members, history, alarms, jobs, data, OwnGroups(core))
 
 
 def _newest_audit(records: Records) -> Callable[[], Awaitable[dict[str, Any] | None]]:

@@ -306,7 +306,7 @@ def administration(room: Room) -> list[Case]:
 
     for path in ("topics", "groups", "transactions", "limits", "jobs", "bridges", "refused", "nodes", "settings",
                  "settings/revisions", "backups", "check-webhooks", "credentials", "actions", "audits", "overview",
-                 "history"):  # fmt: skip
+                 "history", "dead-letters"):  # fmt: skip
         add(f"GET /{path}", VIEW)
     add("GET /topics/{name}", needs("view", "read:{topic}"), "/topics/{topic}")
     add("GET /topics/{name}/groups", VIEW, "/topics/{topic}/groups")

@@ -8,15 +8,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from notify import ids
 from notify.errors import InvalidRequest
 from notify.limits import check_between
 from notify.server.admin.writes import Desk, Who, Write
-from notify.server.data.encode import json_pulled
+from notify.server.groups import Chosen
 from notify.server.jobs.redrive import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT, DeadLetters, Wanted
-from notify.storage.names import dead_letter_topic
-from notify.storage.records import StoredMessage
-from notify.wire import instant
 
 
 class WantedFields(BaseModel):
@@ -70,9 +66,13 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         check_between("max", max, 1, 10_000)
         check_between("offset", offset, 0, 1 << 62)
         wanted = WantedFields(topic=topic, tag=tag, key=key, contains=contains, filter=filter).wanted()
-        letters = DeadLetters(desk.core, name)
-        chosen, next_offset = await letters.find(wanted, offset, max)
-        return {"messages": await _shown(letters, chosen), "next_offset": next_offset}
+        return await desk.groups.dead_letters(name, wanted, offset, max)
+
+    @routes.get("/dead-letters")
+    async def groups_with_dead_letters(prefix: str = "", max: int = 100) -> dict[str, Any]:
+        """List the groups that have dead letters, those with the most first."""
+        check_between("max", max, 1, 10_000)
+        return {"groups": await desk.groups.with_dead_letters(prefix, max)}
 
 
 def _redriving(routes: APIRouter, desk: Desk) -> None:
@@ -80,42 +80,25 @@ def _redriving(routes: APIRouter, desk: Desk) -> None:
     async def redrive(name: str, write: Redrive, who: Who) -> dict[str, Any]:
         """Send dead letters to this group alone again; a repeated redrive sends each once."""
         wanted = write.wanted.wanted()
-        effects = EFFECTS_AGAIN if write.replay_effects else EFFECTS_KEPT
-        letters = DeadLetters(desk.core, name)
         if write.all:
-            if write.ids is not None:
-                raise InvalidRequest("give ids or all, not both", "invalid_schema")
-            start, end = letters.bounds()
-            spec = {"group": name, "wanted": wanted.plain(), "from": start, "until": end}
-            spec |= {"replay_effects": write.replay_effects, "force": write.force}
-
-            async def begin() -> Any:
-                return {"job": await desk.jobs.start("redrive", name, spec, end - start)}
-
-            return await desk.carry_out(
-                write, who, "dead_letter.redrive", name, begin, {"at_most": end - start, "effects": effects}
-            )
-        limit = AT_ONCE if write.ids is not None else write.max
-        if write.ids is not None:
-            chosen = letters.by_ids(set(write.ids))
-        else:
-            chosen = (await letters.find(wanted, 0, limit, not_redriven=True))[0]
-        names = [ids.message_id(m.transaction_id, m.message_no) for m in chosen]
-
-        async def do() -> Any:
-            items = await letters.send_again(chosen, replay_effects=write.replay_effects, force=write.force)
-            missing = set(write.ids or ()) - set(names)
-            items += [
-                {"id": i, "status": 404, "detail": f"not among the dead letters of {dead_letter_topic(name)!r}"}
-                for i in sorted(missing)
-            ]
-            return {"items": items}
-
-        return await desk.carry_out(write, who, "dead_letter.redrive", name, do, {"ids": names, "effects": effects})
+            return await _redrive_all(desk, name, write, who)
+        names = None if write.ids is None else tuple(write.ids)
+        chosen = Chosen(names, wanted, write.max, write.replay_effects, write.force)
+        preview, do = await desk.groups.redrive(name, chosen)
+        return await desk.carry_out(write, who, "dead_letter.redrive", name, do, preview)
 
 
-async def _shown(letters: DeadLetters, messages: list[StoredMessage]) -> list[dict[str, Any]]:
-    return [
-        json_pulled(m) | {"dead_at": instant(m.committed_us), "redriven": is_redriven}
-        for m, is_redriven in zip(messages, await letters.are_redriven(messages), strict=True)
-    ]
+async def _redrive_all(desk: Desk, name: str, write: Redrive, who: str) -> dict[str, Any]:
+    if write.ids is not None:
+        raise InvalidRequest("give ids or all, not both", "invalid_schema")
+    start, end = DeadLetters(desk.core, name).bounds()
+    spec = {"group": name, "wanted": write.wanted.wanted().plain(), "from": start, "until": end}
+    spec |= {"replay_effects": write.replay_effects, "force": write.force}
+
+    async def begin() -> Any:
+        return {"job": await desk.jobs.start("redrive", name, spec, end - start)}
+
+    effects = EFFECTS_AGAIN if write.replay_effects else EFFECTS_KEPT
+    return await desk.carry_out(
+        write, who, "dead_letter.redrive", name, begin, {"at_most": end - start, "effects": effects}
+    )

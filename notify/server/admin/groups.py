@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
@@ -12,14 +11,10 @@ from notify.errors import InvalidRequest, NotFound
 from notify.limits import LIMITS, MODES, check_between, check_name
 from notify.server.access import guard
 from notify.server.admin.writes import Desk, Who, Write
-from notify.server.delivery import inboxes
-from notify.server.delivery.cursor import Cursor
-from notify.server.delivery.group import Group
-from notify.server.delivery.instances import states
 from notify.server.delivery.turns import ONE_CLASS
-from notify.server.jobs.redrive import EFFECTS_AGAIN, EFFECTS_KEPT, next_replay
-from notify.storage.groups import Priorities, PriorityClass, Subscription
-from notify.wire import Subscribe, instant, microseconds
+from notify.server.groups import Move
+from notify.storage.groups import Priorities, PriorityClass
+from notify.wire import Subscribe, microseconds
 
 WEIGHTS = (6, 3, 1)
 """Default weights of a group's first, second and third class."""
@@ -86,38 +81,6 @@ def _priorities_shown(p: Priorities) -> dict[str, Any]:
     return {"classes": classes, "shares": p.shares}
 
 
-def _described(s: Subscription) -> dict[str, Any]:
-    return {
-        "topic": s.topic,
-        "mode": s.mode,
-        "tags": list(s.tags),
-        "filter": s.filter,
-        "max_attempts": s.max_attempts,
-        "retry_min": s.retry_min_us / 1e6,
-        "retry_max": s.retry_max_us / 1e6,
-        "epoch": s.epoch,
-        "replay": s.replay,
-        "inbox_from": instant(s.inbox_from_us) if s.inbox_from_us > inboxes.NEVER_TOLD else None,
-    }
-
-
-def _instances(group: Group, now_us: int) -> list[dict[str, Any]]:
-    by_instance = states(group.instances, now_us)
-    return [
-        {
-            "name": i.name,
-            "state": by_instance[i.name],
-            "asked_at": instant(i.asked_us),
-            "in_flight": i.in_flight,
-            "finished": i.finished,
-            "per_second": None if i.per_second is None else round(i.per_second, 1),
-            "expired": i.expired,
-            "bound": i.bound,
-        }
-        for i in group.instances.values()
-    ]
-
-
 def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     """Add the routes under `groups`; `services` gets those that services call with rights of their own."""
     _views(routes, desk)
@@ -125,68 +88,17 @@ def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     _writes(routes, desk)
 
 
-def _cursor_row(cursor: Cursor) -> dict[str, Any]:
-    return {
-        "topic": cursor.topic,
-        "queue": cursor.queue,
-        "position": cursor.progress.floor,
-        "settled_above": cursor.progress.settled.offsets,
-        "next": cursor.next,
-        "lag": cursor.lag(),
-        "retries": len(cursor.retries),
-        "paused": cursor.is_paused(),
-    }
-
-
 def _views(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/groups")
     async def groups(prefix: str = "", after: str = "", max: int = 1_000_000) -> dict[str, Any]:
         """List groups by name: those that begin with `prefix` and come after `after`, at most `max`."""
         check_between("max", max, 1, 1_000_000)
-        known = desk.core.delivery.groups
-        names = heapq.nsmallest(max, (n for n in known if n > after and n.startswith(prefix)))
-        shown = [known[name] for name in names]
-        now_us = desk.core.clock()
-        rows = [
-            {
-                "name": g.name,
-                "lag": g.lag(),
-                "leased": g.in_flight(),
-                "paused": g.paused,
-                "consumers": sum(s != "gone" for s in states(g.instances, now_us).values()),
-            }
-            for g in shown
-        ]
-        return {"groups": rows, "of": len(known)}
+        return await desk.groups.listed(prefix, after, max)
 
     @routes.get("/groups/{name}")
     async def group(name: str) -> dict[str, Any]:
         """Show a group: subscriptions, positions and lag of its queues, leases, and its instances' states."""
-        g = desk.core.delivery.groups.get(name)
-        if g is None:
-            raise NotFound(f"there is no group {name[:100]!r}")
-        subscriptions = [s for s in desk.core.queues.subscriptions() if s.group == name]
-        return {
-            "name": name,
-            "paused": g.paused,
-            "subscriptions": [
-                _described(s) | {"class": g.turns.class_of(s.topic), "share": g.turns.priorities.shares.get(s.topic, 1)}
-                for s in subscriptions
-            ],
-            "patterns": [_described(s) for s in desk.core.queues.patterns() if s.group == name],
-            "queues": [_cursor_row(c) for c in g.cursors.values()],
-            "leases": [
-                {
-                    "instance": lease.instance.name,
-                    "topic": lease.cursor.topic,
-                    "queue": lease.cursor.queue,
-                    "messages": len(lease.open),
-                    "until": instant(lease.deadline_us),
-                }
-                for lease in list(g.leases.values())[:1000]
-            ],
-            "instances": _instances(g, desk.core.clock()),
-        }
+        return await desk.groups.one(name)
 
 
 def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
@@ -228,29 +140,8 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/groups/{name}/reset")
     async def reset(name: str, write: Reset, who: Who) -> dict[str, Any]:
         """Move a group to another position in a topic; the preview counts messages that are repeated and skipped."""
-        s = desk.core.queues.subscription(name, write.topic)
-        topic = desk.core.queues.topic(write.topic)
-        if s is None or topic is None:
-            raise NotFound(f"group {name[:100]!r} has no subscription to {write.topic[:100]!r}")
-        rows, times_us = [], []
-        for queue in range(topic.queues):
-            floor = desk.core.queues.progress(name, write.topic, queue).floor
-            to = desk.core.delivery.following.offset_of(write.topic, queue, write.to)
-            rows.append(
-                {"queue": queue, "from": floor, "to": to, "again": max(0, floor - to), "left_out": max(0, to - floor)}
-            )
-            if to < floor:
-                times_us += inboxes.first_from(desk.core.queues, write.topic, queue, to)
-        if not (write.force or write.replay_effects):
-            inboxes.refuse_before(s, times_us)
-        moved = next_replay(s) if write.replay_effects else s
-        preview = {"epoch": s.epoch + 1, "queues": rows, "replay": moved.replay}
-        preview["effects"] = EFFECTS_AGAIN if write.replay_effects else EFFECTS_KEPT
-
-        async def do() -> Any:
-            await desk.core.delivery.following.reset(moved, write.to)
-            return preview
-
+        move = Move(write.topic, write.to, write.replay_effects, write.force)
+        preview, do = await desk.groups.reset(name, move)
         return await desk.carry_out(write, who, "group.reset", f"{name}/{write.topic}", do, preview)
 
     @routes.get("/groups/{name}/priorities")
@@ -275,11 +166,5 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
         """Pause a group, so that its consumers get no messages, or resume it."""
         if action not in ("pause", "resume"):
             raise NotFound(f"a group can be paused or resumed, not {action[:40]!r}")
-        if name not in desk.core.delivery.groups:
-            raise NotFound(f"there is no group {name[:100]!r}")
-
-        async def do() -> Any:
-            await desk.core.delivery.pause(name, action == "pause")
-            return {"paused": action == "pause"}
-
-        return await desk.carry_out(write, who, f"group.{action}", name, do, {"paused": action == "pause"})
+        preview, do = await desk.groups.pause(name, action == "pause")
+        return await desk.carry_out(write, who, f"group.{action}", name, do, preview)

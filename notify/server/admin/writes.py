@@ -13,6 +13,7 @@ from notify.errors import NotFound
 from notify.server.access import EVERYONE, Principal
 from notify.server.configuration.follow import Administration
 from notify.server.core.core import Core
+from notify.server.groups import Groups
 from notify.server.jobs.runner import Jobs
 from notify.server.running import Running
 from notify.server.watch.alarms import Alarms
@@ -59,6 +60,10 @@ class Desk:
     @property
     def administration(self) -> Administration:
         return self._running().administration
+
+    @property
+    def groups(self) -> Groups:
+        return self._running().groups
 
     @property
     def jobs(self) -> Jobs:

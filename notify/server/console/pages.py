@@ -9,7 +9,6 @@ from fastapi import Request
 
 from notify.errors import NotifyError
 from notify.server.console.api import Api, path_of
-from notify.storage.names import dead_letter_topic
 
 ROWS = 100
 Page = Callable[[Api, Request], Awaitable[dict[str, Any]]]
@@ -82,14 +81,7 @@ async def _group(api: Api, request: Request) -> dict[str, Any]:
 
 async def _dead_letter_groups(api: Api, request: Request) -> dict[str, Any]:
     q = request.query_params
-    # The queues of dead letters are topics of the groups' names: those with something in them are worth a row.
-    topics = await api.get("topics", prefix=dead_letter_topic(q.get("prefix", "")), after=q.get("after"), max=10_000)
-    first = dead_letter_topic("")
-    rows = [
-        {"group": t["name"].removeprefix(first), "count": sum(x["end"] - x["start"] for x in t["queues"])}
-        for t in topics["topics"]
-    ]
-    return {"groups": sorted((r for r in rows if r["count"]), key=lambda r: -r["count"])[:ROWS], "rows": ROWS}
+    return await api.get("dead-letters", prefix=q.get("prefix"), max=ROWS) | {"rows": ROWS}
 
 
 async def _dead_letters(api: Api, request: Request) -> dict[str, Any]:

@@ -1,0 +1,75 @@
+"""Consumer groups as administrators see and steer them, whoever keeps their queues."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from notify.server.jobs.redrive import Wanted
+
+
+class Change(NamedTuple):
+    """A change that is checked and not made yet."""
+
+    preview: Any
+    """The change as a dry run shows it."""
+    do: Callable[[], Awaitable[Any]]
+    """Makes the change; gives its result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Where a group goes on in a topic."""
+
+    topic: str
+    to: str | int
+    """`earliest`, `latest`, an offset, or an instant in RFC 3339."""
+    replay_effects: bool = False
+    """Whether handlers with an inbox have their effects again."""
+    force: bool = False
+    """Although rows of the inbox may be purged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which dead letters are sent to their group again."""
+
+    ids: tuple[str, ...] | None
+    """Message ids; None: those that are `wanted`, at most `most`."""
+    wanted: Wanted
+    most: int
+    replay_effects: bool = False
+    force: bool = False
+
+
+class Groups(Protocol):
+    """The groups of one queue engine. Its answers are those of the admin routes."""
+
+    async def listed(self, prefix: str, after: str, most: int) -> dict[str, Any]:
+        """The groups by name: those that begin with `prefix` and come after `after`, and how many there are."""
+        ...
+
+    async def one(self, name: str) -> dict[str, Any]:
+        """Raises NotFound."""
+        ...
+
+    async def reset(self, name: str, move: Move) -> Change:
+        """Raises NotFound, InvalidRequest."""
+        ...
+
+    async def pause(self, name: str, is_paused: bool) -> Change:
+        """Raises NotFound."""
+        ...
+
+    async def with_dead_letters(self, prefix: str, most: int) -> list[dict[str, Any]]:
+        """Groups that have dead letters, those with the most first: `group` and `count` of each."""
+        ...
+
+    async def dead_letters(self, name: str, wanted: Wanted, offset: int, most: int) -> dict[str, Any]:
+        """The letters of a group that match, from an offset on, and the offset to go on from."""
+        ...
+
+    async def redrive(self, name: str, chosen: Chosen) -> Change:
+        """Raises NotFound."""
+        ...

@@ -1,0 +1,202 @@
+"""The groups of this server's own queues."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+from notify import ids
+from notify.errors import NotFound
+from notify.server.core.core import Core
+from notify.server.data.encode import json_pulled
+from notify.server.delivery import inboxes
+from notify.server.delivery.cursor import Cursor
+from notify.server.delivery.group import Group
+from notify.server.delivery.instances import states
+from notify.server.groups import Change, Chosen, Move
+from notify.server.jobs.redrive import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT, DeadLetters, Wanted, next_replay
+from notify.storage.groups import Subscription
+from notify.storage.names import dead_letter_topic
+from notify.storage.records import StoredMessage
+from notify.wire import instant
+
+MOST_LEASES = 1000
+"""The most leases of a group that are shown."""
+
+
+class OwnGroups:
+    """Every method raises WrongRole where the server has no queues."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def listed(self, prefix: str, after: str, most: int) -> dict[str, Any]:
+        known = self._core.delivery.groups
+        names = heapq.nsmallest(most, (n for n in known if n > after and n.startswith(prefix)))
+        now_us = self._core.clock()
+        rows = [
+            {
+                "name": g.name,
+                "lag": g.lag(),
+                "leased": g.in_flight(),
+                "paused": g.paused,
+                "consumers": sum(s != "gone" for s in states(g.instances, now_us).values()),
+            }
+            for g in (known[name] for name in names)
+        ]
+        return {"groups": rows, "of": len(known)}
+
+    async def one(self, name: str) -> dict[str, Any]:
+        g = self._known(name)
+        queues = self._core.queues
+        subscriptions = [s for s in queues.subscriptions() if s.group == name]
+        return {
+            "name": name,
+            "paused": g.paused,
+            "subscriptions": [
+                _described(s) | {"class": g.turns.class_of(s.topic), "share": g.turns.priorities.shares.get(s.topic, 1)}
+                for s in subscriptions
+            ],
+            "patterns": [_described(s) for s in queues.patterns() if s.group == name],
+            "queues": [_cursor_row(c) for c in g.cursors.values()],
+            "leases": [
+                {
+                    "instance": lease.instance.name,
+                    "topic": lease.cursor.topic,
+                    "queue": lease.cursor.queue,
+                    "messages": len(lease.open),
+                    "until": instant(lease.deadline_us),
+                }
+                for lease in list(g.leases.values())[:MOST_LEASES]
+            ],
+            "instances": _instances(g, self._core.clock()),
+        }
+
+    def _known(self, name: str) -> Group:
+        group = self._core.delivery.groups.get(name)
+        if group is None:
+            raise NotFound(f"there is no group {name[:100]!r}")
+        return group
+
+    async def reset(self, name: str, move: Move) -> Change:
+        core = self._core
+        s = core.queues.subscription(name, move.topic)
+        topic = core.queues.topic(move.topic)
+        if s is None or topic is None:
+            raise NotFound(f"group {name[:100]!r} has no subscription to {move.topic[:100]!r}")
+        rows, times_us = [], []
+        for queue in range(topic.queues):
+            floor = core.queues.progress(name, move.topic, queue).floor
+            to = core.delivery.following.offset_of(move.topic, queue, move.to)
+            rows.append(
+                {"queue": queue, "from": floor, "to": to, "again": max(0, floor - to), "left_out": max(0, to - floor)}
+            )
+            if to < floor:
+                times_us += inboxes.first_from(core.queues, move.topic, queue, to)
+        if not (move.force or move.replay_effects):
+            inboxes.refuse_before(s, times_us)
+        moved = next_replay(s) if move.replay_effects else s
+        preview = {"epoch": s.epoch + 1, "queues": rows, "replay": moved.replay}
+        preview["effects"] = EFFECTS_AGAIN if move.replay_effects else EFFECTS_KEPT
+
+        async def do() -> Any:
+            await core.delivery.following.reset(moved, move.to)
+            return preview
+
+        return Change(preview, do)
+
+    async def pause(self, name: str, is_paused: bool) -> Change:
+        self._known(name)
+        preview = {"paused": is_paused}
+
+        async def do() -> Any:
+            await self._core.delivery.pause(name, is_paused)
+            return preview
+
+        return Change(preview, do)
+
+    async def with_dead_letters(self, prefix: str, most: int) -> list[dict[str, Any]]:
+        first = dead_letter_topic("")
+        counted = []
+        for topic in self._core.queues.topics():
+            if topic.name.startswith(first + prefix):
+                start, end = self._core.queues.bounds(topic.name, 0)
+                counted.append({"group": topic.name.removeprefix(first), "count": end - start})
+        return heapq.nlargest(most, (row for row in counted if row["count"]), key=lambda row: row["count"])
+
+    async def dead_letters(self, name: str, wanted: Wanted, offset: int, most: int) -> dict[str, Any]:
+        letters = DeadLetters(self._core, name)
+        chosen, next_offset = await letters.find(wanted, offset, most)
+        return {"messages": await _shown(letters, chosen), "next_offset": next_offset}
+
+    async def redrive(self, name: str, chosen: Chosen) -> Change:
+        letters = DeadLetters(self._core, name)
+        if chosen.ids is not None:
+            sent = letters.by_ids(set(chosen.ids))
+        else:
+            sent = (await letters.find(chosen.wanted, 0, min(chosen.most, AT_ONCE), not_redriven=True))[0]
+        names = [ids.message_id(m.transaction_id, m.message_no) for m in sent]
+
+        async def do() -> Any:
+            items = await letters.send_again(sent, replay_effects=chosen.replay_effects, force=chosen.force)
+            return {"items": items + not_letters(name, chosen.ids, names)}
+
+        return Change({"ids": names, "effects": EFFECTS_AGAIN if chosen.replay_effects else EFFECTS_KEPT}, do)
+
+
+def not_letters(group: str, asked: tuple[str, ...] | None, present: list[str]) -> list[dict[str, Any]]:
+    """A refusal for each id that was asked for and is not among a group's dead letters."""
+    detail = f"not among the dead letters of {dead_letter_topic(group)!r}"
+    return [{"id": i, "status": 404, "detail": detail} for i in sorted(set(asked or ()) - set(present))]
+
+
+async def _shown(letters: DeadLetters, messages: list[StoredMessage]) -> list[dict[str, Any]]:
+    return [
+        json_pulled(m) | {"dead_at": instant(m.committed_us), "redriven": is_redriven}
+        for m, is_redriven in zip(messages, await letters.are_redriven(messages), strict=True)
+    ]
+
+
+def _described(s: Subscription) -> dict[str, Any]:
+    return {
+        "topic": s.topic,
+        "mode": s.mode,
+        "tags": list(s.tags),
+        "filter": s.filter,
+        "max_attempts": s.max_attempts,
+        "retry_min": s.retry_min_us / 1e6,
+        "retry_max": s.retry_max_us / 1e6,
+        "epoch": s.epoch,
+        "replay": s.replay,
+        "inbox_from": instant(s.inbox_from_us) if s.inbox_from_us > inboxes.NEVER_TOLD else None,
+    }
+
+
+def _instances(group: Group, now_us: int) -> list[dict[str, Any]]:
+    by_instance = states(group.instances, now_us)
+    return [
+        {
+            "name": i.name,
+            "state": by_instance[i.name],
+            "asked_at": instant(i.asked_us),
+            "in_flight": i.in_flight,
+            "finished": i.finished,
+            "per_second": None if i.per_second is None else round(i.per_second, 1),
+            "expired": i.expired,
+            "bound": i.bound,
+        }
+        for i in group.instances.values()
+    ]
+
+
+def _cursor_row(cursor: Cursor) -> dict[str, Any]:
+    return {
+        "topic": cursor.topic,
+        "queue": cursor.queue,
+        "position": cursor.progress.floor,
+        "settled_above": cursor.progress.settled.offsets,
+        "next": cursor.next,
+        "lag": cursor.lag(),
+        "retries": len(cursor.retries),
+        "paused": cursor.is_paused(),
+    }
