@@ -54,6 +54,15 @@ class Outbox:
         rows = connection.execute(wanted.order_by(self.at, t.transaction_id).limit(limit))
         return [Place(str(name), at, int(size or 0)) for name, at, size in rows]
 
+    def beside(self, topics: Sequence[str]) -> Any:
+        """The condition on message 0 that a transaction has a message of another topic."""
+        t = self.table.c
+        other = self.table.alias()
+        more = sa.exists().where(
+            other.c.transaction_id == t.transaction_id, other.c.message_no > 0, other.c.topic.not_in(topics)
+        )
+        return sa.or_(t.topic.not_in(topics), more)
+
     def whose(self, connection: Connection, name: str) -> tuple[str, str, int]:
         """Producer group, topic of the first message and number of messages of a transaction."""
         t = self.table.c
@@ -69,13 +78,13 @@ class Outbox:
             .where(_among(connection, t.c.transaction_id, names))
             .order_by(t.c.transaction_id, t.c.message_no)
         ).mappings()
-        found: dict[str, BridgedTransaction] = {}
+        by_name: dict[str, BridgedTransaction] = {}
         for row in rows:
             name = str(row["transaction_id"])
-            if name not in found:
-                found[name] = BridgedTransaction(id=name, producer_group=row["producer_group"], messages=[])
-            found[name].messages.append(message_of(row))
-        return [found[name] for name in names if name in found]
+            if name not in by_name:
+                by_name[name] = BridgedTransaction(id=name, producer_group=row["producer_group"], messages=[])
+            by_name[name].messages.append(message_of(row))
+        return [by_name[name] for name in names if name in by_name]
 
     def mark(self, connection: Connection, names: Sequence[str], state: int) -> None:
         """Note what became of transactions."""
@@ -112,11 +121,11 @@ def present(engine: Engine | Connection) -> list[Outbox]:
 
 def source_name(connection: Connection) -> str:
     """The id that the database was given, by which a queue knows it after a failover, too. Raises InvalidRequest."""
-    there = set(sa.inspect(connection).get_table_names())
+    tables = set(sa.inspect(connection).get_table_names())
     for column in (server.server_shard.c.source, local.notify_source.c.id):
-        found = connection.execute(sa.select(column)).scalar() if column.table.name in there else None
-        if found:
-            return str(found)
+        source = connection.execute(sa.select(column)).scalar() if column.table.name in tables else None
+        if source:
+            return str(source)
     raise InvalidRequest("the database has no source id: run create_tables or `notify storage upgrade`, or name it")
 
 

@@ -14,8 +14,11 @@ from notify.sinks.order import HeldBack, is_for_now
 from notify.sinks.sink import PutsById
 
 TAKEN = (200, 201)
-PAGES = 20
-"""Behind what the target refuses for now, so many pages are looked at for what it may take."""
+PAGES = 100
+"""Behind what the target refuses for now, so many pages are looked at for what it may take.
+
+A page of which it takes less than half is the last with the topics that it did not take.
+"""
 
 
 class ById:
@@ -34,7 +37,7 @@ class ById:
         moved = False
         behind: Place | None = None
         for _ in range(PAGES):
-            page: Page = await in_thread(self._rows.page, outbox, behind)
+            page: Page = await in_thread(self._rows.page, outbox, behind, held.topics)
             if page.end is None:
                 break
             behind = page.end
@@ -56,6 +59,8 @@ class ById:
                 moved = True
             if not held or page.is_last:
                 break
+            if len(taken) < len(sent) / 2 or not sent:
+                held.widen()
         if held and not moved:
             raise Backpressure(f"the target takes nothing for now: {said}", retry_after=wait)
         return moved

@@ -45,6 +45,10 @@ class Leases(Protocol):
         """The condition on message 0 that a transaction is this relay's."""
         ...
 
+    def limit(self, connection: Connection) -> None:
+        """Have the database end this transaction, too, where the relay is silent in it: it holds rows."""
+        ...
+
     def wait(self, seconds: float) -> None:
         """Until something came, so many seconds are over, or `stop` was called."""
         ...
@@ -60,12 +64,12 @@ class Leases(Protocol):
     def close(self) -> None: ...
 
 
-def leases_of(engine: Engine) -> Leases:
-    """The leases that this kind of database allows."""
+def leases_of(engine: Engine, seconds: float = LEASE_SECONDS) -> Leases:
+    """The leases that this kind of database allows; `seconds`: how long the relay may be silent."""
     if engine.dialect.name == "postgresql":
-        return PostgreSqlLeases(engine)
+        return PostgreSqlLeases(engine, seconds)
     if engine.dialect.name in ("mysql", "mariadb"):
-        return MySqlLease(engine)
+        return MySqlLease(engine, seconds)
     return NoLeases()
 
 
@@ -83,6 +87,9 @@ class NoLeases:
 
     def condition(self, table: sa.Table) -> Any:
         return sa.true()
+
+    def limit(self, connection: Connection) -> None:
+        """A file's lock ends with the process only."""
 
     def wait(self, seconds: float) -> None:
         self._stopping.wait(seconds)
@@ -116,6 +123,13 @@ class MySqlLease(NoLeases):
         got = held == 1 or self._connection.exec_driver_sql(f"SELECT GET_LOCK({name}, 0)").scalar() == 1
         self._connection.rollback()
         return got
+
+    def limit(self, connection: Connection) -> None:
+        # MySQL has no bound for a transaction: there it is one for the session, which the relay uses all the time.
+        seconds = round(self._seconds)
+        connection.exec_driver_sql(
+            f"SET SESSION wait_timeout = {3 * seconds} /*M! , idle_transaction_timeout = {seconds} */"
+        )
 
     def wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -196,6 +210,10 @@ class PostgreSqlLeases:
         self._connection.exec_driver_sql(f"SELECT pg_advisory_lock({_PRESENCE_CLASS}, {self._me})")
         self._connection.exec_driver_sql(f"LISTEN {WAKE_CHANNEL}")
         return self._connection
+
+    def limit(self, connection: Connection) -> None:
+        milliseconds = round(1000 * self._seconds)
+        connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {milliseconds}")
 
     def all(self) -> bool:
         return len(self.held) == BUCKETS

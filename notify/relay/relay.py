@@ -23,7 +23,7 @@ from notify.errors import Backpressure, InvalidRequest, Unavailable
 from notify.outbox import SERVER
 from notify.relay.by_id import ById
 from notify.relay.by_position import ByPosition
-from notify.relay.leases import Leases, leases_of
+from notify.relay.leases import LEASE_SECONDS, Leases, leases_of
 from notify.relay.mover import Mover, Relayed, in_thread
 from notify.relay.rows import Rows, is_away
 from notify.sinks.showing import Showing
@@ -41,7 +41,9 @@ ANNOUNCE_SECONDS = 2.0
 class Relay:
     """Moves what waits in one database to one target: the service's outbox, and the server's own table."""
 
-    def __init__(self, engine: Engine, url: str) -> None:
+    def __init__(self, engine: Engine, url: str, *, lease_seconds: float = LEASE_SECONDS) -> None:
+        """`lease_seconds`: how long it may be silent before another relay gets its keys."""
+        self._lease_seconds = lease_seconds
         self._engine = engine
         self._url = url
         self._name = f"relay-{os.urandom(4).hex()}"
@@ -60,7 +62,7 @@ class Relay:
         """
         sink = open_sink(self._url)
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
-        self._leases = leases_of(self._engine)
+        self._leases = leases_of(self._engine, self._lease_seconds)
         self._rows = Rows(self._engine, self._leases, self._name)
         showing = Showing(sink)
         mover: Mover
@@ -80,7 +82,8 @@ class Relay:
                         raise
                     if once:
                         raise Unavailable(f"the relay cannot go on: {error}") from error
-                    wait = max(backoff.next(), getattr(error, "retry_after", 0.0))
+                    # Other topics may have rows by then, however long the one that waits has to.
+                    wait = max(backoff.next(), min(getattr(error, "retry_after", 0.0), RETRY_MAX_SECONDS))
                     log.warning("again in %.1f s: %s", wait, error)
                     if isinstance(error, sa.exc.SQLAlchemyError):
                         await in_thread(self._lose_sessions)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -22,6 +22,8 @@ log = logging.getLogger("notify.relay")
 PAGE_TRANSACTIONS = 500
 PAGE_BYTES = 16 << 20
 """A page has at most so many bytes of bodies, or one transaction."""
+MOST_LEFT_OUT = 1000
+"""A query names so many topics at most. The transactions of more are read, and wait unsent."""
 UNREADABLE = "unreadable"
 """The code of a transaction whose row is no message."""
 
@@ -68,10 +70,12 @@ class Rows:
         with self._engine.connect() as connection:
             return source_name(connection)
 
-    def page(self, outbox: Outbox, behind: Place | None = None) -> Page:
-        """Transactions that wait in an outbox, from behind a place on."""
+    def page(self, outbox: Outbox, behind: Place | None = None, left_out: Collection[str] = ()) -> Page:
+        """Transactions that wait in an outbox, from behind a place on; not those of topics that are left out."""
         with self._engine.connect() as connection:
             narrowed = self._leases.condition(outbox.table)
+            if left_out:
+                narrowed = sa.and_(narrowed, outbox.beside(sorted(left_out)[:MOST_LEFT_OUT]))
             places = outbox.oldest(connection, PAGE_TRANSACTIONS, narrowed, behind)
             if not places:
                 return Page()
@@ -98,6 +102,7 @@ class Rows:
         for refusal in refusals:
             log.error("%s is refused: %s (%s)", refusal.id, refusal.detail, refusal.code)
         with self._engine.begin() as connection:
+            self._leases.limit(connection)
             outbox.mark(connection, taken, RELAYED)
             outbox.mark(connection, [refusal.id for refusal in refusals], REFUSED)
             if self._has_list:

@@ -45,8 +45,11 @@ class HeldBack:
     """Transactions that wait because the target refuses them, or one before them with the same key, for now."""
 
     def __init__(self) -> None:
-        self._topics: set[str] = set()
+        self.topics: set[str] = set()
+        """Whole topics that wait."""
         self._keys: set[tuple[str, str]] = set()
+        self._refused: set[str] = set()
+        """Topics of transactions that wait, and are of one topic only."""
         self._any = False
 
     def __bool__(self) -> bool:
@@ -54,17 +57,31 @@ class HeldBack:
         return self._any
 
     def hold(self, transaction: BridgedTransaction, *, topics: bool = False) -> None:
-        """Hold back everything behind this one that shares a key with it, with `topics` also its whole topics."""
+        """Hold back everything behind this one that shares a key with it.
+
+        With `topics` also its whole topic; where it has several, only one of them may be the one that takes nothing.
+        """
+        self._wait(transaction)
+        if topics and len({m.topic for m in transaction.messages}) == 1:
+            self.topics.add(transaction.messages[0].topic)
+
+    def widen(self) -> None:
+        """Hold back the whole topics of what waits, instead of reading each of their transactions."""
+        self.topics |= self._refused
+        self._keys = {(topic, key) for topic, key in self._keys if topic not in self.topics}
+
+    def _wait(self, transaction: BridgedTransaction) -> None:
         self._any = True
         self._keys |= keys_of(transaction)
-        if topics:
-            self._topics.update(m.topic for m in transaction.messages)
+        topics = {m.topic for m in transaction.messages}
+        if len(topics) == 1:
+            self._refused |= topics
 
     def holds(self, transaction: BridgedTransaction) -> bool:
         """Whether a transaction has to wait; if so, what comes behind it and shares a key with it does, too."""
         if not self._any:
             return False
-        if any((m.topic, m.key) in self._keys or m.topic in self._topics for m in transaction.messages):
-            self._keys |= keys_of(transaction)
+        if any((m.topic, m.key) in self._keys or m.topic in self.topics for m in transaction.messages):
+            self._wait(transaction)
             return True
         return False

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
@@ -24,13 +26,15 @@ from notify.outbox import LOCAL, REFUSED, source_name
 from notify.refused import DROPPED_STATE
 from notify.relay.leases import BUCKETS, Leases, MySqlLease, PostgreSqlLeases
 from notify.relay.relay import Relay
+from notify.sinks.queue_server import QueueSink
 from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.sql.store import SqlStore
+from notify.testing import forked
 from notify.testing.postgresql_server import PostgreSqlServer
 from notify.testing.process import ServerProcess
 from notify.testing.reachable import NotAvailable
 from notify.wire import Payload, encode_msgpack
-from tests.support.clock import eventually, eventually_async
+from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.commands import cli
 from tests.support.databases import empty_database
 from tests.support.groups import bodies, drain, publish, subscribe
@@ -65,6 +69,18 @@ class Outbox:
         with self.engine.begin() as connection:
             connection.execute(half_message.insert(), rows)
         return name
+
+    def fill(self, count: int, topic: str) -> None:
+        """Insert so many transactions of one message without a key, all at once."""
+        self._count += 1
+        row = {
+            "message_no": 0, "producer_group": "g", "mode": "outbox", "state": "COMMITTED", "shards": "", "key": None,
+            "topic": topic, "body": b"x", "relayed": 0, "created_at": START + timedelta(seconds=self._count),
+        }  # fmt: skip
+        with self.engine.begin() as connection:
+            connection.execute(
+                half_message.insert(), [row | {"transaction_id": ids.to_text(ids.new_id())} for _ in range(count)]
+            )
 
     def listed(self) -> list[tuple[str, str, int]]:
         """The list of refused messages, as (id, code, tries)."""
@@ -198,13 +214,23 @@ def test_the_order_per_key_is_kept_over_producer_groups(outbox: Outbox, server: 
     assert bodies(drain(server.url, unique, unique, 12)) == [str(n) for n in range(12)]
 
 
-def test_a_topic_that_takes_nothing_holds_up_no_other(outbox: Outbox, server: ServerProcess, unique: str) -> None:
-    """More rows of that topic than a relay reads at once wait before the others."""
+@pytest.mark.parametrize("why", ["its backlog is full", "its rate is used up"])
+def test_a_topic_that_takes_nothing_holds_up_no_other(
+    outbox: Outbox, server: ServerProcess, unique: str, why: str
+) -> None:
+    """More rows of that topic than a relay reads in a round wait before the others: they were never looked at."""
     full = unique + ".full"
     subscribe(server.url, unique, full)
-    admin(server.url, "PUT", f"topics/{full}", {"backlog": 1})
-    for n in range(600):
-        outbox.add(str(n), topic=full, key=None)
+    if why == "its backlog is full":
+        admin(server.url, "PUT", f"topics/{full}", {"backlog": 1})
+    else:
+        admin(server.url, "PUT", "limits", {"topics": {full: 0.01}})
+    outbox.fill(11_000, full)
+    outbox.add("mixed", "of both", topic=full, key="a")
+    with outbox.engine.begin() as connection:
+        t = half_message.c
+        connection.execute(half_message.update().where(t.body == b"of both").values(topic=unique))
+    outbox.add("behind the mixed one", key="a")
     outbox.add("other")
 
     async def run() -> None:
@@ -215,7 +241,10 @@ def test_a_topic_that_takes_nothing_holds_up_no_other(outbox: Outbox, server: Se
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    finally:
+        admin(server.url, "PUT", "limits", {})
 
 
 def test_an_outbox_that_waits_holds_up_no_other_of_its_database(
@@ -367,6 +396,84 @@ def test_a_relay_that_is_frozen_loses_its_keys(kind: str, database_urls: dict[st
         for leases, engine in zip((frozen, other), engines, strict=True):
             leases.close()
             engine.dispose()
+
+
+def relay_that_freezes(dsn: str, url: str, when: str) -> None:
+    """In a process of its own: relay, and stop this process once, with a page in hand."""
+    pending = [when]
+
+    def freeze() -> None:
+        if pending:
+            pending.clear()
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    if when == "before it sends":
+        put = QueueSink.put
+
+        async def freezes_first(self: QueueSink, transactions: Any) -> Any:
+            freeze()
+            return await put(self, transactions)
+
+        QueueSink.put = freezes_first  # type: ignore[method-assign]
+    else:
+        note = refused.note
+
+        def freezes_within(*arguments: Any) -> None:
+            freeze()
+            note(*arguments)
+
+        refused.note = freezes_within
+    asyncio.run(Relay(make_engine(dsn), url, lease_seconds=1).run(interval=0.05))
+
+
+@pytest.mark.parametrize("when", ["before it sends", "while it marks"])
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_another_goes_on_for_a_relay_process_that_is_stopped(
+    kind: str, when: str, server: ServerProcess, database_urls: dict[str, str], unique: str, tmp_path: Path
+) -> None:
+    """A stopped process answers nothing, and its sessions stand. Continued, it does again nothing that was done."""
+    subscribe(server.url, unique, unique)
+    with empty_database(kind, database_urls, tmp_path) as dsn:
+        outbox = Outbox(dsn, unique)
+        for n in range(20):
+            outbox.add(str(n), key=f"k{n % 3}")
+
+        def waiting() -> int:
+            with outbox.engine.connect() as connection:
+                return len(LOCAL.oldest(connection, 100))
+
+        def is_stopped() -> bool:
+            return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+        process = forked.context().Process(target=relay_that_freezes, args=(dsn, server.url, when), daemon=True)
+        process.start()
+        assert process.pid is not None
+
+        async def run() -> None:
+            other = Relay(outbox.engine, server.url, lease_seconds=1)
+            task = asyncio.create_task(other.run(interval=0.05))
+            await eventually_async(lambda: not waiting(), "the other relay to move what the stopped one held")
+            os.kill(process.pid or 0, signal.SIGCONT)
+            for n in range(20, 30):
+                await asyncio.to_thread(outbox.add, str(n), key=f"k{n % 3}")
+            await eventually_async(lambda: not waiting(), "both to move what came then")
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            for n in range(30, 40):
+                await asyncio.to_thread(outbox.add, str(n), key=f"k{n % 3}")
+            await eventually_async(lambda: not waiting(), "the one that woke to move the rest")
+
+        try:
+            eventually(is_stopped, "the relay to stop")
+            asyncio.run(run())
+        finally:
+            process.kill()
+            process.join(PATIENCE_SECONDS)
+            outbox.engine.dispose()
+    came = [int(body) for body in bodies(drain(server.url, unique, unique, 40))]
+    assert sorted(came) == list(range(40))
+    for key in range(3):
+        assert [n for n in came if n % 3 == key] == list(range(key, 40, 3))
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])

@@ -56,6 +56,25 @@ def test_what_shares_a_key_with_what_waits_waits_too() -> None:
     assert held.holds(transaction("7", "g", None))
 
 
+def test_whole_topics_wait_where_too_many_of_their_transactions_do() -> None:
+    """A transaction of several topics may wait for one of them: the others go on."""
+    both = BridgedTransaction("0", "g", [PackedMessage(topic=topic, body=b"", key="a") for topic in ("t", "u")])
+    of_u = BridgedTransaction("1", "g", [PackedMessage(topic="u", body=b"", key=None)])
+    behind = BridgedTransaction("2", "g", [PackedMessage(topic="u", body=b"", key="a")])
+    held = HeldBack()
+    held.hold(both, topics=True)
+    held.widen()
+    assert not held.topics and not held.holds(transaction("3", "g", "b")) and not held.holds(of_u)
+    assert held.holds(behind)
+    held = HeldBack()
+    held.hold(both)
+    held.hold(transaction("4", "g", "b"))
+    held.widen()
+    assert held.topics == {"t"}
+    assert held.holds(transaction("5", "g", None)) and not held.holds(of_u)
+    assert held.holds(behind), "its key waits in the topic that goes on"
+
+
 def test_a_server_takes_nothing_behind_what_it_refuses_for_now() -> None:
     """A topic's rate has room for another message a moment later: it overtook the one before it with its key."""
     now_us = T0
