@@ -19,10 +19,11 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from notify.client.handlers import reason_of
-from notify.errors import DeadLetter, InvalidRequest, Unavailable
+from notify.errors import DeadLetter, InvalidRequest, NotifyError, Unavailable
 from notify.kafka import records
 from notify.kafka.cluster import Cluster
 from notify.kafka.records import Headers
+from notify.kafka.subscriptions import Place, Subscribed, Subscriptions
 from notify.message import ReceivedMessage
 
 log = logging.getLogger("notify.consumer")
@@ -66,6 +67,7 @@ class KafkaLoop:
             raise InvalidRequest("over Kafka a new group starts at latest or earliest, for all of its topics")
         self._start = "earliest" if "earliest" in starts else "latest"
         self._instance = instance
+        self._subscriptions = None if broadcast else Subscriptions(self._cluster, group)
         self._retries = {records.retry_topic(group, s): s for s in records.RETRY_SECONDS}
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -89,7 +91,7 @@ class KafkaLoop:
             }
         )
         await asyncio.to_thread(producer.init_transactions, CALL_SECONDS)
-        consumer.subscribe([*self._handlers, *self._retries])
+        consumer.subscribe([*self._handlers, *self._retries], on_assign=self._note)
         paused: dict[tuple[str, int], float] = {}
         try:
             while not stopping.is_set():
@@ -117,6 +119,26 @@ class KafkaLoop:
             except KafkaException as raised:
                 if raised.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise InvalidRequest(f"Kafka refuses to make topic {name!r}: {raised.args[0]}") from raised
+
+    def _note(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+        """Note what this group takes from partitions that it was given, for audits: they judge nothing without it."""
+        own = [p for p in partitions if p.topic in self._handlers]
+        if self._subscriptions is None or not own:
+            return
+        begins: dict[Place, Subscribed] = {}
+        goes_on: dict[Place, Subscribed] = {}
+        try:
+            for p in consumer.committed(own, CALL_SECONDS):
+                handler, start = self._handlers[p.topic], p.offset
+                if start < 0:
+                    low, high = consumer.get_watermark_offsets(p, CALL_SECONDS)
+                    start = low if self._start == "earliest" else high
+                noted = begins if p.offset < 0 else goes_on
+                noted[Place(p.topic, p.partition)] = Subscribed(handler.mode, start, tuple(handler.tags))
+            self._subscriptions.note(begins, begins=True)
+            self._subscriptions.note(goes_on, begins=False)
+        except (KafkaException, NotifyError) as error:
+            log.warning("the subscriptions could not be noted for audits: %s", error)
 
     def _is_message(self, message: Any) -> bool:
         error = message.error()

@@ -55,6 +55,26 @@ def latest(cluster: Cluster, topic: str, key: bytes) -> bytes | None:
     return value
 
 
+def newest(cluster: Cluster, topic: str) -> dict[bytes, bytes]:
+    """The last committed value of each key in a compacted topic of one partition; empty where there is no such topic.
+
+    Raises Unavailable.
+    """
+    try:
+        if topic not in cluster.admin().list_topics(timeout=CALL_SECONDS).topics:
+            return {}
+        values: dict[bytes, bytes] = {}
+        for message in _read_through(cluster, topic):
+            key, value = message.key() or b"", message.value()
+            if value is None:
+                values.pop(key, None)
+            else:
+                values[key] = value
+        return values
+    except KafkaException as raised:
+        raise translated(raised.args[0]) from raised
+
+
 def _read_through(cluster: Cluster, topic: str) -> list[Message]:
     """Every committed record of partition 0 up to where it ended when this was called."""
     consumer = cluster.consumer({"group.id": "notify-positions", "enable.partition.eof": True})

@@ -58,6 +58,12 @@ class Cluster:
             raise InvalidRequest(f"the Kafka setting {name!r} is Notify's own; leave it out of URL and settings file")
         return cls(brokers, settings)
 
+    @property
+    def url(self) -> str:
+        """The URL of this cluster with every setting, those of the file included: it may hold secrets."""
+        query = urllib.parse.urlencode(sorted(self.settings.items()))
+        return f"{SCHEME}{self.brokers}?{query}" if query else f"{SCHEME}{self.brokers}"
+
     def producer(self, own: Mapping[str, Any]) -> Producer:
         """A producer with Notify's `own` settings. Raises InvalidRequest for a setting that Kafka's client refuses."""
         return self._made(Producer, {"partitioner": PARTITIONER, **self.settings, **own})

@@ -65,7 +65,7 @@ class KafkaSink:
         self._epoch = epoch + 1
         # Written at once: whoever was fenced learns from it that it was no failure of the brokers.
         self._producer.begin_transaction()
-        self._place(source, self._epoch, position)
+        self._place(source, self._epoch, position, position)
         self._producer.commit_transaction(CALL_SECONDS)
         return self._epoch, position
 
@@ -75,8 +75,10 @@ class KafkaSink:
         known: dict[str, Any] = json.loads(found) if found else {"epoch": 0, "position": ""}
         return known["epoch"], known["position"]
 
-    def _place(self, source: str, epoch: int, position: str) -> None:
-        self._produce(POSITIONS, source.encode(), json.dumps({"epoch": epoch, "position": position}).encode(), [])
+    def _place(self, source: str, epoch: int, position: str, since: str) -> None:
+        """`since`: the position that the batch goes on from; an audit compares it with the one before."""
+        value = json.dumps({"epoch": epoch, "position": position, "since": since}).encode()
+        self._produce(POSITIONS, source.encode(), value, [])
 
     async def position(self, source: str) -> str:
         return await self._call(lambda: self._known(source)[1])
@@ -114,7 +116,7 @@ class KafkaSink:
                     self._produce(m.topic, key, m.body or b"", headers)
         if batch.prepare:
             return Bridged(batch.position, batch.epoch, stored=len(batch.transactions))
-        self._place(source, batch.epoch, batch.position)
+        self._place(source, batch.epoch, batch.position, batch.expected_position)
         producer.flush(CALL_SECONDS)
         if self._failed:
             failed = self._failed[0]

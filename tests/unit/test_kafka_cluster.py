@@ -52,3 +52,12 @@ def test_an_unknown_setting_is_refused_with_its_name(kind: str) -> None:
     cluster = Cluster.of("kafka://127.0.0.1:9?no.such.setting=1")
     with pytest.raises(InvalidRequest, match=r"no\.such\.setting"):
         cluster.admin() if kind == "admin" else getattr(cluster, kind)({"group.id": "g"} if kind == "consumer" else {})
+
+
+def test_a_cluster_as_a_url_is_the_same_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("sasl.password=a&b=c d\n")
+    monkeypatch.setenv(SETTINGS_FILE, str(file))
+    cluster = Cluster.of("kafka://a:9092,b:9092?client.id=x")
+    monkeypatch.delenv(SETTINGS_FILE)
+    assert Cluster.of(cluster.url) == cluster

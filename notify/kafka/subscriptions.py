@@ -1,0 +1,94 @@
+"""Subscriptions of consumer groups over Kafka: the records of the topic `notify-subscriptions`.
+
+Kafka keeps a group's offsets, and neither its mode, tags and filter, nor where it began. Whoever owns a partition notes
+them here, for the audit and for whoever shows groups. The topic is compacted and has one partition. A record's key is
+`{group}/{topic}/{partition}`, its value JSON, see Subscribed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+from confluent_kafka import KafkaException
+
+from notify.kafka.brokers import CALL_SECONDS, make_topics, newest, translated
+from notify.kafka.cluster import Cluster
+
+TOPIC = "notify-subscriptions"
+
+
+class Place(NamedTuple):
+    """A partition of a topic."""
+
+    topic: str
+    partition: int
+
+
+class Subscribed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A group's subscription of a partition. `start`: the first offset that it takes in this way."""
+
+    mode: str
+    start: int
+    tags: tuple[str, ...] = ()
+    filter: str = ""
+
+    def takes_as(self, other: Subscribed) -> bool:
+        """Whether both take the same messages in the same way, wherever they began."""
+        return (self.mode, self.tags, self.filter) == (other.mode, other.tags, other.filter)
+
+
+class Subscriptions:
+    """The notes of one group. Its calls block."""
+
+    def __init__(self, cluster: Cluster, group: str) -> None:
+        self._cluster = cluster
+        self._group = group
+        self._noted: dict[Place, Subscribed] | None = None
+
+    def note(self, wanted: Mapping[Place, Subscribed], *, begins: bool) -> None:
+        """Note subscriptions; durable when it returns.
+
+        `begins`: the group begins at these offsets, for the first time or after a reset. Otherwise it goes on there,
+        and only what has changed since the last note is written. Raises Unavailable, InvalidRequest where the topic
+        cannot be made.
+        """
+        if self._noted is None:
+            make_topics(self._cluster, [TOPIC], compacted=True)
+            self._noted = {place: s for (group, place), s in read(self._cluster).items() if group == self._group}
+        changed = {
+            place: subscribed
+            for place, subscribed in wanted.items()
+            if begins or (noted := self._noted.get(place)) is None or not noted.takes_as(subscribed)
+        }
+        if not changed:
+            return
+        failed: list[str] = []
+        try:
+            producer = self._cluster.producer({"acks": "all"})
+            for place, subscribed in changed.items():
+                producer.produce(
+                    TOPIC,
+                    msgspec.json.encode(subscribed),
+                    f"{self._group}/{place.topic}/{place.partition}",
+                    on_delivery=lambda error, _: failed.append(error.str()) if error is not None else None,
+                )
+            left = producer.flush(CALL_SECONDS)
+        except KafkaException as raised:
+            raise translated(raised.args[0]) from raised
+        if failed or left:
+            raise translated(failed[0] if failed else f"{TOPIC} was not written within {CALL_SECONDS:g} s")
+        self._noted |= changed
+
+
+def read(cluster: Cluster) -> dict[tuple[str, Place], Subscribed]:
+    """Every noted subscription, by group and partition; empty without the topic. Raises Unavailable."""
+    subscriptions = {}
+    for key, value in newest(cluster, TOPIC).items():
+        try:
+            group, topic, partition = key.decode().split("/")
+            subscriptions[group, Place(topic, int(partition))] = msgspec.json.decode(value, type=Subscribed)
+        except (ValueError, msgspec.DecodeError):
+            continue  # a record of a later version, or of another tool
+    return subscriptions

@@ -1,0 +1,51 @@
+"""A group over Kafka notes its subscriptions, where an audit finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from notify.client import Consumer
+from notify.demo.kafka import KafkaCluster
+from notify.errors import Unavailable
+from tests.support.clock import eventually
+from tests.support.groups import running
+
+pytest.importorskip("confluent_kafka")
+
+from notify.kafka.cluster import Cluster
+from notify.kafka.subscriptions import Place, Subscribed, Subscriptions, read
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    try:
+        nodes = KafkaCluster(tmp_path_factory.mktemp("kafka")).start()
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    yield Cluster.of(nodes.url)
+    nodes.stop()
+
+
+def test_only_what_changes_is_written(kafka: Cluster, unique: str) -> None:
+    first, second = Place(unique, 0), Place(unique, 1)
+    assert (unique, first) not in read(kafka)
+    shared, tagged = Subscribed("shared", 5), Subscribed("shared", 9, ("vip",))
+    notes = Subscriptions(kafka, unique)
+    notes.note({first: shared, second: Subscribed("ordered", 0)}, begins=True)
+    again = Subscriptions(kafka, unique)
+    again.note({first: Subscribed("shared", 7), second: tagged}, begins=False)
+    noted = {place: s for (group, place), s in read(kafka).items() if group == unique}
+    assert noted == {first: shared, second: tagged}
+    again.note({second: Subscribed("shared", 2, ("vip",))}, begins=True)
+    assert read(kafka)[unique, second].start == 2
+
+
+def test_a_consumer_notes_what_it_takes(kafka: Cluster, unique: str) -> None:
+    consumer = Consumer(kafka.url, group=unique)
+    consumer.subscribe(unique, mode="ordered", start="earliest", tags=["vip"])(lambda message: None)
+    with running(consumer):
+        eventually(lambda: (unique, Place(unique, 3)) in read(kafka), "the last partition to be noted")
+    noted = read(kafka)
+    assert [noted[unique, Place(unique, n)] for n in range(4)] == [Subscribed("ordered", 0, ("vip",))] * 4
