@@ -19,10 +19,15 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from notify.errors import InvalidRequest, Unavailable, stale_epoch
 from notify.kafka.brokers import CALL_SECONDS, latest, make_topics, translated
 from notify.kafka.cluster import Cluster
-from notify.kafka.records import DELAYED, DUE, POSITIONS, TARGET, Headers, due_us, headers_of
+from notify.kafka.records import POSITIONS, Headers, due_us, headers_of
+from notify.sinks.delays.delayed import delayed_headers
+from notify.sinks.delays.topics import make_wheels
+from notify.sinks.delays.wheels import WHEELS
 from notify.wire import Bridged, PackedBridgeBatch
 
 TRANSACTION_SECONDS = 60.0
+BY_KEY = -1
+"""The partition that the client's partitioner chooses."""
 T = TypeVar("T")
 
 
@@ -45,7 +50,8 @@ class KafkaSink:
         return await self._call(lambda: self._claim(source, take_back))
 
     def _claim(self, source: str, take_back: bool) -> tuple[int, str]:
-        make_topics(self._cluster, [POSITIONS, DELAYED], compacted=True)
+        make_topics(self._cluster, [POSITIONS], compacted=True)
+        make_wheels(self._cluster, WHEELS)
         if not take_back and 0 < self._epoch < self._known(source)[0]:
             raise stale_epoch(f"another bridge publishes what source {source!r} has; stop one of the two")
         self._producer = self._cluster.producer(
@@ -107,11 +113,9 @@ class KafkaSink:
                 due = due_us(m, now_us)
                 headers = headers_of(t, number, m, now_us)
                 key = m.key.encode() if m.key is not None else None
-                if due:
-                    headers += [(DUE, str(due).encode()), (TARGET, m.topic.encode())]
-                    if key is not None:
-                        headers.append(("notify-key", key))
-                    self._produce(DELAYED, f"{t.id}.{number}".encode(), m.body or b"", headers)
+                if waits := WHEELS.place(due, now_us):
+                    headers = delayed_headers(headers, due, m.topic)
+                    self._produce(waits.topic, key, m.body or b"", headers, waits.partition)
                 else:
                     self._produce(m.topic, key, m.body or b"", headers)
         if batch.prepare:
@@ -127,11 +131,11 @@ class KafkaSink:
         self._open = False
         return Bridged(batch.position, batch.epoch, stored=len(batch.transactions))
 
-    def _produce(self, topic: str, key: bytes | None, value: bytes, headers: Headers) -> None:
+    def _produce(self, topic: str, key: bytes | None, value: bytes, headers: Headers, partition: int = BY_KEY) -> None:
         producer = self._claimed()
         while True:
             try:
-                producer.produce(topic, value, key, headers=headers, on_delivery=self._delivered)
+                producer.produce(topic, value, key, partition, headers=headers, on_delivery=self._delivered)
                 return
             except BufferError:
                 producer.poll(0.1)

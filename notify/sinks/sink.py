@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -15,6 +14,8 @@ from notify.sinks.queue_server import QueueSink
 from notify.wire import Bridged, BridgedTransaction, Item, PackedBridgeBatch, RefusedReport
 
 log = logging.getLogger("notify.bridge")
+
+RELEASE_AGAIN_SECONDS = 5.0
 
 
 class Sink(Protocol):
@@ -72,24 +73,27 @@ def delays_released(url: str) -> Iterator[None]:
     if not url.startswith(SCHEME):
         yield
         return
-    from notify.sinks.delays import DelayRelease
+    from notify.kafka.cluster import Cluster
+    from notify.sinks.delays.releaser import Releaser
 
-    release = DelayRelease(url)
+    releaser = Releaser(Cluster.of(url))
 
     def run() -> None:
-        while not release.stopped:
+        while not releaser.wait(0):
             try:
-                release.run()
+                releaser.run()
             except NotifyError as error:
-                log.warning("releasing delayed messages failed, again in 5 s: %s", error)
-                time.sleep(5)
+                log.warning("releasing delayed messages failed, again in %g s: %s", RELEASE_AGAIN_SECONDS, error)
+            except Exception:
+                log.exception("releasing delayed messages failed, again in %g s", RELEASE_AGAIN_SECONDS)
+            releaser.wait(RELEASE_AGAIN_SECONDS)
 
     thread = threading.Thread(target=run, name="notify-delays", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        release.stop()
+        releaser.stop()
         thread.join(5)
 
 

@@ -23,10 +23,11 @@ from notify.binlog_bridge.pump import Bridge, Superseded
 from notify.client import Consumer, DeadLetter, Inbox, Message, TransactionProducer, create_tables
 from notify.demo.kafka import KafkaCluster
 from notify.errors import InvalidRequest, Unavailable
+from notify.kafka.cluster import Cluster
 from notify.kafka.records import brokers_of, dead_letter_topic, header, listed
 from notify.relay.relay import Relay
 from notify.relay.rows import Rows
-from notify.sinks.delays import DelayRelease
+from notify.sinks.delays.releaser import Releaser
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.databases import empty_database
 from tests.support.groups import running
@@ -87,9 +88,9 @@ def everything(url: str, topic: str, wanted: int = 0) -> list[Any]:
 
 
 @contextmanager
-def releasing(url: str) -> Iterator[DelayRelease]:
+def releasing(url: str) -> Iterator[Releaser]:
     """A release of delayed messages in a thread, stopped afterwards."""
-    release = DelayRelease(url)
+    release = Releaser(Cluster.of(url))
     thread = threading.Thread(target=release.run, daemon=True)
     thread.start()
     try:
@@ -250,12 +251,12 @@ def test_delayed_messages_are_held_before_release(
             order(producer, engine, unique, n, **({} if delay is None else {"delay": delay}))
         asyncio.run(Relay(engine, kafka.url).run(once=True))
         with releasing(kafka.url) as release:
-            eventually(lambda: release.released == 2, "both delayed messages to be released")
+            eventually(lambda: release.total.released == 2, "both delayed messages to be released")
         order(producer, engine, unique, 3, delay=1.0)
         asyncio.run(Relay(engine, kafka.url).run(once=True))
         with releasing(kafka.url) as again:
-            eventually(lambda: again.released, "the last delayed message to be released")
-            assert again.released == 1
+            eventually(lambda: again.total.released, "the last delayed message to be released")
+            assert again.total.released == 1
     records = everything(kafka.url, unique, wanted=4)
     assert sorted(json.loads(m.value())["n"] for m in records) == [0, 1, 2, 3]
     visible = {json.loads(m.value())["n"]: m.timestamp()[1] / 1000 - sent for m in records}

@@ -1,0 +1,234 @@
+"""One membership in the group of those who release delayed messages: it reads slots, and moves what may move on.
+
+Records and offsets are written in one Kafka transaction, which names the generation of the group: whoever was frozen
+while another took its partitions over is refused (KIP-447). Only one batch is in memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from notify.errors import Unavailable
+from notify.kafka.brokers import CALL_SECONDS
+from notify.kafka.cluster import Cluster
+from notify.kafka.records import REASON
+from notify.sinks.delays.cleaning import Cleaning
+from notify.sinks.delays.delayed import Delayed, delayed_headers, delayed_of
+from notify.sinks.delays.slots import Slots
+from notify.sinks.delays.topics import REFUSED
+from notify.sinks.delays.wheels import Place, Wheels
+
+log = logging.getLogger("notify.delays")
+
+GROUP = "notify-delay-wheels"
+IDLE_SECONDS = 0.5
+SESSION_SECONDS = 6
+"""Killed or frozen, a releaser holds its partitions for so long."""
+TRANSACTION_SECONDS = 10
+"""The brokers abort the transaction of one that was killed after so long; readers of its topics wait until then."""
+BATCH_RECORDS = 1000
+BATCH_BYTES = 4 << 20
+READ_AHEAD_KB = 8 << 10
+TRIES = 10
+"""So often in a row is a batch refused before this membership ends."""
+FOR_GOOD = frozenset(
+    (
+        KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION,
+        KafkaError.TOPIC_EXCEPTION, KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.INVALID_RECORD,
+    )
+)  # fmt: skip
+"""Errors for which a topic will not take a record however often it is sent."""
+RETRIED = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN))
+"""Errors of reading that pass: the brokers are away, or do not know a new topic yet."""
+
+
+@dataclass(slots=True)
+class Released:
+    """Counts: messages that went to their topics, and steps from a wheel to the next."""
+
+    released: int = 0
+    moved: int = 0
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A record, and where it goes; None: to its topic."""
+
+    place: Place
+    offset: int
+    delayed: Delayed
+    to: Place | None
+
+
+class Release:
+    """A consumer, a producer and the batch between them; for one thread."""
+
+    def __init__(self, cluster: Cluster, wheels: Wheels, now_us: Callable[[], int], total: Released, name: str) -> None:
+        """`name`: of this releaser alone. Raises KafkaException."""
+        self._wheels = wheels
+        self._now_us = now_us
+        self._total = total
+        self._metadata: Any = None
+        self._batch: list[_Move] = []
+        self._refused: dict[tuple[Place, int], str] = {}
+        """Records that their topics refuse for good, with the reason: they go elsewhere the next time."""
+        self._failures = 0
+        self._producer = cluster.producer(
+            {
+                "transactional.id": f"notify-delays-{name}",
+                "transaction.timeout.ms": TRANSACTION_SECONDS * 1000,
+                "compression.type": "lz4",
+            }
+        )
+        self._producer.init_transactions(CALL_SECONDS)
+        self._consumer = cluster.consumer(
+            {
+                "group.id": GROUP,
+                "auto.offset.reset": "earliest",
+                "partition.assignment.strategy": "cooperative-sticky",
+                "session.timeout.ms": SESSION_SECONDS * 1000,
+                "heartbeat.interval.ms": SESSION_SECONDS * 1000 // 3,
+                "queued.max.messages.kbytes": READ_AHEAD_KB,
+                "topic.metadata.refresh.interval.ms": 10_000,
+            }
+        )
+        self._slots = Slots(self._consumer)
+        self._cleaning = Cleaning(cluster)
+        self._consumer.subscribe(
+            [wheel.topic for wheel in wheels.wheels],
+            on_assign=self._assigned,
+            on_revoke=self._revoked,
+            on_lost=self._revoked,
+        )
+
+    def step(self) -> None:
+        """Wait a moment for records, and move a batch of them. Raises KafkaException, Unavailable."""
+        self._gather()
+        if self._batch and self._move():
+            self._failures = 0
+        self._cleaning.clean()
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._consumer.close()
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    def _assigned(self, consumer: Consumer, _: list[TopicPartition]) -> None:
+        # Taken here, and not when a batch is written: it must not be newer than what this client knows it has lost.
+        self._metadata = consumer.consumer_group_metadata()
+
+    def _revoked(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        places = {Place(p.topic, p.partition) for p in partitions}
+        self._batch = [move for move in self._batch if move.place not in places]
+        self._slots.forget(places)
+
+    def _gather(self) -> None:
+        """Read the next batch: what may move on, of partitions that do not wait."""
+        self._batch = []
+        now_us = self._now_us()
+        self._slots.wake(now_us)
+        timeout = IDLE_SECONDS
+        if (next_us := self._slots.next_us()) is not None:
+            timeout = min(IDLE_SECONDS, max(0.001, (next_us - now_us) / 1e6))
+        size = 0
+        while len(self._batch) < BATCH_RECORDS and size < BATCH_BYTES:
+            message = self._consumer.poll(timeout)
+            if message is None:
+                return
+            timeout = 0
+            if (error := message.error()) is not None:
+                if error.code() in RETRIED or error.retriable():
+                    return
+                raise KafkaException(error)
+            size += self._take(message)
+
+    def _take(self, message: Any) -> int:
+        """Add a record to the batch, or have its partition wait; its size where it is added."""
+        place = Place(message.topic(), message.partition())
+        if self._slots.waits(place):
+            return 0
+        delayed = delayed_of(message)
+        if delayed is None:
+            log.error("record %d of partition %d of %s is no delayed message: left out", message.offset(), *place[::-1])
+            return 0
+        now_us = self._now_us()
+        moves_us = self._wheels.moves_us(place.topic, delayed.due_us)
+        to = self._wheels.place(delayed.due_us, now_us)
+        if to == place or (to is not None and to.topic == place.topic and self._is_finest(place)):
+            self._slots.wait(place, message.offset(), moves_us)
+            return 0
+        self._batch.append(_Move(place, message.offset(), delayed, to))
+        return delayed.size
+
+    def _is_finest(self, place: Place) -> bool:
+        return place.topic == self._wheels.wheels[0].topic
+
+    # --- writing ----------------------------------------------------------------------------------------------
+
+    def _move(self) -> bool:
+        """Write the batch and its offsets, all or nothing; False: the batch will be read again."""
+        offsets = {move.place: move.offset + 1 for move in self._batch}
+        try:
+            self._producer.begin_transaction()
+            for move in self._batch:
+                self._produce(move)
+            self._producer.flush(CALL_SECONDS)
+            behind = [TopicPartition(*place, offset) for place, offset in offsets.items()]
+            self._producer.send_offsets_to_transaction(behind, self._metadata, CALL_SECONDS)
+            self._producer.commit_transaction(CALL_SECONDS)
+        except KafkaException as raised:
+            self._take_back(raised.args[0])
+            return False
+        for move in self._batch:
+            self._refused.pop((move.place, move.offset), None)
+            self._total.released += move.to is None
+            self._total.moved += move.to is not None
+        self._cleaning.moved(offsets)
+        return True
+
+    def _produce(self, move: _Move) -> None:
+        d = move.delayed
+        reason = self._refused.get((move.place, move.offset))
+        topic, partition, headers = d.topic, -1, d.headers
+        if reason is not None:
+            topic, headers = REFUSED, [*delayed_headers(headers, d.due_us, d.topic), (REASON, reason.encode())]
+            self._total.refused += 1
+        elif move.to is not None:
+            (topic, partition), headers = move.to, delayed_headers(headers, d.due_us, d.topic)
+        answered = partial(self._answered, move)
+        try:
+            self._producer.produce(topic, d.value, d.key, partition, headers=headers, on_delivery=answered)
+        except KafkaException as raised:
+            self._answered(move, raised.args[0], None)
+            raise
+
+    def _answered(self, move: _Move, error: KafkaError | None, _: Any) -> None:
+        key = (move.place, move.offset)
+        if error is not None and error.code() in FOR_GOOD and key not in self._refused:
+            log.error(
+                "a delayed message for topic %r is refused, it goes to %s: %s", move.delayed.topic, REFUSED, error
+            )
+            self._refused[key] = error.str()
+
+    def _take_back(self, error: KafkaError) -> None:
+        """After a failure: nothing of the batch was written, and it is read again. Raises where this cannot be said."""
+        if error.fatal() or not (error.txn_requires_abort() or error.code() in FOR_GOOD):
+            raise KafkaException(error)
+        self._failures += 1
+        if self._failures > TRIES:
+            raise Unavailable(f"Kafka refuses to release delayed messages, {TRIES} times in a row: {error.str()}")
+        log.info("a batch of delayed messages was refused and is read again: %s", error)
+        self._producer.abort_transaction(CALL_SECONDS)
+        firsts: dict[Place, int] = {}
+        for move in self._batch:
+            firsts.setdefault(move.place, move.offset)
+        self._slots.rewind(firsts)

@@ -1,0 +1,50 @@
+"""The wheels' topics at the brokers."""
+
+from __future__ import annotations
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+
+from notify.errors import InvalidRequest, Unavailable
+from notify.kafka.brokers import CALL_SECONDS
+from notify.kafka.cluster import Cluster
+from notify.kafka.records import DELAYED
+from notify.sinks.delays.wheels import Wheels
+
+REFUSED = f"{DELAYED}.refused"
+"""Delayed messages that Kafka refused for good when they were due, with the reason: nobody reads them but people."""
+CONFIG = {
+    "cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1", "segment.bytes": str(16 << 20),
+    "segment.index.bytes": str(256 << 10),
+}  # fmt: skip
+"""No record goes by its age. Small segments: what has moved on is deleted by segments."""
+
+
+def make_wheels(cluster: Cluster, wheels: Wheels) -> None:
+    """Make the topics of the wheels where they are missing.
+
+    Raises Unavailable where the brokers do not answer, InvalidRequest where they refuse, and where a topic has too few
+    partitions.
+    """
+    admin = cluster.admin()
+    try:
+        topics = admin.list_topics(timeout=CALL_SECONDS).topics
+    except KafkaException as raised:
+        raise Unavailable(f"Kafka at {cluster.brokers} does not answer: {raised.args[0].str()}") from raised
+    wanted = [(wheel.topic, wheel.slots) for wheel in wheels.wheels] + [(REFUSED, 1)]
+    missing = []
+    for topic, partitions in wanted:
+        if topic not in topics:
+            missing.append(NewTopic(topic, num_partitions=partitions, replication_factor=-1, config=CONFIG))
+        elif len(topics[topic].partitions) < partitions:
+            raise InvalidRequest(
+                f"topic {topic!r} has {len(topics[topic].partitions)} partitions; delayed messages need {partitions}: "
+                f"kafka-topics.sh --alter --topic {topic} --partitions {partitions}"
+            )
+    made = admin.create_topics(missing, operation_timeout=CALL_SECONDS) if missing else {}
+    for topic, done in made.items():
+        try:
+            done.result(CALL_SECONDS)
+        except KafkaException as raised:
+            if raised.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise InvalidRequest(f"Kafka refuses to make topic {topic!r}: {raised.args[0].str()}") from raised
