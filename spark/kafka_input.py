@@ -14,15 +14,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from notify.errors import InvalidRequest, Unavailable
-from notify.kafka.records import DELAYED, POSITIONS, brokers_of
+from notify.kafka.records import brokers_of
 from notify.spark import life
 from notify.spark.kafka_source import NotifyKafkaSource, Part, parts_of, read_part
 from notify.spark.life import Groups
 from notify.spark.small_table import small_table
 
-OWN_GROUPS = ("notify-audit", "notify-delays", "notify-positions")
-_NOT_MESSAGES = (POSITIONS, DELAYED)
-_NOT_FIRST = ("retry.", "dead-letter.", "__")
+OWN_GROUPS = ("notify-audit", "notify-delays", "notify-delays-earlier", "notify-delay-wheels", "notify-positions")
+_NOT_FIRST = ("retry.", "dead-letter.", "notify-", "__")
 CALL_SECONDS = 30.0
 
 
@@ -48,7 +47,7 @@ class KafkaInput:
             if missing:
                 raise InvalidRequest(f"--kafka: there is no topic {', '.join(sorted(missing))}")
             if not self.topics:
-                self.topics = sorted(t for t in present if t not in _NOT_MESSAGES and not t.startswith(_NOT_FIRST))
+                self.topics = sorted(t for t in present if not t.startswith(_NOT_FIRST))
             if not self.topics:
                 raise InvalidRequest(f"--kafka {self.brokers}: the cluster has no topic with messages")
             numbers = {name: n for n, name in enumerate(self.topics)}

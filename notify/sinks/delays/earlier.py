@@ -98,7 +98,7 @@ class _Moving:
         self._producer.commit_transaction(CALL_SECONDS)
 
 
-def _read(consumer: Consumer, topic: str, start: int, end: int) -> Iterator[Any]:
+def _read(consumer: Any, topic: str, start: int, end: int) -> Iterator[Any]:
     """The committed records from an offset to another. Raises Unavailable where they do not come."""
     consumer.assign([TopicPartition(topic, 0, start)])
     deadline = time.monotonic() + END_SECONDS

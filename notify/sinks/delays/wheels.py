@@ -17,7 +17,7 @@ from notify.kafka.records import DELAYED
 SECOND_US = 1_000_000
 MINUTE_US, HOUR_US, DAY_US = 60 * SECOND_US, 3600 * SECOND_US, 86_400 * SECOND_US
 LATE_US = 62 * SECOND_US
-"""A record is visible so long after it was placed, at the latest: a publisher's transaction is open for 60 s at most."""
+"""A record is visible so long after it was placed, at the latest: a publisher's transaction ends after 60 s."""
 SHAPE = (("seconds", SECOND_US, 128), ("minutes", MINUTE_US, 66), ("hours", HOUR_US, 28), ("days", DAY_US, 42))
 """The wheels, the finest first: name, a slot's width, and the number of slots, which is the topic's of partitions.
 
@@ -63,7 +63,7 @@ class Wheels:
         return Place(wheel.topic, (now_us + wheel.horizon_us) // wheel.slot_us % wheel.slots)
 
     def moves_us(self, topic: str, due_us: int) -> int:
-        """When a record of a wheel's topic may move on, in microseconds since 1970. Raises KeyError for another topic."""
+        """When a record of a wheel's topic may move on, in microseconds since 1970. Raises KeyError."""
         for wheel in self.wheels:
             if wheel.topic == topic:
                 return due_us - wheel.ahead_us
