@@ -44,7 +44,7 @@ def bridge(
 ) -> None:
     """Move committed messages from binlogs to a queue server, exactly once and in commit order."""
     from notify.binlog_bridge.pump import Bridge, describe
-    from notify.sinks.sink import delays_released
+    from notify.sinks.sink import running_beside
 
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     since_us = _instant_us(backfill_from) if backfill_from else None
@@ -67,7 +67,7 @@ def bridge(
             bad.append(f"source {moving.name or '(not reached yet)'}: {text}")
             say(f"notify: {bad[-1]}", err=True)
 
-    with delays_released(url):
+    with running_beside(url):
         asyncio.run(_until_stopped([move(moving) for moving in bridges]))
     done = {"sources": {moving.name: describe(moving.totals) for moving in bridges}, "stopped": bad}
     if as_json:

@@ -25,7 +25,7 @@ from notify.errors import InvalidRequest, NotifyError
 from notify.kafka.records import SCHEME
 from notify.pooler import REMEDY, TRANSACTION, pool_mode
 from notify.relay.relay import Relay
-from notify.sinks.sink import delays_released
+from notify.sinks.sink import running_beside
 
 DSN = typer.Option(..., "--dsn", envvar="NOTIFY_DSN", help="The database's SQLAlchemy URL. [env: NOTIFY_DSN]")
 
@@ -79,7 +79,7 @@ def relay(
             if not stopped:
                 raise
 
-    with opened(dsn) as engine, delays_released(url):
+    with opened(dsn) as engine, running_beside(url):
         mover = Relay(engine, url)
         try:
             asyncio.run(run(mover))

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from notify.errors import NotifyError
 from notify.kafka.records import SCHEME
 from notify.sinks.queue_server import QueueSink
 from notify.wire import Bridged, BridgedTransaction, Item, PackedBridgeBatch, RefusedReport
-
-log = logging.getLogger("notify.bridge")
-
-RELEASE_AGAIN_SECONDS = 5.0
 
 
 class Sink(Protocol):
@@ -67,40 +60,19 @@ class ShowsRefused(Protocol):
         ...
 
 
-@contextlib.contextmanager
-def delays_released(url: str) -> Iterator[None]:
-    """While a bridge or relay publishes to Kafka, it also stands by to release delayed messages."""
-    if not url.startswith(SCHEME):
-        yield
-        return
-    from notify.kafka.cluster import Cluster
-    from notify.sinks.delays.releaser import Releaser
+def running_beside(url: str) -> contextlib.AbstractContextManager[None]:
+    """What a destination needs to run beside the bridges and relays of a process, while they do."""
+    if url.startswith(SCHEME):
+        from notify.sinks.delays.background import releasing
 
-    releaser = Releaser(Cluster.of(url))
-
-    def run() -> None:
-        while not releaser.wait(0):
-            try:
-                releaser.run()
-            except NotifyError as error:
-                log.warning("releasing delayed messages failed, again in %g s: %s", RELEASE_AGAIN_SECONDS, error)
-            except Exception:
-                log.exception("releasing delayed messages failed, again in %g s", RELEASE_AGAIN_SECONDS)
-            releaser.wait(RELEASE_AGAIN_SECONDS)
-
-    thread = threading.Thread(target=run, name="notify-delays", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        releaser.stop()
-        thread.join(5)
+        return releasing(url)
+    return contextlib.nullcontext()
 
 
 def open_sink(url: str) -> Sink:
     """The destination of a URL: `http://…` of a queue server, `kafka://host:port,…` of brokers."""
     if url.startswith(SCHEME):
-        from notify.sinks.kafka import KafkaSink
+        from notify.sinks import kafka
 
-        return KafkaSink(url)
+        return kafka.KafkaSink(url)
     return QueueSink(url)

@@ -1,0 +1,40 @@
+"""The release of delayed messages in a thread of its own, beside the bridges and relays of a process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from notify.errors import NotifyError
+from notify.kafka.cluster import Cluster
+from notify.sinks.delays.releaser import Releaser
+
+log = logging.getLogger("notify.bridge")
+
+AGAIN_SECONDS = 5.0
+
+
+@contextmanager
+def releasing(url: str) -> Iterator[None]:
+    """Release what is due at a cluster of Kafka, whatever fails meanwhile."""
+    releaser = Releaser(Cluster.of(url))
+
+    def run() -> None:
+        while not releaser.wait(0):
+            try:
+                releaser.run()
+            except NotifyError as error:
+                log.warning("releasing delayed messages failed, again in %g s: %s", AGAIN_SECONDS, error)
+            except Exception:
+                log.exception("releasing delayed messages failed, again in %g s", AGAIN_SECONDS)
+            releaser.wait(AGAIN_SECONDS)
+
+    thread = threading.Thread(target=run, name="notify-delays", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        releaser.stop()
+        thread.join(5)
