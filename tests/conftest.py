@@ -16,12 +16,14 @@ import structlog
 
 from notify.client import create_tables
 from notify.client.table import half_message
+from notify.errors import Unavailable
 from notify.testing import forked
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess
 from notify.testing.reachable import NotAvailable
 from tests.support import databases, workers
 from tests.support.databases import DATABASES, empty_database
+from tests.support.kafka import KafkaNode
 from tests.support.shop import Base, Order, Shop, make_engine
 
 if TYPE_CHECKING:
@@ -102,6 +104,22 @@ def binlog_url(binlog_server: MariaDbServer) -> Iterator[str]:
         "GLOBAL log_bin_compress = OFF",
         f"DROP DATABASE {name}",
     )
+
+
+@pytest.fixture(scope="session")
+def kafka_node() -> Iterator[KafkaNode]:
+    """One Kafka node behind a proxy, for tests that do not disturb it; each uses its own topics and sources."""
+    pytest.importorskip("confluent_kafka")
+    directory = Path(tempfile.mkdtemp(prefix="notify-kafka-"))
+    try:
+        try:
+            node = KafkaNode.start(directory)
+        except Unavailable as reason:
+            pytest.skip(str(reason))
+        yield node
+        node.stop()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from notify.errors import Unavailable
@@ -28,12 +29,14 @@ def jars() -> Path:
 class KafkaCluster:
     """A cluster of nodes, each a broker and controller, which may be killed and started again."""
 
-    def __init__(self, directory: Path, nodes: int = 1) -> None:
-        """Raises Unavailable if Kafka's jars are missing."""
+    def __init__(self, directory: Path, nodes: int = 1, advertised: Callable[[int], int] = int) -> None:
+        """`advertised`: the port by which clients reach a broker of a port, such as a proxy's. Raises Unavailable if
+        Kafka's jars are missing."""
         self._classpath = f"{jars()}/*"
         self._directory = directory
         self._ports = free_ports(2 * nodes)
         self._nodes = nodes
+        self._advertised = advertised
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         for node in range(nodes):
             self._configure(node)
@@ -57,7 +60,7 @@ class KafkaCluster:
             "node.id": node + 1,
             "controller.quorum.voters": voters,
             "listeners": f"PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}",
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{broker}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self._advertised(broker)}",
             "controller.listener.names": "CONTROLLER",
             "log.dirs": place / "data",
             "num.partitions": 4,

@@ -28,6 +28,10 @@ OWN_SETTINGS = frozenset(
     )
 )  # fmt: skip
 """Settings that Notify's promises hang on: it sets them itself."""
+MOST_BYTES = 1_000_000_000
+"""The client's own bound of a record, by far the largest: brokers and topics have theirs."""
+PARTITIONS, MOST_PARTITIONS = "notify.partitions", 10_000
+"""A setting that is no client's: how many partitions topics of messages get that Notify makes."""
 COMMON: Mapping[str, Any] = {"log_level": 2}
 """The client prints to stderr what it also raises; only what is critical, then."""
 PARTITIONER = "murmur2_random"
@@ -40,6 +44,8 @@ class Cluster:
 
     brokers: str
     settings: Mapping[str, str]
+    partitions: int = -1
+    """The partitions of topics of messages that Notify makes; -1: the brokers' default."""
 
     @classmethod
     def of(cls, url: str) -> Cluster:
@@ -56,7 +62,7 @@ class Cluster:
         settings |= dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
         for name in sorted(settings.keys() & OWN_SETTINGS):
             raise InvalidRequest(f"the Kafka setting {name!r} is Notify's own; leave it out of URL and settings file")
-        return cls(brokers, settings)
+        return cls(brokers, settings, _partitions(settings.pop(PARTITIONS, "")))
 
     @property
     def url(self) -> str:
@@ -66,7 +72,7 @@ class Cluster:
 
     def producer(self, own: Mapping[str, Any]) -> Producer:
         """A producer with Notify's `own` settings. Raises InvalidRequest for a setting that Kafka's client refuses."""
-        return self._made(Producer, {"partitioner": PARTITIONER, **self.settings, **own})
+        return self._made(Producer, {"partitioner": PARTITIONER, "message.max.bytes": MOST_BYTES, **self.settings, **own})
 
     def consumer(self, own: Mapping[str, Any]) -> Consumer:
         """A consumer that reads what is committed, and commits nothing by itself. Raises InvalidRequest as above."""
@@ -82,6 +88,14 @@ class Cluster:
             return kind({**COMMON, **settings, "bootstrap.servers": self.brokers})
         except KafkaException as refused:
             raise InvalidRequest(f"Kafka's client refuses its settings: {refused.args[0].str()}") from refused
+
+
+def _partitions(text: str) -> int:
+    if not text:
+        return -1
+    if not text.isdecimal() or not 0 < int(text) <= MOST_PARTITIONS:
+        raise InvalidRequest(f"the Kafka setting {PARTITIONS} is {text!r}; it is a number from 1 to {MOST_PARTITIONS}")
+    return int(text)
 
 
 def _of_file(path: str) -> dict[str, str]:

@@ -7,7 +7,7 @@
 | header `notify-group` | producer group |
 | header `notify-tag` | tag, if there is one |
 | header `notify-expires` | when the message expires, in microseconds since 1970, if it has a ttl |
-| every other header | the message's own, UTF-8 |
+| every other header | the message's own, UTF-8; one whose name begins with `notify-` has `notify-own-` before it |
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ ID, GROUP, TAG, EXPIRES = "notify-id", "notify-group", "notify-tag", "notify-exp
 ATTEMPT, DUE, TARGET, REASON = "notify-attempt", "notify-due", "notify-topic", "notify-reason"
 OWN = "notify-"
 """Headers with this prefix are Notify's, not the message's own."""
+ESCAPED = "notify-own-"
+"""Stands before the name of a message's own header that begins like Notify's, so that none is taken for the other."""
 
 POSITIONS = "notify-bridge-positions"
-"""A compacted topic: each source's position after the published records, written in the same Kafka transaction."""
+"""Topics that begin so hold how far each source is published (positions.py)."""
 DELAYED = "notify-delayed"
 """A compacted topic: delayed messages by id; the release of a message writes a tombstone."""
 RETRY_SECONDS = (1, 5, 30, 300)
@@ -53,7 +55,9 @@ def headers_of(t: BridgedTransaction, number: int, m: PackedMessage, now_us: int
         headers.append((TAG, m.tag.encode()))
     if m.ttl is not None:
         headers.append((EXPIRES, str(max(now_us, due_us(m, now_us)) + round(m.ttl * 1_000_000)).encode()))
-    headers += [(name, value.encode()) for name, value in (m.headers or {}).items()]
+    headers += [
+        (ESCAPED + name if name.startswith(OWN) else name, value.encode()) for name, value in (m.headers or {}).items()
+    ]
     return headers
 
 
@@ -82,7 +86,7 @@ def header(headers: Sequence[tuple[str, str | bytes | None]] | None, name: str) 
 def own_headers(headers: Sequence[tuple[str, str | bytes | None]] | None) -> dict[str, str]:
     """The message's own headers."""
     return {
-        name: value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+        name.removeprefix(ESCAPED): value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
         for name, value in headers or ()
-        if not name.startswith(OWN) and value is not None
+        if value is not None and (name.startswith(ESCAPED) or not name.startswith(OWN))
     }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from notify.errors import Unavailable
+from notify.errors import Conflict, Unavailable
 from notify.outbox import LOCAL, SERVER, Outbox
 from notify.refused import Refusal
 from notify.relay.leases import Leases
@@ -29,16 +29,25 @@ class ByPosition:
         self._epoch = 0
 
     async def move(self, outbox: Outbox) -> bool:
-        """Move a page; False if there was nothing."""
+        """Move a page; False if there was nothing. Whoever holds the leases publishes: a target that hears of another
+        relay is asked again, Unavailable meanwhile."""
+        try:
+            return await self._move(outbox)
+        except Conflict as error:
+            raise Unavailable(f"another relay of this database published last: {error}") from error
+
+    async def _move(self, outbox: Outbox) -> bool:
         if not self._epoch:
             if not self._leases.all():
                 raise Unavailable("another relay of this database publishes; one does at a time")
             self._name = self._name or "relay-" + await in_thread(self._rows.source)
-            self._epoch, position = await self._sink.claim(self._name)
+            epoch, position = await self._sink.claim(self._name)
             if position:
                 table, names = json.loads(position)
                 last = next(o for o in (LOCAL, SERVER) if o.table.name == table)
                 await in_thread(self._rows.note, last, names, [])
+            self._epoch = epoch  # not before the last batch is marked: it would be published again
+            if position:
                 return True
         page: Page = await in_thread(self._rows.page, outbox)
         if not page.transactions and not page.unreadable:

@@ -64,10 +64,13 @@ class Leases(Protocol):
     def close(self) -> None: ...
 
 
-def leases_of(engine: Engine, seconds: float = LEASE_SECONDS) -> Leases:
-    """The leases that this kind of database allows; `seconds`: how long the relay may be silent."""
+def leases_of(engine: Engine, seconds: float = LEASE_SECONDS, *, alone: bool = False) -> Leases:
+    """The leases that this kind of database allows; `seconds`: how long the relay may be silent.
+
+    `alone`: one relay at a time is to hold all of them, the others none.
+    """
     if engine.dialect.name == "postgresql":
-        return PostgreSqlLeases(engine, seconds)
+        return PostgreSqlLeases(engine, seconds, alone=alone)
     if engine.dialect.name in ("mysql", "mariadb"):
         return MySqlLease(engine, seconds)
     return NoLeases()
@@ -150,10 +153,11 @@ class MySqlLease(NoLeases):
 class PostgreSqlLeases:
     """Buckets by advisory locks, and LISTEN."""
 
-    def __init__(self, engine: Engine, seconds: float = LEASE_SECONDS) -> None:
-        """`seconds`: how long this relay may be silent."""
+    def __init__(self, engine: Engine, seconds: float = LEASE_SECONDS, *, alone: bool = False) -> None:
+        """`seconds`: how long this relay may be silent. `alone`: it holds all keys or none, and shares with nobody."""
         self._engine = engine
         self._seconds = seconds
+        self._alone = alone
         self._connection: Connection | None = None
         self._me = int.from_bytes(os.urandom(3))
         self.held: set[int] = set()
@@ -168,6 +172,8 @@ class PostgreSqlLeases:
 
     def _renew(self) -> bool:
         connection = self._connected()
+        if self._alone:
+            return self._take_all(connection)
         relays = connection.exec_driver_sql(
             "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted "
             f"AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
@@ -186,6 +192,19 @@ class PostgreSqlLeases:
                 if got:
                     self.held.add(bucket)
         return bool(self.held)
+
+    def _take_all(self, connection: Connection) -> bool:
+        """All buckets or none, in one order: of two relays that begin at once, one gets the first, and so all."""
+        for bucket in range(BUCKETS):
+            if bucket in self.held:
+                continue
+            if not connection.exec_driver_sql(f"SELECT pg_try_advisory_lock({_BUCKET_CLASS}, {bucket})").scalar():
+                for taken in self.held:
+                    connection.exec_driver_sql(f"SELECT pg_advisory_unlock({_BUCKET_CLASS}, {taken})")
+                self.held.clear()
+                return False
+            self.held.add(bucket)
+        return True
 
     def _connected(self) -> Connection:
         """The session that holds the locks; with a new one they have to be taken anew.

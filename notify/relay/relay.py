@@ -62,7 +62,7 @@ class Relay:
         """
         sink = open_sink(self._url)
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
-        self._leases = leases_of(self._engine, self._lease_seconds)
+        self._leases = leases_of(self._engine, self._lease_seconds, alone=not isinstance(sink, PutsById))
         self._rows = Rows(self._engine, self._leases, self._name)
         showing = Showing(sink)
         mover: Mover

@@ -1,34 +1,63 @@
 """Apache Kafka as the queue, for those who outgrow one machine: bridges and relays publish, exactly once.
 
-Each batch is a Kafka transaction that holds the messages and the source's position (in a compacted topic). Kafka fences
-an older bridge of the same source by its transactional id; consumers read committed records only. Blocking calls of the
-client run in one thread of their own. https://kafka.apache.org/documentation/#semantics
+Each batch is a Kafka transaction that holds the messages and the source's position. Kafka fences an older bridge of the
+same source by its transactional id; consumers read committed records only. Blocking calls of the client run in one
+thread of their own. https://kafka.apache.org/documentation/#semantics
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from notify.errors import InvalidRequest, Unavailable, stale_epoch
-from notify.kafka.brokers import CALL_SECONDS, latest, make_topics, translated
+from notify.errors import Conflict, InvalidRequest, NotifyError, Unavailable, stale_epoch
+from notify.kafka.brokers import CALL_SECONDS, translated
 from notify.kafka.cluster import Cluster
-from notify.kafka.records import POSITIONS, Headers, due_us, headers_of
+from notify.kafka.positions import Standing, encoded, make_positions_topic, positions_topic, standing
+from notify.kafka.records import Headers, due_us, headers_of
+from notify.kafka.topics import Topics, record_bytes
+from notify.limits import check_name
+from notify.sinks.acceptance import refusal, refused
 from notify.sinks.delays.delayed import delayed_headers
 from notify.sinks.delays.topics import make_wheels
 from notify.sinks.delays.wheels import WHEELS
-from notify.wire import Bridged, PackedBridgeBatch
+from notify.wire import Bridged, BridgedTransaction, Item, PackedBridgeBatch
+
+log = logging.getLogger("notify.bridge")
 
 TRANSACTION_SECONDS = 60.0
+BATCH_BYTES = 1 << 20
+"""The most bytes of records that the client sends together."""
+CLOSE_SECONDS = 5.0
+FOR_GOOD = frozenset(
+    (
+        KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_RECORD,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION, KafkaError.POLICY_VIOLATION,
+    )
+)  # fmt: skip
+"""Errors of a record that another attempt meets again."""
 BY_KEY = -1
 """The partition that the client's partitioner chooses."""
 T = TypeVar("T")
+
+
+class Record(NamedTuple):
+    """A record as the client takes it, and the transaction that it is of."""
+
+    of_transaction: str
+    topic: str
+    key: bytes | None
+    value: bytes
+    headers: Headers
+    partition: int = BY_KEY
 
 
 class KafkaSink:
@@ -36,11 +65,22 @@ class KafkaSink:
 
     def __init__(self, url: str) -> None:
         self._cluster = Cluster.of(url)
+        self._topics = Topics(self._cluster)
         self._pool = ThreadPoolExecutor(1, "notify-kafka")
         self._producer: Producer | None = None
-        self._open = False
-        self._failed: list[KafkaError] = []
+        self._source = ""
         self._epoch = 0
+        """The last that this sink asked for, whether or not it learned that it got it."""
+        self._position = ""
+        """Recorded last, behind everything that is published."""
+        self._is_open = False
+        """Whether a Kafka transaction is open, with parts of a large transaction of the source."""
+        self._has_parts = False
+        self._failed: dict[str, KafkaError] = {}
+        """The errors of records that no broker took, by their transactions."""
+        self._bad: dict[str, Item] = {}
+        """Transactions that a broker refused for good only after other batches had followed."""
+        self._batch_bytes = BATCH_BYTES
 
     async def claim(self, source: str, *, take_back: bool = True) -> tuple[int, str]:
         """Fence every earlier publisher of the source; the position behind what was committed last.
@@ -50,118 +90,206 @@ class KafkaSink:
         return await self._call(lambda: self._claim(source, take_back))
 
     def _claim(self, source: str, take_back: bool) -> tuple[int, str]:
-        make_topics(self._cluster, [POSITIONS], compacted=True)
+        check_name("source", source)
+        make_positions_topic(self._cluster, source)
         make_wheels(self._cluster, WHEELS)
-        if not take_back and 0 < self._epoch < self._known(source)[0]:
+        if not take_back and 0 < self._epoch < standing(self._cluster, source).epoch:
             raise stale_epoch(f"another bridge publishes what source {source!r} has; stop one of the two")
-        self._producer = self._cluster.producer(
+        self._end(CALL_SECONDS)
+        self._producer = producer = self._cluster.producer(
             {
                 "transactional.id": f"notify-bridge-{source}",
                 "transaction.timeout.ms": round(TRANSACTION_SECONDS * 1000),
                 "linger.ms": 5,
                 "compression.type": "lz4",
-                "batch.size": 1 << 20,
+                "batch.size": self._batch_bytes,
                 "queue.buffering.max.messages": 1_000_000,
                 "queue.buffering.max.kbytes": 256 << 10,
+                "delivery.report.only.error": True,
             }
         )
-        self._open = False
-        self._producer.init_transactions(CALL_SECONDS)
-        epoch, position = self._known(source)
-        self._epoch = epoch + 1
+        producer.init_transactions(CALL_SECONDS)
+        # No transaction of this source is open any more: what is committed is all that there is.
+        before = standing(self._cluster, source)
+        self._source, self._epoch, self._position = source, before.epoch + 1, before.position
         # Written at once: whoever was fenced learns from it that it was no failure of the brokers.
-        self._producer.begin_transaction()
-        self._place(source, self._epoch, position, position)
-        self._producer.commit_transaction(CALL_SECONDS)
-        return self._epoch, position
-
-    def _known(self, source: str) -> tuple[int, str]:
-        """The epoch that was claimed last, and the position; 0 and "" before the first."""
-        found = latest(self._cluster, POSITIONS, source.encode())
-        known: dict[str, Any] = json.loads(found) if found else {"epoch": 0, "position": ""}
-        return known["epoch"], known["position"]
-
-    def _place(self, source: str, epoch: int, position: str, since: str) -> None:
-        """`since`: the position that the batch goes on from; an audit compares it with the one before."""
-        value = json.dumps({"epoch": epoch, "position": position, "since": since}).encode()
-        self._produce(POSITIONS, source.encode(), value, [])
+        producer.begin_transaction()
+        self._is_open = True
+        self._place(producer, self._epoch, self._position)
+        self._commit(producer, self._position)
+        return self._epoch, self._position
 
     async def position(self, source: str) -> str:
-        return await self._call(lambda: self._known(source)[1])
+        return await self._call(lambda: standing(self._cluster, source).position)
 
     async def append(self, source: str, batch: PackedBridgeBatch) -> Bridged:
         """Publish a batch and its position in one transaction. Part of a large one stays open until the last part."""
-        return await self._call(lambda: self._append(source, batch))
+        return await self._call(lambda: self._append(batch))
 
-    def _append(self, source: str, batch: PackedBridgeBatch) -> Bridged:
-        producer = self._claimed()
-        if batch.rollback and self._open:  # nothing but the parts that are rolled back is in it
+    def _append(self, batch: PackedBridgeBatch) -> Bridged:
+        if self._producer is None:
+            raise Unavailable("the source is not claimed: claim it first")
+        producer = self._producer
+        if batch.rollback and self._has_parts:  # nothing but the parts that are rolled back is in it
             if batch.commit:
                 raise InvalidRequest(
                     "a large transaction was rolled back to a savepoint after a part of it had been published; Kafka "
                     "cannot take back that part alone: start with --backfill, which takes the rest from the table"
                 )
-            producer.abort_transaction(CALL_SECONDS)
-            self._open = False
-        if not self._open:
+            self._abort(producer)
+        records, never = self._checked(batch.transactions)
+        if never:
+            return Bridged(self._position, batch.epoch, refused=never)
+        if not self._is_open:
             producer.begin_transaction()
-            self._open = True
-            self._failed.clear()
-        now_us = time.time_ns() // 1000
-        for t in batch.transactions:
-            for number, m in enumerate(t.messages):
-                due = due_us(m, now_us)
-                headers = headers_of(t, number, m, now_us)
-                key = m.key.encode() if m.key is not None else None
-                if waits := WHEELS.place(due, now_us):
-                    headers = delayed_headers(headers, due, m.topic)
-                    self._produce(waits.topic, key, m.body or b"", headers, waits.partition)
-                else:
-                    self._produce(m.topic, key, m.body or b"", headers)
+            self._is_open = True
+        for record in records:
+            self._produce(producer, record)
+        answer = Bridged(batch.position, batch.epoch, stored=len(batch.transactions))
         if batch.prepare:
-            return Bridged(batch.position, batch.epoch, stored=len(batch.transactions))
-        self._place(source, batch.epoch, batch.position, batch.expected_position)
+            self._has_parts = True
+            return answer
+        self._place(producer, batch.epoch, batch.position)
         producer.flush(CALL_SECONDS)
         if self._failed:
-            failed = self._failed[0]
-            producer.abort_transaction(CALL_SECONDS)
-            self._open = False
-            raise KafkaException(failed)
-        producer.commit_transaction(CALL_SECONDS)
-        self._open = False
-        return Bridged(batch.position, batch.epoch, stored=len(batch.transactions))
+            never = self._undo(producer, batch)
+            return Bridged(self._position, batch.epoch, refused=never)
+        self._commit(producer, batch.position)
+        return answer
 
-    def _produce(self, topic: str, key: bytes | None, value: bytes, headers: Headers, partition: int = BY_KEY) -> None:
-        producer = self._claimed()
+    # --- before anything is published -------------------------------------------------------------------------
+
+    def _checked(self, transactions: list[BridgedTransaction]) -> tuple[list[Record], list[Item]]:
+        """The records of transactions, and those that Kafka never takes. Makes topics that are missing."""
+        now_us = time.time_ns() // 1000
+        records: list[Record] = []
+        never: list[Item] = []
+        for t in transactions:
+            item = self._bad.pop(t.id, None) or refusal(t, now_us)
+            if item is None:
+                try:
+                    records += [self._record(t, number, now_us=now_us) for number in range(len(t.messages))]
+                    continue
+                except InvalidRequest as error:
+                    item = refused(t, error)
+            never.append(item)
+        return records, never
+
+    def _record(self, t: BridgedTransaction, number: int, *, now_us: int) -> Record:
+        """A message as a record. Raises InvalidRequest where its topic does not take it."""
+        m = t.messages[number]
+        key, value = m.key.encode() if m.key is not None else None, m.body or b""
+        headers = headers_of(t, number, m, now_us)
+        size = record_bytes(key, value, headers)
+        largest = self._topics.largest(m.topic)
+        if size > largest:
+            largest = self._topics.largest(m.topic, anew=True)
+        if size > largest:
+            raise InvalidRequest(
+                f"its record has {size:,} bytes; topic {m.topic!r} takes {largest:,}: raise its max.message.bytes",
+                "too_large",
+                413,
+            )
+        if largest < self._batch_bytes:
+            self._batch_bytes = largest
+            raise Unavailable(f"topic {m.topic!r} takes {largest:,} bytes at once: claiming again, for smaller batches")
+        due = due_us(m, now_us)
+        waits = WHEELS.place(due, now_us)
+        if waits is None:
+            return Record(t.id, m.topic, key, value, headers)
+        return Record(t.id, waits.topic, key, value, delayed_headers(headers, due, m.topic), waits.partition)
+
+    # --- the client's transaction -----------------------------------------------------------------------------
+
+    def _place(self, producer: Producer, epoch: int, position: str) -> None:
+        """Record the position in the open transaction."""
+        value = encoded(Standing(epoch, position, self._position))
+        self._produce(producer, Record("", positions_topic(self._source), self._source.encode(), value, []))
+
+    def _commit(self, producer: Producer, position: str) -> None:
+        producer.commit_transaction(CALL_SECONDS)
+        self._position = position
+        self._is_open = self._has_parts = False
+
+    def _abort(self, producer: Producer) -> None:
+        producer.abort_transaction(CALL_SECONDS)
+        self._is_open = self._has_parts = False
+        self._failed.clear()
+
+    def _undo(self, producer: Producer, batch: PackedBridgeBatch) -> list[Item]:
+        """Take back what is open, since brokers did not take all of it; the transactions that they never take.
+
+        Raises KafkaException where others failed, too, and Unavailable where parts of earlier batches were taken back
+        with it: the source is to be read again from the last position.
+        """
+        failed, had_parts = dict(self._failed), self._has_parts
+        self._abort(producer)
+        for error in failed.values():
+            if error.code() not in FOR_GOOD:
+                raise KafkaException(error)
+        items = {name: Item(name, 422, code="refused", detail=f"Kafka: {e.str()}") for name, e in failed.items()}
+        if not had_parts and items.keys() <= {t.id for t in batch.transactions}:
+            return list(items.values())
+        self._bad |= items
+        raise Unavailable(f"Kafka refuses {len(items)} transactions of a large one: publishing the others of it again")
+
+    def _produce(self, producer: Producer, record: Record) -> None:
+        name, topic, key, value, headers, partition = record
+        failed = partial(self._note_failure, name)
         while True:
             try:
-                producer.produce(topic, value, key, partition, headers=headers, on_delivery=self._delivered)
+                producer.produce(topic, value, key, partition, headers=headers, on_delivery=failed)
                 return
             except BufferError:
                 producer.poll(0.1)
 
-    def _claimed(self) -> Producer:
-        """The client that has claimed a source. Raises Unavailable where none has, or where it failed since."""
-        if self._producer is None:
-            raise Unavailable("the source is not claimed: claim it first")
-        return self._producer
-
-    def _delivered(self, error: KafkaError | None, _: Message) -> None:
+    def _note_failure(self, name: str, error: KafkaError | None, _: Message) -> None:
         if error is not None:
-            self._failed.append(error)
+            # A failure that another one caused names no transaction to blame.
+            known = self._failed.get(name)
+            if known is None or known.code() not in FOR_GOOD:
+                self._failed[name] = error
+
+    def _end(self, seconds: float) -> None:
+        """Give up the client, and what it has open: a transaction would hold up whoever reads its topics."""
+        producer, self._producer = self._producer, None
+        if producer is not None and self._is_open:
+            try:
+                producer.abort_transaction(seconds)
+            except (KafkaException, SystemError) as error:
+                log.info("what was open at Kafka could not be taken back, and ends by itself: %s", error)
+        self._is_open = self._has_parts = False
+        self._failed.clear()
 
     async def _call(self, function: Callable[[], T]) -> T:
         """In the sink's thread. Raises Conflict where this publisher is fenced, Unavailable for the rest."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._guarded, function)
+
+    def _guarded(self, function: Callable[[], T]) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+            return function()
         except (KafkaException, SystemError) as raised:
             # A fatal error that comes up within a callback reaches Python as the cause of a SystemError.
-            found = raised if isinstance(raised, KafkaException) else raised.__cause__
-            self._producer = None
-            if not isinstance(found, KafkaException):
+            cause = raised if isinstance(raised, KafkaException) else raised.__cause__
+            self._end(CLOSE_SECONDS)
+            if not isinstance(cause, KafkaException):
                 raise Unavailable(f"Kafka's client failed: {raised}") from raised
-            raise translated(found.args[0]) from raised
+            raise self._translated(cause) from raised
+
+    def _translated(self, cause: KafkaException) -> NotifyError:
+        """A publisher is also fenced where its transaction took too long, and nobody has taken over."""
+        error = translated(cause.args[0])
+        if isinstance(error, Conflict) and self._epoch:
+            try:
+                if standing(self._cluster, self._source).epoch == self._epoch:
+                    return Unavailable(
+                        f"a transaction was open for more than {TRANSACTION_SECONDS:g} s; Kafka ended it"
+                    )
+            except (KafkaException, NotifyError) as unknown:
+                return Unavailable(f"Kafka does not say who publishes for source {self._source!r}: {unknown}")
+        return error
 
     async def close(self) -> None:
-        self._producer = None
+        with contextlib.suppress(RuntimeError):  # closed before
+            await asyncio.get_running_loop().run_in_executor(self._pool, self._end, CLOSE_SECONDS)
         self._pool.shutdown(wait=False)

@@ -61,7 +61,7 @@ class ShowsRefused(Protocol):
 
 
 def running_beside(url: str) -> contextlib.AbstractContextManager[None]:
-    """What a destination needs to run beside the bridges and relays of a process, while they do."""
+    """While bridges and relays of this process move to a destination, run beside them whatever it needs."""
     if url.startswith(SCHEME):
         from notify.sinks.delays.background import releasing
 

@@ -1,0 +1,351 @@
+"""Kafka as a sink, on a real node: positions, topics, sizes, headers, and relays that take turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from notify import ids
+from notify.binlog_bridge.pump import Bridge
+from notify.client import create_tables
+from notify.client.table import half_message, notify_refused
+from notify.errors import InvalidRequest, Unavailable
+from notify.relay.relay import Relay
+from notify.relay.rows import Rows
+from notify.sinks.sink import Sink, open_sink
+from notify.wire import Bridged, BridgedTransaction, PackedBridgeBatch, PackedMessage
+from tests.support.bridges import outbox
+from tests.support.clock import PATIENCE_SECONDS, eventually_async
+from tests.support.databases import empty_database
+from tests.support.kafka import KafkaNode, committed, open_transaction
+from tests.support.shop import make_engine
+
+pytest.importorskip("confluent_kafka")
+
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+
+from notify.kafka.brokers import make_topics
+from notify.kafka.cluster import Cluster
+from notify.kafka.records import POSITIONS, header, listed, own_headers
+
+MURMUR2 = {
+    "21": -973932308,
+    "foobar": -790332482,
+    "a-little-bit-long-string": -985981536,
+    "a-little-bit-longer-string": -1486304829,
+    "lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    "abc": 479470107,
+}
+"""Hashes of Java's client for these keys (UtilsTest of Apache Kafka)."""
+
+
+@pytest.fixture
+def url(kafka_node: KafkaNode) -> str:
+    return kafka_node.url
+
+
+@contextmanager
+def postgresql(database_urls: Mapping[str, str], directory: Path) -> Iterator[sa.Engine]:
+    """An empty database with an outbox."""
+    with empty_database("postgresql", database_urls, directory) as database:
+        engine = make_engine(database)
+        create_tables(engine)
+        yield engine
+        engine.dispose()
+
+
+def add(engine: sa.Engine, topic: str, body: bytes | str, **fields: Any) -> str:
+    """Insert an outbox transaction of one message; its id."""
+    name = ids.to_text(ids.new_id())
+    row = {
+        "transaction_id": name, "message_no": 0, "producer_group": "g", "mode": "outbox", "state": "COMMITTED",
+        "shards": "", "topic": topic, "key": "k", "relayed": 0, "created_at": datetime.now(UTC).replace(tzinfo=None),
+        "body": body.encode() if isinstance(body, str) else body,
+    }  # fmt: skip
+    with engine.begin() as connection:
+        connection.execute(half_message.insert().values(row | fields))
+    return name
+
+
+def refused_codes(engine: sa.Engine) -> dict[str, str]:
+    with engine.connect() as connection:
+        return {r.transaction_id: r.code for r in connection.execute(sa.select(notify_refused))}
+
+
+def texts(url: str, topic: str, wanted: int = 0) -> list[str]:
+    return [m.value().decode() for m in committed(url, topic, wanted)]
+
+
+def sent(topic: str, body: str | bytes, **fields: Any) -> BridgedTransaction:
+    message = PackedMessage(topic=topic, body=body.encode() if isinstance(body, str) else body, **fields)
+    return BridgedTransaction(id=ids.to_text(ids.new_id()), producer_group="g", messages=[message])
+
+
+def use(url: str, work: Callable[[Sink], Awaitable[None]]) -> None:
+    async def run() -> None:
+        sink = open_sink(url)
+        try:
+            await work(sink)
+        finally:
+            await sink.close()
+
+    asyncio.run(run())
+
+
+async def append(
+    sink: Sink, source: str, epoch: int, position: str, *some: BridgedTransaction, **fields: Any
+) -> Bridged:
+    batch = PackedBridgeBatch(epoch=epoch, expected_position="", position=position, transactions=list(some), **fields)
+    return await sink.append(source, batch)
+
+
+# --- positions ------------------------------------------------------------------------------------------------
+
+
+def test_an_open_transaction_of_another_source_hides_no_position(url: str, unique: str) -> None:
+    other = f"other-{unique}"
+
+    async def work(sink: Sink) -> None:
+        epoch, _ = await sink.claim(unique)
+        await append(sink, unique, epoch, "1")
+        make_topics(Cluster.of(url), [POSITIONS, f"{POSITIONS}.{other}"], compacted=True)
+        open_ones = [
+            open_transaction(url, f"{n}-{unique}", topic, other, '{"epoch": 9, "position": "x"}')
+            for n, topic in enumerate((POSITIONS, f"{POSITIONS}.{other}"))
+        ]
+        await append(sink, unique, epoch, "2")
+        again = open_sink(url)
+        assert await again.position(unique) == "2"
+        assert await again.claim(unique) == (epoch + 1, "2")
+        await again.close()
+        for producer in open_ones:
+            producer.abort_transaction(PATIENCE_SECONDS)
+
+    use(url, work)
+
+
+def test_the_topic_of_earlier_versions_is_read_to_its_end_once(url: str, unique: str) -> None:
+    """A transaction that is open there when a source is claimed may be in front of its newest position."""
+    make_topics(Cluster.of(url), [POSITIONS], compacted=True)
+    other = open_transaction(url, f"other-{unique}", POSITIONS, "other", '{"epoch": 1, "position": "x"}')
+    own = open_transaction(url, f"own-{unique}", POSITIONS, unique, '{"epoch": 5, "position": "7"}')
+    own.commit_transaction(PATIENCE_SECONDS)
+
+    async def work(sink: Sink) -> None:
+        claiming = asyncio.ensure_future(sink.claim(unique))
+        await asyncio.to_thread(other.commit_transaction, PATIENCE_SECONDS)
+        assert await claiming == (6, "7")
+        await append(sink, unique, 6, "8")
+        assert await sink.claim(unique) == (7, "8")
+
+    use(url, work)
+
+
+def test_what_is_open_ends_with_its_sink(url: str, unique: str) -> None:
+    """Else whoever reads the topic would wait for Kafka to end it."""
+
+    async def work(sink: Sink) -> None:
+        epoch, _ = await sink.claim(unique)
+        await append(sink, unique, epoch, "1", sent(unique, "part", key="k"), prepare=True)
+        await sink.close()
+        other = open_sink(url)
+        epoch, _ = await other.claim(f"other-{unique}")
+        await append(other, f"other-{unique}", epoch, "1", sent(unique, "whole", key="k"))
+        assert texts(url, unique) == ["whole"]
+        await other.close()
+
+    use(url, work)
+
+
+# --- topics, sizes, partitions --------------------------------------------------------------------------------
+
+
+def test_topics_are_made_with_the_partitions_asked_for_and_keys_go_where_java_puts_them(url: str, unique: str) -> None:
+    async def work(sink: Sink) -> None:
+        epoch, _ = await sink.claim(unique)
+        await append(sink, unique, epoch, "1", *[sent(unique, key, key=key) for key in MURMUR2])
+
+    use(f"{url}?notify.partitions=7", work)
+    placed = {m.key().decode(): m.partition() for m in committed(url, unique, len(MURMUR2))}
+    assert placed == {key: (hashed & 0x7FFFFFFF) % 7 for key, hashed in MURMUR2.items()}
+
+
+@pytest.mark.parametrize("value", ["0", "many", "20000"])
+def test_partitions_that_are_no_number_are_refused(value: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"notify\.partitions"):
+        Cluster.of(f"kafka://127.0.0.1:9?notify.partitions={value}")
+
+
+def test_a_topic_of_small_records_takes_what_fits_and_the_rest_is_refused(url: str, unique: str) -> None:
+    """The brokers bound a whole batch: the client's batches are made smaller."""
+    small = f"small-{unique}"
+    admin = Cluster.of(url).admin()
+    made = admin.create_topics([NewTopic(small, 1, 1, config={"max.message.bytes": "50000"})])
+    made[small].result(PATIENCE_SECONDS)
+    some = [sent(small, ids.new_id() * 1250, key="k") for _ in range(20)]  # 20,000 bytes each
+    large = sent(small, ids.new_id() * 4000)
+
+    async def work(sink: Sink) -> None:
+        epoch, _ = await sink.claim(unique)
+        batch = [*some[:10], large, *some[10:]]
+        with pytest.raises(Unavailable, match="smaller batches"):
+            await append(sink, unique, epoch, "1", *batch)
+        epoch, _ = await sink.claim(unique, take_back=False)
+        refused = (await append(sink, unique, epoch, "1", *batch)).refused
+        batch.remove(large)
+        assert not (await append(sink, unique, epoch, "1", *batch)).refused
+        assert [(item.id, item.status, item.code) for item in refused] == [(large.id, 413, "too_large")]
+        assert "max.message.bytes" in str(refused[0].detail)
+
+    use(url, work)
+    assert [m.value() for m in committed(url, small, 20)] == [t.messages[0].body for t in some]
+
+
+def poison(engine: sa.Engine, topic: str) -> set[str]:
+    """Outbox rows that Kafka never takes, among others that it takes; the ids of the first."""
+    add(engine, topic, "first")
+    never = {
+        add(engine, topic.replace(".", "_"), "a topic that collides with another"),
+        add(engine, "no topic", "x"),
+        add(engine, "notify-delayed", "one of Notify's own"),
+        add(engine, topic, b"x" * ((1 << 20) + 1)),
+    }
+    add(engine, topic, b"y" * 1_000_000)
+    add(engine, topic, b"z" * (1 << 20))
+    add(engine, topic, "last")
+    return never
+
+
+def check_poison(url: str, engine: sa.Engine, topic: str, never: set[str]) -> None:
+    assert [(text[:5], len(text)) for text in texts(url, topic, 4)] == [
+        ("first", 5), ("yyyyy", 1_000_000), ("zzzzz", 1 << 20), ("last", 4),
+    ]  # fmt: skip
+    assert refused_codes(engine).keys() == never
+
+
+def test_what_kafka_never_takes_is_listed_and_the_relay_goes_on(
+    url: str, database_urls: Mapping[str, str], unique: str, tmp_path: Path
+) -> None:
+    with postgresql(database_urls, tmp_path) as engine:
+        never = poison(engine, f"order.{unique}")
+        done = asyncio.run(Relay(engine, url).run(once=True))
+        assert (done.sent, done.refused) == (4, 4)
+        check_poison(url, engine, f"order.{unique}", never)
+
+
+def test_what_kafka_never_takes_is_listed_and_the_bridge_goes_on(url: str, binlog_url: str, unique: str) -> None:
+    outbox(binlog_url, "none", range(0))
+    engine = sa.create_engine(binlog_url)
+    never = poison(engine, f"order.{unique}")
+    bridge = Bridge([binlog_url], url)
+    asyncio.run(bridge.run(once=True))
+    assert bridge.totals.refused == 4
+    check_poison(url, engine, f"order.{unique}", never)
+    engine.dispose()
+
+
+def test_a_transaction_larger_than_a_batch_is_published_whole(url: str, binlog_url: str, unique: str) -> None:
+    outbox(binlog_url, "none", range(0))
+    engine = sa.create_engine(binlog_url)
+    row = {
+        "message_no": 0, "producer_group": "g", "mode": "outbox", "state": "COMMITTED", "shards": "", "topic": unique,
+        "key": "k", "relayed": 0, "created_at": datetime.now(UTC).replace(tzinfo=None),
+    }  # fmt: skip
+    with engine.begin() as connection:
+        for n in range(12):
+            body = f"{n:02}".encode() + b"x" * 900_000
+            connection.execute(
+                half_message.insert().values(row | {"transaction_id": ids.to_text(ids.new_id()), "body": body})
+            )
+    for _ in range(2):
+        asyncio.run(Bridge([binlog_url], url).run(once=True))
+    assert [text[:2] for text in texts(url, unique, 12)] == [f"{n:02}" for n in range(12)]
+    engine.dispose()
+
+
+def test_a_messages_own_headers_are_never_taken_for_notifys(url: str, unique: str) -> None:
+    own = {"notify-topic": "elsewhere", "notify-expires": "never", "notify-own-x": "1", "notify-id": "no", "a": "b"}
+
+    async def work(sink: Sink) -> None:
+        epoch, _ = await sink.claim(unique)
+        await append(sink, unique, epoch, "1", sent(unique, "x", headers=own, ttl=60))
+
+    use(url, work)
+    (record,) = committed(url, unique, 1)
+    headers = listed(record)
+    assert own_headers(headers) == own
+    assert str(header(headers, "notify-expires")).isdecimal()
+    assert str(header(headers, "notify-id")).endswith(".0") and header(headers, "notify-topic") is None
+
+
+# --- relays ---------------------------------------------------------------------------------------------------
+
+
+def test_a_marking_that_fails_publishes_nothing_twice(
+    url: str, database_urls: Mapping[str, str], unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same relay goes on: it asks Kafka what became of the batch."""
+    note = Rows.note
+    failures = iter([True, True])
+
+    def fails(rows: Rows, *arguments: Any) -> None:
+        if next(failures, False):
+            raise sa.exc.OperationalError("UPDATE", {}, Exception("the session ended"))
+        note(rows, *arguments)
+
+    monkeypatch.setattr(Rows, "note", fails)
+    with postgresql(database_urls, tmp_path) as engine:
+        for n in range(20):
+            add(engine, unique, f"{n:02}")
+
+        def left() -> int:
+            with engine.connect() as connection:
+                waiting = sa.select(sa.func.count()).where(half_message.c.relayed == 0)
+                return int(connection.scalar(waiting) or 0)
+
+        async def run() -> None:
+            task = asyncio.ensure_future(Relay(engine, url).run())
+            await eventually_async(lambda: not left() or task.done(), "everything to be marked")
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        asyncio.run(run())
+    assert texts(url, unique, 20) == [f"{n:02}" for n in range(20)]
+
+
+def test_a_second_relay_stands_by_and_takes_over(
+    url: str, database_urls: Mapping[str, str], unique: str, tmp_path: Path
+) -> None:
+    """Both held half of the keys, and neither published."""
+    with postgresql(database_urls, tmp_path) as engine:
+        other = make_engine(str(engine.url.render_as_string(hide_password=False)))
+        relays = [Relay(engine, url), Relay(other, url)]
+
+        def moved() -> int:
+            return sum(relay.total.sent for relay in relays)
+
+        async def run() -> None:
+            tasks = [asyncio.ensure_future(relay.run()) for relay in relays]
+            for n in range(40):
+                add(engine, unique, f"{n:02}", key=f"k{n}")
+            await eventually_async(lambda: moved() == 40 or any(t.done() for t in tasks), "both relays to move all")
+            busy = 0 if relays[0].total.sent else 1
+            assert relays[1 - busy].total.sent == 0, "one publishes, the other stands by"
+            tasks[busy].cancel()
+            await asyncio.gather(tasks[busy], return_exceptions=True)
+            for n in range(40, 60):
+                add(engine, unique, f"{n:02}", key=f"k{n}")
+            await eventually_async(lambda: moved() == 60 or tasks[1 - busy].done(), "the other to take over")
+            tasks[1 - busy].cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        asyncio.run(run())
+        other.dispose()
+    assert sorted(texts(url, unique, 60)) == [f"{n:02}" for n in range(60)]

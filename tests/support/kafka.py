@@ -1,0 +1,83 @@
+"""Reading and writing Kafka's topics as any client of Kafka would."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from notify.demo.kafka import KafkaCluster
+from tests.support.clock import PATIENCE_SECONDS
+from tests.support.proxy import Proxy
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaNode:
+    """A Kafka node that clients reach through a proxy."""
+
+    url: str
+    proxy: Proxy
+    cluster: KafkaCluster
+
+    @classmethod
+    def start(cls, directory: Path) -> KafkaNode:
+        """Raises Unavailable where Kafka cannot run here."""
+        proxies: list[Proxy] = []
+
+        def advertised(port: int) -> int:
+            proxies.append(Proxy("127.0.0.1", port))
+            return proxies[-1].port
+
+        cluster = KafkaCluster(directory, advertised=advertised)
+        cluster.start()
+        return cls(cluster.url, proxies[0], cluster)
+
+    def stop(self) -> None:
+        self.cluster.stop()
+        self.proxy.close()
+
+
+def committed(url: str, topic: str, wanted: int = 0) -> list[Any]:
+    """All committed records of a topic, partition by partition. Fails if fewer come than `wanted`."""
+    from confluent_kafka import OFFSET_BEGINNING, KafkaError, TopicPartition
+
+    from notify.kafka.cluster import Cluster
+
+    consumer = Cluster.of(url).consumer({"group.id": "a-test", "enable.partition.eof": True})
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    try:
+        partitions: Mapping[int, Any] = {}
+        while not partitions:  # nobody has made the topic yet
+            assert time.monotonic() < deadline, f"there is no topic {topic}"
+            known = consumer.list_topics(timeout=PATIENCE_SECONDS).topics.get(topic)
+            partitions = known.partitions if known is not None else {}
+        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in partitions])
+        records: dict[int, list[Any]] = {number: [] for number in partitions}
+        ended: set[int] = set()
+        while len(ended) < len(partitions) or sum(map(len, records.values())) < wanted:
+            assert time.monotonic() < deadline, f"{sum(map(len, records.values()))} of {wanted} records of {topic}"
+            record = consumer.poll(0.5)
+            if record is None:
+                continue
+            if record.error() is None:
+                records[record.partition()].append(record)
+                ended.discard(record.partition())
+            elif record.error().code() == KafkaError._PARTITION_EOF:
+                ended.add(record.partition())
+        return [record for number in sorted(records) for record in records[number]]
+    finally:
+        consumer.close()
+
+
+def open_transaction(url: str, transactional_id: str, topic: str, key: str, value: str) -> Any:
+    """A producer with an open transaction that has written one record."""
+    from notify.kafka.cluster import Cluster
+
+    producer = Cluster.of(url).producer({"transactional.id": transactional_id})
+    producer.init_transactions(PATIENCE_SECONDS)
+    producer.begin_transaction()
+    producer.produce(topic, value.encode(), key.encode())
+    producer.flush(PATIENCE_SECONDS)
+    return producer
