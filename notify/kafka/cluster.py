@@ -72,7 +72,9 @@ class Cluster:
 
     def producer(self, own: Mapping[str, Any]) -> Producer:
         """A producer with Notify's `own` settings. Raises InvalidRequest for a setting that Kafka's client refuses."""
-        return self._made(Producer, {"partitioner": PARTITIONER, "message.max.bytes": MOST_BYTES, **self.settings, **own})
+        return self._made(
+            Producer, {"partitioner": PARTITIONER, "message.max.bytes": MOST_BYTES, **self.settings, **own}
+        )
 
     def consumer(self, own: Mapping[str, Any]) -> Consumer:
         """A consumer that reads what is committed, and commits nothing by itself. Raises InvalidRequest as above."""

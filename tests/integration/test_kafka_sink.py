@@ -17,9 +17,10 @@ from notify.binlog_bridge.pump import Bridge
 from notify.client import create_tables
 from notify.client.table import half_message, notify_refused
 from notify.errors import InvalidRequest, Unavailable
+from notify.limits import LIMITS
 from notify.relay.relay import Relay
 from notify.relay.rows import Rows
-from notify.sinks.sink import Sink, open_sink
+from notify.sinks.sink import Sink, open_sink, running_beside
 from notify.wire import Bridged, BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.support.bridges import outbox
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
@@ -349,3 +350,16 @@ def test_a_second_relay_stands_by_and_takes_over(
         asyncio.run(run())
         other.dispose()
     assert sorted(texts(url, unique, 60)) == [f"{n:02}" for n in range(60)]
+
+
+def test_the_largest_message_may_be_delayed(url: str, unique: str) -> None:
+    largest = sent(unique, b"x" * LIMITS.message_bytes, key="k" * LIMITS.key_bytes, delay=0.5)
+
+    async def work(sink: Sink) -> None:
+        epoch, _ = await sink.claim(unique)
+        assert not (await append(sink, unique, epoch, "1", largest)).refused
+
+    use(url, work)
+    with running_beside(url):
+        (record,) = committed(url, unique, 1)
+    assert len(record.value()) == LIMITS.message_bytes
