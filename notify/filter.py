@@ -11,7 +11,7 @@ import cel
 
 from notify.errors import InvalidRequest
 from notify.filter_cost import check_cost
-from notify.wire import decode_payload
+from notify.wire import Payload, decode_payload
 
 LONGEST = 1000
 VARIABLES = ("headers", "key", "tag", "topic")
@@ -53,7 +53,10 @@ class Filter:
 
     def matches(self, payload: bytes) -> bool:
         """Whether a message is wanted, by its canonical payload."""
-        p = decode_payload(payload)
+        return self.fits(decode_payload(payload))
+
+    def fits(self, p: Payload) -> bool:
+        """Whether a message is wanted."""
         try:
             found = self._program.execute(
                 {"headers": p.headers or {}, "key": p.key or "", "tag": p.tag or "", "topic": p.topic}

@@ -20,6 +20,8 @@ FIRST_ID = "notify-first-id"
 """The header with the first id of a message that is sent to a group again under a new id."""
 REPLAY = "notify-replay"
 """The header with the replay number of a redriven message, if that is not 0."""
+DEAD_LETTER_REASON = "notify-dead-letter-reason"
+"""The header of a dead letter with what its handler raised."""
 
 
 @dataclass(slots=True)

@@ -54,6 +54,12 @@ class Settings:
         "without `storage` there is no registry.",
         secret=True,
     )
+    kafka: str = _setting(
+        "",
+        "A Kafka cluster (`kafka://host:port,…`) that a bridge or relay publishes to: this server shows and steers its "
+        "consumer groups in place of queues of its own. Without `storage` the server then takes no messages.",
+        secret=True,
+    )
     roles: str = _setting(
         "transactions,queue",
         "The roles that this server announces in the registry: `transactions`, `queue` or both. With a database as "
@@ -203,6 +209,11 @@ class Settings:
         "", "The hosts that webhooks may be sent to: `host:port`, separated by commas. Redirects are not followed."
     )
     webhook_secret: str = _setting("", "The key that webhooks are signed with (HMAC-SHA-256).", secret=True)
+
+    @property
+    def takes_messages(self) -> bool:
+        """Whether producers may send to this server: not where it only shows the groups of Kafka."""
+        return not self.kafka or bool(self.storage)
 
 
 KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "text"}

@@ -20,6 +20,9 @@ def register(app: typer.Typer) -> None:
         storage: str | None = typer.Option(
             None, help="A database (SQLAlchemy URL) for transactions instead of the log. [env: NOTIFY_STORAGE]"
         ),
+        kafka: str | None = typer.Option(
+            None, help="A Kafka cluster (kafka://host:port,…) whose groups to show and steer. [env: NOTIFY_KAFKA]"
+        ),
         roles: str | None = typer.Option(None, help="Roles to announce: transactions,queue. [env: NOTIFY_ROLES]"),
         registry: str | None = typer.Option(
             None, help="The database of the registry; default: that of --storage. [env: NOTIFY_REGISTRY]"
@@ -46,5 +49,5 @@ def register(app: typer.Typer) -> None:
         flags = {"host": host, "port": port, "data_dir": data_dir, "shard": shard}
         flags |= {"access": access, "tls_certificate": tls_certificate, "tls_key": tls_key}
         flags |= {"tls_client_ca": tls_client_ca}
-        flags |= {"storage": storage, "roles": roles, "registry": registry, "room": room}
+        flags |= {"storage": storage, "kafka": kafka, "roles": roles, "registry": registry, "room": room}
         raise typer.Exit(run(settings_module.load(flags, config)))

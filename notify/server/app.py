@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from notify import __version__
 from notify.clock import Clock, wall_clock
-from notify.errors import NotifyError, Unavailable
+from notify.errors import NotifyError, Unavailable, WrongRole
 from notify.server import admin, console, health, problems
 from notify.server.access import Access, guard
 from notify.server.access.guard import NOT_RUNNING
@@ -31,11 +31,29 @@ def _nothing() -> None:
     pass
 
 
+SHOWS_ONLY = (
+    "this server shows the consumer groups of Kafka, and takes no messages: producers send to a server with a storage, "
+    "consumers read kafka://…"
+)
+
+
 class _NotRunning:
     """Answers requests to data routes while the server is starting or stopping."""
 
     async def answer(self, request: DataRequest) -> Answer:
         return Answer.problem(Unavailable(NOT_RUNNING))
+
+
+class _ShowsOnly:
+    """Answers data routes where the server takes no messages: it names the members, and refuses the rest."""
+
+    def __init__(self, routes: DataAnswers) -> None:
+        self._routes = routes
+
+    async def answer(self, request: DataRequest) -> Answer:
+        if request.path == "/v1/members":
+            return await self._routes.answer(request)
+        return Answer.problem(WrongRole(SHOWS_ONLY))
 
 
 class App:
@@ -74,7 +92,9 @@ class App:
         """Recover the storage and begin to serve. Raises StorageFailed or Corrupt."""
         parts = started(self._started_with, self.url, self._open_store, self._clock, self.unread.reply_bytes)
         self._running = await self._parts.enter_async_context(parts)
-        self.access, self.data = self._running.administration.access, self._running.data
+        self.access = self._running.administration.access
+        takes_messages = self._started_with.takes_messages
+        self.data = self._running.data if takes_messages else _ShowsOnly(self._running.data)
 
     async def stop(self) -> None:
         """Make everything durable and let go."""

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import heapq
 import resource
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from notify import faults
+from notify.errors import Unavailable
 from notify.server.connections.places import Connections
 from notify.server.core.core import Core
 from notify.server.data.answer import Answer
-from notify.server.delivery.instances import states
 from notify.server.metrics import Exposition
 from notify.server.running import Running
 from notify.server.watch.alarms import MEANING, Alarms
+from notify.server.watch.group_state import GroupState
 from notify.wire import JSON, encode_json
 
 STALLED_US = 10_000_000
@@ -90,6 +93,8 @@ def router(what_runs: Callable[[], Running | None], connections: Connections) ->
             "Connections and requests that got no place",
             connections.turned_away,
         )
+        with contextlib.suppress(Unavailable):  # an alarm says that Kafka does not answer
+            _add_groups(shown, await running.groups.states())
         if core.has_queues:
             _add_queues(shown, core)
         waiting = [((row["source"],), row["waiting"]) for row in core.refusals.shown()]
@@ -116,25 +121,23 @@ def _add_alarms(shown: Exposition, alarms: Alarms) -> None:
     )
 
 
-def _add_queues(shown: Exposition, core: Core) -> None:
-    groups = core.delivery.groups.values()
+def _add_groups(shown: Exposition, groups: Sequence[GroupState]) -> None:
     shown.gauge("notify_groups", "Consumer groups", len(groups))
-    shown.gauge("notify_leased_messages", "Messages under a lease", sum(g.in_flight() for g in groups))
-    shown.gauge("notify_delayed_messages", "Delayed messages that are not due yet", core.queues.delayed())
     # The number of consumers in each state: slow and stuck ones are worth an alarm.
-    now_us = core.clock()
     in_state: Counter[str] = Counter()
     for group in groups:
-        in_state.update(states(group.instances, now_us).values())
+        in_state.update(group.consumers)
     consumers = [((state,), in_state[state]) for state in ("ok", "slow", "stuck", "gone")]
     shown.gauges("notify_consumers", "Consumers by state", ["state"], consumers)
-    lags: dict[tuple[str, str], int] = {}
-    for group in groups:
-        for cursor in group.cursors.values():
-            key = (group.name, cursor.topic)
-            lags[key] = lags.get(key, 0) + cursor.lag()
-    most = sorted(lags.items(), key=lambda row: -row[1])[:BUSIEST_TOPICS]
+    lags = [((group.name, topic), lag) for group in groups for topic, lag in group.lags.items()]
+    most = heapq.nlargest(BUSIEST_TOPICS, lags, key=lambda row: row[1])
     shown.gauges("notify_lag_messages", "Messages not settled yet", ["group", "topic"], most)
+
+
+def _add_queues(shown: Exposition, core: Core) -> None:
+    leased = sum(g.in_flight() for g in core.delivery.groups.values())
+    shown.gauge("notify_leased_messages", "Messages under a lease", leased)
+    shown.gauge("notify_delayed_messages", "Delayed messages that are not due yet", core.queues.delayed())
     # Alarms are raised on these: a bridge that lags, and one that is silent (it writes every 10 s at least).
     bridges = core.bridges.shown()
     for name, field, text in (

@@ -28,6 +28,7 @@ from notify.server.connections.protocol import Protocol
 from notify.server.connections.tls import Certificates
 from notify.settings import Settings
 from notify.storage.log import LogStore
+from notify.storage.memory import MemoryStore
 from notify.storage.transactions import TransactionStore
 
 log = structlog.get_logger("notify.server")
@@ -139,6 +140,8 @@ def _open_store(settings: Settings, on_failure: Callable[[StorageFailed], None])
         from notify.storage.sql.shards import open_storage
 
         return open_storage(settings.storage, settings.shard, retention_us=retention_us, writers=settings.sql_writers)
+    if settings.kafka:
+        return MemoryStore()  # it stays empty: this server only shows
     return LogStore(
         Path(settings.data_dir) / "log",
         segment_bytes=settings.segment_bytes,

@@ -23,6 +23,7 @@ from notify.server.core.core import Core
 from notify.server.data.encode import json_check
 from notify.server.data.routes import DataRoutes
 from notify.server.database import open_database
+from notify.server.groups import Groups
 from notify.server.groups.own import OwnGroups
 from notify.server.jobs.records import JobRecords
 from notify.server.jobs.runner import Jobs
@@ -76,10 +77,11 @@ async def started(
         parts.push_async_callback(administration.stop)
         await administration.start(settings.data_dir)
 
-        history = History(core)
+        groups = await parts.enter_async_context(_groups(settings, core))
+        history = History(core, groups.lag)
         history.start()
         parts.push_async_callback(history.stop)
-        alarms = Alarms(core, _newest_audit(administration.records))
+        alarms = Alarms(core, _newest_audit(administration.records), groups.states)
         alarms.start()
         parts.push_async_callback(alarms.stop)
         run = asyncio.get_running_loop().create_task(core.run())
@@ -93,7 +95,28 @@ async def started(
             parts.push_async_callback(membership.stop)
             await membership.announce(CoreWork(core))
         data = DataRoutes(core, members, reply_bytes)
-        yield Running(core, administration, members, history, alarms, jobs, data, OwnGroups(core))
+        yield Running(core, administration, members, history, alarms, jobs, data, groups)
+
+
+@contextlib.asynccontextmanager
+async def _groups(settings: Settings, core: Core) -> AsyncIterator[Groups]:
+    """The groups that administrators see.
+
+    Raises InvalidRequest for a URL or settings that Kafka's client refuses, and where that client is not installed.
+    """
+    if not settings.kafka:
+        yield OwnGroups(core)
+        return
+    try:
+        from notify.kafka.cluster import Cluster
+        from notify.server.groups.kafka.groups import KafkaGroups
+    except ImportError as error:
+        raise InvalidRequest(f"setting kafka needs the extra kafka: pip install 'notify-tx[kafka]' ({error})") from None
+    groups = KafkaGroups(Cluster.of(settings.kafka))
+    try:
+        yield groups
+    finally:
+        await groups.close()
 
 
 def _newest_audit(records: Records) -> Callable[[], Awaitable[dict[str, Any] | None]]:
@@ -140,6 +163,8 @@ def _membership(settings: Settings, url: str, store: TransactionStore) -> Member
 
 def roles_of(settings: Settings) -> tuple[str, ...]:
     """The roles that a server with queues announces. Raises InvalidRequest for one that does not exist."""
+    if not settings.takes_messages:
+        return ()
     roles = tuple(role.strip() for role in settings.roles.split(",") if role.strip())
     for role in roles:
         if role not in ("transactions", "queue"):

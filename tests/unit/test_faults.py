@@ -89,7 +89,7 @@ class Failing:
 
 
 async def _alarms(failing: Failing) -> Callable[[], Awaitable[None]]:
-    alarms = Alarms(SimpleNamespace(settings=SimpleNamespace(alarm_every_seconds=0.001)), None)  # type: ignore[arg-type]
+    alarms = Alarms(SimpleNamespace(settings=SimpleNamespace(alarm_every_seconds=0.001)), None, None)  # type: ignore[arg-type]
 
     async def look() -> None:
         failing()
@@ -100,7 +100,7 @@ async def _alarms(failing: Failing) -> Callable[[], Awaitable[None]]:
 
 
 async def _history(failing: Failing) -> Callable[[], Awaitable[None]]:
-    history = History(SimpleNamespace(metrics=SimpleNamespace(**dict.fromkeys(COUNTERS, 0))))  # type: ignore[arg-type]
+    history = History(SimpleNamespace(metrics=SimpleNamespace(**dict.fromkeys(COUNTERS, 0))), lambda: 0)  # type: ignore[arg-type]
     history.sample = failing  # type: ignore[method-assign]
     history.start()
     return history.stop

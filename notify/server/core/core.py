@@ -40,6 +40,10 @@ NO_QUEUES = (
     "this server plays only the transactions role: a bridge or a relay moves its messages to a queue server; ask that "
     "one (GET /v1/members names it)"
 )
+QUEUES_OF_KAFKA = (
+    "this server's queues are Kafka's: it shows groups, their lag and dead letters, and pauses, resets and redrives; "
+    "docs/distributed.md lists what there is over Kafka"
+)
 
 
 class Core:
@@ -59,7 +63,7 @@ class Core:
         schedule = _schedule(settings)
         self._tended = store if isinstance(store, Tended) else None
         self.topics = Topics(store, on_first_use=settings.create_topics)
-        role = queue_role_of(store, clock, self.metrics, self.topics, settings.tracing)
+        role = queue_role_of(store, clock, self.metrics, self.topics, settings.tracing) if not settings.kafka else None
         self._queue_role = role
         self.flow = Flow(store, None if role is None else role.delivery, clock, self.metrics)
         self.topics.tell(self.flow.changed)
@@ -117,7 +121,7 @@ class Core:
 
     def _as_queue(self) -> QueueRole:
         if self._queue_role is None:
-            raise WrongRole(NO_QUEUES)
+            raise WrongRole(QUEUES_OF_KAFKA if self.settings.kafka else NO_QUEUES)
         return self._queue_role
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from notify.message import REPLAY
+from notify.message import DEAD_LETTER_REASON, REPLAY
 from notify.storage.records import StoredMessage
 from notify.wire import Payload, decode_payload, encode_msgpack
 
@@ -16,7 +16,7 @@ def dead_payload(group: str, message: StoredMessage, attempts: int, reason: str,
     headers["notify-dead-letter-queue"] = str(message.queue)
     headers["notify-dead-letter-offset"] = str(message.offset)
     headers["notify-dead-letter-attempts"] = str(attempts)
-    headers["notify-dead-letter-reason"] = reason[:500]
+    headers[DEAD_LETTER_REASON] = reason[:500]
     if replay:
         headers[REPLAY] = str(replay)
     return encode_msgpack(Payload(payload.topic, payload.body, payload.key, payload.tag, headers))

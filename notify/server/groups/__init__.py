@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from notify.server.jobs.redrive import Wanted
+from notify.server.watch.group_state import GroupState
 
 
 class Change(NamedTuple):
@@ -45,6 +46,18 @@ class Chosen:
 
 class Groups(Protocol):
     """The groups of one queue engine. Its answers are those of the admin routes."""
+
+    def lag(self) -> int:
+        """The messages that all groups together have not settled, as far as this server knows by now."""
+        ...
+
+    async def states(self) -> Sequence[GroupState]:
+        """Every group, for alarms and metrics."""
+        ...
+
+    async def summary(self) -> dict[str, Any] | None:
+        """The overview of all groups and their queues; None where this server has none."""
+        ...
 
     async def listed(self, prefix: str, after: str, most: int) -> dict[str, Any]:
         """The groups by name: those that begin with `prefix` and come after `after`, and how many there are."""

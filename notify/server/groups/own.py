@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from notify import ids
@@ -15,11 +17,15 @@ from notify.server.delivery.group import Group
 from notify.server.delivery.instances import states
 from notify.server.groups import Change, Chosen, Move
 from notify.server.jobs.redrive import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT, DeadLetters, Wanted, next_replay
+from notify.server.watch.group_state import GroupState
 from notify.storage.groups import Subscription
 from notify.storage.names import dead_letter_topic
 from notify.storage.records import StoredMessage
 from notify.wire import instant
 
+WORST = 10
+"""How many groups with the largest lags an overview shows."""
+READ_BYTES = 1 << 20
 MOST_LEASES = 1000
 """The most leases of a group that are shown."""
 
@@ -29,6 +35,52 @@ class OwnGroups:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+
+    def lag(self) -> int:
+        if not self._core.has_queues:
+            return 0
+        return sum(group.lag() for group in self._core.delivery.groups.values())
+
+    async def states(self) -> Sequence[GroupState]:
+        if not self._core.has_queues:
+            return []
+        now_us = self._core.clock()
+        return [_state(group, now_us) for group in self._core.delivery.groups.values()]
+
+    async def summary(self) -> dict[str, Any] | None:
+        core = self._core
+        if not core.has_queues:
+            return None
+        now_us = core.clock()
+        groups = core.delivery.groups
+        lags = [(g.lag(), g.name) for g in groups.values()]
+        rows = [
+            {
+                "name": name,
+                "lag": behind,
+                "oldest_seconds": oldest_seconds(core, name, now_us),
+                "paused": groups[name].paused,
+            }
+            for behind, name in heapq.nlargest(WORST, lags)
+            if behind
+        ]
+        return {
+            "lag": sum(behind for behind, _ in lags),
+            "topics": len(core.queues.topics()),
+            "groups": len(groups),
+            "leased": sum(g.in_flight() for g in groups.values()),
+            "delayed": core.queues.delayed(),
+            "dead_letters": sum(self._count_letters(name) for name in groups),
+            "oldest_undelivered_seconds": max((row["oldest_seconds"] or 0 for row in rows), default=None),
+            "lagging": rows,
+        }
+
+    def _count_letters(self, group: str) -> int:
+        topic = dead_letter_topic(group)
+        if not self._core.queues.has_topic(topic):
+            return 0
+        start, end = self._core.queues.bounds(topic, 0)
+        return end - start
 
     async def listed(self, prefix: str, after: str, most: int) -> dict[str, Any]:
         known = self._core.delivery.groups
@@ -117,11 +169,8 @@ class OwnGroups:
 
     async def with_dead_letters(self, prefix: str, most: int) -> list[dict[str, Any]]:
         first = dead_letter_topic("")
-        counted = []
-        for topic in self._core.queues.topics():
-            if topic.name.startswith(first + prefix):
-                start, end = self._core.queues.bounds(topic.name, 0)
-                counted.append({"group": topic.name.removeprefix(first), "count": end - start})
+        names = [t.name.removeprefix(first) for t in self._core.queues.topics() if t.name.startswith(first + prefix)]
+        counted = [{"group": name, "count": self._count_letters(name)} for name in names]
         return heapq.nlargest(most, (row for row in counted if row["count"]), key=lambda row: row["count"])
 
     async def dead_letters(self, name: str, wanted: Wanted, offset: int, most: int) -> dict[str, Any]:
@@ -142,6 +191,27 @@ class OwnGroups:
             return {"items": items + not_letters(name, chosen.ids, names)}
 
         return Change({"ids": names, "effects": EFFECTS_AGAIN if chosen.replay_effects else EFFECTS_KEPT}, do)
+
+
+def oldest_seconds(core: Core, group: str, now_us: int) -> float | None:
+    """The age, in seconds, of the oldest message that a group has not settled; None if there is none."""
+    oldest = None
+    for cursor in core.delivery.groups[group].cursors.values():
+        if not cursor.lag():
+            continue
+        first = core.queues.read(cursor.topic, cursor.queue, cursor.progress.floor, 1, READ_BYTES)
+        if first and (oldest is None or first[0].committed_us < oldest):
+            oldest = first[0].committed_us
+    return None if oldest is None else round(max(0, now_us - oldest) / 1e6, 3)
+
+
+def _state(group: Group, now_us: int) -> GroupState:
+    lags: dict[str, int] = {}
+    for cursor in group.cursors.values():
+        lags[cursor.topic] = lags.get(cursor.topic, 0) + cursor.lag()
+    consumers = Counter(states(group.instances, now_us).values())
+    asked_us = max((i.asked_us for i in group.instances.values()), default=0)
+    return GroupState(group.name, lags, group.paused, consumers, asked_us)
 
 
 def not_letters(group: str, asked: tuple[str, ...] | None, present: list[str]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 from notify import ids
 from notify.errors import InvalidRequest, NotFound, NotifyError
 from notify.filter import Filter
-from notify.message import FIRST_ID, REPLAY
+from notify.message import DEAD_LETTER_REASON, FIRST_ID, REPLAY
 from notify.server.core.core import Core
 from notify.server.delivery.inboxes import refuse_letter
 from notify.storage.groups import Subscription
@@ -66,19 +66,20 @@ class Wanted:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
 
     def matches(self, m: StoredMessage) -> bool:
-        if m.corrupt:
+        return not m.corrupt and self.fits(decode_payload(m.payload), m.committed_us)
+
+    def fits(self, p: Payload, dead_us: int) -> bool:
+        """Whether a dead letter of this content, dead since `dead_us` (microseconds since 1970), is one of them."""
+        if self.dead_from and dead_us < microseconds(datetime.fromisoformat(self.dead_from)):
             return False
-        if self.dead_from and m.committed_us < microseconds(datetime.fromisoformat(self.dead_from)):
+        if self.dead_to and dead_us >= microseconds(datetime.fromisoformat(self.dead_to)):
             return False
-        if self.dead_to and m.committed_us >= microseconds(datetime.fromisoformat(self.dead_to)):
-            return False
-        p = decode_payload(m.payload)
         return (
             self.topic in ("", p.topic)
             and self.tag in ("", p.tag)
             and self.key in ("", p.key)
-            and self.contains in (p.headers or {}).get("notify-dead-letter-reason", "")
-            and (self._filter is None or self._filter.matches(m.payload))
+            and self.contains in (p.headers or {}).get(DEAD_LETTER_REASON, "")
+            and (self._filter is None or self._filter.fits(p))
         )
 
 

@@ -6,18 +6,18 @@ import asyncio
 import contextlib
 import shutil
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
 from notify import faults
-from notify.errors import NotifyError, WrongRole
+from notify.errors import NotifyError, Unavailable, WrongRole
 from notify.server import webhooks
 from notify.server.core.core import Core
-from notify.server.delivery.instances import states
 from notify.server.tasks import ended
+from notify.server.watch.group_state import GroupState
 from notify.storage.capabilities import Complaining
 from notify.wire import encode_json, instant
 
@@ -43,6 +43,7 @@ MEANING = {
     "bridge": "A bridge or relay has not written for alarm_bridge_seconds; one that runs writes every 10 s at least.",
     "refused": "Messages of a source wait for a decision: no queue takes them as they are. See them with "
     "`notify refused list --dsn …`, then have them tried again, or drop them.",
+    "kafka": "The Kafka cluster of the setting kafka does not answer: its groups are neither shown nor watched.",
     "audit": "The newest audit published here has findings: see its report.",
     "filter": "An earlier version took a subscription's filter that this one refuses, because it may cost too much: "
     "the group gets no messages of that topic. Change the subscription's filter.",
@@ -70,9 +71,15 @@ class Alarm:
 class Alarms:
     """Looks every `alarm_every_seconds`, and keeps the alarms that are raised."""
 
-    def __init__(self, core: Core, newest_audit: Callable[[], Awaitable[dict[str, Any] | None]]) -> None:
-        """`newest_audit` gives the verdict that was published last."""
+    def __init__(
+        self,
+        core: Core,
+        newest_audit: Callable[[], Awaitable[dict[str, Any] | None]],
+        groups: Callable[[], Awaitable[Sequence[GroupState]]],
+    ) -> None:
+        """`newest_audit` gives the verdict that was published last, `groups` every consumer group."""
         self._core = core
+        self._groups = groups
         self._newest_audit = newest_audit
         self.raised: dict[tuple[str, str], Alarm] = {}
         self._seen_us: dict[str, int] = {}
@@ -136,35 +143,40 @@ class Alarms:
             if row["waiting"]:
                 text = f"{row['waiting']} refused transactions of source {row['source']} wait for a decision"
                 current.append(("refused", row["source"], text))
+        try:
+            current += self._of_groups(await self._groups(), now_us)
+        except Unavailable as error:
+            current.append(("kafka", "", f"Groups are not watched: {error}"))
         with contextlib.suppress(WrongRole):
-            current += [*self._groups(now_us), *self._bridges()]
+            current += [*self._filters(), *self._bridges()]
         if isinstance(core.store, Complaining):
             current += [("damage", "", f"The log is damaged: {complaint}") for complaint in core.store.complaints()[:1]]
         if core.retention_failed:
             current.append(("retention", "", f"Retention failed: {core.retention_failed}"))
         return current
 
-    def _groups(self, now_us: int) -> Iterator[tuple[str, str, str]]:
-        core, settings = self._core, self._core.settings
-        groups = core.delivery.groups
-        for name in [name for name in self._lags if name not in groups]:
+    def _of_groups(self, groups: Sequence[GroupState], now_us: int) -> Iterator[tuple[str, str, str]]:
+        most_us = self._core.settings.alarm_no_consumer_seconds * 1e6
+        names = {group.name for group in groups}
+        for name in [name for name in self._lags if name not in names]:
             del self._lags[name]
-        for name, group in groups.items():
-            behind = group.lag()
-            if behind and not group.paused and settings.alarm_no_consumer_seconds:
-                has_consumer = any(s != "gone" for s in states(group.instances, now_us).values())
-                asked_us = max((i.asked_us for i in group.instances.values()), default=0)
-                since_us = max(asked_us, self._seen_us.setdefault(name, now_us))
-                if not has_consumer and now_us - since_us > settings.alarm_no_consumer_seconds * 1e6:
+        for group in groups:
+            name, behind = group.name, group.lag
+            if behind and not group.is_paused and most_us:
+                since_us = max(group.asked_us, self._seen_us.setdefault(name, now_us))
+                if not group.has_consumer and now_us - since_us > most_us:
                     yield "no_consumers", name, f"Group {name} has {behind:,} messages to receive, and no consumer asks"
             elif not behind:
                 self._seen_us.pop(name, None)
+            if self._grows(name, behind, now_us):
+                yield "lag_growing", name, f"The lag of group {name} keeps growing: {behind:,} messages"
+
+    def _filters(self) -> Iterator[tuple[str, str, str]]:
+        for name, group in self._core.delivery.groups.items():
             for cursor in group.cursors.values():
                 if cursor.refused and cursor.queue == 0:
                     text = f"Group {name} gets nothing of topic {cursor.topic}: {cursor.refused}"
                     yield "filter", f"{name}/{cursor.topic}", text
-            if self._grows(name, behind, now_us):
-                yield "lag_growing", name, f"The lag of group {name} keeps growing: {behind:,} messages"
 
     def _grows(self, group: str, behind: int, now_us: int) -> bool:
         over = self._core.settings.alarm_lag_growing_seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from notify import faults
@@ -20,8 +21,10 @@ COUNTERS = ("halves", "committed", "published", "delivered", "acked", "dead_lett
 class History:
     """Samples a core every few seconds until it is stopped."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, lag: Callable[[], int]) -> None:
+        """`lag` gives the number of messages that groups have not settled, summed over the groups."""
         self._core = core
+        self._lag = lag
         self._rows: deque[tuple[float, ...]] = deque(maxlen=KEPT)
         self._before = (time.monotonic(), self._counts())
         self._task: asyncio.Task[None] | None = None
@@ -46,7 +49,7 @@ class History:
         self._before = (now, latest) = (time.monotonic(), self._counts())
         seconds = max(0.001, now - then)
         rates = [round((new - old) / seconds, 2) for new, old in zip(latest, counts, strict=True)]
-        self._rows.append((self._core.clock() / 1e6, *rates, float(lag(self._core))))
+        self._rows.append((self._core.clock() / 1e6, *rates, float(self._lag())))
 
     def _counts(self) -> tuple[int, ...]:
         return tuple(getattr(self._core.metrics, name) for name in COUNTERS)
@@ -61,10 +64,3 @@ class History:
         names = ("at", *COUNTERS, "lag")
         columns = zip(*self._rows, strict=True) if self._rows else [()] * len(names)
         return {name: list(column) for name, column in zip(names, columns, strict=True)}
-
-
-def lag(core: Core) -> int:
-    """The number of messages that groups have not settled, summed over the groups."""
-    if not core.has_queues:
-        return 0
-    return sum(group.lag() for group in core.delivery.groups.values())

@@ -1,0 +1,65 @@
+"""A compacted topic of one partition, read on from where the last reading ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+
+from notify.errors import Unavailable
+from notify.kafka.brokers import make_topics
+from notify.kafka.cluster import Cluster
+from notify.server.groups.kafka import offsets
+from notify.server.groups.kafka.offsets import CALL_SECONDS
+
+POLL_SECONDS = 0.2
+
+
+class CompactedTopic:
+    """Gives each committed record once. One thread at a time."""
+
+    def __init__(self, cluster: Cluster, topic: str) -> None:
+        self._cluster = cluster
+        self._partition = TopicPartition(topic, 0, OFFSET_BEGINNING)
+        self._admin = cluster.admin()
+        self._consumer: Consumer | None = None
+        self._read_to = 0
+        """The offset behind everything that was read, a transaction's own records too."""
+
+    def news(self) -> Iterator[tuple[str, bytes | None]]:
+        """Key and value of each record since the last time, up to the present end.
+
+        Makes the topic where it is missing. Raises KafkaException, Unavailable.
+        """
+        consumer = self._opened()
+        place = (self._partition.topic, self._partition.partition)
+        end = offsets.latest(self._admin, [place])[place]
+        deadline = time.monotonic() + CALL_SECONDS
+        while self._read_to < end:
+            if time.monotonic() > deadline:
+                raise Unavailable(f"Kafka does not give topic {self._partition.topic!r} within {CALL_SECONDS:g} s")
+            record = consumer.poll(POLL_SECONDS)
+            if record is None:
+                continue
+            error = record.error()
+            if error is None:
+                self._read_to = (record.offset() or 0) + 1
+                yield (record.key() or b"").decode("utf-8", "replace"), record.value()
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._read_to = max(self._read_to, record.offset() or 0)
+            elif not error.retriable():
+                raise KafkaException(error)
+
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+
+    def _opened(self) -> Consumer:
+        if self._consumer is None:
+            make_topics(self._cluster, [self._partition.topic], compacted=True)
+            consumer = self._cluster.consumer({"group.id": "notify-readers", "enable.partition.eof": True})
+            consumer.assign([self._partition])
+            self._consumer = consumer
+        return self._consumer

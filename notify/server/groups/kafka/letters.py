@@ -1,0 +1,164 @@
+"""Dead letters in Kafka: the records of `dead-letter.{group}`, and which of them were sent to their group again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from notify.errors import Unavailable
+from notify.kafka import records
+from notify.kafka.cluster import Cluster
+from notify.kafka.groups import dead_letter_topic
+from notify.kafka.records import Headers
+from notify.message import DEAD_LETTER_REASON
+from notify.server.groups.kafka import offsets
+from notify.server.groups.kafka.offsets import CALL_SECONDS
+from notify.wire import Payload, body_fields, instant
+
+AT_ONCE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One record of a dead-letter topic."""
+
+    partition: int
+    offset: int
+    number: int
+    """The place in the list: it rises from letter to letter, also where the topic has several partitions."""
+    dead_us: int
+    headers: Headers
+    key: bytes | None
+    value: bytes
+
+    @property
+    def id(self) -> str:
+        return records.header(self.headers, records.ID) or f"{self.partition}@{self.offset}"
+
+    @property
+    def topic(self) -> str:
+        """The topic whose message it was."""
+        return records.header(self.headers, records.TARGET) or ""
+
+    def payload(self) -> Payload:
+        """The message as filters and people see it, with the reason in a header as in the server's own queues."""
+        headers = records.own_headers(self.headers)
+        reason = records.header(self.headers, records.REASON)
+        if reason is not None:
+            headers[DEAD_LETTER_REASON] = reason
+        key = None if self.key is None else self.key.decode("utf-8", "replace")
+        return Payload(self.topic, self.value, key, records.header(self.headers, records.TAG), headers)
+
+    def shown(self, *, redriven: bool) -> dict[str, Any]:
+        payload = self.payload()
+        fields = {
+            "id": self.id,
+            "queue": self.partition,
+            "offset": self.number,
+            "topic": payload.topic,
+            "key": payload.key,
+            "tag": payload.tag,
+            "headers": payload.headers,
+            "dead_at": instant(self.dead_us),
+            "redriven": redriven,
+        }
+        return {name: value for name, value in fields.items() if value is not None} | body_fields(self.value)
+
+
+def read(cluster: Cluster, admin: AdminClient, group: str, partitions: int, number: int = 0) -> Iterator[Letter]:
+    """The letters of a group from a number on, to the present end, in the order of their partitions' offsets.
+
+    `partitions`: how many its dead-letter topic has. Raises KafkaException, Unavailable.
+    """
+    topic, places = dead_letter_topic(group), _places(group, partitions)
+    ends = {partition: end for (_, partition), end in offsets.latest(admin, places).items()}
+    waiting = {}
+    for (_, partition), start in offsets.earliest(admin, places).items():
+        first = max(start, -(-(number - partition) // partitions))
+        if first < ends[partition]:
+            waiting[partition] = first
+    if not waiting:
+        return
+    consumer = cluster.consumer({"group.id": "notify-readers", "enable.partition.eof": True})
+    try:
+        consumer.assign([TopicPartition(topic, p, first) for p, first in waiting.items()])
+        yield from _in_order(_Reading(consumer, waiting, ends), partitions)
+    finally:
+        consumer.close()
+
+
+def count(admin: AdminClient, group: str, partitions: int) -> int:
+    """How many records a group's dead-letter topic has, those of transactions themselves too. Raises KafkaException."""
+    places = _places(group, partitions)
+    return sum(offsets.latest(admin, places).values()) - sum(offsets.earliest(admin, places).values())
+
+
+def _places(group: str, partitions: int) -> list[offsets.Place]:
+    return [(dead_letter_topic(group), partition) for partition in range(partitions)]
+
+
+class _Reading:
+    """Partitions that are read to their ends."""
+
+    def __init__(self, consumer: Any, waiting: dict[int, int], ends: dict[int, int]) -> None:
+        self._consumer = consumer
+        self.waiting = waiting
+        """The next offset of each partition that has not come to its end."""
+        self._ends = ends
+
+    def more(self) -> Iterator[Message]:
+        """Some records. Raises Unavailable where none comes."""
+        deadline = time.monotonic() + CALL_SECONDS
+        while self.waiting:
+            for record in self._consumer.consume(AT_ONCE, 0.5):
+                error = record.error()
+                partition, offset = record.partition(), record.offset()
+                if error is None:
+                    self._pass(partition, offset + 1)
+                    if offset < self._ends[partition]:
+                        yield record
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    self._pass(partition, offset)
+                elif not error.retriable():
+                    raise KafkaException(error)
+                deadline = time.monotonic() + CALL_SECONDS
+            if time.monotonic() > deadline:
+                raise Unavailable(f"Kafka gave no dead letter for {CALL_SECONDS:g} s")
+
+    def _pass(self, partition: int, offset: int) -> None:
+        if offset >= self._ends[partition]:
+            self.waiting.pop(partition, None)
+        elif partition in self.waiting:
+            self.waiting[partition] = offset
+
+
+def _in_order(reading: _Reading, partitions: int) -> Iterator[Letter]:
+    """Letters by their numbers. One is held back until every other partition has been read as far."""
+    held: list[Letter] = []
+    for record in reading.more():
+        held.append(_letter(record, partitions))
+        if len(held) >= AT_ONCE:
+            held.sort(key=lambda letter: letter.number)
+            read_to = min((offset * partitions for offset in reading.waiting.values()), default=held[-1].number + 1)
+            ready = [letter for letter in held if letter.number < read_to]
+            held = held[len(ready) :]
+            yield from ready
+    yield from sorted(held, key=lambda letter: letter.number)
+
+
+def _letter(record: Message, partitions: int) -> Letter:
+    partition, offset = record.partition() or 0, record.offset() or 0
+    return Letter(
+        partition,
+        offset,
+        offset * partitions + partition,
+        record.timestamp()[1] * 1000,
+        records.listed(record),
+        record.key(),
+        record.value() or b"",
+    )

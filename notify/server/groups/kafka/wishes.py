@@ -1,0 +1,43 @@
+"""Wishes of operators for groups over Kafka, kept in the topic `notify-control`: consumers obey within seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from notify.kafka import control
+from notify.kafka.cluster import Cluster
+from notify.kafka.control import Control
+from notify.server.groups.kafka.compacted import CompactedTopic
+from notify.server.groups.kafka.offsets import CALL_SECONDS
+
+TRANSACTIONAL_ID = "notify-control"
+
+
+class Wishes:
+    """The newest wish for each group. One thread at a time."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._topic = CompactedTopic(cluster, control.TOPIC)
+        self._by_group: dict[str, Control] = {}
+
+    def read(self) -> dict[str, Control]:
+        """By group, as it is now. Raises KafkaException, Unavailable, InvalidRequest."""
+        for group, value in self._topic.news():
+            self._by_group[group] = Control.of(value)
+        return self._by_group
+
+    def change(self, group: str, change: Callable[[Control], Control]) -> None:
+        """Replace a group's wish by what `change` makes of the present one, which no other server changes meanwhile.
+
+        Raises KafkaException, Unavailable.
+        """
+        producer = self._cluster.producer({"transactional.id": TRANSACTIONAL_ID})
+        producer.init_transactions(CALL_SECONDS)  # from here on another server's change cannot be committed
+        changed = change(self.read().get(group, Control()))
+        producer.begin_transaction()
+        producer.produce(control.TOPIC, changed.encoded(), group.encode(), partition=0)
+        producer.commit_transaction(CALL_SECONDS)
+
+    def close(self) -> None:
+        self._topic.close()

@@ -1,0 +1,229 @@
+"""A server that shows and steers the consumer groups of a Kafka cluster."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notify.demo.kafka import KafkaCluster
+from notify.errors import Unavailable
+from notify.testing.process import ServerProcess
+from tests.support.clock import eventually
+from tests.support.commands import cli
+from tests.support.http import REASON, ask
+
+pytest.importorskip("confluent_kafka")
+
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+
+from notify.kafka import control, groups, records
+from notify.kafka.brokers import newest
+from notify.kafka.cluster import Cluster
+from notify.kafka.progress import Progress
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[KafkaCluster]:
+    directory = Path(tempfile.mkdtemp(prefix="notify-kafka-"))
+    try:
+        try:
+            cluster = KafkaCluster(directory).start()
+        except Unavailable as reason:
+            pytest.skip(str(reason))
+        yield cluster
+        cluster.stop()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def server(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    running = ServerProcess(tmp_path_factory.mktemp("shown"), flags=["--kafka", kafka.url]).start()
+    yield running
+    running.stop()
+
+
+class Group:
+    """A group as Notify's consumers leave it in Kafka: topics, records and committed progress."""
+
+    def __init__(self, kafka: KafkaCluster, partitions: int = 2) -> None:
+        self.name = f"g{uuid.uuid4().hex[:8]}"
+        self.topic = f"t{self.name}"
+        self.cluster = Cluster.of(kafka.url)
+        wanted = {
+            self.topic: partitions,
+            groups.retry_topic(self.name): groups.RETRY_PARTITIONS,
+            groups.dead_letter_topic(self.name): partitions,
+        }
+        client = self.cluster.admin()
+        made = client.create_topics([NewTopic(name, num_partitions=count) for name, count in wanted.items()])
+        for done in made.values():
+            done.result(30)
+
+    def write(self, to: str, partition: int, count: int, **headers: str) -> None:
+        producer = self.cluster.producer({})
+        for number in range(count):
+            own: records.Headers = [(records.ID, f"{uuid.uuid4()}.{number}".encode())]
+            own += [(f"notify-{name}", value.encode()) for name, value in headers.items()]
+            producer.produce(to, f'{{"n": {number}}}'.encode(), b"k", partition=partition, headers=own)
+        assert producer.flush(30) == 0
+
+    def commit(self, partition: int, progress: Progress) -> None:
+        consumer = self.cluster.consumer({"group.id": self.name})
+        at = TopicPartition(self.topic, partition, progress.offset, progress.metadata())
+        consumer.commit(offsets=[at], asynchronous=False)
+        consumer.close()
+
+    def bury(self, partition: int, count: int) -> None:
+        """Write dead letters."""
+        letters = groups.dead_letter_topic(self.name)
+        self.write(letters, partition, count, topic=self.topic, reason="ValueError: no", attempt="16", expires="1")
+
+
+def admin(server: ServerProcess, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    sent = body if method == "GET" else {"reason": REASON} | (body or {})
+    status, answer = ask(server.url, method, f"/v1/admin/{path}", sent)
+    assert status == 200, answer
+    return dict(answer)
+
+
+def test_a_group_is_shown_with_its_lag(kafka: KafkaCluster, server: ServerProcess) -> None:
+    group = Group(kafka)
+    group.write(group.topic, 0, 10)
+    group.write(group.topic, 1, 5)
+    group.commit(0, Progress(4, frozenset((6, 7)), {4: 2}))
+    group.commit(1, Progress(5))
+
+    def row() -> dict[str, Any]:
+        return next((g for g in admin(server, "GET", f"groups?prefix={group.name}")["groups"]), {})
+
+    eventually(lambda: row().get("lag") == 4, "four of the six records from the position on to wait")
+    assert row() == {"name": group.name, "lag": 4, "leased": 0, "paused": False, "consumers": 0}
+    queues = admin(server, "GET", f"groups/{group.name}")["queues"]
+    shown = {q["queue"]: (q["position"], q["next"], q["settled_above"], q["retries"], q["lag"]) for q in queues}
+    assert shown == {0: (4, 10, 2, 1, 4), 1: (5, 5, 0, 0, 0)}
+    assert ask(server.url, "GET", "/v1/admin/groups/none")[0] == 404
+    metrics = ask(server.url, "GET", "/metrics")[1]
+    assert f'notify_lag_messages{{group="{group.name}",topic="{group.topic}"}} 4.0' in metrics
+    overview = admin(server, "GET", "overview")["queues"]
+    assert group.name in {lagging["name"] for lagging in overview["lagging"]}
+
+
+def test_dead_letters_are_listed_and_sent_again_once(kafka: KafkaCluster, server: ServerProcess) -> None:
+    group = Group(kafka)
+    group.bury(0, 3)
+    group.bury(1, 2)
+    group.commit(0, Progress(0))
+    path = f"groups/{group.name}/dead-letters"
+    listed = admin(server, "GET", path)["messages"]
+    assert len(listed) == 5
+    assert {m["headers"]["notify-dead-letter-reason"] for m in listed} == {"ValueError: no"}
+    assert {m["topic"] for m in listed} == {group.topic}
+    assert [m["offset"] for m in listed] == sorted(m["offset"] for m in listed)
+    # A page ends anywhere, and the next goes on there.
+    first = admin(server, "GET", f"{path}?max=2")
+    rest = admin(server, "GET", f"{path}?offset={first['next_offset']}")["messages"]
+    assert [m["id"] for m in first["messages"] + rest] == [m["id"] for m in listed]
+    assert admin(server, "GET", f"{path}?contains=KeyError")["messages"] == []
+    assert {"group": group.name, "count": 5} in admin(server, "GET", "dead-letters")["groups"]
+
+    chosen = listed[1]["id"]
+    assert admin(server, "POST", f"{path}/redrive", {"ids": [chosen], "dry_run": True})["result"]["ids"] == [chosen]
+    sent = admin(server, "POST", f"{path}/redrive", {"ids": [chosen, "none"]})["result"]["items"]
+    assert [(item["id"], item["status"]) for item in sent] == [(chosen, 201), ("none", 404)]
+    again = admin(server, "POST", f"{path}/redrive", {"ids": [chosen]})["result"]["items"]
+    assert [item["status"] for item in again] == [200]
+    assert [m["id"] for m in admin(server, "GET", path)["messages"] if m["redriven"]] == [chosen]
+    code, said = cli("dead-letter", "redrive", group.name, "--url", server.url, "--reason", "mended", "--json")
+    assert code == 0, said
+
+    redriven = committed(group, groups.retry_topic(group.name), 5)
+    assert sorted(records.header(records.listed(r), records.ID) or "" for r in redriven) == sorted(
+        m["id"] for m in listed
+    )
+    for record in redriven:
+        headers = dict(records.listed(record))
+        assert headers[records.ATTEMPT] == b"1"
+        assert headers[records.TARGET] == group.topic.encode()
+        assert not {records.REASON, records.EXPIRES} & headers.keys()
+
+
+def committed(group: Group, topic: str, count: int) -> list[Any]:
+    """The first records of a topic's partition 0, as a reader of committed records sees them."""
+    consumer: Consumer = group.cluster.consumer({"group.id": "reader"})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    read: list[Any] = []
+
+    def is_there() -> bool:
+        read.extend(record for record in consumer.consume(100, 0.5) if record.error() is None)
+        return len(read) >= count
+
+    eventually(is_there, f"{count} records of {topic}")
+    consumer.close()
+    assert len(read) == count
+    return read
+
+
+def test_a_group_is_paused_and_reset_through_the_control_topic(kafka: KafkaCluster, server: ServerProcess) -> None:
+    group = Group(kafka)
+    group.write(group.topic, 0, 6)
+    group.commit(0, Progress(4))
+    group.commit(1, Progress(0))
+
+    def wish() -> control.Control:
+        return control.Control.of(newest(group.cluster, control.TOPIC).get(group.name.encode()))
+
+    admin(server, "POST", f"groups/{group.name}/pause")
+    assert wish().paused
+    assert admin(server, "GET", f"groups/{group.name}")["paused"]
+    dry = admin(server, "POST", f"groups/{group.name}/reset", {"topic": group.topic, "to": 1, "dry_run": True})
+    rows = {row["queue"]: (row["from"], row["to"], row["again"], row["left_out"]) for row in dry["result"]["queues"]}
+    assert rows == {0: (4, 1, 3, 0), 1: (0, 0, 0, 0)}
+    assert not wish().resets
+    for to in (1, "2026-01-01T00:00:00Z", "latest"):
+        admin(server, "POST", f"groups/{group.name}/reset", {"topic": group.topic, "to": to})
+    (reset,) = wish().resets  # the last one counts
+    assert (reset.topic, reset.to) == (group.topic, "latest")
+    admin(server, "POST", f"groups/{group.name}/resume")
+    assert not wish().paused
+    assert wish().resets == (reset,)
+    status, refused = ask(
+        server.url, "POST", f"/v1/admin/groups/{group.name}/reset", {"reason": REASON, "topic": group.topic, "to": "x"}
+    )
+    assert (status, "instant or an offset" in refused["detail"]) == (422, True)
+
+
+def test_the_server_takes_no_messages_and_says_why(server: ServerProcess) -> None:
+    status, refused = ask(server.url, "POST", "/v1/transactions", {"items": []})
+    assert (status, refused["code"]) == (421, "wrong_role")
+    assert "shows the consumer groups of Kafka" in refused["detail"]
+    status, refused = ask(server.url, "GET", "/v1/admin/topics")
+    assert (status, "queues are Kafka's" in refused["detail"]) == (421, True)
+    for page in ("/", "/groups", "/dead-letters", "/nodes", "/settings"):
+        assert ask(server.url, "GET", page)[0] == 200, page
+
+
+def test_a_server_whose_brokers_are_away_says_so(tmp_path: Path) -> None:
+    (tmp_path / "notify.toml").write_text("alarm_every_seconds = 1\n")
+    flags = ["--kafka", "kafka://127.0.0.1:9", "--config", str(tmp_path / "notify.toml")]
+    server = ServerProcess(tmp_path / "data", flags=flags).start()
+    try:
+        assert ask(server.url, "GET", "/livez")[0] == 200
+        status, refused = ask(server.url, "GET", "/v1/admin/groups")
+        assert (status, "Kafka" in refused["detail"]) == (503, True)
+        eventually(lambda: "kafka" in {alarm["name"] for alarm in alarms(server)}, "the alarm")
+    finally:
+        server.stop()
+
+
+def alarms(server: ServerProcess) -> list[dict[str, Any]]:
+    status, metrics = ask(server.url, "GET", "/metrics")
+    assert status == 200
+    return [{"name": "kafka"}] if 'notify_alarms{alarm="kafka"} 1.0' in metrics else []
