@@ -8,13 +8,14 @@ import heapq
 import resource
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from notify import faults
-from notify.errors import Unavailable
+from notify.errors import Unavailable, WrongRole
 from notify.server.connections.places import Connections
 from notify.server.core.core import Core
 from notify.server.data.answer import Answer
@@ -67,43 +68,48 @@ def router(what_runs: Callable[[], Running | None], connections: Connections) ->
         running = what_runs()
         if running is None:
             return PlainTextResponse("", 503)
-        core = running.core
-        now_us = core.clock()
-        disk = await asyncio.to_thread(shutil.disk_usage, core.settings.data_dir)
-        doubt = await core.store.in_doubt()
-        shown = Exposition(core.metrics)
-        shown.counter(
-            "notify_unexpected_errors", "Faults of the server itself; its log has each traceback", faults.count()
-        )
-        shown.gauge(
-            "notify_oldest_undecided_seconds",
-            "Age of the oldest undecided transaction that is not parked",
-            (now_us - doubt.oldest_us) / 1e6 if doubt.oldest_us else 0,
-        )
-        shown.gauge("notify_parked_transactions", "Parked transactions (SQL storage counts up to 1000)", doubt.parked)
-        shown.gauge("notify_topics", "Topics", len(core.store.topics()))
-        shown.gauge("notify_disk_free_bytes", "Free room on the disk of the log", disk.free)
-        shown.gauge("notify_disk_size_bytes", "Size of the disk of the log", disk.total)
-        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        shown.gauge("notify_resident_bytes", "Largest resident size of the process", resident)
-        shown.gauge("notify_connections", "Open connections", connections.count)
-        shown.gauge("notify_connections_most", "The most connections at once", connections.most)
-        shown.gauge(
-            "notify_connections_turned_away",
-            "Connections and requests that got no place",
-            connections.turned_away,
-        )
-        with contextlib.suppress(Unavailable):  # an alarm says that Kafka does not answer
-            _add_groups(shown, await running.groups.states())
-        if core.has_queues:
-            _add_queues(shown, core)
-        waiting = [((row["source"],), row["waiting"]) for row in core.refusals.shown()]
-        text = "Refused transactions that wait for a decision beside their source"
-        shown.gauges("notify_refused_transactions", text, ["source"], waiting)
-        _add_alarms(shown, running.alarms)
+        shown = await _exposition(running, connections)
         return PlainTextResponse(shown.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return routes
+
+
+async def _exposition(running: Running, connections: Connections) -> Exposition:
+    """Every metric as it is now."""
+    core = running.core
+    now_us = core.clock()
+    disk = await asyncio.to_thread(shutil.disk_usage, core.settings.data_dir)
+    doubt = await core.store.in_doubt()
+    shown = Exposition(core.metrics)
+    shown.counter("notify_unexpected_errors", "Faults of the server itself; its log has each traceback", faults.count())
+    shown.gauge(
+        "notify_oldest_undecided_seconds",
+        "Age of the oldest undecided transaction that is not parked",
+        (now_us - doubt.oldest_us) / 1e6 if doubt.oldest_us else 0,
+    )
+    shown.gauge("notify_parked_transactions", "Parked transactions (SQL storage counts up to 1000)", doubt.parked)
+    shown.gauge("notify_topics", "Topics", len(core.store.topics()))
+    shown.gauge("notify_disk_free_bytes", "Free room on the disk of the log", disk.free)
+    shown.gauge("notify_disk_size_bytes", "Size of the disk of the log", disk.total)
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    shown.gauge("notify_resident_bytes", "Largest resident size of the process", resident)
+    shown.gauge("notify_connections", "Open connections", connections.count)
+    shown.gauge("notify_connections_most", "The most connections at once", connections.most)
+    shown.gauge(
+        "notify_connections_turned_away",
+        "Connections and requests that got no place",
+        connections.turned_away,
+    )
+    with contextlib.suppress(Unavailable, WrongRole):  # an alarm says that Kafka does not answer
+        _add_groups(shown, await running.groups.states())
+        _add_sources(shown, await running.groups.sources())
+    if core.has_queues:
+        _add_queues(shown, core)
+    waiting = [((row["source"],), row["waiting"]) for row in core.refusals.shown()]
+    text = "Refused transactions that wait for a decision beside their source"
+    shown.gauges("notify_refused_transactions", text, ["source"], waiting)
+    _add_alarms(shown, running.alarms)
+    return shown
 
 
 def _response(answered: Answer) -> Response:
@@ -138,8 +144,10 @@ def _add_queues(shown: Exposition, core: Core) -> None:
     leased = sum(g.in_flight() for g in core.delivery.groups.values())
     shown.gauge("notify_leased_messages", "Messages under a lease", leased)
     shown.gauge("notify_delayed_messages", "Delayed messages that are not due yet", core.queues.delayed())
+
+
+def _add_sources(shown: Exposition, sources: Sequence[Mapping[str, Any]]) -> None:
     # Alarms are raised on these: a bridge that lags, and one that is silent (it writes every 10 s at least).
-    bridges = core.bridges.shown()
     for name, field, text in (
         (
             "notify_bridge_lag_seconds",
@@ -150,4 +158,5 @@ def _add_queues(shown: Exposition, core: Core) -> None:
         ("notify_bridge_transactions", "rows", "Transactions taken over from a source"),
         ("notify_bridge_refused", "refused", "Transactions of a source that no queue could take"),
     ):
-        shown.gauges(name, text, ["source"], [((row["source"],), row[field]) for row in bridges])
+        known = [((row["source"],), row[field]) for row in sources if row[field] is not None]
+        shown.gauges(name, text, ["source"], known)

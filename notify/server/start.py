@@ -81,7 +81,7 @@ async def started(
         history = History(core, groups.lag)
         history.start()
         parts.push_async_callback(history.stop)
-        alarms = Alarms(core, _newest_audit(administration.records), groups.states)
+        alarms = Alarms(core, _newest_audit(administration.records), groups)
         alarms.start()
         parts.push_async_callback(alarms.stop)
         run = asyncio.get_running_loop().create_task(core.run())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import tempfile
 import uuid
@@ -27,6 +28,9 @@ from notify.kafka import control, groups, records
 from notify.kafka.brokers import newest
 from notify.kafka.cluster import Cluster
 from notify.kafka.progress import Progress
+from notify.kafka.subscriptions import Place, Subscribed, Subscriptions
+from notify.sinks.kafka import KafkaSink
+from notify.wire import PackedBridgeBatch
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +85,9 @@ class Group:
         consumer.commit(offsets=[at], asynchronous=False)
         consumer.close()
 
+    def subscribe(self, subscribed: Subscribed) -> None:
+        Subscriptions(self.cluster, self.name).note({Place(self.topic, 0): subscribed}, begins=True)
+
     def bury(self, partition: int, count: int) -> None:
         """Write dead letters."""
         letters = groups.dead_letter_topic(self.name)
@@ -109,6 +116,11 @@ def test_a_group_is_shown_with_its_lag(kafka: KafkaCluster, server: ServerProces
     queues = admin(server, "GET", f"groups/{group.name}")["queues"]
     shown = {q["queue"]: (q["position"], q["next"], q["settled_above"], q["retries"], q["lag"]) for q in queues}
     assert shown == {0: (4, 10, 2, 1, 4), 1: (5, 5, 0, 0, 0)}
+    group.subscribe(Subscribed("ordered", 0, ("red",)))
+    (noted,) = admin(server, "GET", f"groups/{group.name}")["subscriptions"]
+    assert (noted["topic"], noted["mode"], noted["tags"]) == (group.topic, "ordered", ["red"])
+    status, page = ask(server.url, "GET", f"/groups/{group.name}")
+    assert (status, "Reset" in page, "Priorities" in page) == (200, True, False)
     assert ask(server.url, "GET", "/v1/admin/groups/none")[0] == 404
     metrics = ask(server.url, "GET", "/metrics")[1]
     assert f'notify_lag_messages{{group="{group.name}",topic="{group.topic}"}} 4.0' in metrics
@@ -198,6 +210,23 @@ def test_a_group_is_paused_and_reset_through_the_control_topic(kafka: KafkaClust
         server.url, "POST", f"/v1/admin/groups/{group.name}/reset", {"reason": REASON, "topic": group.topic, "to": "x"}
     )
     assert (status, "instant or an offset" in refused["detail"]) == (422, True)
+
+
+def test_sources_are_shown_as_bridges(kafka: KafkaCluster, server: ServerProcess) -> None:
+    source = f"s{uuid.uuid4().hex[:8]}"
+
+    async def publish() -> None:
+        sink = KafkaSink(kafka.url)
+        epoch, _ = await sink.claim(source)
+        await sink.append(source, PackedBridgeBatch(epoch, "", "f:4", []))
+        await sink.close()
+
+    asyncio.run(publish())
+    shown = admin(server, "GET", f"bridges/{source}")
+    assert (shown["position"], shown["epoch"], shown["rows"]) == ("f:4", 1, None)
+    assert f'notify_bridge_silent_seconds{{source="{source}"}}' in ask(server.url, "GET", "/metrics")[1]
+    status, page = ask(server.url, "GET", "/nodes")
+    assert (status, source in page) == (200, True)
 
 
 def test_the_server_takes_no_messages_and_says_why(server: ServerProcess) -> None:

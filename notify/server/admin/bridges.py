@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from notify.errors import NotFound
 from notify.server.admin.writes import Desk
 
 
@@ -15,12 +16,15 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/bridges")
     async def bridges() -> dict[str, Any]:
         """List the sources that bridges and relays have written for, each with epoch, position, lag and silence."""
-        return {"bridges": desk.core.bridges.shown()}
+        return {"bridges": await desk.groups.sources()}
 
     @routes.get("/bridges/{source}")
     async def bridge(source: str) -> dict[str, Any]:
         """Show one source as the list does."""
-        return desk.core.bridges.one(source)
+        for row in await desk.groups.sources():
+            if row["source"] == source:
+                return row
+        raise NotFound(f"no bridge has written for source {source[:60]!r}")
 
     @routes.get("/refused")
     async def refused() -> dict[str, Any]:

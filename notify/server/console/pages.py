@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import Request
 
-from notify.errors import NotifyError
+from notify.errors import NotifyError, WrongRole
 from notify.server.console.api import Api, path_of
 
 ROWS = 100
@@ -72,11 +72,19 @@ async def _topic(api: Api, request: Request) -> dict[str, Any]:
 
 async def _group(api: Api, request: Request) -> dict[str, Any]:
     name = request.path_params["group"]
-    return {
-        "title": f"Group {name}",
-        "g": await api.get(path_of("groups/{name}", name=name)),
-        "priorities": await api.get(path_of("groups/{name}/priorities", name=name)),
-    }
+    group = await api.get(path_of("groups/{name}", name=name))
+    priorities = await _unless_elsewhere(api.get(path_of("groups/{name}/priorities", name=name)))
+    return {"title": f"Group {name}", "g": group, "priorities": priorities}
+
+
+async def _unless_elsewhere(asked: Awaitable[dict[str, Any]]) -> dict[str, Any] | None:
+    """The answer; None where this server has no queues of its own to answer for."""
+    try:
+        return await asked
+    except NotifyError as error:
+        if error.status != WrongRole.status:
+            raise
+        return None
 
 
 async def _dead_letter_groups(api: Api, request: Request) -> dict[str, Any]:
@@ -92,12 +100,8 @@ async def _dead_letters(api: Api, request: Request) -> dict[str, Any]:
 
 
 async def _nodes(api: Api, request: Request) -> dict[str, Any]:
-    try:
-        bridges = (await api.get("bridges"))["bridges"]
-    except NotifyError as error:
-        if error.status != 421:
-            raise
-        bridges = None  # a server without queues has none
+    sources = await _unless_elsewhere(api.get("bridges"))
+    bridges = None if sources is None else sources["bridges"]
     refused = [row for row in (await api.get("refused"))["sources"] if row["waiting"]]
     return {"nodes": await api.get("nodes"), "bridges": bridges, "refused": refused}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from notify import ids, tracing
 from notify.clock import Clock
-from notify.errors import InvalidRequest, NotFound, NotifyError
+from notify.errors import InvalidRequest, NotifyError
 from notify.limits import LIMITS, check_name
 from notify.server.core.admission import new_messages
 from notify.server.topics import Topics
@@ -139,13 +139,6 @@ class Bridges:
                 }
             )
         return rows
-
-    def one(self, source: str) -> dict[str, Any]:
-        """One of `shown`. Raises NotFound."""
-        for row in self.shown():
-            if row["source"] == source:
-                return row
-        raise NotFound(f"no bridge has written for source {source[:60]!r}")
 
 
 def _in_use(transaction_id: bytes) -> Item:

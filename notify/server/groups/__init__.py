@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from notify.server.jobs.redrive import Wanted
-from notify.server.watch.group_state import GroupState
+from notify.server.watch.group_state import Watched
 
 
 class Change(NamedTuple):
@@ -44,15 +44,11 @@ class Chosen:
     force: bool = False
 
 
-class Groups(Protocol):
-    """The groups of one queue engine. Its answers are those of the admin routes."""
+class Groups(Watched, Protocol):
+    """The groups of one queue engine, and who writes into it. Its answers are those of the admin routes."""
 
     def lag(self) -> int:
         """The messages that all groups together have not settled, as far as this server knows by now."""
-        ...
-
-    async def states(self) -> Sequence[GroupState]:
-        """Every group, for alarms and metrics."""
         ...
 
     async def summary(self) -> dict[str, Any] | None:

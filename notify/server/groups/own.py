@@ -47,6 +47,9 @@ class OwnGroups:
         now_us = self._core.clock()
         return [_state(group, now_us) for group in self._core.delivery.groups.values()]
 
+    async def sources(self) -> list[dict[str, Any]]:
+        return self._core.bridges.shown()
+
     async def summary(self) -> dict[str, Any] | None:
         core = self._core
         if not core.has_queues:

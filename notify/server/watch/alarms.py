@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shutil
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from notify.errors import NotifyError, Unavailable, WrongRole
 from notify.server import webhooks
 from notify.server.core.core import Core
 from notify.server.tasks import ended
-from notify.server.watch.group_state import GroupState
+from notify.server.watch.group_state import GroupState, Watched
 from notify.storage.capabilities import Complaining
 from notify.wire import encode_json, instant
 
@@ -75,11 +75,11 @@ class Alarms:
         self,
         core: Core,
         newest_audit: Callable[[], Awaitable[dict[str, Any] | None]],
-        groups: Callable[[], Awaitable[Sequence[GroupState]]],
+        watched: Watched,
     ) -> None:
-        """`newest_audit` gives the verdict that was published last, `groups` every consumer group."""
+        """`newest_audit` gives the verdict that was published last."""
         self._core = core
-        self._groups = groups
+        self._watched = watched
         self._newest_audit = newest_audit
         self.raised: dict[tuple[str, str], Alarm] = {}
         self._seen_us: dict[str, int] = {}
@@ -144,11 +144,13 @@ class Alarms:
                 text = f"{row['waiting']} refused transactions of source {row['source']} wait for a decision"
                 current.append(("refused", row["source"], text))
         try:
-            current += self._of_groups(await self._groups(), now_us)
+            current += self._of_groups(await self._watched.states(), now_us)
+            with contextlib.suppress(WrongRole):
+                current += self._of_sources(await self._watched.sources())
         except Unavailable as error:
             current.append(("kafka", "", f"Groups are not watched: {error}"))
         with contextlib.suppress(WrongRole):
-            current += [*self._filters(), *self._bridges()]
+            current += self._filters()
         if isinstance(core.store, Complaining):
             current += [("damage", "", f"The log is damaged: {complaint}") for complaint in core.store.complaints()[:1]]
         if core.retention_failed:
@@ -189,9 +191,9 @@ class Alarms:
         rises = all(after > before for before, after in zip(lags, lags[1:], strict=False))
         return len(lags) == GROWTH_SAMPLES and rises and behind >= SMALLEST_LAG
 
-    def _bridges(self) -> Iterator[tuple[str, str, str]]:
+    def _of_sources(self, sources: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
         most = self._core.settings.alarm_bridge_seconds
-        for row in self._core.bridges.shown():
+        for row in sources:
             if most and row["silent_seconds"] > most:
                 text = f"The bridge of source {row['source']} has been silent for {row['silent_seconds']:.0f} s"
                 yield "bridge", row["source"], text

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +27,15 @@ class GroupState:
     @property
     def has_consumer(self) -> bool:
         return any(count for state, count in self.consumers.items() if state != "gone")
+
+
+class Watched(Protocol):
+    """A queue engine, as far as alarms and metrics look at it. Raises Unavailable while it does not answer."""
+
+    async def states(self) -> Sequence[GroupState]:
+        """Every group."""
+        ...
+
+    async def sources(self) -> list[dict[str, Any]]:
+        """Every source that a bridge or relay writes for: epoch, position, `silent_seconds` and what else is known."""
+        ...

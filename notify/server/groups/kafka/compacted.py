@@ -27,8 +27,8 @@ class CompactedTopic:
         self._read_to = 0
         """The offset behind everything that was read, a transaction's own records too."""
 
-    def news(self) -> Iterator[tuple[str, bytes | None]]:
-        """Key and value of each record since the last time, up to the present end.
+    def news(self) -> Iterator[tuple[str, bytes | None, int]]:
+        """Key, value and time (microseconds since 1970) of each record since the last time, up to the present end.
 
         Makes the topic where it is missing. Raises KafkaException, Unavailable.
         """
@@ -45,7 +45,8 @@ class CompactedTopic:
             error = record.error()
             if error is None:
                 self._read_to = (record.offset() or 0) + 1
-                yield (record.key() or b"").decode("utf-8", "replace"), record.value()
+                key = (record.key() or b"").decode("utf-8", "replace")
+                yield key, record.value(), record.timestamp()[1] * 1000
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._read_to = max(self._read_to, record.offset() or 0)
             elif not error.retriable():

@@ -12,19 +12,21 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from notify.errors import InvalidRequest, NotFound, Unavailable
+from notify.kafka import subscriptions
 from notify.kafka.brokers import translated
 from notify.kafka.cluster import Cluster
 from notify.kafka.control import OBEY_SECONDS, Control, Reset
 from notify.kafka.groups import dead_letter_topic
 from notify.server.groups import Change, Chosen, Move
-from notify.server.groups.kafka import letters, offsets, snapshot
+from notify.server.groups.kafka import letters, offsets, snapshot, sources
 from notify.server.groups.kafka.letters import Letter
-from notify.server.groups.kafka.offsets import Place
+from notify.server.groups.kafka.offsets import CALL_SECONDS, Place
 from notify.server.groups.kafka.redriven import Redriven
 from notify.server.groups.kafka.snapshot import KafkaGroup, Position, Snapshot
+from notify.server.groups.kafka.sources import Sources
 from notify.server.groups.kafka.wishes import Wishes
 from notify.server.groups.own import WORST, not_letters
 from notify.server.jobs.redrive import AT_ONCE, EFFECTS_KEPT, Wanted
@@ -35,8 +37,20 @@ T = TypeVar("T")
 FRESH_SECONDS = 1.0
 """A snapshot so young serves several requests: a console asks for many things at once."""
 MOST_GROUPS = 10_000
+AGAIN_SECONDS = 0.2
+PASSING = frozenset(
+    (
+        KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.CONCURRENT_TRANSACTIONS,
+    )
+)  # fmt: skip
+"""Answers of the brokers while a partition, group or transaction has no leader that is ready."""
 WAITING = 16
 """The most calls that wait for the brokers; beyond it a request is refused."""
+NOT_KNOWN_OF_INSTANCES = ("asked_at", "in_flight", "finished", "per_second", "expired", "bound")
+NOT_KNOWN_OF_SUBSCRIPTIONS = ("max_attempts", "retry_min", "retry_max", "epoch", "replay", "inbox_from")
+"""Fields of the routes that consumers over Kafka tell nobody."""
 NO_REPLAY = (
     "over Kafka effects are not replayed: an inbox does nothing for messages that took effect before; use a group of "
     "another name, or send the messages again"
@@ -54,6 +68,7 @@ class KafkaGroups:
         self._admin = cluster.admin()
         self._wishes = Wishes(cluster)
         self._redriven = Redriven(cluster)
+        self._sources = Sources(cluster)
         self._thread = ThreadPoolExecutor(1, "notify-kafka-groups")
         self._waiting = 0
         self._snapshot = Snapshot({}, {})
@@ -68,13 +83,14 @@ class KafkaGroups:
     def _close(self) -> None:
         self._wishes.close()
         self._redriven.close()
+        self._sources.close()
 
     async def _call(self, function: Callable[[], T]) -> T:
         if self._waiting >= WAITING:
             raise Unavailable(f"{WAITING} requests wait for Kafka already; try again")
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: _insisting(function))
         except KafkaException as raised:
             raise translated(raised.args[0]) from raised
         finally:
@@ -107,6 +123,10 @@ class KafkaGroups:
     async def states(self) -> list[GroupState]:
         groups = (await self._call(self._look)).groups.values()
         return [_state(group, group.base in self._paused) for group in groups]
+
+    async def sources(self) -> list[dict[str, Any]]:
+        known = await self._call(lambda: self._sources.read(self._look().topics))
+        return sources.shown(known, time.time_ns() // 1000)
 
     async def summary(self) -> dict[str, Any]:
         taken = await self._call(self._look)
@@ -141,18 +161,33 @@ class KafkaGroups:
         return {"groups": rows, "of": len(known)}
 
     async def one(self, name: str) -> dict[str, Any]:
-        group = await self._call(lambda: self._known(name))
+        group, noted = await self._call(lambda: (self._known(name), self._subscriptions(name)))
         return {
             "name": name,
             "paused": group.base in self._paused,
-            "subscriptions": [],
+            "subscriptions": noted,
             "patterns": [],
             "queues": [_position_row(p) for p in group.positions],
             "leases": [],
             "instances": [
-                {"name": m.name, "state": "ok", "host": m.host, "partitions": m.partitions} for m in group.members
+                dict.fromkeys(NOT_KNOWN_OF_INSTANCES)
+                | {"name": m.name, "state": "ok", "host": m.host, "partitions": m.partitions}
+                for m in group.members
             ],
         }
+
+    def _subscriptions(self, name: str) -> list[dict[str, Any]]:
+        """One row a topic, as the group's consumers noted it."""
+        noted = {
+            place.topic: subscribed
+            for (group, place), subscribed in subscriptions.read(self._cluster).items()
+            if group == name
+        }
+        return [
+            dict.fromkeys(NOT_KNOWN_OF_SUBSCRIPTIONS)
+            | {"topic": topic, "mode": s.mode, "tags": list(s.tags), "filter": s.filter}
+            for topic, s in sorted(noted.items())
+        ]
 
     # --- steering ---------------------------------------------------------------------------------------------
 
@@ -248,6 +283,21 @@ class KafkaGroups:
         if partitions is None:
             raise NotFound(f"Kafka has no dead letters of a group {name[:100]!r}")
         return letters.read(self._cluster, self._admin, name, partitions, number)
+
+
+def _insisting(function: Callable[[], T]) -> T:
+    """Its result. A call is repeated for what passes by itself, such as a leader that has just moved.
+
+    Every call here may be repeated: what was written is read before anything is written again. Raises KafkaException.
+    """
+    deadline = time.monotonic() + CALL_SECONDS
+    while True:
+        try:
+            return function()
+        except KafkaException as raised:
+            if raised.args[0].code() not in PASSING or time.monotonic() > deadline:
+                raise
+        time.sleep(AGAIN_SECONDS)
 
 
 def _state(group: KafkaGroup, is_paused: bool) -> GroupState:

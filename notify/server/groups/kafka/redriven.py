@@ -30,7 +30,7 @@ class Redriven:
 
     def of_group(self, group: str) -> OffsetRuns:
         """The numbers of a group's letters that were sent again. Raises KafkaException, Unavailable."""
-        for key, _ in self._topic.news():
+        for key, _, _ in self._topic.news():
             name, _, number = key.rpartition("/")
             self._numbers.setdefault(name, OffsetRuns()).add(int(number), 1)
         return self._numbers.get(group, OffsetRuns())

@@ -23,7 +23,7 @@ class Wishes:
 
     def read(self) -> dict[str, Control]:
         """By group, as it is now. Raises KafkaException, Unavailable, InvalidRequest."""
-        for group, value in self._topic.news():
+        for group, value, _ in self._topic.news():
             self._by_group[group] = Control.of(value)
         return self._by_group
 
