@@ -7,20 +7,22 @@ a row that a database committed after the log's watermark is PENDING, not LOST.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from notify.errors import InvalidRequest
-from notify.spark import findings, measures, searches
+from notify.spark import findings, kafka_searches, measures, searches
 from notify.spark.cases import Cases
+from notify.spark.catalog import Bridged
 from notify.spark.coverage import Coverage, cover
+from notify.spark.findings import SKEW_US
+from notify.spark.kafka_input import KafkaInput
 from notify.spark.life import Groups
 from notify.spark.result import Found, Inputs, Plan, Result
 from notify.spark.rows import MessageRows, hashes
-from notify.spark.session import PARTITIONS
 from notify.spark.verdict import judge
 
 _BYPASS = "spark.sql.execution.bypassPartialAggregation"
@@ -63,6 +65,13 @@ class Audit:
 
     def run(self) -> Result:
         """Raises InvalidRequest, Unavailable or Corrupt if an input cannot be read at all."""
+        try:
+            return self._run()
+        finally:
+            for kafka in self._inputs.kafka:
+                kafka.release()
+
+    def _run(self) -> Result:
         started = self._mark = time.monotonic()
         result = self.result
         self._prepare()
@@ -113,6 +122,9 @@ class Audit:
             inbox_groups=self._inbox_groups, topics=topics, producer_groups=message_rows.producer_groups,
         )  # fmt: skip
         result.found += cases.collect(rows, result.counts)
+        for case in cases.came_later(result.found):
+            result.found.remove(case)
+            result.counts[case.finding] -= 1
         repaired = cases.mark_repaired(result.found)
         for name, number in repaired.items():
             result.counts[name] -= number
@@ -134,9 +146,11 @@ class Audit:
             self._progress(f"reading log {log.name}: {len(log.segments)} segments")
             log.prepare(self._spark, self._scratch)
             self.result.reasons += [f"log {log.name}: {problem}" for problem in log.problems]
+        # As for ids, and as long again for the records' own times.
+        slack_us = 2 * (SKEW_US + round(max(self._plan.max_transaction_seconds, self._plan.deliver_seconds) * 1e6))
         for kafka in self._inputs.kafka:
             self._progress(f"asking Kafka at {kafka.brokers}")
-            kafka.prepare()
+            kafka.prepare(max(0, self._plan.from_us - slack_us), self._plan.to_us + slack_us if self._plan.to_us else 0)
         names: list[str] = []
         for log in self._inputs.logs:
             names += log.groups()
@@ -149,8 +163,7 @@ class Audit:
     def _partitions(self, coverage: Coverage) -> int:
         """The number of shuffle partitions: each fits in memory, and a small audit starts no hundred empty tasks."""
         messages = sum(log.count_from(coverage.span) for log in self._inputs.logs)
-        if self._inputs.kafka:
-            messages = max(messages, ROWS_A_PARTITION * PARTITIONS)
+        messages += sum(kafka.count for kafka in self._inputs.kafka)
         cores = self._spark.sparkContext.defaultParallelism
         return max(min(cores, 1 + messages // 10_000), min(MOST_PARTITIONS, messages // ROWS_A_PARTITION))
 
@@ -164,7 +177,7 @@ class Audit:
                 "CORRUPT",
                 [searches.corrupt(log, broken) for broken in log.broken() if coverage.holds(broken["time_us"])],
             )
-            self._add("BRIDGE_GAP", [g for g in searches.gaps(log) if coverage.holds(g.at_us)])
+            self._add_gaps(coverage, log.name, log.catalog.bridges)
             self._progress("checking the order")
             self._add("DISORDER", searches.disorder(self._spark, log, coverage.span))
         if not self._plan.effects:
@@ -174,12 +187,33 @@ class Audit:
             if database is None:
                 raise InvalidRequest(f"--effects names database {name!r}, which was not given with --database")
             self._add("DUP_EFFECT", searches.doubled(self._spark, database, query, coverage.between))
-        if self._inputs.kafka and not self._inputs.logs:
-            result.not_checked["BRIDGE_GAP"] = "Kafka keeps only the last position of a bridge"
-            result.not_checked["DISORDER"] = result.not_checked["REDELIVERED"] = "Kafka keeps no record of each ack"
-            result.not_checked["CORRUPT"] = "Kafka verifies its own checksums when it reads records"
+        for kafka in self._inputs.kafka:
+            self._add("CORRUPT", [c for c in kafka_searches.corrupt(self._spark, kafka) if coverage.holds(c.at_us)])
+            self._add_gaps(coverage, kafka.name, kafka.bridges)
+            self._progress("checking the order")
+            self._add("DISORDER", kafka_searches.disorder(self._spark, kafka, self._inputs.databases, coverage.span))
+            self._note_unjudged(kafka)
         if not self._inbox_groups:
             result.not_checked["ACKED_NO_EFFECT"] = "no database given has inbox rows"
+
+    def _add_gaps(self, coverage: Coverage, name: str, bridges: Sequence[Bridged]) -> None:
+        self._add("BRIDGE_GAP", [g for g in searches.gaps(name, bridges) if coverage.holds(g.at_us)])
+
+    def _note_unjudged(self, kafka: KafkaInput) -> None:
+        """Say for which groups over Kafka nothing shows which messages they take."""
+        result, known = self.result, kafka.progress
+        silent = sorted(set(kafka.groups()) - known.noted)
+        if silent and not self._inputs.logs and not known.noted & set(kafka.groups()):
+            reason = "no consumer group has noted its subscriptions in Kafka (consumers of this version do)"
+            result.not_checked["DISORDER"] = result.not_checked["ACKED_NO_EFFECT"] = reason
+        elif silent:
+            result.notes.append(
+                "not checked for ACKED_NO_EFFECT and DISORDER, because they have not noted their subscriptions in "
+                f"Kafka: {', '.join(silent[:20])}"
+            )
+        if known.filtered:
+            named = ", ".join(sorted(known.filtered)[:20])
+            result.notes.append(f"not checked for ACKED_NO_EFFECT, because their subscriptions have filters: {named}")
 
     def _add(self, name: str, cases: list[Found]) -> None:
         self.result.counts[name] = self.result.counts.get(name, 0) + len(cases)

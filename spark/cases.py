@@ -100,6 +100,20 @@ class Cases:
             return groups.of([a & i & ~e for a, i, e in zip(acked, inboxes, effects, strict=True)])
         return groups.of(masks("attempted")) if name == "REDELIVERED" else []
 
+    def came_later(self, cases: Sequence[Found]) -> list[Found]:
+        """The lost messages that were published after the part of Kafka's topics that was read: they are not lost."""
+        cut = [kafka for kafka in self._inputs.kafka if kafka.is_cut]
+        lost = {(ids.from_text(c.transaction_id), c.message_no): c for c in cases if c.finding == "LOST"}
+        if not cut or not lost:
+            return []
+        wanted = F.broadcast(small_table(self._spark, {"id": pa.binary(), "no": pa.int32()}, lost))
+        later = {
+            (bytes(row["id"]), row["no"])
+            for kafka in cut
+            for row in kafka.later(self._spark).join(wanted, ["id", "no"]).select("id", "no").distinct().collect()
+        }
+        return [case for key, case in lost.items() if key in later]
+
     def mark_repaired(self, cases: Sequence[Found]) -> Counter[str]:
         """Mark what was repaired, and count it by class.
 
@@ -121,7 +135,8 @@ class Cases:
             return Counter()
         wanted = F.broadcast(small_table(self._spark, {"id": pa.binary()}, [(i,) for i in by_id]))
         tables = [log.messages(self._spark, self._groups) for log in self._inputs.logs]
-        tables += [kafka.messages(self._spark, self._groups, 0) for kafka in self._inputs.kafka]
+        for kafka in self._inputs.kafka:
+            tables += [kafka.queued(self._spark), *([kafka.later(self._spark)] if kafka.is_cut else [])]
         in_queues: set[bytes] = set()
         for table in tables:
             if table is not None:

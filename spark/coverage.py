@@ -81,7 +81,7 @@ def _note_queues(inputs: Inputs, result: Result) -> int:
     for kafka in inputs.kafka:
         from_us = max(from_us, kafka.first_us)
         topics = f"{len(kafka.topics)} topics"
-        _note(result, f"kafka {kafka.brokers}", "kafka", kafka.watermark_us, kafka.first_us, topics)
+        _note(result, kafka.name, "kafka", kafka.watermark_us, kafka.first_us, topics)
     return from_us
 
 

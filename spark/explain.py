@@ -38,7 +38,7 @@ def explain(inputs: Inputs, text: str, scratch: Path) -> list[Event]:
     for kafka in inputs.kafka:
         kafka.prepare()
         events += [
-            Event(row["queued_us"], f"kafka {kafka.brokers}", f"message {row['no']} in {row['place']}")
+            Event(row["queued_us"], kafka.name, f"message {row['no']} in {row['place']}")
             for row in kafka.records_of(transaction)
         ]
     for storage in inputs.storages:

@@ -222,8 +222,9 @@ def _counts_of_groups(terms: Terms, groups: Groups) -> dict[str, Column]:
         return F.lit(groups.mask(sorted(terms.inbox_groups), block)).cast("bigint")
 
     effectless = count(lambda block: without("acked", "effects")(block).bitwiseAND(with_inbox(block)))
-    # The inbox has no rows from before its first purge, so older acknowledgements prove nothing.
-    acked_in_time = _c("acked_us") >= terms.inbox_from_us
+    # The inbox has no rows from before its first purge, so older acknowledgements prove nothing. Kafka does not say
+    # when a message was acknowledged: not before it was in its queue.
+    acked_in_time = F.coalesce("acked_us", "queued_us") >= terms.inbox_from_us
     return {
         "missing_groups": count(without("expected", "settled")),
         "effectless_groups": F.when(acked_in_time, effectless).otherwise(0),

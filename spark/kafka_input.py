@@ -1,109 +1,235 @@
-"""Apache Kafka as an audit's input: its topics, their records, and the consumer groups' offsets."""
+"""Apache Kafka as an audit's input: its topics, their records, and what consumer groups have done with them."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaException
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from notify.errors import InvalidRequest, Unavailable
-from notify.kafka.records import brokers_of
+from notify.kafka.cluster import Cluster
+from notify.kafka.groups import OWN_TOPICS
+from notify.kafka.records import DELAYED, POSITIONS
 from notify.spark import life
-from notify.spark.kafka_source import NotifyKafkaSource, Part, parts_of, read_part
+from notify.spark.catalog import Bridged
+from notify.spark.kafka_groups import KafkaGroups
+from notify.spark.kafka_parts import CALL_SECONDS, Extent, Part, Partition, cut, extents, whole_from
+from notify.spark.kafka_positions import positions_of
+from notify.spark.kafka_source import NotifyKafkaSource, read_part
 from notify.spark.life import Groups
 from notify.spark.small_table import small_table
 
-OWN_GROUPS = ("notify-audit", "notify-delays", "notify-delays-earlier", "notify-delay-wheels", "notify-positions")
-_NOT_FIRST = ("retry.", "dead-letter.", "notify-", "__")
-CALL_SECONDS = 30.0
+_NO_MESSAGES = (*OWN_TOPICS, "__")
 
 
 class KafkaInput:
-    """The topics of one Kafka cluster. Call `prepare` first."""
+    """The topics of one Kafka cluster. Call `prepare` first, and `release` at the end."""
 
     def __init__(self, url: str, topics: Sequence[str] = ()) -> None:
-        """`topics`: the topics to audit; by default all except those of Kafka itself and of the bridge."""
-        self.brokers = brokers_of(url)
+        """`topics`: the topics to audit; by default all except those of Kafka itself and of Notify."""
+        self._cluster = Cluster.of(url)
+        self.brokers = self._cluster.brokers
+        self.name = f"kafka {self.brokers}"
         self.topics = list(topics)
-        self._parts: list[Part] = []
-        self._committed: dict[str, dict[tuple[int, int], int]] = {}
         self.watermark_us = 0
         self.first_us = 0
+        """The time of the oldest retained data; 0 if no record was ever deleted."""
+        self.progress = KafkaGroups({}, {})
+        self.bridges: list[Bridged] = []
+        """The positions of bridges and relays, in their order."""
+        self.is_cut = False
+        """Whether messages were published after the part that is read."""
+        self._all: list[str] = []
+        self._whole: dict[Partition, Extent] = {}
+        self._parts: dict[Partition, Extent] = {}
+        self._rows: DataFrame | None = None
 
-    def prepare(self) -> None:
-        """List topics and offsets. Raises Unavailable if no broker answers, InvalidRequest for a missing topic."""
-        admin = AdminClient({"bootstrap.servers": self.brokers, "log_level": 2})
+    def prepare(self, from_us: int = 0, until_us: int = 0) -> None:
+        """List topics, groups and offsets. `from_us`, `until_us`: only messages published then are read; 0: no bound.
+
+        Raises Unavailable if no broker answers, InvalidRequest for a missing topic.
+        """
         self.watermark_us = time.time_ns() // 1000
         try:
-            present = set(admin.list_topics(timeout=CALL_SECONDS).topics)
-            missing = set(self.topics) - present
-            if missing:
-                raise InvalidRequest(f"--kafka: there is no topic {', '.join(sorted(missing))}")
-            if not self.topics:
-                self.topics = sorted(t for t in present if not t.startswith(_NOT_FIRST))
-            if not self.topics:
-                raise InvalidRequest(f"--kafka {self.brokers}: the cluster has no topic with messages")
-            numbers = {name: n for n, name in enumerate(self.topics)}
-            names = [g.group_id for g in admin.list_consumer_groups().result(CALL_SECONDS).valid]
-            for name in sorted(set(names) - set(OWN_GROUPS)):
-                request = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(name)])
-                partitions = request[name].result(CALL_SECONDS).topic_partitions or []
-                self._committed[name] = {
-                    (numbers[p.topic], p.partition): p.offset
-                    for p in partitions
-                    if p.topic in numbers and p.offset >= 0
-                }
+            present = sorted(self._cluster.admin().list_topics(timeout=CALL_SECONDS).topics)
         except KafkaException as error:
             raise Unavailable(f"Kafka at {self.brokers}: {error.args[0].str()}") from error
-        self._committed = {name: offsets for name, offsets in self._committed.items() if offsets}
-        self._parts = parts_of(self.brokers, self.topics)
+        missing = set(self.topics) - set(present)
+        if missing:
+            raise InvalidRequest(f"--kafka: there is no topic {', '.join(sorted(missing))}")
+        self.topics = self.topics or [t for t in present if not t.startswith(_NO_MESSAGES)]
+        if not self.topics:
+            raise InvalidRequest(f"--kafka {self.brokers}: the cluster has no topic with messages")
+        # The offsets of groups before the ends of topics: what a group has done is then among what is read.
+        self.progress = KafkaGroups.of(self._cluster)
+        beside = [t for t in present if self.progress.owner_of(t) is not None or t.startswith(DELAYED)]
+        self._all = [*self.topics, *(t for t in beside if t not in self.topics)]
+        self._whole = extents(self._cluster, self._all)
+        # A message may fail, or be released, long after it was published: other topics are read to their end.
+        queued, other = self._split(self._whole)
+        self._parts = cut(self._cluster, queued, from_us, until_us) | cut(self._cluster, other, from_us, 0)
+        self.is_cut = any(part.high < self._whole[place].high for place, part in self._parts.items())
+        older = {place: extent for place, extent in queued.items() if self._parts[place].low == extent.low}
+        self.first_us = whole_from(self._cluster, older, self.watermark_us)
+        moved = extents(self._cluster, [t for t in present if t.startswith(POSITIONS)])
+        self.bridges = positions_of(self._cluster, cut(self._cluster, moved, from_us, 0))
+
+    def _split(self, places: dict[Partition, Extent]) -> tuple[dict[Partition, Extent], dict[Partition, Extent]]:
+        """Those of the topics of messages, and the others."""
+        queued = {place: extent for place, extent in places.items() if place.topic in self.topics}
+        return queued, {place: extent for place, extent in places.items() if place not in queued}
 
     def groups(self) -> Sequence[str]:
-        return sorted(self._committed)
+        return self.progress.readers(self.topics)
+
+    @property
+    def count(self) -> int:
+        """About how many records are read."""
+        return sum(part.high - part.low for part in self._parts.values())
 
     def wanted(self) -> dict[tuple[int, int], list[tuple[str, int]]]:
-        """For each (topic, partition) the groups that read it, each with its committed offset."""
-        readers: dict[tuple[int, int], list[tuple[str, int]]] = {}
-        for group, offsets in self._committed.items():
-            for place, offset in offsets.items():
-                readers.setdefault(place, []).append((group, offset))
-        return readers
+        """For each (topic, partition) the groups that read it, each with the first offset that it is to receive."""
+        numbers = {name: n for n, name in enumerate(self.topics)}
+        wanted: dict[tuple[int, int], list[tuple[str, int]]] = {}
+        for group in self.groups():
+            for place in self.progress.progress[group]:
+                if place.topic in numbers:
+                    noted = self.progress.subscribed.get((group, place))
+                    readers = wanted.setdefault((numbers[place.topic], place.partition), [])
+                    readers.append((group, noted.start if noted else 0))
+        return wanted
 
-    def records_of(self, transaction: bytes) -> list[dict[str, Any]]:
+    def records_of(self, transaction: bytes) -> Iterator[dict[str, Any]]:
         """(no, queued_us, place) of a transaction's records. Reads every topic to its end."""
-        records = []
-        for part in self._parts:
-            for batch in read_part(self.brokers, part):
+        for part in self._as_parts(self._whole):
+            for batch in read_part(self._cluster, part):
                 for row in batch.filter(pc.equal(batch["id"], transaction)).to_pylist():
-                    place = f"{part.topic}/{part.partition}@{row['offset']}"
-                    records.append({"no": row["no"], "queued_us": row["queued_us"], "place": place})
-        return records
+                    place = f"{part.place}@{row['offset']}"
+                    yield {"no": row["no"], "queued_us": row["queued_us"], "place": place}
+
+    # --- tables -----------------------------------------------------------------------------------------------
+
+    def rows(self, spark: SparkSession) -> DataFrame:
+        """The records of all topics, as the source gives them; read once, and kept until `release`."""
+        if self._rows is None:
+            self._rows = self._read(spark, self._parts).persist(StorageLevel.MEMORY_AND_DISK)
+        return self._rows
+
+    def queued(self, spark: SparkSession) -> DataFrame:
+        """The rows of the topics of messages."""
+        return self.rows(spark).where((F.col("topic") < len(self.topics)) & F.col("id").isNotNull())
+
+    def later(self, spark: SparkSession) -> DataFrame:
+        """The rows of messages that were published after the part that is read."""
+        queued, _ = self._split(self._parts)
+        rest = {place: Extent(part.high, self._whole[place].high) for place, part in queued.items()}
+        return self._read(spark, rest).where("id IS NOT NULL")
+
+    def damaged(self, spark: SparkSession) -> list[dict[str, Any]]:
+        """Batches of messages that fail their checksum, with `name`, the topic's."""
+        broken = self.rows(spark).where(F.col("damage").isNotNull()).select(
+            "topic", "queue", "offset", "queued_us", "damage"
+        )  # fmt: skip
+        return [row.asDict() | {"name": self._all[row["topic"]]} for row in broken.collect()]
+
+    def producer_groups(self, spark: SparkSession) -> set[str]:
+        """The producer groups of the messages that are read."""
+        named = self.queued(spark).where(F.col("producer_group").isNotNull())
+        return {row[0] for row in named.select("producer_group").distinct().collect()}
 
     def messages(self, spark: SparkSession, groups: Groups, number: int) -> DataFrame:
-        """Table Q, in the common shape of spark.life."""
-        spark.dataSource.register(NotifyKafkaSource)
-        rows = (
-            spark.read.format("notify_kafka")
-            .option("brokers", self.brokers)
-            .option("topics", ",".join(self.topics))
-            .load()
-        )
-        topics = small_table(spark, {"topic": pa.int64(), "name": pa.string()}, enumerate(self.topics)).select(
-            "topic", F.xxhash64("name").alias("topic_hash")
-        )
-        named = rows.join(F.broadcast(topics), "topic")
-        named = named.withColumn(
-            "group_hash", F.when(F.col("producer_group").isNotNull(), F.xxhash64("producer_group"))
-        )
+        """Tables Q and A, in the common shape of spark.life: what is in topics, and what waits for its time."""
+        failed = self._failed(spark, groups)
+        done = self.progress.with_progress(spark, self.queued(spark), self._all, groups)
+        joined = done.join(failed, ["id", "no"], "left")
+        zero = F.lit(0).cast("bigint")
+        # A message with a ttl may have expired before a group came to it.
+        is_lasting = F.col("expires_us").isNull() | (F.col("expires_us") > self.watermark_us)
+        for b in range(groups.blocks):
+            waits, dead = F.coalesce(f"waits{b}", zero), F.coalesce(f"dead{b}", zero)
+            waits = waits.bitwiseAND(F.bitwise_not(dead))
+            settled = F.col(f"settled{b}").bitwiseAND(F.bitwise_not(waits))
+            handled = settled.bitwiseAND(F.col(f"taken{b}")).bitwiseAND(F.bitwise_not(dead))
+            joined = joined.withColumns(
+                {
+                    f"settled{b}": settled,
+                    f"acked{b}": F.when(is_lasting, handled).otherwise(0),
+                    f"attempted{b}": F.col(f"attempted{b}").bitwiseOR(F.coalesce(f"again{b}", zero)),
+                }
+            )
+        topics = small_table(spark, {"topic": pa.int64(), "target": pa.string()}, enumerate(self.topics))
+        named = joined.drop("due_us", "target").join(F.broadcast(topics), "topic")
+        masks = [f"{mask}{b}" for mask in ("acked", "settled", "attempted") for b in range(groups.blocks)]
+        kept = ["id", "no", "producer_group", "target", "topic", "queue", "offset", "queued_us"]
         nothing = F.lit(None).cast("bigint")
-        for missing in ("half_us", "due_us", "acked_us", "last_acked_us"):
-            named = named.withColumn(missing, nothing)
-        named = named.withColumn("outcome", F.lit(1))
-        return life.of_messages(named, groups, number)
+        queued = named.select(*kept, nothing.alias("due_us"), *masks)
+        waiting = self._delayed(spark).select(
+            *kept[:-2], nothing.alias("offset"), nothing.alias("queued_us"), "due_us",
+            *[nothing.alias(mask) for mask in masks],
+        )  # fmt: skip
+        known = queued.unionAll(waiting).withColumns(
+            {
+                "topic_hash": F.xxhash64("target"),
+                "group_hash": F.when(F.col("producer_group").isNotNull(), F.xxhash64("producer_group")),
+                "outcome": F.lit(1),
+                "half_us": nothing,
+                "acked_us": nothing,
+                "last_acked_us": nothing,
+            }
+        )
+        return life.of_messages(known, groups, number)
+
+    def dead(self, spark: SparkSession) -> DataFrame:
+        """(id, no, group): the dead letters of groups."""
+        return self._of_owners(spark).where("is_dead").select("id", "no", "group").distinct()
+
+    def _failed(self, spark: SparkSession, groups: Groups) -> DataFrame:
+        """(id, no, waits0, …, dead0, …, again0, …): masks of the groups for which a message waits to be tried again,
+        is a dead letter, or was tried more than once."""
+        rows = self._of_owners(spark).join(F.broadcast(groups.table(spark)), "group")
+        rows = self.progress.with_progress(spark, rows, self._all, groups)
+        chosen = []
+        for b in range(groups.blocks):
+            own = F.col(f"bit{b}")
+            is_open = ~F.col("is_dead") & (own.bitwiseAND(F.col(f"settled{b}")) == 0)
+            chosen += [
+                F.bit_or(F.when(is_open, own)).alias(f"waits{b}"),
+                F.bit_or(F.when(F.col("is_dead"), own)).alias(f"dead{b}"),
+                F.bit_or(F.when(F.col("attempt") > 1, own)).alias(f"again{b}"),
+            ]
+        return rows.groupBy("id", "no").agg(*chosen)
+
+    def _of_owners(self, spark: SparkSession) -> DataFrame:
+        """The rows of retry and dead-letter topics, with `group` and `is_dead`."""
+        owners = [(n, *owner) for n, name in enumerate(self._all) if (owner := self.progress.owner_of(name))]
+        kinds = small_table(spark, {"topic": pa.int64(), "group": pa.string(), "is_dead": pa.bool_()}, owners)
+        return self.rows(spark).where("id IS NOT NULL").join(F.broadcast(kinds), "topic")
+
+    def _delayed(self, spark: SparkSession) -> DataFrame:
+        numbers = [n for n, name in enumerate(self._all) if name.startswith(DELAYED)]
+        return self.rows(spark).where(F.col("topic").isin(numbers) & F.col("due_us").isNotNull())
+
+    def release(self) -> None:
+        """Let go of the rows."""
+        if self._rows is not None:
+            self._rows.unpersist()
+            self._rows = None
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    def _read(self, spark: SparkSession, places: dict[Partition, Extent]) -> DataFrame:
+        spark.dataSource.register(NotifyKafkaSource)
+        source = spark.read.format("notify_kafka").option("url", self._cluster.url)
+        return source.option("parts", json.dumps(self._as_parts(places))).load()
+
+    def _as_parts(self, places: dict[Partition, Extent]) -> list[Part]:
+        numbers = {name: n for n, name in enumerate(self._all)}
+        return [Part(p.topic, numbers[p.topic], p.partition, *part) for p, part in places.items()]

@@ -1,18 +1,19 @@
 """`notify_kafka`: Kafka topics that a bridge or relay publishes, as a Python Data Source of Spark.
 
     spark.dataSource.register(NotifyKafkaSource)
-    spark.read.format("notify_kafka").option("brokers", "…").option("topics", "a,b").load()
+    spark.read.format("notify_kafka").option("url", "kafka://…").option("topics", "a,b").load()
 
-Each committed record is a row (id, no, producer_group, topic, queue, offset, queued_us, key); `topic` is the topic's
-index in the option. Records without the header `notify-id` are left out. Spark's own Kafka source needs jars of its
-exact version; this one needs only the client that the SDK uses anyway.
+Each committed record is a row, see SCHEMA; `topic` is the topic's index in the option. Records without the header
+`notify-id` are left out. Where a batch of records fails its checksum, a row without an id says so in `damage`, and the
+records that can still be read follow as rows. Spark's own Kafka source needs jars of its exact version; this one needs
+only the client that the SDK uses anyway.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -20,11 +21,11 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from notify.errors import Unavailable
-from notify.kafka.records import GROUP, ID, header, listed
+from notify.kafka import records
+from notify.kafka.cluster import Cluster
+from notify.spark.kafka_damage import good_from, read_unchecked
+from notify.spark.kafka_parts import CALL_SECONDS, Part, parts_of, reader_of
 
-SCHEMA = (
-    "id binary, no int, producer_group string, topic bigint, queue int, offset bigint, queued_us bigint, key binary"
-)
 _ARROW = pa.schema(
     [
         ("id", pa.binary()),
@@ -35,58 +36,33 @@ _ARROW = pa.schema(
         ("offset", pa.int64()),
         ("queued_us", pa.int64()),
         ("key", pa.binary()),
+        ("tag", pa.string()),
+        ("expires_us", pa.int64()),  # when it expires; null without a ttl
+        ("due_us", pa.int64()),  # when a delayed or failed message is due
+        ("target", pa.string()),  # the topic of a delayed or failed message
+        ("attempt", pa.int32()),  # of a failed message: in a retry topic the next, among dead letters the last
+        ("damage", pa.string()),
     ]
 )
-CALL_SECONDS = 30.0
+_TYPES = {"int32": "int", "int64": "bigint"}
+SCHEMA = ", ".join(f"{field.name} {_TYPES.get(str(field.type), str(field.type))}" for field in _ARROW)
 AT_ONCE = 10_000
+"""The most records that are asked of the client at once, and about the most rows of a batch for Spark."""
+POLL_SECONDS = 0.05
+"""The client waits so long for AT_ONCE records, even where the partition has ended."""
 
 
-@dataclass
-class Part(InputPartition):
-    """Offsets [start, end) of a topic's partition."""
+class _Partition(InputPartition):
+    """A part, as Spark gives it to a worker."""
 
-    topic: str
-    number: int
-    partition: int
-    start: int
-    end: int
-
-    def __post_init__(self) -> None:
-        self.value = f"{self.topic}/{self.partition}"
-
-
-def consumer_of(brokers: str) -> Consumer:
-    return Consumer(
-        {
-            "bootstrap.servers": brokers,
-            "group.id": "notify-audit",
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "log_level": 2,
-        }
-    )
-
-
-def parts_of(brokers: str, topics: Sequence[str]) -> list[Part]:
-    """Every partition with its present offsets. Raises Unavailable if the brokers do not answer."""
-    consumer = consumer_of(brokers)
-    try:
-        parts = []
-        for number, name in enumerate(topics):
-            metadata = consumer.list_topics(name, timeout=CALL_SECONDS).topics[name]
-            for partition in sorted(metadata.partitions):
-                low, high = consumer.get_watermark_offsets(TopicPartition(name, partition), timeout=CALL_SECONDS)
-                parts.append(Part(name, number, partition, low, high))
-        return parts
-    except KafkaException as error:
-        raise Unavailable(f"Kafka at {brokers}: {error.args[0].str()}") from error
-    finally:
-        consumer.close()
+    def __init__(self, part: Part) -> None:
+        super().__init__(part.place)
+        self.part = part
 
 
 class NotifyKafkaSource(DataSource):
-    """Options: `brokers`, and `topics`, names separated by commas."""
+    """Options: `url`, with every setting that the workers need (Spark shows no option of this name); `topics`, names
+    separated by commas; or instead of these `parts`, a JSON list of the fields of Part."""
 
     @classmethod
     def name(cls) -> str:
@@ -96,81 +72,118 @@ class NotifyKafkaSource(DataSource):
         return SCHEMA
 
     def reader(self, schema: Any) -> DataSourceReader:
-        return _Reader(self.options["brokers"], self.options["topics"].split(","))
+        url = self.options["url"]
+        if "parts" in self.options:
+            parts = [Part(*fields) for fields in json.loads(self.options["parts"])]
+        else:
+            parts = parts_of(Cluster.of(url), self.options["topics"].split(","))
+        return _Reader(url, parts)
 
 
 class _Reader(DataSourceReader):
-    def __init__(self, brokers: str, topics: Sequence[str]) -> None:
-        self._brokers = brokers
-        self._topics = topics
+    def __init__(self, url: str, parts: Sequence[Part]) -> None:
+        self._url = url
+        self._parts = parts
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [p for p in parts_of(self._brokers, self._topics) if p.end > p.start]
+        return [_Partition(part) for part in self._parts if part.end > part.start]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Part)
-        return read_part(self._brokers, partition)
+        assert isinstance(partition, _Partition)
+        return read_part(Cluster.of(self._url), partition.part)
 
 
-def read_part(brokers: str, part: Part) -> Iterator[pa.RecordBatch]:
+def read_part(cluster: Cluster, part: Part) -> Iterator[pa.RecordBatch]:
     """The rows of a part. Raises Unavailable if Kafka gives no record for CALL_SECONDS."""
     if part.end <= part.start:
         return
-    consumer = consumer_of(brokers)
+    consumer = reader_of(cluster)
     try:
         consumer.assign([TopicPartition(part.topic, part.partition, part.start)])
-        yield from _batches(consumer, part)
+        yield from _batches(cluster, consumer, part)
     finally:
         consumer.close()
 
 
-def _batches(consumer: Consumer, part: Part) -> Iterator[pa.RecordBatch]:
+def _batches(cluster: Cluster, consumer: Consumer, part: Part) -> Iterator[pa.RecordBatch]:
     quiet_since = time.monotonic()
+    ended = False
     rows: list[tuple[Any, ...]] = []
-    while True:
-        ended = False
-        records = consumer.consume(AT_ONCE, 1.0)
-        for record in records:
+    while not ended:
+        taken = consumer.consume(AT_ONCE, POLL_SECONDS)
+        for record in taken:
             error = record.error()
             if error is not None:
                 # The end of the committed records: only markers and open transactions follow.
                 if error.code() == KafkaError._PARTITION_EOF:
                     ended = True
+                elif error.code() == KafkaError._BAD_MSG:
+                    first = record.offset() or 0
+                    following = good_from(cluster, part, first)
+                    rows += _damaged(cluster, part, first, following)
+                    ended = following >= part.end
+                    consumer.assign([TopicPartition(part.topic, part.partition, following)])
+                    break  # the rest are reports of the same damage
                 elif not error.retriable():
                     raise KafkaException(error)
-                continue
-            if (record.offset() or 0) >= part.end:
+            elif (record.offset() or 0) >= part.end:
                 ended = True
                 break
-            row = _row(record, part)
-            if row is not None:
-                rows.append(row)
-        if records:
+            else:
+                rows += _row(record, part)
+        if taken:
             quiet_since = time.monotonic()
         elif time.monotonic() - quiet_since > CALL_SECONDS:
-            raise Unavailable(f"Kafka gave no record of {part.value} for {CALL_SECONDS:g} s")
-        if rows:
-            columns = list(zip(*rows, strict=True))
-            arrays = [pa.array(c, f.type) for c, f in zip(columns, _ARROW, strict=True)]
+            raise Unavailable(f"Kafka gave no record of {part.place} for {CALL_SECONDS:g} s")
+        if rows and (ended or len(rows) >= AT_ONCE):
+            arrays = [pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), _ARROW, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW)
             rows = []
-        if ended:
-            return
 
 
-def _row(record: Any, part: Part) -> tuple[Any, ...] | None:
-    headers = listed(record)
-    name = header(headers, ID)
-    if name is None:
-        return None
-    transaction, _, number = name.partition(".")
-    return (
-        bytes.fromhex(transaction.replace("-", "")),
-        int(number or 0),
-        header(headers, GROUP) or None,
-        part.number,
-        part.partition,
-        record.offset(),
-        record.timestamp()[1] * 1000,
-        record.key(),
-    )
+def _damaged(cluster: Cluster, part: Part, first: int, following: int) -> list[tuple[Any, ...]]:
+    """A row that reports a damaged batch, and those of its records that can be read."""
+    detail = f"the batch at offsets {first} to {following - 1} of {part.place} fails its checksum"
+    rows: list[tuple[Any, ...]] = []
+    queued_us: int | None = None
+    for record in read_unchecked(cluster, part, first, following):
+        queued_us = queued_us or record.timestamp()[1] * 1000
+        rows += _row(record, part)
+    nothing = (None,) * 6
+    report = (None, None, None, part.number, part.partition, first, queued_us, None, *nothing[:5], detail)
+    return [report, *rows]
+
+
+def _row(record: Any, part: Part) -> list[tuple[Any, ...]]:
+    """A record's row; none for one without a message's id."""
+    headers = records.listed(record)
+    try:
+        name = records.header(headers, records.ID) or ""
+        transaction, _, number = name.partition(".")
+        identity = bytes.fromhex(transaction.replace("-", ""))
+        if len(identity) != 16:
+            return []
+        return [
+            (
+                identity,
+                int(number or 0),
+                records.header(headers, records.GROUP) or None,
+                part.number,
+                part.partition,
+                record.offset(),
+                record.timestamp()[1] * 1000,
+                record.key(),
+                records.header(headers, records.TAG),
+                _number(records.header(headers, records.EXPIRES)),
+                _number(records.header(headers, records.DUE)),
+                records.header(headers, records.TARGET),
+                _number(records.header(headers, records.ATTEMPT)),
+                None,
+            )
+        ]
+    except ValueError:
+        return []  # another tool's record, whose header only has this name
+
+
+def _number(text: str | None) -> int | None:
+    return None if text is None else int(text)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from notify.spark import findings
@@ -23,12 +24,15 @@ def count(rows: DataFrame, bucket_us: int, topics: dict[int, str]) -> list[dict[
     names = [f.name for f in findings.FINDINGS if f.when is not None]
     committed = F.col("t_state").bitwiseAND(3) == COMMITTED
     queued = F.col("place").isNotNull()
+    # Kafka says who acknowledged a message, and not when.
+    is_acked = [F.col(name) != 0 for name in rows.columns if name.removeprefix("acked").isdigit()]
+    acked = reduce(Column.__or__, is_acked, F.col("acked_us").isNotNull())
     counted = rows.groupBy((F.col("event_us") / bucket_us).cast("bigint").alias("bucket"), "topic").agg(
         F.count("id").alias("messages"),
         F.count_if(committed).alias("committed"),
         F.count_if(committed & queued).alias("queued"),
         F.count_if(queued).alias("in_queues"),
-        F.count_if(queued & F.col("acked_us").isNotNull()).alias("acknowledged"),
+        F.count_if(queued & acked).alias("acknowledged"),
         F.count_if(F.col("effect_us").isNotNull()).alias("effects"),
         F.count_if(F.col("t_state").isNotNull()).alias("rows"),
         F.count_if(F.col("half_us").isNotNull()).alias("halves"),

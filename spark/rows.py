@@ -13,6 +13,7 @@ from notify.errors import InvalidRequest
 from notify.spark import findings, life, searches
 from notify.spark.coverage import Coverage
 from notify.spark.databases import Database
+from notify.spark.kafka_input import KafkaInput
 from notify.spark.life import Groups
 from notify.spark.log_input import LogInput
 from notify.spark.result import Inputs
@@ -30,11 +31,13 @@ class MessageRows:
         with_rows: set[str] = set()
         for database in inputs.databases:
             with_rows |= database.producer_groups()
-        in_logs = {name for log in inputs.logs for name in log.catalog.producer_groups.values() if name}
-        hashed = hashes(spark, sorted(with_rows | in_logs))
+        in_queues = {name for log in inputs.logs for name in log.catalog.producer_groups.values() if name}
+        for kafka in inputs.kafka:
+            in_queues |= kafka.producer_groups(spark)
+        hashed = hashes(spark, sorted(with_rows | in_queues))
         self.producer_groups = {value: name for name, value in hashed.items()}
         """The name of each producer group by its hash, which rows hold."""
-        self.uncovered = sorted(in_logs - with_rows)
+        self.uncovered = sorted(in_queues - with_rows)
         """Producer groups without a local row: they use a database that was not given."""
         covered = frozenset(hashed[name] for name in with_rows)
         self.terms = dataclasses.replace(coverage.terms, covered_groups=covered)
@@ -86,17 +89,12 @@ class MessageRows:
         return parts
 
     def _with_expected(self, together: DataFrame) -> DataFrame:
-        """The rows with the groups that were to receive each message, and those of Kafka that are past it."""
+        """The rows with the groups that were to receive each message."""
         joined = together.join(F.broadcast(self._expected()), "place", "left")
         subscribed = F.col("subscribed")
         for b in range(self._groups.blocks):
             due = F.filter(subscribed, lambda s: F.col("offset") >= s["start"])
             joined = joined.withColumn(f"expected{b}", _mask(due, b))
-            if self._inputs.kafka:
-                done = F.filter(subscribed, lambda s: F.col("offset") < s["committed"])
-                zero = F.lit(0).cast("bigint")
-                settled = F.coalesce(f"settled{b}", zero).bitwiseOR(F.coalesce(_mask(done, b), zero))
-                joined = joined.withColumn(f"settled{b}", settled)
         return joined.drop("subscribed")
 
     def _of_log(self, log: LogInput, number: int) -> list[DataFrame]:
@@ -132,25 +130,18 @@ class MessageRows:
         """(place, subscribed): for each queue the groups that are to receive it, and from which offset on."""
         groups = self._groups
         rows: list[tuple[int, list[dict[str, int]]]] = []
-        for number, log in enumerate(self._inputs.logs):
+        inputs: list[LogInput | KafkaInput] = [*self._inputs.logs, *self._inputs.kafka]
+        for number, queues in enumerate(inputs):
             rows += [
-                (life.place_of(number, topic, queue), [self._subscribed(group, start, 0) for group, start in wanted])
-                for (topic, queue), wanted in log.wanted().items()
+                (life.place_of(number, topic, queue), [self._subscribed(group, start) for group, start in wanted])
+                for (topic, queue), wanted in queues.wanted().items()
             ]
-        for number, kafka in enumerate(self._inputs.kafka, len(self._inputs.logs)):
-            rows += [
-                (
-                    life.place_of(number, topic, queue),
-                    [self._subscribed(group, 0, committed) for group, committed in wanted],
-                )
-                for (topic, queue), wanted in kafka.wanted().items()
-            ]
-        subscribed = pa.struct([(n, pa.int64()) for n in ("start", "committed", *_bit_names(groups))])
+        subscribed = pa.struct([(n, pa.int64()) for n in ("start", *_bit_names(groups))])
         return small_table(self._spark, {"place": pa.int64(), "subscribed": pa.list_(subscribed)}, rows)
 
-    def _subscribed(self, group: str, start: int, committed: int) -> dict[str, int]:
+    def _subscribed(self, group: str, start: int) -> dict[str, int]:
         bits = {name: self._groups.bit(group, b) for b, name in enumerate(_bit_names(self._groups))}
-        return {"start": start, "committed": committed} | bits
+        return {"start": start} | bits
 
 
 def hashes(spark: SparkSession, names: Sequence[str]) -> dict[str, int]:

@@ -12,6 +12,7 @@ from pyspark.sql.window import Window
 
 from notify import ids
 from notify.errors import InvalidRequest
+from notify.spark.catalog import Bridged
 from notify.spark.databases import Database, Span
 from notify.spark.log_input import LogInput
 from notify.spark.result import Found
@@ -29,9 +30,10 @@ def corrupt(log: LogInput, broken: dict[str, Any]) -> Found:
     )  # fmt: skip
 
 
-def gaps(log: LogInput) -> Iterable[Found]:
-    last: dict[str, Any] = {}
-    for b in log.catalog.bridges:
+def gaps(name: str, bridges: Iterable[Bridged]) -> Iterable[Found]:
+    """Where a bridge did not go on from its last position. `name`: the input's; `bridges`: its records, in order."""
+    last: dict[str, Bridged] = {}
+    for b in bridges:
         before = last.get(b.source)
         last[b.source] = b
         if before is None:
@@ -45,7 +47,7 @@ def gaps(log: LogInput) -> Iterable[Found]:
         else:
             continue
         yield Found(
-            "BRIDGE_GAP", detail=detail, at_us=b.time_us, log=log.name,
+            "BRIDGE_GAP", detail=detail, at_us=b.time_us, log=name,
             evidence={"position": b.at, "from": before.position, "to": b.since, "source": b.source},
         )  # fmt: skip
 

@@ -49,6 +49,10 @@ class KafkaCluster:
     def url(self) -> str:
         return f"kafka://{self.brokers}"
 
+    def data_directory(self, node: int) -> Path:
+        """Where a node keeps its partitions, each in a directory `{topic}-{partition}`."""
+        return self._directory / f"kafka-{node}" / "data"
+
     def _configure(self, node: int) -> None:
         broker, controller = self._ports[node], self._ports[self._nodes + node]
         voters = ",".join(f"{n + 1}@127.0.0.1:{self._ports[self._nodes + n]}" for n in range(self._nodes))

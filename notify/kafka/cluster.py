@@ -67,7 +67,8 @@ class Cluster:
     @property
     def url(self) -> str:
         """The URL of this cluster with every setting, those of the file included: it may hold secrets."""
-        query = urllib.parse.urlencode(sorted(self.settings.items()))
+        own = {} if self.partitions < 0 else {PARTITIONS: str(self.partitions)}
+        query = urllib.parse.urlencode(sorted({**self.settings, **own}.items()))
         return f"{SCHEME}{self.brokers}?{query}" if query else f"{SCHEME}{self.brokers}"
 
     def producer(self, own: Mapping[str, Any]) -> Producer:

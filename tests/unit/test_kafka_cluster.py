@@ -58,6 +58,6 @@ def test_a_cluster_as_a_url_is_the_same_cluster(tmp_path: Path, monkeypatch: pyt
     file = tmp_path / "client.properties"
     file.write_text("sasl.password=a&b=c d\n")
     monkeypatch.setenv(SETTINGS_FILE, str(file))
-    cluster = Cluster.of("kafka://a:9092,b:9092?client.id=x")
+    cluster = Cluster.of("kafka://a:9092,b:9092?client.id=x&notify.partitions=7")
     monkeypatch.delenv(SETTINGS_FILE)
     assert Cluster.of(cluster.url) == cluster

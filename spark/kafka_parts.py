@@ -1,0 +1,141 @@
+"""Parts of Kafka's topics that an audit reads: ranges of offsets, cut to the audit's window by the records' times."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka.admin import ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
+
+from notify.errors import Unavailable
+from notify.kafka.cluster import Cluster
+
+CALL_SECONDS = 30.0
+
+
+class Part(NamedTuple):
+    """Offsets [start, end) of a topic's partition. `number`: the topic's index among those that are read."""
+
+    topic: str
+    number: int
+    partition: int
+    start: int
+    end: int
+
+    @property
+    def place(self) -> str:
+        return f"{self.topic}/{self.partition}"
+
+
+class Partition(NamedTuple):
+    """A partition of a topic."""
+
+    topic: str
+    partition: int
+
+
+class Extent(NamedTuple):
+    """Offsets [low, high) of a partition: all that is retained and committed, or a part of it."""
+
+    low: int
+    high: int
+
+
+def reader_of(cluster: Cluster, **settings: Any) -> Consumer:
+    """A consumer that verifies checksums and stops at the end of a partition; it is in no group."""
+    own = {"group.id": "notify-audit", "enable.partition.eof": True, "check.crcs": True}
+    own["fetch.wait.max.ms"] = 50  # brokers hold back so long that a partition has ended
+    return cluster.consumer(own | settings)
+
+
+def parts_of(cluster: Cluster, topics: Sequence[str]) -> list[Part]:
+    """Every partition of topics with its present offsets. Raises Unavailable if the brokers do not answer."""
+    numbers = {name: number for number, name in enumerate(topics)}
+    return [Part(p.topic, numbers[p.topic], p.partition, *extent) for p, extent in extents(cluster, topics).items()]
+
+
+def extents(cluster: Cluster, topics: Sequence[str]) -> dict[Partition, Extent]:
+    """All that each partition of these topics has. Raises Unavailable."""
+    try:
+        present = cluster.admin().list_topics(timeout=CALL_SECONDS).topics
+        places = [Partition(name, number) for name in topics for number in sorted(present[name].partitions)]
+    except KafkaException as error:
+        raise _unavailable(cluster, error) from error
+    lows = _offsets(cluster, places, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+    highs = _offsets(cluster, places, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+    return {place: Extent(lows[place][0], max(lows[place][0], highs[place][0])) for place in places}
+
+
+def cut(cluster: Cluster, whole: Mapping[Partition, Extent], from_us: int, until_us: int) -> dict[Partition, Extent]:
+    """The part in a window, from the first record that is not older than `from_us` to the first from `until_us` on.
+
+    0: no bound. Records of several producers may be out of the order of their times: so a later part may have older
+    records, while an earlier one has none that is younger than `from_us`. Raises Unavailable.
+    """
+    starts = {place: offset for place, (offset, _) in _first_at(cluster, whole, from_us).items()} if from_us else {}
+    ends = {place: offset for place, (offset, _) in _first_at(cluster, whole, until_us).items()} if until_us else {}
+    return {
+        place: Extent(start := starts.get(place, extent.low), max(start, ends.get(place, extent.high)))
+        for place, extent in whole.items()
+    }
+
+
+def whole_from(cluster: Cluster, places: Mapping[Partition, Extent], now_us: int) -> int:
+    """The instant (microseconds since 1970) from which on these partitions lack no record; 0 where none was deleted.
+
+    Raises Unavailable.
+    """
+    trimmed = {place: extent for place, extent in places.items() if extent.low > 0}
+    with_records = {place: extent for place, extent in trimmed.items() if extent.high > extent.low}
+    first_us = [us for _, us in _first_at(cluster, with_records, 0).values() if us >= 0]
+    emptied = {place.topic for place in trimmed.keys() - with_records.keys()}
+    return max([0, *first_us, *(now_us - kept for kept in _retention_us(cluster, emptied))])
+
+
+def _first_at(cluster: Cluster, places: Mapping[Partition, Extent], at_us: int) -> dict[Partition, tuple[int, int]]:
+    """For each partition the first offset whose record is not older than an instant, and the record's time in
+    microseconds; the partition's end and -1 if there is none."""
+    answers = _offsets(cluster, places, OffsetSpec.for_timestamp(max(0, at_us // 1000)))
+    first = {}
+    for place, extent in places.items():
+        offset, at = answers[place]
+        has_any = 0 <= offset < extent.high
+        first[place] = (max(offset, extent.low), at * 1000) if has_any else (extent.high, -1)
+    return first
+
+
+def _retention_us(cluster: Cluster, topics: Collection[str]) -> list[int]:
+    """How long each of these topics keeps records; 0 for one that deletes by size, too."""
+    if not topics:
+        return []
+    admin = cluster.admin()
+    try:
+        asked = admin.describe_configs([ConfigResource(ResourceType.TOPIC, name) for name in topics])
+        configs = [answer.result(CALL_SECONDS) for answer in asked.values()]
+    except (KafkaException, TimeoutError) as error:
+        raise _unavailable(cluster, error) from error
+    by_time = [int(c["retention.ms"].value) if int(c["retention.bytes"].value) < 0 else 0 for c in configs]
+    return [milliseconds * 1000 for milliseconds in by_time if milliseconds >= 0]
+
+
+def _offsets(cluster: Cluster, places: Collection[Partition], wanted: OffsetSpec) -> dict[Partition, tuple[int, int]]:
+    """(offset, its record's time in milliseconds) for each partition."""
+    if not places:
+        return {}
+    admin = cluster.admin()  # kept until all have answered: with it their answers would go
+    try:
+        asked = admin.list_offsets(
+            {TopicPartition(*place): wanted for place in places},
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=CALL_SECONDS,
+        )
+        answers = {Partition(p.topic, p.partition): answer.result(CALL_SECONDS) for p, answer in asked.items()}
+    except (KafkaException, TimeoutError) as error:
+        raise _unavailable(cluster, error) from error
+    return {place: (answer.offset, answer.timestamp) for place, answer in answers.items()}
+
+
+def _unavailable(cluster: Cluster, error: Exception) -> Unavailable:
+    reason = error.args[0].str() if isinstance(error, KafkaException) else f"no answer within {CALL_SECONDS:g} s"
+    return Unavailable(f"Kafka at {cluster.brokers}: {reason}")

@@ -1,0 +1,89 @@
+"""Findings over Kafka that need more than one message's row: damaged batches, and the order of a key's effects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.window import Window
+
+from notify import ids
+from notify.spark import searches
+from notify.spark.databases import Database, Span
+from notify.spark.kafka_input import KafkaInput
+from notify.spark.result import Found
+from notify.spark.small_table import small_table
+
+
+def corrupt(spark: SparkSession, kafka: KafkaInput) -> Iterable[Found]:
+    for row in kafka.damaged(spark):
+        yield Found(
+            "CORRUPT", detail=row["damage"], topic=row["name"], queue=row["queue"], offset=row["offset"],
+            at_us=row["queued_us"] or 0, log=kafka.name,
+        )  # fmt: skip
+
+
+def disorder(spark: SparkSession, kafka: KafkaInput, databases: Sequence[Database], span: Span | None) -> list[Found]:
+    """Messages that took effect in an ordered group after a later message of their key, by their database's clock.
+
+    Kafka does not keep when a group was done with a message; its inbox keeps when the effect began.
+    """
+    numbers = {name: number for number, name in enumerate(kafka.topics)}
+    ordered = [
+        (group, numbers[place.topic], place.partition, s.start)
+        for (group, place), s in kafka.progress.subscribed.items()
+        if s.mode == "ordered" and place.topic in numbers
+    ]
+    effects = [
+        rows.withColumn("database", F.lit(number))
+        for number, database in enumerate(databases)
+        if ordered and (rows := database.effects(spark, span)) is not None
+    ]
+    if not effects:
+        return []
+    columns = {"group": pa.string(), "topic": pa.int64(), "queue": pa.int32(), "start": pa.int64()}
+    taken = small_table(spark, columns, ordered)
+    late = _late(spark, kafka, reduce(DataFrame.unionAll, effects), taken)
+    cases = []
+    for row in searches.within(late, span).limit(searches.MOST_FINDINGS).collect():
+        cases.append(
+            Found(
+                "DISORDER", ids.to_text(bytes(row["id"])), row["no"],
+                f"offset {row['offset']} took effect in group {row['group']} after {row['highest']} of the same key",
+                kafka.topics[row["topic"]], row["queue"], row["offset"], "", [row["group"]], row["effect_us"],
+                databases[row["database"]].name, kafka.name,
+                {"effect_us": row["effect_us"], "after_offset": row["highest"]},
+            )
+        )  # fmt: skip
+    return cases
+
+
+def _late(spark: SparkSession, kafka: KafkaInput, effects: DataFrame, taken: DataFrame) -> DataFrame:
+    """The effects that came late, each with its place and the `highest` offset before it."""
+    first = (
+        effects.withColumnRenamed("consumer_group", "group")
+        .groupBy("id", "no", "group", "database")
+        .agg(F.min("at_us").alias("effect_us"))
+        # A dead letter that was sent again is late rightly.
+        .join(kafka.dead(spark), ["id", "no", "group"], "left_anti")
+    )
+    places = (
+        kafka.queued(spark)
+        .where(F.col("key").isNotNull())
+        .groupBy("id", "no", "topic", "queue", "key")
+        .agg(F.min("offset").alias("offset"))
+    )
+    chosen = (
+        places.join(first, ["id", "no"])
+        .join(F.broadcast(taken), ["group", "topic", "queue"])
+        .where(F.col("offset") >= F.col("start"))
+    )
+    before = (
+        Window.partitionBy("group", "database", "topic", "queue", "key")
+        .orderBy("effect_us", "offset")
+        .rowsBetween(Window.unboundedPreceding, -1)
+    )
+    return chosen.withColumn("highest", F.max("offset").over(before)).where("highest > offset")
