@@ -75,6 +75,7 @@ class KafkaCluster:
             "transaction.state.log.replication.factor": copies,
             "transaction.state.log.min.isr": max(1, copies - 1),
             "transaction.state.log.num.partitions": 4,
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000,
             "group.initial.rebalance.delay.ms": 0,
             "broker.session.timeout.ms": 6000,
         }

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
+import os
 import shutil
+import signal
 import tempfile
 import threading
-import time
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,17 +15,35 @@ from typing import Any
 
 import pytest
 
-from notify import ids
 from notify.demo.kafka import KafkaCluster
 from notify.errors import Unavailable
 from notify.kafka.cluster import Cluster
-from notify.kafka.records import brokers_of
+from notify.sinks.delays import cleaning, earlier, release
+from notify.sinks.delays.background import releasing as delays_released
+from notify.sinks.delays.delayed import delayed_headers
 from notify.sinks.delays.releaser import Releaser
-from notify.sinks.sink import open_sink
-from notify.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
+from notify.sinks.delays.topics import REFUSED, make_wheels
+from notify.sinks.delays.wheels import SECOND_US, WHEELS, Wheels, wheels_of
+from notify.testing import forked
 from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.delayed import interrupt_producers, send_delayed, signal_self, texts_of
+from tests.support.kafka import committed
 
-confluent_kafka = pytest.importorskip("confluent_kafka")
+pytest.importorskip("confluent_kafka")
+
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+)
+
+SHAPE = (
+    ("seconds", SECOND_US, 16), ("minutes", 8 * SECOND_US, 8), ("hours", 40 * SECOND_US, 8),
+    ("days", 240 * SECOND_US, 8),
+)  # fmt: skip
+LATE_US = 3 * SECOND_US
 
 
 @pytest.fixture(scope="module")
@@ -43,69 +60,281 @@ def kafka() -> Iterator[KafkaCluster]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+class Clock:
+    """A time that a test moves, in microseconds."""
+
+    def __init__(self) -> None:
+        self.now_us = 1_795_000_000 * SECOND_US
+
+    def __call__(self) -> int:
+        return self.now_us
+
+
+class Sender:
+    """Puts delayed messages into small wheels, by a clock."""
+
+    def __init__(self, cluster: Cluster, wheels: Wheels, clock: Clock, topic: str) -> None:
+        self._wheels, self._clock, self._topic = wheels, clock, topic
+        make_wheels(cluster, wheels)
+        self._producer = cluster.producer({"transactional.id": f"sender-{topic}"})
+        self._producer.init_transactions(PATIENCE_SECONDS)
+
+    def begin(self, body: str, due_us: int) -> str:
+        """Send a message in a transaction that stays open; the topic of the wheel that takes it."""
+        self._producer.begin_transaction()
+        place = self._wheels.place(due_us, self._clock())
+        assert place is not None
+        headers = delayed_headers([("h", b"v")], due_us, self._topic)
+        self._producer.produce(place.topic, body.encode(), b"k", place.partition, headers=headers)
+        self._producer.flush(PATIENCE_SECONDS)
+        return place.topic
+
+    def commit(self) -> None:
+        self._producer.commit_transaction(PATIENCE_SECONDS)
+
+    def send(self, body: str, due_us: int) -> str:
+        topic = self.begin(body, due_us)
+        self.commit()
+        return topic
+
+
 @contextmanager
-def releasing(url: str) -> Iterator[Releaser]:
-    release = Releaser(Cluster.of(url))
-    thread = threading.Thread(target=release.run, daemon=True)
+def releasing(url: str, *arguments: Any) -> Iterator[Releaser]:
+    """A releaser in a thread, stopped afterwards."""
+    releaser = Releaser(Cluster.of(url), *arguments)
+    thread = threading.Thread(target=releaser.run, daemon=True)
     thread.start()
     try:
-        yield release
+        yield releaser
     finally:
-        release.stop()
+        releaser.stop()
         thread.join(PATIENCE_SECONDS)
+    assert not thread.is_alive(), "the releaser did not stop"
 
 
-def send(url: str, topic: str, bodies: list[str], delay: float) -> None:
-    async def run() -> None:
-        sink = open_sink(url)
-        epoch, position = await sink.claim(topic)
-        message = [
-            BridgedTransaction(
-                ids.to_text(ids.new_id()), "g", [PackedMessage(topic=topic, body=b.encode(), key=b[-1], delay=delay)]
-            )
-            for b in bodies
-        ]
-        batch = PackedBridgeBatch(epoch=epoch, expected_position=position, position=bodies[-1], transactions=message)
-        await sink.append(topic, batch)
-        await sink.close()
-
-    asyncio.run(run())
+def make_topic(cluster: Cluster, name: str, config: dict[str, str]) -> None:
+    admin = cluster.admin()
+    topic = NewTopic(name, num_partitions=1, config=config)
+    admin.create_topics([topic])[name].result(PATIENCE_SECONDS)
 
 
-def bodies_of(url: str, topic: str, wanted: int) -> list[str]:
-    """All committed records of a topic. Fails if fewer come than `wanted`."""
-    consumer = confluent_kafka.Consumer(
-        {
-            "bootstrap.servers": brokers_of(url), "group.id": f"reader-{uuid.uuid4().hex}",
-            "auto.offset.reset": "earliest", "isolation.level": "read_committed", "enable.partition.eof": True,
-        }
-    )  # fmt: skip
-    consumer.subscribe([topic])
-    came: list[str] = []
-    ended: set[int] = set()
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while len(ended) < 4 or len(came) < wanted:
-        assert time.monotonic() < deadline, f"{len(came)} of {wanted}"
-        record: Any = consumer.poll(0.5)
-        if record is None:
-            continue
-        if record.error() is None:
-            came.append(record.value().decode())
-            ended.discard(record.partition())
-        elif record.error().code() == confluent_kafka.KafkaError._PARTITION_EOF:
-            ended.add(record.partition())
-    consumer.close()
-    return came
+# --- once ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_restarted_release_releases_none_again(kafka: KafkaCluster, unique: str) -> None:
     """It began to release before it had read that messages were released: all of 3,000 came twice."""
     names = [f"{n:04}" for n in range(3000)]
-    send(kafka.url, unique, names, delay=0.5)
-    with releasing(kafka.url) as release:
-        eventually(lambda: release.total.released >= 3000, "the release of all")
-    send(kafka.url, unique, ["last"], delay=0.5)
-    with releasing(kafka.url) as again:
-        eventually(lambda: "last" in bodies_of(kafka.url, unique, 1), "the last")
-        came = Counter(bodies_of(kafka.url, unique, 3001))
-    assert came == Counter([*names, "last"]), f"{sum(n - 1 for n in came.values())} came again ({again.total.released})"
+    send_delayed(kafka.url, unique, names, delay=0.5)
+    with releasing(kafka.url) as releaser:
+        eventually(lambda: releaser.total.released >= 1000, "the release of some")
+    with releasing(kafka.url) as releaser:
+        texts_of(kafka.url, unique, 3000)
+    send_delayed(kafka.url, unique, ["last"], delay=0.5)
+    with releasing(kafka.url) as releaser:
+        eventually(lambda: releaser.total.released, "the release of the last")
+    assert Counter(texts_of(kafka.url, unique, 3001)) == Counter([*names, "last"])
+
+
+def interrupted_release(url: str, method: str, number: int) -> None:
+    """In a process of its own: release, and send this process a signal before a call of the producer's."""
+    interrupt_producers(method, signal_self(number))
+    with delays_released(url):
+        signal.pause()
+
+
+@pytest.mark.parametrize(
+    ("method", "number"),
+    [
+        ("commit_transaction", signal.SIGKILL),
+        ("commit_transaction", signal.SIGSTOP),
+        ("send_offsets_to_transaction", signal.SIGSTOP),
+    ],
+)
+def test_another_goes_on_for_a_releaser_that_is_killed_or_frozen(
+    kafka: KafkaCluster, unique: str, method: str, number: signal.Signals
+) -> None:
+    """A frozen one wakes when all partitions are the other's, while its own transaction is still open."""
+    names = [f"{n:03}" for n in range(200)]
+    send_delayed(kafka.url, unique, names, delay=0.1)
+    process = forked.context().Process(target=interrupted_release, args=(kafka.url, method, number), daemon=True)
+    process.start()
+
+    def is_interrupted() -> bool:
+        if number == signal.SIGKILL:
+            return not process.is_alive()
+        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    admin = Cluster.of(kafka.url).admin()
+
+    def owners() -> list[int]:
+        group = admin.describe_consumer_groups([release.GROUP])[release.GROUP].result(PATIENCE_SECONDS)
+        return [len(member.assignment.topic_partitions) for member in group.members]
+
+    try:
+        eventually(is_interrupted, "the releaser to be interrupted")
+        with releasing(kafka.url):
+            if number == signal.SIGSTOP:
+                everything = sum(wheel.slots for wheel in WHEELS.wheels)
+                eventually(lambda: owners() == [everything], "the other to get all partitions")
+                assert process.pid is not None
+                os.kill(process.pid, signal.SIGCONT)
+            texts_of(kafka.url, unique, 200)
+            send_delayed(kafka.url, unique, ["last"], delay=0.1)
+            texts_of(kafka.url, unique, 201)
+    finally:
+        process.kill()
+        process.join(PATIENCE_SECONDS)
+    assert Counter(texts_of(kafka.url, unique, 201)) == Counter([*names, "last"])
+
+
+def test_several_releasers_share_the_slots_while_others_come_and_go(kafka: KafkaCluster, unique: str) -> None:
+    names = [f"{part} {n:03}" for part in range(4) for n in range(250)]
+    with releasing(kafka.url) as first:
+        send_delayed(kafka.url, unique, names[:250], delay=0.2)
+        send_delayed(kafka.url, unique, names[250:500], delay=2)
+        with releasing(kafka.url) as second, releasing(kafka.url) as third:
+            send_delayed(kafka.url, unique, names[500:750], delay=3)
+            texts_of(kafka.url, unique, 500)
+        send_delayed(kafka.url, unique, names[750:], delay=0.1)
+        texts_of(kafka.url, unique, 1000)
+    assert Counter(texts_of(kafka.url, unique, 1000)) == Counter(names)
+    assert first.total.released + second.total.released + third.total.released == 1000
+
+
+# --- in time ------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_moves_from_days_to_seconds_and_comes_when_it_is_due(kafka: KafkaCluster, unique: str) -> None:
+    clock, cluster = Clock(), Cluster.of(kafka.url)
+    wheels = wheels_of(SHAPE, unique, LATE_US)
+    sender = Sender(cluster, wheels, clock, unique)
+    due_us = clock.now_us + 1500 * SECOND_US
+    assert sender.send("far", due_us) == f"{unique}.days"
+    with releasing(kafka.url, wheels, clock) as releaser:
+        for number, wheel in enumerate(reversed(wheels.wheels[1:])):
+            clock.now_us = wheels.moves_us(wheel.topic, due_us) - 1
+            assert sender.send(f"before {number}", clock.now_us + 1) == f"{unique}.seconds"
+            clock.now_us += 1
+            eventually(lambda number=number: releaser.total.moved == number + 1, f"it to leave {wheel.topic}")  # type: ignore[misc]
+            eventually(lambda number=number: releaser.total.released == number + 1, "the message before")  # type: ignore[misc]
+        clock.now_us = due_us - SECOND_US
+        sender.send("just before", clock.now_us + 1)
+        clock.now_us = due_us - 1
+        eventually(lambda: releaser.total.released == 4, "the one a second before")
+        clock.now_us = due_us
+        eventually(lambda: releaser.total.released == 5, "both to be released")
+    records = committed(kafka.url, unique, 5)
+    assert [r.value().decode() for r in records] == ["before 0", "before 1", "before 2", "just before", "far"]
+    assert [(r.key(), r.headers()) for r in records] == [(b"k", [("h", b"v")])] * 5
+
+
+def test_what_a_slow_transaction_brings_late_comes_at_once(kafka: KafkaCluster, unique: str) -> None:
+    """Its slot has been read by then, and its time is over."""
+    clock, cluster = Clock(), Cluster.of(kafka.url)
+    wheels = wheels_of(SHAPE, unique, LATE_US)
+    slow, quick = (Sender(cluster, wheels, clock, unique + name) for name in ("", ".quick"))
+    slow.begin("late", clock.now_us + SECOND_US)
+    with releasing(kafka.url, wheels, clock) as releaser:
+        clock.now_us += LATE_US
+        quick.send("quick", clock.now_us + 1)
+        clock.now_us += 1
+        eventually(lambda: releaser.total.released == 1, "the quick one")
+        quick.send("of the slot's next turn", clock.now_us - LATE_US + 13 * SECOND_US)
+        slow.commit()
+        eventually(lambda: releaser.total.released == 2, "the late one")
+    assert texts_of(kafka.url, unique, 1) == ["late"]
+
+
+# --- bounds -------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_slot_is_streamed_in_batches(kafka: KafkaCluster, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch has a bound by count and by bytes; a slot's messages are deleted when they have moved on."""
+    batches: list[tuple[int, int]] = []
+    move = release.Release._move
+
+    def noted(self: release.Release) -> bool:
+        batches.append((len(self._batch), sum(each.delayed.size for each in self._batch)))
+        return move(self)
+
+    monkeypatch.setattr(release.Release, "_move", noted)
+    monkeypatch.setattr(cleaning, "CLEAN_SECONDS", 0.0)
+    reader = Cluster.of(kafka.url).consumer({"group.id": unique})
+    wheel = WHEELS.wheels[0]
+
+    def kept() -> int:
+        slots = [TopicPartition(wheel.topic, n) for n in range(wheel.slots)]
+        return sum(high - low for low, high in (reader.get_watermark_offsets(slot, timeout=10) for slot in slots))
+
+    make_wheels(Cluster.of(kafka.url), WHEELS)
+    before = kept()
+    send_delayed(kafka.url, unique, [f"{n:04}" + "x" * 2000 for n in range(5000)], delay=0.2)
+    send_delayed(kafka.url, unique, [f"{n:04}" for n in range(5000, 8000)], delay=0.2)
+    with releasing(kafka.url) as releaser:
+        eventually(lambda: releaser.total.released == 8000, "the release of all")
+        eventually(lambda: kept() < before + 100, "what has moved on to be deleted")
+    reader.close()
+    texts_of(kafka.url, unique, 8000)
+    assert max(count for count, _ in batches) <= release.BATCH_RECORDS
+    assert max(size for _, size in batches) <= release.BATCH_BYTES + 3000
+
+
+def test_what_a_topic_refuses_for_good_holds_up_no_other(kafka: KafkaCluster, unique: str) -> None:
+    """The topic's bound was lowered after the message had been sent."""
+    large = os.urandom(2000).hex()
+    send_delayed(kafka.url, unique, [*"abcd", large, *"efgh"], delay=0.1)
+    admin = Cluster.of(kafka.url).admin()
+    lowered = ConfigResource(
+        ConfigResource.Type.TOPIC,
+        unique,
+        incremental_configs=[ConfigEntry("max.message.bytes", "1000", incremental_operation=AlterConfigOpType.SET)],
+    )
+    admin.incremental_alter_configs([lowered])[lowered].result(PATIENCE_SECONDS)
+    with releasing(kafka.url) as releaser:
+        assert sorted(texts_of(kafka.url, unique, 8)) == list("abcdefgh")
+        eventually(lambda: releaser.total.refused == 1, "the large one to be put aside")
+    (record,) = committed(kafka.url, REFUSED, 1)
+    headers = dict(record.headers())
+    assert record.value().decode() == large and headers["notify-topic"] == unique.encode()
+    assert b"too large" in headers["notify-reason"].lower()
+
+
+# --- of earlier versions ------------------------------------------------------------------------------------------
+
+
+class Killed(Exception):
+    """Stands for the death of a process."""
+
+
+def test_what_waits_in_the_topic_of_earlier_versions_moves_once(kafka: KafkaCluster, unique: str) -> None:
+    """Also where the process that moves it dies in between."""
+    clock, cluster = Clock(), Cluster.of(kafka.url)
+    wheels = wheels_of(SHAPE, f"{unique}.wheels", LATE_US)
+    make_wheels(cluster, wheels)
+    old = f"{unique}.old"
+    assert earlier.move_earlier(cluster, wheels, clock, old) == 0, "there is no such topic"
+    make_topic(cluster, old, {"cleanup.policy": "compact"})
+    producer = cluster.producer({})
+    for n in range(1500):
+        due_us = clock.now_us + n % 10 * SECOND_US
+        headers = [("notify-due", str(due_us).encode()), ("notify-topic", unique.encode()), ("notify-key", b"k")]
+        producer.produce(old, f"{n:04}".encode(), f"id-{n}".encode(), headers=[("h", b"v"), *headers])
+        if n % 3 == 0:
+            producer.produce(old, None, f"id-{n}".encode())
+    producer.flush(PATIENCE_SECONDS)
+
+    def die() -> None:
+        raise Killed
+
+    for after in (0, 1):
+        end = interrupt_producers("commit_transaction", die, after)
+        with pytest.raises(Killed):
+            earlier.move_earlier(cluster, wheels, clock, old)
+        end()
+    assert earlier.move_earlier(cluster, wheels, clock, old) == 500
+    assert earlier.move_earlier(cluster, wheels, clock, old) == 0
+    clock.now_us += 10 * SECOND_US
+    with releasing(kafka.url, wheels, clock):
+        records = committed(kafka.url, unique, 1000)
+    assert Counter(int(r.value()) for r in records) == Counter(n for n in range(1500) if n % 3)
+    assert {(r.key(), tuple(r.headers())) for r in records} == {(b"k", (("h", b"v"),))}

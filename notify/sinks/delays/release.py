@@ -51,7 +51,7 @@ RETRIED = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._TRANSPORT, Ka
 
 @dataclass(slots=True)
 class Released:
-    """Counts: messages that went to their topics, and steps from a wheel to the next."""
+    """Counts: messages that went to their topics, steps from a wheel to the next, and what topics refuse for good."""
 
     released: int = 0
     moved: int = 0
@@ -80,7 +80,10 @@ class Release:
         self._batch: list[_Move] = []
         self._refused: dict[tuple[Place, int], str] = {}
         """Records that their topics refuse for good, with the reason: they go elsewhere the next time."""
+        self._is_refused = False
         self._failures = 0
+        self._most = BATCH_RECORDS
+        """So many records has the next batch. Halved where a topic refuses some of them: it does not say which."""
         self._producer = cluster.producer(
             {
                 "transactional.id": f"notify-delays-{name}",
@@ -114,6 +117,7 @@ class Release:
         self._gather()
         if self._batch and self._move():
             self._failures = 0
+            self._most = min(2 * self._most, BATCH_RECORDS)
         self._cleaning.clean()
 
     def close(self) -> None:
@@ -140,7 +144,7 @@ class Release:
         if (next_us := self._slots.next_us()) is not None:
             timeout = min(IDLE_SECONDS, max(0.001, (next_us - now_us) / 1e6))
         size = 0
-        while len(self._batch) < BATCH_RECORDS and size < BATCH_BYTES:
+        while len(self._batch) < self._most and size < BATCH_BYTES:
             message = self._consumer.poll(timeout)
             if message is None:
                 return
@@ -176,6 +180,7 @@ class Release:
 
     def _move(self) -> bool:
         """Write the batch and its offsets, all or nothing; False: the batch will be read again."""
+        self._is_refused = False
         offsets = {move.place: move.offset + 1 for move in self._batch}
         try:
             self._producer.begin_transaction()
@@ -189,9 +194,12 @@ class Release:
             self._take_back(raised.args[0])
             return False
         for move in self._batch:
-            self._refused.pop((move.place, move.offset), None)
-            self._total.released += move.to is None
-            self._total.moved += move.to is not None
+            if self._refused.pop((move.place, move.offset), None) is not None:
+                self._total.refused += 1
+            elif move.to is None:
+                self._total.released += 1
+            else:
+                self._total.moved += 1
         self._cleaning.moved(offsets)
         return True
 
@@ -201,7 +209,6 @@ class Release:
         topic, partition, headers = d.topic, -1, d.headers
         if reason is not None:
             topic, headers = REFUSED, [*delayed_headers(headers, d.due_us, d.topic), (REASON, reason.encode())]
-            self._total.refused += 1
         elif move.to is not None:
             (topic, partition), headers = move.to, delayed_headers(headers, d.due_us, d.topic)
         answered = partial(self._answered, move)
@@ -212,18 +219,23 @@ class Release:
             raise
 
     def _answered(self, move: _Move, error: KafkaError | None, _: Any) -> None:
+        if error is None or error.code() not in FOR_GOOD:
+            return
+        self._is_refused = True
         key = (move.place, move.offset)
-        if error is not None and error.code() in FOR_GOOD and key not in self._refused:
-            log.error(
-                "a delayed message for topic %r is refused, it goes to %s: %s", move.delayed.topic, REFUSED, error
-            )
+        if len(self._batch) == 1 and key not in self._refused:
+            topic = move.delayed.topic
+            log.error("a delayed message for topic %r is refused, and goes to %s: %s", topic, REFUSED, error.str())
             self._refused[key] = error.str()
 
     def _take_back(self, error: KafkaError) -> None:
         """After a failure: nothing of the batch was written, and it is read again. Raises where this cannot be said."""
         if error.fatal() or not (error.txn_requires_abort() or error.code() in FOR_GOOD):
             raise KafkaException(error)
-        self._failures += 1
+        if self._is_refused and len(self._batch) > 1:
+            self._most = max(1, len(self._batch) // 2)
+        else:
+            self._failures += 1
         if self._failures > TRIES:
             raise Unavailable(f"Kafka refuses to release delayed messages, {TRIES} times in a row: {error.str()}")
         log.info("a batch of delayed messages was refused and is read again: %s", error)

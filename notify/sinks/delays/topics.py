@@ -6,7 +6,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from notify.errors import InvalidRequest, Unavailable
-from notify.kafka.brokers import CALL_SECONDS
+from notify.kafka.brokers import CALL_SECONDS, FOR_NOW
 from notify.kafka.cluster import Cluster
 from notify.kafka.records import DELAYED
 from notify.kafka.topics import LARGEST_RECORD
@@ -24,8 +24,8 @@ CONFIG = {
 def make_wheels(cluster: Cluster, wheels: Wheels) -> None:
     """Make the topics of the wheels where they are missing.
 
-    Raises Unavailable where the brokers do not answer, InvalidRequest where they refuse, and where a topic has too few
-    partitions.
+    Raises Unavailable where the brokers do not answer or cannot do it now, InvalidRequest where they refuse, and where
+    a topic has too few partitions.
     """
     admin = cluster.admin()
     try:
@@ -47,5 +47,8 @@ def make_wheels(cluster: Cluster, wheels: Wheels) -> None:
         try:
             done.result(CALL_SECONDS)
         except KafkaException as raised:
-            if raised.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise InvalidRequest(f"Kafka refuses to make topic {topic!r}: {raised.args[0].str()}") from raised
+            error = raised.args[0]
+            if error.code() in FOR_NOW:
+                raise Unavailable(f"Kafka does not make topic {topic!r} now: {error.str()}") from raised
+            if error.code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise InvalidRequest(f"Kafka refuses to make topic {topic!r}: {error.str()}") from raised

@@ -1,0 +1,81 @@
+"""Delayed messages as a bridge sends them to Kafka, and producers that are interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from notify import ids
+from notify.kafka.cluster import Cluster
+from notify.sinks.sink import open_sink
+from notify.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
+from tests.support.kafka import committed
+
+
+def texts_of(url: str, topic: str, wanted: int = 0) -> list[str]:
+    """The values of all committed records of a topic. Fails if fewer come than `wanted`."""
+    return [record.value().decode() for record in committed(url, topic, wanted)]
+
+
+def send_delayed(url: str, topic: str, bodies: Sequence[str], delay: float) -> None:
+    """Send messages as a bridge does, in one batch; the last letter of each is its key. `delay` is in seconds."""
+
+    async def run() -> None:
+        sink = open_sink(url)
+        epoch, position = await sink.claim(topic)
+        transactions = [
+            BridgedTransaction(
+                ids.to_text(ids.new_id()),
+                "g",
+                [PackedMessage(topic=topic, body=body.encode(), key=body[-1], delay=delay)],
+            )
+            for body in bodies
+        ]
+        await sink.append(
+            topic,
+            PackedBridgeBatch(epoch=epoch, expected_position=position, position=bodies[-1], transactions=transactions),
+        )
+        await sink.close()
+
+    asyncio.run(run())
+
+
+class Interrupted:
+    """A producer that does something before its first call of a method."""
+
+    def __init__(self, producer: Any, method: str, interrupt: Callable[[], None], after: int = 0) -> None:
+        """`after`: so many calls go through before."""
+        self._producer = producer
+        self._method = method
+        self._interrupt = interrupt
+        self._after = after
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._method:
+            self._after -= 1
+            if self._after == -1:
+                self._interrupt()
+        return getattr(self._producer, name)
+
+
+def interrupt_producers(method: str, interrupt: Callable[[], None], after: int = 0) -> Callable[[], None]:
+    """Have each producer that is made from now on in this process be `Interrupted`; the function that ends this."""
+    make = Cluster.producer
+
+    def made(self: Cluster, own: Any) -> Any:
+        return Interrupted(make(self, own), method, interrupt, after)
+
+    Cluster.producer = made  # type: ignore[method-assign]
+
+    def end() -> None:
+        Cluster.producer = make  # type: ignore[method-assign]
+
+    return end
+
+
+def signal_self(number: int) -> Callable[[], None]:
+    """A function that sends this process a signal."""
+    return lambda: os.kill(os.getpid(), signal.Signals(number))
