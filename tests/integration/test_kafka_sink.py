@@ -155,6 +155,7 @@ def test_what_is_open_ends_with_its_sink(url: str, unique: str) -> None:
     async def work(sink: Sink) -> None:
         epoch, _ = await sink.claim(unique)
         await append(sink, unique, epoch, "1", sent(unique, "part", key="k"), prepare=True)
+        await asyncio.to_thread(committed, url, unique, 1, uncommitted=True)
         await sink.close()
         other = open_sink(url)
         epoch, _ = await other.claim(f"other-{unique}")
@@ -329,21 +330,33 @@ def test_a_second_relay_stands_by_and_takes_over(
         other = make_engine(str(engine.url.render_as_string(hide_password=False)))
         relays = [Relay(engine, url), Relay(other, url)]
 
+        def present() -> int:
+            """Relays of any kind hold a lock of this class while they are there."""
+            with engine.connect() as connection:
+                database = "(SELECT oid FROM pg_database WHERE datname = current_database())"
+                held = f"SELECT count(*) FROM pg_locks WHERE granted AND classid = 74002 AND database = {database}"
+                return int(connection.exec_driver_sql(held).scalar() or 0)
+
         def moved() -> int:
             return sum(relay.total.sent for relay in relays)
 
+        async def all_moved(count: int, tasks: list[asyncio.Future[Any]]) -> None:
+            await eventually_async(lambda: moved() == count or any(t.done() for t in tasks), "all to be moved")
+
         async def run() -> None:
-            tasks = [asyncio.ensure_future(relay.run()) for relay in relays]
-            for n in range(40):
-                add(engine, unique, f"{n:02}", key=f"k{n}")
-            await eventually_async(lambda: moved() == 40 or any(t.done() for t in tasks), "both relays to move all")
+            tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(relay.run()) for relay in relays]
+            await eventually_async(lambda: present() == 2, "both relays to be there")
+            for rows in (range(20), range(20, 40)):  # the first move may come before the shares are given back
+                for n in rows:
+                    add(engine, unique, f"{n:02}", key=f"k{n}")
+                await all_moved(rows.stop, tasks)
             busy = 0 if relays[0].total.sent else 1
             assert relays[1 - busy].total.sent == 0, "one publishes, the other stands by"
             tasks[busy].cancel()
             await asyncio.gather(tasks[busy], return_exceptions=True)
             for n in range(40, 60):
                 add(engine, unique, f"{n:02}", key=f"k{n}")
-            await eventually_async(lambda: moved() == 60 or tasks[1 - busy].done(), "the other to take over")
+            await all_moved(60, [tasks[1 - busy]])
             tasks[1 - busy].cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 

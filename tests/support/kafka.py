@@ -39,13 +39,19 @@ class KafkaNode:
         self.proxy.close()
 
 
-def committed(url: str, topic: str, wanted: int = 0) -> list[Any]:
-    """All committed records of a topic, partition by partition. Fails if fewer come than `wanted`."""
+def committed(url: str, topic: str, wanted: int = 0, *, uncommitted: bool = False) -> list[Any]:
+    """All committed records of a topic, partition by partition; with `uncommitted` the others, too.
+
+    Fails if fewer come than `wanted`.
+    """
     from confluent_kafka import OFFSET_BEGINNING, KafkaError, TopicPartition
 
     from notify.kafka.cluster import Cluster
 
-    consumer = Cluster.of(url).consumer({"group.id": "a-test", "enable.partition.eof": True})
+    isolation = "read_uncommitted" if uncommitted else "read_committed"
+    consumer = Cluster.of(url).consumer(
+        {"group.id": "a-test", "enable.partition.eof": True, "isolation.level": isolation}
+    )
     deadline = time.monotonic() + PATIENCE_SECONDS
     try:
         partitions: Mapping[int, Any] = {}

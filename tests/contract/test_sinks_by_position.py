@@ -1,0 +1,279 @@
+"""Every sink stores a source's batches once, in order, each with its position: queue servers and Kafka.
+
+`Target` is what the suite needs of a kind of target.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Protocol
+
+import pytest
+
+from notify import ids
+from notify.errors import Conflict, NotifyError, Unavailable
+from notify.limits import LIMITS
+from notify.sinks.sink import Sink, open_sink
+from notify.testing.process import ServerProcess
+from notify.wire import Bridged, BridgedTransaction, PackedBridgeBatch, PackedMessage
+from tests.support.groups import bodies, drain, subscribe
+from tests.support.kafka import KafkaNode, committed
+from tests.support.proxy import Proxy
+
+END_TRANSACTION = rb"\x00\x1a\x00[\x01-\x05]"
+"""The API key and version of Kafka's request that ends a transaction (EndTxn)."""
+
+
+class Target(Protocol):
+    """One kind of target, and a topic of this test."""
+
+    url: str
+    topic: str
+
+    def delivered(self, count: int) -> list[str]:
+        """The bodies of all messages that consumers see, queue by queue; waits until there are so many."""
+        ...
+
+    def cut(self, *, answer: bool) -> tuple[Proxy, str]:
+        """Cut the connection when the next batch is stored, before or after the target has done it; the URL to use."""
+        ...
+
+
+class QueueServer:
+    """A queue server."""
+
+    def __init__(self, server: ServerProcess, topic: str) -> None:
+        self.url, self.topic = server.url, topic
+        self._proxies: list[Proxy] = []
+        subscribe(self.url, topic, topic)
+
+    def delivered(self, count: int) -> list[str]:
+        return bodies(drain(self.url, self.topic, self.topic, count))
+
+    def cut(self, *, answer: bool) -> tuple[Proxy, str]:
+        host, port = self.url.removeprefix("http://").split(":")
+        proxy = Proxy(host, int(port))
+        self._proxies.append(proxy)
+        proxy.cut_at(b"second of two", answer=answer)
+        return proxy, f"http://127.0.0.1:{proxy.port}"
+
+    def close(self) -> None:
+        for proxy in self._proxies:
+            proxy.close()
+
+
+class Kafka:
+    """A Kafka node, which is behind a proxy."""
+
+    def __init__(self, node: KafkaNode, topic: str) -> None:
+        self.url, self.topic = f"{node.url}?notify.partitions=1", topic
+        self._proxy = node.proxy
+
+    def delivered(self, count: int) -> list[str]:
+        return [record.value().decode() for record in committed(self.url, self.topic, count)]
+
+    def cut(self, *, answer: bool) -> tuple[Proxy, str]:
+        self._proxy.cuts = 0
+        return self._proxy, self.url
+
+    def close(self) -> None:
+        """The node goes on."""
+
+
+@pytest.fixture(params=["queue server", "Kafka"])
+def target(request: pytest.FixtureRequest, unique: str) -> Iterator[Target]:
+    made: QueueServer | Kafka
+    if request.param == "Kafka":
+        made = Kafka(request.getfixturevalue("kafka_node"), unique)
+    else:
+        made = QueueServer(request.getfixturevalue("server"), unique)
+    yield made
+    made.close()
+
+
+class Mover:
+    """A bridge of the test's source, as its target sees it."""
+
+    def __init__(self, target: Target, url: str = "") -> None:
+        self._target = target
+        self.sink: Sink = open_sink(url or target.url)
+        self.epoch = 0
+        self.position = ""
+
+    async def claim(self, *, take_back: bool = True) -> str:
+        self.epoch, self.position = await self.sink.claim(self._target.topic, take_back=take_back)
+        return self.position
+
+    async def append(self, position: str, *transactions: BridgedTransaction, **fields: object) -> Bridged:
+        batch = PackedBridgeBatch(
+            epoch=self.epoch, expected_position=self.position, position=position, transactions=list(transactions),
+            **fields,  # type: ignore[arg-type]
+        )  # fmt: skip
+        answer = await self.sink.append(self._target.topic, batch)
+        if not answer.refused:
+            self.position = position
+        return answer
+
+    async def close(self) -> None:
+        await self.sink.close()
+
+
+def sent(target: Target, body: str, key: str | None = "k", group: str = "g", **fields: object) -> BridgedTransaction:
+    """A transaction of one message."""
+    message = PackedMessage(topic=target.topic, body=body.encode(), key=key, **fields)  # type: ignore[arg-type]
+    return BridgedTransaction(id=ids.to_text(ids.new_id()), producer_group=group, messages=[message])
+
+
+def test_each_is_there_once_and_a_frozen_mover_that_wakes_is_refused(target: Target) -> None:
+    async def run() -> None:
+        frozen, other = Mover(target), Mover(target)
+        await frozen.claim()
+        await frozen.append("1", sent(target, "a"))
+        assert await other.claim() == "1" and other.epoch > frozen.epoch
+        await other.append("2", sent(target, "b"))
+        with pytest.raises(Conflict) as refused:
+            await frozen.append("2", sent(target, "b"))
+        assert refused.value.code == "stale_epoch"
+        with pytest.raises(Conflict) as refused:
+            await frozen.claim(take_back=False)
+        assert refused.value.code == "stale_epoch"
+        await other.append("3", sent(target, "c"))
+        assert await other.sink.position(target.topic) == "3"
+        await frozen.close()
+        await other.close()
+
+    asyncio.run(run())
+    assert target.delivered(3) == ["a", "b", "c"]
+
+
+def test_two_movers_at_once_store_each_batch_once_and_in_order(target: Target) -> None:
+    """Whoever is refused, or does not know what became of a batch, asks where the source stands."""
+    count = 12
+    rows = [sent(target, f"{n:02}") for n in range(count)]
+    claims: list[int] = []
+
+    async def move() -> None:
+        mover = Mover(target)
+        while True:
+            try:
+                at = int(await mover.claim() or 0)
+                claims.append(at)
+                for n in range(at, min(at + 3, count)):
+                    await mover.append(str(n + 1), rows[n])
+                if at == count:
+                    break
+            except (Conflict, Unavailable):
+                await asyncio.sleep(0)
+        await mover.close()
+
+    async def both() -> None:
+        await asyncio.gather(move(), move())
+
+    asyncio.run(both())
+    assert len(claims) > 2
+    assert target.delivered(count) == [f"{n:02}" for n in range(count)]
+
+
+@pytest.mark.parametrize("answer", [False, True], ids=["before the answer", "after it was written"])
+def test_a_batch_that_is_cut_is_stored_once(target: Target, answer: bool) -> None:
+    async def run() -> None:
+        proxy, url = target.cut(answer=answer)
+        mover = Mover(target, url)
+        await mover.claim()
+        await mover.append("1", sent(target, "a"))
+        if isinstance(target, Kafka):
+            proxy.cut_at(END_TRANSACTION, answer=answer)
+        row = sent(target, "second of two")
+        try:
+            await mover.append("2", row)
+        except (Conflict, Unavailable):  # a client that sends again learns that its position is stored
+            if await mover.claim(take_back=False) != "2":
+                await mover.append("2", row)
+        assert proxy.cuts == 1
+        await mover.append("3", sent(target, "c"))
+        await mover.close()
+
+    asyncio.run(run())
+    assert target.delivered(3) == ["a", "second of two", "c"]
+
+
+def test_the_order_per_key_is_kept_over_batches_and_producer_groups(target: Target) -> None:
+    async def run() -> None:
+        mover = Mover(target)
+        await mover.claim()
+        some = [sent(target, f"{n % 3} {n:02}", key=f"k{n % 3}", group="gh"[n // 3 % 2]) for n in range(30)]
+        some.append(sent(target, "0 30", key="k0", group=""))
+        for at in range(0, len(some), 7):
+            await mover.append(str(at), *some[at : at + 7])
+        await mover.close()
+
+    asyncio.run(run())
+    came = target.delivered(31)
+    for key in "012":
+        numbers = [body.split()[1] for body in came if body.startswith(key)]
+        assert numbers == sorted(numbers) and len(numbers) >= 10
+
+
+def test_parts_of_a_large_transaction_are_there_together_and_taken_back_together(target: Target) -> None:
+    async def run() -> None:
+        mover = Mover(target)
+        await mover.claim()
+        gone = [sent(target, "taken back"), sent(target, "that too")]
+        await mover.append("", *gone, prepare=True)
+        await mover.append("1", rollback=[t.id for t in gone])
+        parts = [sent(target, f"{n} {'x' * 900_000}") for n in range(6)]
+        await mover.append("1", *parts[:2], prepare=True)
+        await mover.append("1", *parts[2:4], prepare=True)
+        await mover.append("2", *parts[4:], commit=[t.id for t in parts[:4]])
+        await mover.close()
+        again = Mover(target)
+        assert await again.claim() == "2"
+        await again.close()
+
+    asyncio.run(run())
+    assert [body.split()[0] for body in target.delivered(6)] == [str(n) for n in range(6)]
+
+
+def test_nothing_is_stored_beside_what_is_refused_for_good(target: Target) -> None:
+    """The mover notes what is named, and sends the rest: the position is never past a refusal that nobody knows."""
+    bad = {
+        "a long body": sent(target, "x" * (LIMITS.message_bytes + 1)),
+        "a long key": sent(target, "x", key="k" * (LIMITS.key_bytes + 1)),
+        "a topic that is no name": sent(target, "x"),
+        "a group that is no name": sent(target, "x", group="no name"),
+        "a tag that is no name": sent(target, "x", tag="no name"),
+        "too many headers": sent(target, "x", headers={str(n): "v" for n in range(LIMITS.headers + 1)}),
+        "a delay of months": sent(target, "x", delay=LIMITS.delay_seconds + 1),
+        "no message": sent(target, "x"),
+    }
+    bad["a topic that is no name"].messages[0].topic = "no name"
+    bad["no message"].messages = []
+    good = [sent(target, "first"), sent(target, "last")]
+
+    async def run() -> None:
+        mover = Mover(target)
+        await mover.claim()
+        answer = await mover.append("1", good[0], *bad.values(), good[1])
+        by_id = {item.id: item for item in answer.refused}
+        for name, each in bad.items():
+            assert 400 <= by_id[each.id].status < 500 and by_id[each.id].code and by_id[each.id].detail, name
+        assert len(by_id) == len(bad) and await mover.sink.position(target.topic) == ""
+        assert not (await mover.append("1", *good)).refused
+        assert await mover.sink.position(target.topic) == "1"
+        await mover.close()
+
+    asyncio.run(run())
+    assert target.delivered(2) == ["first", "last"]
+
+
+def test_a_batch_that_nobody_claimed_for_is_refused(target: Target) -> None:
+    async def run() -> None:
+        mover = Mover(target)
+        mover.epoch = 1
+        with pytest.raises(NotifyError, match="claim"):
+            await mover.append("1", sent(target, "x"))
+        await mover.close()
+        await mover.close()
+
+    asyncio.run(run())
