@@ -164,7 +164,7 @@ def test_two_movers_at_once_store_each_batch_once_and_in_order(target: Target) -
                 if at == count:
                     break
             except (Conflict, Unavailable):
-                await asyncio.sleep(0)
+                continue
         await mover.close()
 
     async def both() -> None:

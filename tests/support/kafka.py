@@ -35,8 +35,8 @@ class KafkaNode:
         return cls(cluster.url, proxies[0], cluster)
 
     def stop(self) -> None:
-        self.cluster.stop()
         self.proxy.close()
+        self.cluster.stop()
 
 
 def committed(url: str, topic: str, wanted: int = 0, *, uncommitted: bool = False) -> list[Any]:

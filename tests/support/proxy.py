@@ -36,7 +36,11 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listening.accept()
-                target = socket.create_connection(self._target)
+                try:
+                    target = socket.create_connection(self._target)
+                except OSError:  # the target is away
+                    client.close()
+                    continue
                 self._open |= {client, target}
                 answered: list[bool] = []
                 self._start(self._to_target, client, target, answered)
