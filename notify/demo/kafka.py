@@ -35,7 +35,7 @@ class KafkaCluster:
         self._classpath = f"{jars()}/*"
         self._directory = directory
         self._ports = free_ports(2 * nodes)
-        self._nodes = nodes
+        self.nodes = nodes
         self._advertised = advertised
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         for node in range(nodes):
@@ -43,7 +43,7 @@ class KafkaCluster:
 
     @property
     def brokers(self) -> str:
-        return ",".join(f"127.0.0.1:{port}" for port in self._ports[: self._nodes])
+        return ",".join(f"127.0.0.1:{port}" for port in self._ports[: self.nodes])
 
     @property
     def url(self) -> str:
@@ -54,9 +54,9 @@ class KafkaCluster:
         return self._directory / f"kafka-{node}" / "data"
 
     def _configure(self, node: int) -> None:
-        broker, controller = self._ports[node], self._ports[self._nodes + node]
-        voters = ",".join(f"{n + 1}@127.0.0.1:{self._ports[self._nodes + n]}" for n in range(self._nodes))
-        copies = min(3, self._nodes)
+        broker, controller = self._ports[node], self._ports[self.nodes + node]
+        voters = ",".join(f"{n + 1}@127.0.0.1:{self._ports[self.nodes + n]}" for n in range(self.nodes))
+        copies = min(3, self.nodes)
         place = self._directory / f"kafka-{node}"
         place.mkdir(parents=True)
         settings = {
@@ -103,21 +103,25 @@ class KafkaCluster:
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
-        for node in range(self._nodes):
+        for node in range(self.nodes):
             self.start_node(node)
         deadline = time.monotonic() + seconds
-        for port in self._ports[: self._nodes]:
+        for port in self._ports[: self.nodes]:
             self._wait_for_port(port, deadline)
         admin = AdminClient({"bootstrap.servers": self.brokers, "log_level": 0})
         while time.monotonic() < deadline:
             try:
-                if len(admin.list_topics(timeout=5).brokers) == self._nodes:
+                if len(admin.list_topics(timeout=5).brokers) == self.nodes:
                     return self
             except KafkaException:
                 pass  # not yet
             time.sleep(0.3)
         self.stop()
         raise Unavailable("Kafka did not become ready")
+
+    def wait_for_node(self, node: int, seconds: float = 90) -> None:
+        """Wait until a node that was started again takes connections. Raises Unavailable, with all nodes stopped."""
+        self._wait_for_port(self._ports[node], time.monotonic() + seconds)
 
     def _wait_for_port(self, port: int, deadline: float) -> None:
         while time.monotonic() < deadline:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from notify.demo.kafka import KafkaCluster
 from notify.errors import NotifyError
 from notify.testing.process import ServerProcess
 from tests.history.actors import FEW, ORDERED, TOPIC
@@ -40,6 +41,7 @@ class Faults:
             for kinds, pause in (
                 *((self._stops_of(name, server), 3.0) for name, server in stage.servers.by_name.items()),
                 (self._stops_of_databases(), 0.3),
+                (self._stops_of_nodes(), 3.0),
                 (self._stops_of_actors(), 0.3),
                 (self._cheap(), 0.2),
             )
@@ -86,11 +88,15 @@ class Faults:
     def _stops_of_databases(self) -> dict[str, Callable[[], None]]:
         stage = self._stage
         kinds: dict[str, Callable[[], None]] = {}
-        for name, database in stage.databases.items():
+        for name, database in stage.scene.databases.items():
             kinds[f"{name} restarted"] = lambda database=database: self._restart(database)  # type: ignore[misc]
         if stage.room.can_fill:
             kinds["disk full"] = self._fill_disk
         return kinds
+
+    def _stops_of_nodes(self) -> dict[str, Callable[[], None]]:
+        kafka = self._stage.scene.kafka
+        return {} if kafka is None else {"node killed": lambda: self._kill_node(kafka)}
 
     def _stops_of_actors(self) -> dict[str, Callable[[], None]]:
         stage = self._stage
@@ -126,6 +132,13 @@ class Faults:
         time.sleep(self._chance.random())  # how long it is away
         database.start()
 
+    def _kill_node(self, kafka: KafkaCluster) -> None:
+        node = self._chance.randrange(kafka.nodes)
+        kafka.kill_node(node)
+        time.sleep(self._chance.uniform(*STOPPED_SECONDS))  # how long it is away
+        kafka.start_node(node)
+        kafka.wait_for_node(node)
+
     def _fill_disk(self) -> None:
         self._stage.room.fill()
         time.sleep(self._chance.uniform(0.5, 3.0))  # how long it is full
@@ -134,13 +147,14 @@ class Faults:
     # --- cheap changes -----------------------------------------------------------------------------------------
 
     def _cheap(self) -> dict[str, Callable[[], None]]:
-        return {
-            "topic grown": self._grow,
-            "mode changed": self._change_mode,
+        everywhere: dict[str, Callable[[], None]] = {
             "replayed": self._replay,
             "redriven": lambda: redrive(self._stage.url, self._chance.choice(("shared", "ordered", "failover"))),
             "paused": self._pause,
         }
+        if self._stage.servers.kafka_url:  # Kafka keeps no modes, and a topic that grows there moves its keys
+            return everywhere
+        return everywhere | {"topic grown": self._grow, "mode changed": self._change_mode}
 
     def _admin(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         return admin(self._stage.url, method, path, body)

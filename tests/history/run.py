@@ -12,21 +12,24 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from notify.demo.kafka import KafkaCluster
+from notify.errors import Unavailable
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.postgresql_server import PostgreSqlServer
 from notify.testing.reachable import NotAvailable
 from tests.history.checker import History, counts, violations
 from tests.history.faults import Faults
 from tests.history.room import small_disk
+from tests.history.scene import Scene
 from tests.history.stage import Stage
 
 DISK_MEGABYTES = 1024
+KAFKA_NODES = 3
 SETTLE_SECONDS = 180.0
 LOOK_SECONDS = 2.0
 
@@ -40,22 +43,11 @@ class Outcome:
     faults: Counter[str]
 
 
-def play(
-    directory: Path,
-    seconds: float,
-    seed: int,
-    sources: Mapping[str, str],
-    databases: Mapping[str, Any],
-    callers: int = 4,
-    is_over_databases: bool = False,
-) -> Outcome:
-    """Play a history of so many seconds on these databases; `databases` may be restarted.
-
-    `is_over_databases`: they also store the servers' transactions.
-    """
+def play(directory: Path, seconds: float, seed: int, scene: Scene) -> Outcome:
+    """Play a history of so many seconds."""
     with ExitStack() as stack:
         room = stack.enter_context(small_disk(directory / "disk", DISK_MEGABYTES))
-        stage = Stage(directory, room, sources, databases, callers, is_over_databases)
+        stage = Stage(directory, room, scene)
         stage.start(stack)
         faults = Faults(stage, seed)
         faults.start()
@@ -76,6 +68,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--over-databases", action="store_true", help="servers store their transactions in databases")
+    parser.add_argument("--over-kafka", action="store_true", help="they do, and Kafka has the queues")
     options = parser.parse_args()
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
@@ -90,8 +83,14 @@ def main() -> int:
                 servers[name] = kind(place, durable=False).create()
                 stack.callback(servers[name].stop)
             sources = {name: server.url for name, server in servers.items()}
-            outcome = play(directory, options.seconds, seed, sources, servers, is_over_databases=options.over_databases)
-    except NotAvailable as reason:
+            kafka = None
+            if options.over_kafka:
+                kafka = KafkaCluster(directory, nodes=KAFKA_NODES).start()
+                stack.callback(kafka.stop)
+            is_over_databases = options.over_databases or options.over_kafka
+            scene = Scene(sources, servers, is_over_databases=is_over_databases, kafka=kafka)
+            outcome = play(directory, options.seconds, seed, scene)
+    except (NotAvailable, Unavailable) as reason:
         print(f"VERDICT: INCONCLUSIVE {reason}")
         return 2
     history = outcome.history

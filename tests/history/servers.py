@@ -1,4 +1,4 @@
-"""The servers of a history: one with its own log, or several over databases and a queue server behind them."""
+"""The servers of a history: one with its own log, or several over databases, with a queue server or Kafka behind."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ SERVERS_OVER_DATABASES = 2
 
 
 class Servers:
-    """Servers by name; `queue` has the queues, `senders` take what producers send."""
+    """Servers by name; `queue` shows and steers the groups, `senders` take what producers send."""
 
-    def __init__(self, queue: ServerProcess, senders: Mapping[str, ServerProcess]) -> None:
+    def __init__(self, queue: ServerProcess, senders: Mapping[str, ServerProcess], kafka_url: str = "") -> None:
+        """`kafka_url`: the cluster that has the queues; "" where the server `queue` has them."""
         self.queue = queue
         self.senders = dict(senders)
         self.by_name = {"server": queue, **self.senders}
+        self.kafka_url = kafka_url
+
+    @property
+    def queue_url(self) -> str:
+        """Where bridges and relays publish, and consumers receive."""
+        return self.kafka_url or self.queue.url
 
     @property
     def send_url(self) -> str:
@@ -40,10 +47,10 @@ def with_a_log(directory: Path, registry: str | None) -> Servers:
     return Servers(server, {"server": server})
 
 
-def over_databases(directory: Path, storages: Mapping[str, str]) -> Servers:
+def over_databases(directory: Path, storages: Mapping[str, str], kafka_url: str = "") -> Servers:
     """Servers that store transactions in databases, shard by shard (`storages`: URLs by shard), and a queue server.
 
-    The registry is in the first shard.
+    The registry is in the first shard. `kafka_url`: a cluster that has the queues, whose groups that server shows.
     """
     for shard, url in storages.items():
         make_storage(url, shard)
@@ -52,6 +59,8 @@ def over_databases(directory: Path, storages: Mapping[str, str]) -> Servers:
         f"server over databases {n}": ServerProcess(directory / f"sql-{n}", flags=flags)
         for n in range(SERVERS_OVER_DATABASES)
     }
+    if kafka_url:
+        return Servers(ServerProcess(directory / "data", flags=["--kafka", kafka_url]), senders, kafka_url)
     registry = storages[min(storages)]
     queue = ServerProcess(directory / "data", flags=["--registry", registry, "--roles", "queue"])
     return Servers(queue, senders)

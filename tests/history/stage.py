@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,7 +25,7 @@ from tests.history.actors import FEW, ORDERED, OUTBOX_CALLER, TOPIC
 from tests.history.administration import admin, redrive
 from tests.history.checker import Effect, History
 from tests.history.room import Room
-from tests.history.servers import over_databases, with_a_log
+from tests.history.scene import Scene
 from tests.history.tables import EffectRow, Intent, make_tables, open_engine, read_notes
 from tests.support.clock import eventually
 from tests.support.groups import is_subscribed
@@ -75,30 +76,12 @@ class Actor:
 class Stage:
     """All processes of a history, and their facts at the end."""
 
-    def __init__(
-        self,
-        directory: Path,
-        room: Room,
-        sources: Mapping[str, str],
-        databases: Mapping[str, Any],
-        callers: int,
-        is_over_databases: bool = False,
-    ) -> None:
-        """`sources`: database URLs by name; `databases`: those servers among them that may be restarted.
-
-        `is_over_databases`: the same databases store the servers' transactions, each a shard.
-        """
+    def __init__(self, directory: Path, room: Room, scene: Scene) -> None:
         self.directory = directory
         self.room = room
-        self.sources = sources
-        self.databases = databases
-        self.callers = callers
-        # The registry is one of the source databases, so it is away while that restarts.
-        registry = next((dsn for dsn in sources.values() if not dsn.startswith("sqlite")), None)
-        if is_over_databases:
-            self.servers = over_databases(room.directory, sources)
-        else:
-            self.servers = with_a_log(room.directory, registry)
+        self.scene = scene
+        self.sources = scene.sources
+        self.servers = scene.servers(room.directory)
         self.actors: dict[str, Actor] = {}
         self.movers: list[str] = []
         """The bridges and relays among them."""
@@ -106,7 +89,7 @@ class Stage:
 
     @property
     def url(self) -> str:
-        """The queue server's address."""
+        """The address of the server that shows and steers the groups."""
         return self.servers.queue.url
 
     @property
@@ -126,12 +109,14 @@ class Stage:
         for name, dsn in self.sources.items():
             mover = "bridge" if dsn.startswith("mysql") else "relay"
             self.movers.append(f"{mover} {name}")
-            self._add(f"{mover} {name}", ["notify.cli.main", mover, "--dsn", dsn, "--url", self.url], stack)
+            self._add(
+                f"{mover} {name}", ["notify.cli.main", mover, "--dsn", dsn, "--url", self.servers.queue_url], stack
+            )
             spec = {
                 "source": name,
                 "dsn": dsn,
                 "async_dsn": dsn if dsn.startswith("postgresql+psycopg") else "",
-                "callers": self.callers,
+                "callers": self.scene.callers,
                 "stop": str(self.directory / "stop"),
                 "hold": str(self.directory / "hold"),
                 "end": str(self.directory / "end"),
@@ -168,7 +153,7 @@ class Stage:
             eventually(lambda group=group: is_subscribed(self.url, group), f"{group} to be subscribed")  # type: ignore[misc]
 
     def _add_actor(self, name: str, role: str, spec: dict[str, Any], stack: ExitStack) -> None:
-        spec = {"url": self.url} | spec | {"notes": str(self.directory / f"{name}.notes")}
+        spec = {"url": self.servers.queue_url} | spec | {"notes": str(self.directory / f"{name}.notes")}
         self._add(name, ["tests.history.actors", role, json.dumps(spec)], stack)
 
     def _add(self, name: str, words: Sequence[str], stack: ExitStack) -> None:
@@ -220,12 +205,7 @@ class Stage:
         return waiting if quiet < 3 else []
 
     def _waiting(self) -> list[str]:
-        waiting = []
-        committed = sum(self._committed(dsn) for dsn in self.sources.values())
-        topics = [admin(self.url, "GET", f"topics/{topic}") for topic in (TOPIC, ORDERED, FEW)]
-        queued = sum(queue["end"] for topic in topics for queue in topic["queues"])
-        if queued < committed:
-            waiting.append(f"{committed - queued} of {committed} committed messages are in no queue")
+        waiting = self._without_effect() if self.servers.kafka_url else self._behind()
         for name in self.sources:
             sent_to = self._any_sender.url
             open_ = admin(sent_to, "GET", f"transactions?producer_group={name}")["transactions"]
@@ -236,13 +216,42 @@ class Stage:
             left = sum(not letter["redriven"] for letter in letters)
             if left:
                 waiting.append(f"{left} dead letters of {group} were not sent again")
+        return waiting
+
+    def _behind(self) -> list[str]:
+        """Messages that are in no queue, and groups that are behind."""
+        waiting = []
+        committed = sum(self._committed(dsn) for dsn in self.sources.values())
+        topics = [admin(self.url, "GET", f"topics/{topic}") for topic in (TOPIC, ORDERED, FEW)]
+        queued = sum(queue["end"] for topic in topics for queue in topic["queues"])
+        if queued < committed:
+            waiting.append(f"{committed - queued} of {committed} committed messages are in no queue")
+        for group in (*GROUPS, "broadcast@x"):
             shown = admin(self.url, "GET", f"groups/{group}")
             lag = sum(queue["lag"] for queue in shown["queues"])
             if lag or shown["paused"]:
                 waiting.append(f"group {group} is {lag} behind{', and paused' if shown['paused'] else ''}")
-        shown = admin(self.url, "GET", "groups/broadcast@x")
-        lag = sum(queue["lag"] for queue in shown["queues"])
-        return [*waiting, *([f"broadcast@x is {lag} behind"] if lag else [])]
+        return waiting
+
+    def _without_effect(self) -> list[str]:
+        """Messages without their effect: offsets of Kafka also count the records of its transactions."""
+        committed: Counter[str] = Counter()
+        had: Counter[str] = Counter()
+        for dsn in self.sources.values():
+            engine = open_engine(dsn)
+            try:
+                with engine.connect() as connection:
+                    topics = sa.select(Intent.topic, sa.func.count()).group_by(Intent.topic)
+                    committed.update(dict(connection.execute(topics)))
+                    takers = sa.select(EffectRow.who, sa.func.count()).group_by(EffectRow.who)
+                    had.update(dict(connection.execute(takers)))
+            finally:
+                engine.dispose()
+        return [
+            f"{committed[topic] - had[who]} of {committed[topic]} messages of {topic} had no effect in {who}"
+            for who, topic in EXPECTED.items()
+            if had[who] < committed[topic]
+        ]
 
     def _committed(self, dsn: str) -> int:
         engine = open_engine(dsn)
@@ -276,8 +285,9 @@ class Stage:
                 h = half_message.c
                 halves = connection.execute(sa.select(h.transaction_id, h.mode, h.state).distinct()).all()
             engine.dispose()
-            # The queue server alone knows what an outbox sent.
-            for server, of_outbox in ((self._any_sender, False), (self.servers.queue, True)):
+            # The queue server alone knows what an outbox sent; Kafka knows no states.
+            knowing = [(self._any_sender, False), *([] if self.servers.kafka_url else [(self.servers.queue, True)])]
+            for server, of_outbox in knowing:
                 sent_there = [half for half in halves if (half.mode == "outbox") == of_outbox]
                 states = {half.transaction_id: half.state for half in sent_there}
                 history.opposite += self._opposite(name, server.url, states)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.history.checker import KINDS, Effect, History, counts, violations
 from tests.history.run import play
+from tests.history.scene import Scene
 from tests.support.databases import empty_database
 
 SECONDS = 20.0
@@ -73,7 +74,7 @@ def test_a_short_history_over_databases(tmp_path: Path, database_urls: Mapping[s
         empty_database("postgresql", database_urls, tmp_path) as pg,
         empty_database("mariadb", database_urls, tmp_path) as my,
     ):
-        outcome = play(tmp_path, SECONDS / 2, 2, {"pg": pg, "my": my}, {}, callers=4, is_over_databases=True)
+        outcome = play(tmp_path, SECONDS / 2, 2, Scene({"pg": pg, "my": my}, is_over_databases=True))
     assert outcome.violations == []
     assert outcome.faults["server killed"] >= 1
     assert len(outcome.history.committed) > 100
@@ -84,7 +85,7 @@ def test_a_short_history(tmp_path: Path, database_urls: Mapping[str, str]) -> No
     """Play everything at once on two databases, without restarts of them, because other tests use one of them."""
     with empty_database("postgresql", database_urls, tmp_path) as url:
         sources = {"pg": url, "lite": f"sqlite:///{tmp_path}/lite.db"}
-        outcome = play(tmp_path, SECONDS, 1, sources, {}, callers=2)
+        outcome = play(tmp_path, SECONDS, 1, Scene(sources, callers=2))
     assert outcome.violations == []
     assert outcome.faults["server killed"] >= 1
     assert len(outcome.history.committed) > 100

@@ -1,0 +1,33 @@
+"""The scene of a history: what is there before anything of Notify's runs, and what is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from notify.demo.kafka import KafkaCluster
+from tests.history.servers import Servers, over_databases, with_a_log
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Databases, and perhaps a Kafka cluster."""
+
+    sources: Mapping[str, str]
+    """Database URLs by name: producers and consumers of services use them."""
+    databases: Mapping[str, Any] = field(default_factory=dict)
+    """The servers of those databases that may be restarted."""
+    callers: int = 4
+    """Callers of each producer."""
+    is_over_databases: bool = False
+    """Whether the same databases store the servers' transactions, each a shard."""
+    kafka: KafkaCluster | None = None
+    """The cluster that has the queues; it needs `is_over_databases`."""
+
+    def servers(self, directory: Path) -> Servers:
+        """The servers, not started yet. The registry is in one of the databases, so it is away while that restarts."""
+        if self.is_over_databases:
+            return over_databases(directory, self.sources, "" if self.kafka is None else self.kafka.url)
+        return with_a_log(directory, next((dsn for dsn in self.sources.values() if not dsn.startswith("sqlite")), None))
