@@ -21,9 +21,10 @@ from notify.testing import forked
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess
 from notify.testing.reachable import NotAvailable
-from tests.support import databases, workers
+from tests.support import databases, mariadb11, workers
 from tests.support.databases import DATABASES, empty_database
 from tests.support.kafka import KafkaNode
+from tests.support.mariadb11 import MARIADB_11
 from tests.support.shop import Base, Order, Shop, make_engine
 
 if TYPE_CHECKING:
@@ -79,12 +80,16 @@ def engine_url(database: str, database_urls: Mapping[str, str], tmp_path: Path) 
 
 
 @pytest.fixture(scope="session")
-def binlog_server() -> Iterator[MariaDbServer]:
-    """A separate MariaDB for bridges: tests change its variables and purge its binlogs, and no other test writes."""
+def binlog_server(request: pytest.FixtureRequest) -> Iterator[MariaDbServer]:
+    """A separate MariaDB for bridges: tests change its variables and purge its binlogs, and no other test writes.
+
+    With the parameter `MARIADB_11` it is not this machine's but that version.
+    """
     directory = Path(tempfile.mkdtemp(prefix="notify-bridge-"))
     try:
         try:
-            server = MariaDbServer(directory, durable=False).create()
+            home = mariadb11.home() if getattr(request, "param", "") == MARIADB_11 else None
+            server = MariaDbServer(directory, durable=False, home=home).create()
         except NotAvailable as reason:
             pytest.skip(str(reason))
         yield server

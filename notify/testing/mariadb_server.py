@@ -21,14 +21,21 @@ class MariaDbServer:
     USER = "shop"
 
     def __init__(
-        self, directory: Path, server_id: int = 1, options: Sequence[str] = (), *, durable: bool = True
+        self,
+        directory: Path,
+        server_id: int = 1,
+        options: Sequence[str] = (),
+        *,
+        durable: bool = True,
+        home: Path | None = None,
     ) -> None:
-        """Raises NotAvailable where MariaDB is not installed.
+        """`home`: the directory of another MariaDB than this machine's. Raises NotAvailable where none is installed.
 
         Without `durable` nothing is synced: it survives kill -9, and would not survive a loss of power.
         """
-        program = shutil.which("mariadbd") or shutil.which("mariadbd", path="/usr/sbin")
-        install = shutil.which("mariadb-install-db")
+        where = None if home is None else f"{home}/bin:{home}/scripts"
+        program = shutil.which("mariadbd", path=where) or (None if home else shutil.which("mariadbd", path="/usr/sbin"))
+        install = shutil.which("mariadb-install-db", path=where)
         if program is None or install is None:
             raise NotAvailable("no MariaDB: neither NOTIFY_TEST_MARIADB, nor Docker, nor Debian's mariadb-server")
         self._program, self._install = program, install
@@ -37,6 +44,7 @@ class MariaDbServer:
         self.server_id = server_id
         # In a shared directory, a server that starts removes the temporary tables of all others.
         self._common = [f"--tmpdir={directory}"] + ([] if durable else ["--innodb-flush-method=nosync"])
+        self._common += [] if home is None else [f"--basedir={home}"]
         self._options = [f"--sync-binlog={int(durable)}", *self._common, *options]
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None

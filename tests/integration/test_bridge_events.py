@@ -26,6 +26,13 @@ from tests.support.clock import eventually_async
 from tests.support.commands import cli
 from tests.support.groups import drain, subscribe
 from tests.support.http import admin
+from tests.support.mariadb11 import MARIADB_11
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what needs a source on this machine's MariaDB, and on MariaDB 11."""
+    if "binlog_server" in metafunc.fixturenames:
+        metafunc.parametrize("binlog_server", ["this machine's MariaDB", MARIADB_11], indirect=True)
 
 
 @pytest.fixture
