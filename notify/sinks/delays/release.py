@@ -35,6 +35,7 @@ TRANSACTION_SECONDS = 10
 BATCH_RECORDS = 1000
 BATCH_BYTES = 4 << 20
 READ_AHEAD_KB = 8 << 10
+FETCH_MS = 200
 TRIES = 10
 """So often in a row is a batch refused before this membership ends."""
 FOR_GOOD = frozenset(
@@ -99,6 +100,8 @@ class Release:
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": SESSION_SECONDS * 1000,
                 "heartbeat.interval.ms": SESSION_SECONDS * 1000 // 3,
+                # A partition that wakes is asked for with the next fetch: after the one that waits for records now.
+                "fetch.wait.max.ms": FETCH_MS,
                 "queued.max.messages.kbytes": READ_AHEAD_KB,
                 "topic.metadata.refresh.interval.ms": 10_000,
             }
@@ -139,11 +142,10 @@ class Release:
         """Read the next batch: what may move on, of partitions that do not wait."""
         self._batch = []
         now_us = self._now_us()
-        self._slots.wake(now_us)
-        timeout = IDLE_SECONDS
+        size = sum([self._take(record) for record in self._slots.wake(now_us)])
+        timeout = 0.0 if self._batch else IDLE_SECONDS
         if (next_us := self._slots.next_us()) is not None:
-            timeout = min(IDLE_SECONDS, max(0.001, (next_us - now_us) / 1e6))
-        size = 0
+            timeout = min(timeout, max(0.001, (next_us - now_us) / 1e6))
         while len(self._batch) < self._most and size < BATCH_BYTES:
             message = self._consumer.poll(timeout)
             if message is None:
@@ -168,7 +170,7 @@ class Release:
         moves_us = self._wheels.moves_us(place.topic, delayed.due_us)
         to = self._wheels.place(delayed.due_us, now_us)
         if to == place or (to is not None and to.topic == place.topic and self._is_finest(place)):
-            self._slots.wait(place, message.offset(), moves_us)
+            self._slots.wait(place, message, delayed.size, moves_us)
             return 0
         self._batch.append(_Move(place, message.offset(), delayed, to))
         return delayed.size
