@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from notify.testing.process import ServerProcess
 from tests.support.commands import Command
 from tests.support.databases import empty_database
-from tests.support.servers import Started, make_storage, stop_if_running
+from tests.support.servers import make_storage, stop_if_running
 
 
 @dataclass(frozen=True)
@@ -27,41 +28,64 @@ class Layout:
     """Where its groups and dead letters are administered."""
 
 
-def embedded(urls: Mapping[str, str], directory: Path, stack: ExitStack) -> Layout:
+@dataclass(frozen=True)
+class Site:
+    """Where a layout is set up."""
+
+    databases: Mapping[str, str]
+    """The URLs of database servers by kind."""
+    kafka: Callable[[], str]
+    """Gives the URL of a Kafka cluster."""
+    directory: Path
+    stack: ExitStack
+    """Ends all that is started."""
+
+    def database(self, kind: str) -> str:
+        """The URL of an empty database."""
+        return self.stack.enter_context(empty_database(kind, self.databases, self.directory))
+
+    def server(self, name: str, *flags: str) -> ServerProcess:
+        """A server that runs."""
+        server = ServerProcess(self.directory / name, flags=flags)
+        self.stack.callback(stop_if_running, server)
+        return server.start()
+
+    def move(self, mover: str, storage: str, target: str) -> None:
+        """Start a bridge or relay from a server's database."""
+        moving = Command(mover, "--dsn", storage, "--url", target)
+        self.stack.callback(moving.close)
+        moving.start()
+
+
+def embedded(site: Site) -> Layout:
     """One server, whose log has transactions and queues."""
-    server = ServerProcess(directory / "server")
-    stack.callback(stop_if_running, server)
-    server.start()
-    database = stack.enter_context(empty_database("postgresql", urls, directory))
-    return Layout(database, server.url, server.url, server.url)
+    server = site.server("server")
+    return Layout(site.database("postgresql"), server.url, server.url, server.url)
 
 
-def bridged(urls: Mapping[str, str], directory: Path, stack: ExitStack) -> Layout:
-    """A server over MariaDB, a bridge, and a queue server."""
-    return _over_a_database("mariadb", "bridge", urls, directory, stack)
-
-
-def relayed(urls: Mapping[str, str], directory: Path, stack: ExitStack) -> Layout:
-    """A server over PostgreSQL, a relay, and a queue server."""
-    return _over_a_database("postgresql", "relay", urls, directory, stack)
-
-
-LAYOUTS: Mapping[str, Callable[[Mapping[str, str], Path, ExitStack], Layout]] = {
-    "embedded": embedded,
-    "bridge": bridged,
-    "relay": relayed,
-}
-"""By name; each takes the database servers' URLs, an empty directory, and the stack that ends it."""
-
-
-def _over_a_database(kind: str, mover: str, urls: Mapping[str, str], directory: Path, stack: ExitStack) -> Layout:
-    database, storage = (stack.enter_context(empty_database(kind, urls, directory)) for _ in range(2))
+def queued(kind: str, mover: str, site: Site) -> Layout:
+    """A server over a database, a bridge or relay, and a queue server."""
+    storage = site.database(kind)
     make_storage(storage)
-    sender = Started(storage, directory, stack).add()
-    queue = ServerProcess(directory / "queue", flags=["--registry", storage, "--roles", "queue"])
-    stack.callback(stop_if_running, queue)
-    queue.start()
-    moving = Command(mover, "--dsn", storage, "--url", queue.url)
-    stack.callback(moving.close)
-    moving.start()
-    return Layout(database, sender.url, queue.url, queue.url)
+    sender = site.server("sender", "--storage", storage)
+    queue = site.server("queue", "--registry", storage, "--roles", "queue")
+    site.move(mover, storage, queue.url)
+    return Layout(site.database(kind), sender.url, queue.url, queue.url)
+
+
+def over_kafka(kind: str, mover: str, site: Site) -> Layout:
+    """A server over a database, which also shows Kafka's groups, a bridge or relay, and Kafka."""
+    storage, kafka = site.database(kind), site.kafka()
+    make_storage(storage)
+    sender = site.server("sender", "--storage", storage, "--kafka", kafka)
+    site.move(mover, storage, kafka)
+    return Layout(site.database(kind), sender.url, kafka, sender.url)
+
+
+LAYOUTS: Mapping[str, Callable[[Site], Layout]] = {
+    "embedded": embedded,
+    "bridge": partial(queued, "mariadb", "bridge"),
+    "relay": partial(queued, "postgresql", "relay"),
+    "bridge-to-kafka": partial(over_kafka, "mariadb", "bridge"),
+    "relay-to-kafka": partial(over_kafka, "postgresql", "relay"),
+}
