@@ -19,6 +19,7 @@ from notify.client.table import half_message
 from notify.errors import Unavailable
 from notify.testing import forked
 from notify.testing.mariadb_server import MariaDbServer
+from notify.testing.mysql_server import MySqlServer
 from notify.testing.process import ServerProcess
 from notify.testing.reachable import NotAvailable
 from tests.support import databases, mariadb11, workers
@@ -41,6 +42,9 @@ pytest_configure_node = workers.pytest_configure_node
 pytest_unconfigure = workers.pytest_unconfigure
 pytest_collection_modifyitems = workers.pytest_collection_modifyitems
 pytest_xdist_make_scheduler = workers.pytest_xdist_make_scheduler
+
+
+MYSQL_8 = "mysql-8"
 
 
 class OrSkip(dict[str, str]):
@@ -79,16 +83,30 @@ def engine_url(database: str, database_urls: Mapping[str, str], tmp_path: Path) 
         yield url
 
 
-@pytest.fixture(scope="session")
-def binlog_server(request: pytest.FixtureRequest) -> Iterator[MariaDbServer]:
-    """A separate MariaDB for bridges: tests change its variables and purge its binlogs, and no other test writes.
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what reads a binlog on each kind of server that can be had."""
+    if "binlog_server" in metafunc.fixturenames and "/test_bridge" in str(metafunc.definition.path):
+        kinds = ["mariadb", MYSQL_8]
+        if metafunc.definition.path.name == "test_bridge_events.py":
+            kinds.append(MARIADB_11)
+        metafunc.parametrize("binlog_server", kinds, indirect=True)
 
-    With the parameter `MARIADB_11` it is not this machine's but that version.
+
+@pytest.fixture(scope="session")
+def binlog_server(request: pytest.FixtureRequest) -> Iterator[MariaDbServer | MySqlServer]:
+    """A separate server for bridges: tests change its variables and purge its binlogs, and no other test writes.
+
+    The parameter says which: this machine's, MariaDB 11, or MySQL 8.
     """
+    kind = getattr(request, "param", "")
+    if kind == MYSQL_8:
+        urls = request.getfixturevalue("database_urls")
+        yield MySqlServer(urls["mysql"])
+        return
     directory = Path(tempfile.mkdtemp(prefix="notify-bridge-"))
     try:
         try:
-            home = mariadb11.home() if getattr(request, "param", "") == MARIADB_11 else None
+            home = mariadb11.home() if kind == MARIADB_11 else None
             server = MariaDbServer(directory, durable=False, home=home).create()
         except NotAvailable as reason:
             pytest.skip(str(reason))
@@ -99,16 +117,14 @@ def binlog_server(request: pytest.FixtureRequest) -> Iterator[MariaDbServer]:
 
 
 @pytest.fixture
-def binlog_url(binlog_server: MariaDbServer) -> Iterator[str]:
+def binlog_url(binlog_server: MariaDbServer | MySqlServer) -> Iterator[str]:
     """An empty database and an empty binlog; the server's variables are restored afterwards."""
     name = "d" + uuid.uuid4().hex[:10]
-    binlog_server.execute("RESET MASTER", f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+    binlog_server.forget_binlogs()
+    binlog_server.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
     yield sa.make_url(binlog_server.url).set(database=name).render_as_string(hide_password=False)
-    binlog_server.execute(
-        "SET GLOBAL binlog_format = 'ROW', GLOBAL binlog_row_image = 'FULL', GLOBAL binlog_row_metadata = 'FULL', "
-        "GLOBAL log_bin_compress = OFF",
-        f"DROP DATABASE {name}",
-    )
+    binlog_server.restore_variables()
+    binlog_server.execute(f"DROP DATABASE {name}")
 
 
 @pytest.fixture(scope="session")

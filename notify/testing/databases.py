@@ -13,6 +13,7 @@ from pathlib import Path
 
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.postgresql_server import PostgreSqlServer
+from notify.testing.reachable import NotAvailable
 
 
 def _docker_answers() -> bool:
@@ -78,5 +79,28 @@ def mariadb(*, durable: bool = True) -> Iterator[str]:
         yield url
 
 
-SERVERS: Mapping[str, Callable[..., AbstractContextManager[str]]] = {"postgresql": postgresql, "mariadb": mariadb}
+@contextmanager
+def mysql(*, durable: bool = True) -> Iterator[str]:
+    """A SQLAlchemy URL of a MySQL 8 server with a binlog that can be bridged. Raises NotAvailable.
+
+    `durable`: as for the others; here it is whoever runs the server who decides.
+    """
+    given = os.environ.get("NOTIFY_TEST_MYSQL")
+    if given:
+        yield given
+        return
+    if not _docker_answers():
+        raise NotAvailable("no MySQL 8: neither NOTIFY_TEST_MYSQL nor Docker, and Debian has no package of it")
+    from testcontainers.mysql import MySqlContainer
+
+    options = "--log-bin=bin --server-id=1 --binlog-row-metadata=FULL --gtid-mode=ON --enforce-gtid-consistency=ON"
+    with MySqlContainer("mysql:8.4", dialect="pymysql", username="root").with_command(options) as container:
+        yield container.get_connection_url()
+
+
+SERVERS: Mapping[str, Callable[..., AbstractContextManager[str]]] = {
+    "postgresql": postgresql,
+    "mariadb": mariadb,
+    "mysql": mysql,
+}
 """The servers by the name of their kind."""

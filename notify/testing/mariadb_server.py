@@ -107,6 +107,17 @@ class MariaDbServer:
         engine.dispose()
         return rows
 
+    def forget_binlogs(self) -> None:
+        """Begin the binlog anew, with the first GTID."""
+        self.execute("RESET MASTER")
+
+    def restore_variables(self) -> None:
+        """Set what tests of bridges change back to what a bridge needs."""
+        self.execute(
+            "SET GLOBAL binlog_format = 'ROW', GLOBAL binlog_row_image = 'FULL', GLOBAL binlog_row_metadata = 'FULL', "
+            "GLOBAL log_bin_compress = OFF"
+        )
+
     def follow(self, primary: MariaDbServer) -> None:
         """Become a replica of another server, by GTID."""
         self.execute(

@@ -20,8 +20,8 @@ from notify.testing.databases import SERVERS
 from notify.testing.reachable import NotAvailable
 from tests.support.clock import eventually
 
-DATABASES = ("sqlite", "postgresql", "mariadb")
-"""The kinds of databases that tests of the SDK run on."""
+DATABASES = ("sqlite", "postgresql", "mariadb", "mysql")
+"""The kinds of databases that tests of the SDK and of SQL storage run on, as far as they can be had."""
 
 
 class Urls(dict[str, str]):

@@ -13,7 +13,7 @@ from notify.errors import Unavailable
 from notify.maven import fetched
 from notify.testing.reachable import NotAvailable
 
-MARIADB_11 = "MariaDB 11"
+MARIADB_11 = "mariadb-11"
 POM = Path(__file__).parents[1] / "mariadb11" / "pom.xml"
 FOLDERS = ("bin/", "scripts/", "share/")
 

@@ -1,0 +1,36 @@
+"""A MySQL 8 server that somebody else runs, whose binlog tests may reset."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+
+class MySqlServer:
+    """A server by the URL of a user with all rights. It is neither started nor stopped here."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def execute(self, *statements: str) -> list[tuple[object, ...]]:
+        """Run statements on one connection, and return the rows of the last one."""
+        engine = sa.create_engine(self.url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+        rows: list[tuple[object, ...]] = []
+        with engine.connect() as connection:
+            for statement in statements:
+                result = connection.exec_driver_sql(statement)
+                rows = [tuple(row) for row in result] if result.returns_rows else []
+        engine.dispose()
+        return rows
+
+    def forget_binlogs(self) -> None:
+        """Begin the binlog anew, with the first GTID."""
+        version = str(self.execute("SELECT VERSION()")[0][0])
+        is_new = tuple(int(part) for part in version.split(".")[:2]) >= (8, 2)
+        self.execute("RESET BINARY LOGS AND GTIDS" if is_new else "RESET MASTER")
+
+    def restore_variables(self) -> None:
+        """Set what tests of bridges change back to what a bridge needs."""
+        self.execute(
+            "SET GLOBAL binlog_format = 'ROW', GLOBAL binlog_row_image = 'FULL', GLOBAL binlog_row_metadata = 'FULL', "
+            "GLOBAL binlog_transaction_compression = OFF"
+        )
