@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -15,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from notify.demo.kafka import KafkaCluster
-from notify.errors import Unavailable
 from notify.kafka.cluster import Cluster
 from notify.sinks.delays import cleaning, earlier, release
 from notify.sinks.delays.background import releasing as delays_released
@@ -27,7 +23,7 @@ from notify.sinks.delays.wheels import SECOND_US, WHEELS, Wheels, wheels_of
 from notify.testing import forked
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.delayed import interrupt_producers, send_delayed, signal_self, texts_of
-from tests.support.kafka import committed
+from tests.support.kafka import KafkaNode, committed
 
 pytest.importorskip("confluent_kafka")
 
@@ -44,20 +40,6 @@ SHAPE = (
     ("days", 240 * SECOND_US, 8),
 )  # fmt: skip
 LATE_US = 3 * SECOND_US
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[KafkaCluster]:
-    directory = Path(tempfile.mkdtemp(prefix="notify-kafka-"))
-    try:
-        try:
-            cluster = KafkaCluster(directory).start()
-        except Unavailable as reason:
-            pytest.skip(str(reason))
-        yield cluster
-        cluster.stop()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 class Clock:
@@ -121,18 +103,18 @@ def make_topic(cluster: Cluster, name: str, config: dict[str, str]) -> None:
 # --- once ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_restarted_release_releases_none_again(kafka: KafkaCluster, unique: str) -> None:
+def test_a_restarted_release_releases_none_again(kafka_node: KafkaNode, unique: str) -> None:
     """It began to release before it had read that messages were released: all of 3,000 came twice."""
     names = [f"{n:04}" for n in range(3000)]
-    send_delayed(kafka.url, unique, names, delay=0.5)
-    with releasing(kafka.url) as releaser:
+    send_delayed(kafka_node.url, unique, names, delay=0.5)
+    with releasing(kafka_node.url) as releaser:
         eventually(lambda: releaser.total.released >= 1000, "the release of some")
-    with releasing(kafka.url) as releaser:
-        texts_of(kafka.url, unique, 3000)
-    send_delayed(kafka.url, unique, ["last"], delay=0.5)
-    with releasing(kafka.url) as releaser:
+    with releasing(kafka_node.url) as releaser:
+        texts_of(kafka_node.url, unique, 3000)
+    send_delayed(kafka_node.url, unique, ["last"], delay=0.5)
+    with releasing(kafka_node.url) as releaser:
         eventually(lambda: releaser.total.released, "the release of the last")
-    assert Counter(texts_of(kafka.url, unique, 3001)) == Counter([*names, "last"])
+    assert Counter(texts_of(kafka_node.url, unique, 3001)) == Counter([*names, "last"])
 
 
 def interrupted_release(url: str, method: str, number: int) -> None:
@@ -151,12 +133,12 @@ def interrupted_release(url: str, method: str, number: int) -> None:
     ],
 )
 def test_another_goes_on_for_a_releaser_that_is_killed_or_frozen(
-    kafka: KafkaCluster, unique: str, method: str, number: signal.Signals
+    kafka_node: KafkaNode, unique: str, method: str, number: signal.Signals
 ) -> None:
     """A frozen one wakes when all partitions are the other's, while its own transaction is still open."""
     names = [f"{n:03}" for n in range(200)]
-    send_delayed(kafka.url, unique, names, delay=0.1)
-    process = forked.context().Process(target=interrupted_release, args=(kafka.url, method, number), daemon=True)
+    send_delayed(kafka_node.url, unique, names, delay=0.1)
+    process = forked.context().Process(target=interrupted_release, args=(kafka_node.url, method, number), daemon=True)
     process.start()
 
     def is_interrupted() -> bool:
@@ -164,7 +146,7 @@ def test_another_goes_on_for_a_releaser_that_is_killed_or_frozen(
             return not process.is_alive()
         return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
-    admin = Cluster.of(kafka.url).admin()
+    admin = Cluster.of(kafka_node.url).admin()
 
     def owners() -> list[int]:
         group = admin.describe_consumer_groups([release.GROUP])[release.GROUP].result(PATIENCE_SECONDS)
@@ -172,45 +154,45 @@ def test_another_goes_on_for_a_releaser_that_is_killed_or_frozen(
 
     try:
         eventually(is_interrupted, "the releaser to be interrupted")
-        with releasing(kafka.url):
+        with releasing(kafka_node.url):
             if number == signal.SIGSTOP:
                 everything = sum(wheel.slots for wheel in WHEELS.wheels)
                 eventually(lambda: owners() == [everything], "the other to get all partitions")
                 assert process.pid is not None
                 os.kill(process.pid, signal.SIGCONT)
-            texts_of(kafka.url, unique, 200)
-            send_delayed(kafka.url, unique, ["last"], delay=0.1)
-            texts_of(kafka.url, unique, 201)
+            texts_of(kafka_node.url, unique, 200)
+            send_delayed(kafka_node.url, unique, ["last"], delay=0.1)
+            texts_of(kafka_node.url, unique, 201)
     finally:
         process.kill()
         process.join(PATIENCE_SECONDS)
-    assert Counter(texts_of(kafka.url, unique, 201)) == Counter([*names, "last"])
+    assert Counter(texts_of(kafka_node.url, unique, 201)) == Counter([*names, "last"])
 
 
-def test_several_releasers_share_the_slots_while_others_come_and_go(kafka: KafkaCluster, unique: str) -> None:
+def test_several_releasers_share_the_slots_while_others_come_and_go(kafka_node: KafkaNode, unique: str) -> None:
     names = [f"{part} {n:03}" for part in range(4) for n in range(250)]
-    with releasing(kafka.url) as first:
-        send_delayed(kafka.url, unique, names[:250], delay=0.2)
-        send_delayed(kafka.url, unique, names[250:500], delay=2)
-        with releasing(kafka.url) as second, releasing(kafka.url) as third:
-            send_delayed(kafka.url, unique, names[500:750], delay=3)
-            texts_of(kafka.url, unique, 500)
-        send_delayed(kafka.url, unique, names[750:], delay=0.1)
-        texts_of(kafka.url, unique, 1000)
-    assert Counter(texts_of(kafka.url, unique, 1000)) == Counter(names)
+    with releasing(kafka_node.url) as first:
+        send_delayed(kafka_node.url, unique, names[:250], delay=0.2)
+        send_delayed(kafka_node.url, unique, names[250:500], delay=2)
+        with releasing(kafka_node.url) as second, releasing(kafka_node.url) as third:
+            send_delayed(kafka_node.url, unique, names[500:750], delay=3)
+            texts_of(kafka_node.url, unique, 500)
+        send_delayed(kafka_node.url, unique, names[750:], delay=0.1)
+        texts_of(kafka_node.url, unique, 1000)
+    assert Counter(texts_of(kafka_node.url, unique, 1000)) == Counter(names)
     assert first.total.released + second.total.released + third.total.released == 1000
 
 
 # --- in time ------------------------------------------------------------------------------------------------------
 
 
-def test_a_message_moves_from_days_to_seconds_and_comes_when_it_is_due(kafka: KafkaCluster, unique: str) -> None:
-    clock, cluster = Clock(), Cluster.of(kafka.url)
+def test_a_message_moves_from_days_to_seconds_and_comes_when_it_is_due(kafka_node: KafkaNode, unique: str) -> None:
+    clock, cluster = Clock(), Cluster.of(kafka_node.url)
     wheels = wheels_of(SHAPE, unique, LATE_US)
     sender = Sender(cluster, wheels, clock, unique)
     due_us = clock.now_us + 1500 * SECOND_US
     assert sender.send("far", due_us) == f"{unique}.days"
-    with releasing(kafka.url, wheels, clock) as releaser:
+    with releasing(kafka_node.url, wheels, clock) as releaser:
         for number, wheel in enumerate(reversed(wheels.wheels[1:])):
             clock.now_us = wheels.moves_us(wheel.topic, due_us) - 1
             assert sender.send(f"before {number}", clock.now_us + 1) == f"{unique}.seconds"
@@ -223,18 +205,18 @@ def test_a_message_moves_from_days_to_seconds_and_comes_when_it_is_due(kafka: Ka
         eventually(lambda: releaser.total.released == 4, "the one a second before")
         clock.now_us = due_us
         eventually(lambda: releaser.total.released == 5, "both to be released")
-    records = committed(kafka.url, unique, 5)
+    records = committed(kafka_node.url, unique, 5)
     assert [r.value().decode() for r in records] == ["before 0", "before 1", "before 2", "just before", "far"]
     assert [(r.key(), r.headers()) for r in records] == [(b"k", [("h", b"v")])] * 5
 
 
-def test_what_a_slow_transaction_brings_late_comes_at_once(kafka: KafkaCluster, unique: str) -> None:
+def test_what_a_slow_transaction_brings_late_comes_at_once(kafka_node: KafkaNode, unique: str) -> None:
     """Its slot has been read by then, and its time is over."""
-    clock, cluster = Clock(), Cluster.of(kafka.url)
+    clock, cluster = Clock(), Cluster.of(kafka_node.url)
     wheels = wheels_of(SHAPE, unique, LATE_US)
     slow, quick = (Sender(cluster, wheels, clock, unique + name) for name in ("", ".quick"))
     slow.begin("late", clock.now_us + SECOND_US)
-    with releasing(kafka.url, wheels, clock) as releaser:
+    with releasing(kafka_node.url, wheels, clock) as releaser:
         clock.now_us += LATE_US
         quick.send("quick", clock.now_us + 1)
         clock.now_us += 1
@@ -242,13 +224,15 @@ def test_what_a_slow_transaction_brings_late_comes_at_once(kafka: KafkaCluster, 
         quick.send("of the slot's next turn", clock.now_us - LATE_US + 13 * SECOND_US)
         slow.commit()
         eventually(lambda: releaser.total.released == 2, "the late one")
-    assert texts_of(kafka.url, unique, 1) == ["late"]
+    assert texts_of(kafka_node.url, unique, 1) == ["late"]
 
 
 # --- bounds -------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_slot_is_streamed_in_batches(kafka: KafkaCluster, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_slot_is_streamed_in_batches(
+    kafka_node: KafkaNode, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A batch has a bound by count and by bytes; a slot's messages are deleted when they have moved on."""
     batches: list[tuple[int, int]] = []
     move = release.Release._move
@@ -259,44 +243,61 @@ def test_a_full_slot_is_streamed_in_batches(kafka: KafkaCluster, unique: str, mo
 
     monkeypatch.setattr(release.Release, "_move", noted)
     monkeypatch.setattr(cleaning, "CLEAN_SECONDS", 0.0)
-    reader = Cluster.of(kafka.url).consumer({"group.id": unique})
+    reader = Cluster.of(kafka_node.url).consumer({"group.id": unique})
     wheel = WHEELS.wheels[0]
 
     def kept() -> int:
         slots = [TopicPartition(wheel.topic, n) for n in range(wheel.slots)]
         return sum(high - low for low, high in (reader.get_watermark_offsets(slot, timeout=10) for slot in slots))
 
-    make_wheels(Cluster.of(kafka.url), WHEELS)
+    make_wheels(Cluster.of(kafka_node.url), WHEELS)
     before = kept()
-    send_delayed(kafka.url, unique, [f"{n:04}" + "x" * 2000 for n in range(5000)], delay=0.2)
-    send_delayed(kafka.url, unique, [f"{n:04}" for n in range(5000, 8000)], delay=0.2)
-    with releasing(kafka.url) as releaser:
+    send_delayed(kafka_node.url, unique, [f"{n:04}" + "x" * 2000 for n in range(5000)], delay=0.2)
+    send_delayed(kafka_node.url, unique, [f"{n:04}" for n in range(5000, 8000)], delay=0.2)
+    with releasing(kafka_node.url) as releaser:
         eventually(lambda: releaser.total.released == 8000, "the release of all")
         eventually(lambda: kept() < before + 100, "what has moved on to be deleted")
     reader.close()
-    texts_of(kafka.url, unique, 8000)
+    texts_of(kafka_node.url, unique, 8000)
     assert max(count for count, _ in batches) <= release.BATCH_RECORDS
     assert max(size for _, size in batches) <= release.BATCH_BYTES + 3000
 
 
-def test_what_a_topic_refuses_for_good_holds_up_no_other(kafka: KafkaCluster, unique: str) -> None:
+def test_what_a_topic_refuses_for_good_holds_up_no_other(kafka_node: KafkaNode, unique: str) -> None:
     """The topic's bound was lowered after the message had been sent."""
     large = os.urandom(2000).hex()
-    send_delayed(kafka.url, unique, [*"abcd", large, *"efgh"], delay=0.1)
-    admin = Cluster.of(kafka.url).admin()
+    send_delayed(kafka_node.url, unique, [*"abcd", large, *"efgh"], delay=0.1)
+    admin = Cluster.of(kafka_node.url).admin()
     lowered = ConfigResource(
         ConfigResource.Type.TOPIC,
         unique,
         incremental_configs=[ConfigEntry("max.message.bytes", "1000", incremental_operation=AlterConfigOpType.SET)],
     )
     admin.incremental_alter_configs([lowered])[lowered].result(PATIENCE_SECONDS)
-    with releasing(kafka.url) as releaser:
-        assert sorted(texts_of(kafka.url, unique, 8)) == list("abcdefgh")
+    with releasing(kafka_node.url) as releaser:
+        assert sorted(texts_of(kafka_node.url, unique, 8)) == list("abcdefgh")
         eventually(lambda: releaser.total.refused == 1, "the large one to be put aside")
-    (record,) = committed(kafka.url, REFUSED, 1)
+    (record,) = committed(kafka_node.url, REFUSED, 1)
     headers = dict(record.headers())
     assert record.value().decode() == large and headers["notify-topic"] == unique.encode()
     assert b"too large" in headers["notify-reason"].lower()
+
+
+def test_what_is_no_delayed_message_holds_up_no_other(kafka_node: KafkaNode, unique: str) -> None:
+    """Somebody else's record in a wheel is left out, and logged."""
+    clock, cluster = Clock(), Cluster.of(kafka_node.url)
+    wheels = wheels_of(SHAPE, unique, LATE_US)
+    sender = Sender(cluster, wheels, clock, unique)
+    place = wheels.place(clock.now_us + 1, clock.now_us)
+    assert place is not None
+    other = cluster.producer({})
+    for headers in ([], [("notify-due", b"soon"), ("notify-topic", unique.encode())]):
+        other.produce(place.topic, b"x", partition=place.partition, headers=headers)
+    other.flush(PATIENCE_SECONDS)
+    sender.send("good", clock.now_us + 1)
+    clock.now_us += 1
+    with releasing(kafka_node.url, wheels, clock):
+        assert texts_of(kafka_node.url, unique, 1) == ["good"]
 
 
 # --- of earlier versions ------------------------------------------------------------------------------------------
@@ -306,9 +307,9 @@ class Killed(Exception):
     """Stands for the death of a process."""
 
 
-def test_what_waits_in_the_topic_of_earlier_versions_moves_once(kafka: KafkaCluster, unique: str) -> None:
+def test_what_waits_in_the_topic_of_earlier_versions_moves_once(kafka_node: KafkaNode, unique: str) -> None:
     """Also where the process that moves it dies in between."""
-    clock, cluster = Clock(), Cluster.of(kafka.url)
+    clock, cluster = Clock(), Cluster.of(kafka_node.url)
     wheels = wheels_of(SHAPE, f"{unique}.wheels", LATE_US)
     make_wheels(cluster, wheels)
     old = f"{unique}.old"
@@ -334,7 +335,7 @@ def test_what_waits_in_the_topic_of_earlier_versions_moves_once(kafka: KafkaClus
     assert earlier.move_earlier(cluster, wheels, clock, old) == 500
     assert earlier.move_earlier(cluster, wheels, clock, old) == 0
     clock.now_us += 10 * SECOND_US
-    with releasing(kafka.url, wheels, clock):
-        records = committed(kafka.url, unique, 1000)
+    with releasing(kafka_node.url, wheels, clock):
+        records = committed(kafka_node.url, unique, 1000)
     assert Counter(int(r.value()) for r in records) == Counter(n for n in range(1500) if n % 3)
     assert {(r.key(), tuple(r.headers())) for r in records} == {(b"k", (("h", b"v"),))}

@@ -136,6 +136,7 @@ class Release:
     def _revoked(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         places = {Place(p.topic, p.partition) for p in partitions}
         self._batch = [move for move in self._batch if move.place not in places]
+        self._refused = {key: reason for key, reason in self._refused.items() if key[0] not in places}
         self._slots.forget(places)
 
     def _gather(self) -> None:
