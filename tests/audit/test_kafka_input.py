@@ -34,8 +34,6 @@ from notify.sinks.delays.topics import make_wheels
 from notify.sinks.delays.wheels import WHEELS
 from tests.audit.kafka_world import Sent, World
 
-pytestmark = pytest.mark.long
-
 ORDERS = 20
 SECOND = 1_000_000
 HOUR = 3600 * SECOND
@@ -71,6 +69,7 @@ def said(result: Result) -> list[tuple[str, str]]:
     return sorted((f.finding, f.message_id or f"{f.topic}/{f.queue}@{f.offset}") for f in about)
 
 
+@pytest.mark.long
 def test_what_kafka_lacks_is_lost_and_what_it_has_alone_is_a_ghost(
     spark: Any, kafka: KafkaCluster, database_urls: dict[str, str], tmp_path: Path
 ) -> None:
@@ -125,6 +124,7 @@ def test_what_groups_have_done_follows_from_their_offsets_retries_and_effects(
     assert result.notes == [] and set(result.not_checked) == {"DUP_EFFECT"}
 
 
+@pytest.mark.long
 def test_a_group_is_judged_by_what_it_noted(
     spark: Any, kafka: KafkaCluster, world: World, unique: str, tmp_path: Path
 ) -> None:
@@ -148,6 +148,7 @@ def test_a_group_is_judged_by_what_it_noted(
     assert [note for note in result.notes if groups["filtered"] in note and "filters" in note]
 
 
+@pytest.mark.long
 def test_effects_of_a_key_out_of_its_order_are_found(
     spark: Any, kafka: KafkaCluster, world: World, unique: str, tmp_path: Path
 ) -> None:
@@ -167,6 +168,7 @@ def test_effects_of_a_key_out_of_its_order_are_found(
     assert result.found[0].evidence["after_offset"] == a[2].offset
 
 
+@pytest.mark.long
 def test_damaged_batches_are_found_and_what_is_readable_in_them_is_not_lost(
     spark: Any, kafka: KafkaCluster, world: World, unique: str, tmp_path: Path
 ) -> None:
@@ -191,6 +193,7 @@ def damage(kafka: KafkaCluster, sent: Sent) -> None:
         log.write(bytes([data[at] ^ 1]))
 
 
+@pytest.mark.long
 def test_a_bridges_positions_must_follow_one_another(
     spark: Any, kafka: KafkaCluster, world: World, unique: str, tmp_path: Path
 ) -> None:
@@ -214,6 +217,7 @@ def test_a_bridges_positions_must_follow_one_another(
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_delayed_message_that_waits_is_not_lost(
     spark: Any, kafka: KafkaCluster, world: World, unique: str, tmp_path: Path
 ) -> None:
@@ -228,6 +232,7 @@ def test_a_delayed_message_that_waits_is_not_lost(
         assert ("LOST", f"{forgotten}.0") in said(result) and ("LOST", f"{waits}.0") not in said(result)
 
 
+@pytest.mark.long
 def test_only_the_window_is_read_and_what_was_deleted_is_not_lost(
     spark: Any, kafka: KafkaCluster, world: World, unique: str, tmp_path: Path
 ) -> None:
