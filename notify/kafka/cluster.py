@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import urllib.parse
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,7 +43,8 @@ class Cluster:
     """One Kafka cluster: `brokers` as `host:port,host:port`, `settings` of librdkafka by name."""
 
     brokers: str
-    settings: Mapping[str, str]
+    settings: Mapping[str, str] = field(repr=False)
+    """Not shown in a traceback or a log: passwords may be among them."""
     partitions: int = -1
     """The partitions of topics of messages that Notify makes; -1: the brokers' default."""
 

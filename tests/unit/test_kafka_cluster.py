@@ -54,6 +54,10 @@ def test_an_unknown_setting_is_refused_with_its_name(kind: str) -> None:
         cluster.admin() if kind == "admin" else getattr(cluster, kind)({"group.id": "g"} if kind == "consumer" else {})
 
 
+def test_a_cluster_in_a_log_shows_no_password() -> None:
+    assert "hush" not in repr(Cluster.of("kafka://a:9092?sasl.password=hush"))
+
+
 def test_a_cluster_as_a_url_is_the_same_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "client.properties"
     file.write_text("sasl.password=a&b=c d\n")
