@@ -35,6 +35,7 @@ from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 from notify.kafka.brokers import make_topics
 from notify.kafka.cluster import Cluster
 from notify.kafka.records import POSITIONS, header, listed, own_headers
+from notify.sinks import kafka
 
 MURMUR2 = {
     "21": -973932308,
@@ -164,6 +165,32 @@ def test_what_is_open_ends_with_its_sink(url: str, unique: str) -> None:
         await other.close()
 
     use(url, work)
+
+
+def test_a_mover_that_was_frozen_for_too_long_goes_on_where_nobody_took_over(
+    url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka ends a transaction that is open for too long, and fences whoever began it, as if another one published."""
+    monkeypatch.setattr(kafka, "TRANSACTION_SECONDS", 1.0)
+    part = sent(unique, "part", key="k")
+
+    async def work(frozen: Sink) -> None:
+        epoch, _ = await frozen.claim(unique)
+        await append(frozen, unique, epoch, "1", part, prepare=True)
+        await asyncio.to_thread(committed, url, unique, 1, uncommitted=True)
+        other = open_sink(url)
+        at, _ = await other.claim(f"other-{unique}")
+        await append(other, f"other-{unique}", at, "1", sent(unique, "whole", key="k"))
+        await other.close()
+        # It is in front of what is visible now only because Kafka has taken it back.
+        assert await asyncio.to_thread(texts, url, unique, 1) == ["whole"]
+        with pytest.raises(Unavailable):
+            await append(frozen, unique, epoch, "1", commit=[part.id])
+        assert await frozen.claim(unique, take_back=False) == (epoch + 1, "")
+        await append(frozen, unique, epoch + 1, "1", part)
+
+    use(url, work)
+    assert texts(url, unique, 2) == ["whole", "part"]
 
 
 # --- topics, sizes, partitions --------------------------------------------------------------------------------
