@@ -12,6 +12,8 @@ from notify.errors import InvalidRequest, NotifyError, Unavailable, stale_epoch
 from notify.kafka.cluster import Cluster
 
 CALL_SECONDS = 20.0
+FETCH_MILLISECONDS = 20
+"""How long a broker may wait for further records before it says that a partition ends. The default is half a second."""
 LEAST_OF_BROKERS = 1_048_588
 """`message.max.bytes` of brokers that nobody has configured."""
 FOR_NOW = frozenset(
@@ -101,7 +103,8 @@ def _read_through(cluster: Cluster, topic: str, whole: bool) -> list[Message]:
     if topic not in cluster.admin().list_topics(timeout=CALL_SECONDS).topics:
         return []
     until = _end(cluster, partition) if whole else 0
-    consumer = cluster.consumer({"group.id": "notify-positions", "enable.partition.eof": True})
+    own = {"group.id": "notify-positions", "enable.partition.eof": True, "fetch.wait.max.ms": FETCH_MILLISECONDS}
+    consumer = cluster.consumer(own)
     records: list[Message] = []
     try:
         consumer.assign([partition])
