@@ -39,6 +39,40 @@ def set_in_session(settings: Mapping[str, object]) -> str:
     return "SELECT " + ", ".join([f"set_config('{name}', '{value}', false)" for name, value in settings.items()])
 
 
+GONE_STATES = ("08", "53", "57P", "25006", "25P03", "25P04")
+"""SQLSTATEs, or how they begin, of a database that is away, full or starting, that became a standby, or that has ended
+a session which did nothing, or took too long, in its transaction: they pass, here or elsewhere."""
+GONE_CODES = frozenset({0, 1040, 1053, 1203, 1290, 1792, 1836, 1927, 2003, 2006, 2013, 4031})
+"""The same in MySQL and MariaDB, as error codes."""
+
+
+def is_gone(error: BaseException | None) -> bool:
+    """Whether a driver's error says so, whatever class the driver gives it."""
+    state = getattr(error, "sqlstate", None)
+    if state is not None:
+        return str(state).startswith(GONE_STATES)
+    arguments: tuple[object, ...] = getattr(error, "args", ())
+    return bool(arguments) and arguments[0] in GONE_CODES
+
+
+def drop_lost_sessions(engine: Engine) -> None:
+    """Have the pool drop its sessions where the database is gone, and the error be SQLAlchemy's OperationalError.
+
+    SQLAlchemy does so where a connection broke. One to a primary that became a standby goes on, and refuses writes.
+    """
+
+    @event.listens_for(engine, "handle_error", retval=True)
+    def handle(context: Any) -> Exception | None:
+        if not is_gone(context.original_exception):
+            return None
+        context.is_disconnect = True
+        if isinstance(context.sqlalchemy_exception, sa.exc.OperationalError | sa.exc.InterfaceError):
+            return None
+        return sa.exc.OperationalError(
+            context.statement, context.parameters, context.original_exception, connection_invalidated=True
+        )
+
+
 def use_explicit_begin(engine: Any) -> None:
     """Make SQLite begin a transaction when SQLAlchemy does, with BEGIN IMMEDIATE. For sync and async engines.
 

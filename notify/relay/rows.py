@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify import refused
+from notify.databases import is_gone
 from notify.errors import InvalidRequest
 from notify.outbox import LOCAL, REFUSED, RELAYED, SERVER, Outbox, Place, present, source_name
 from notify.refused import Refusal
@@ -130,14 +131,10 @@ def _within(places: Iterable[Place], most_bytes: int) -> list[Place]:
     return chosen
 
 
-GONE_STATES = ("08", "53", "57P", "25006")
-"""SQLSTATEs of a database that is away, full or starting, or that became a standby: they pass, here or elsewhere."""
-
-
 def is_away(error: sa.exc.SQLAlchemyError) -> bool:
     """Whether a database's error passes by itself."""
     if isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError | sa.exc.TimeoutError):
         return True
     if not isinstance(error, sa.exc.DBAPIError):
         return False
-    return error.connection_invalidated or str(getattr(error.orig, "sqlstate", None)).startswith(GONE_STATES)
+    return error.connection_invalidated or is_gone(error.orig)

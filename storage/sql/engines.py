@@ -11,7 +11,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from sqlalchemy.engine.url import URL
 
-from notify.databases import KEEPALIVE, set_in_session, use_explicit_begin
+from notify.databases import KEEPALIVE, drop_lost_sessions, set_in_session, use_explicit_begin
 from notify.errors import InvalidRequest
 
 CONNECT_SECONDS = 3
@@ -46,6 +46,7 @@ def open_engine(url: str, *, pooled: bool = True) -> Engine:
     if engine.dialect.name == "sqlite":
         use_explicit_begin(engine)
         return engine
+    drop_lost_sessions(engine)
     if engine.dialect.name == "postgresql":
         event.listen(engine, "connect", _set_up_postgresql)
     # A waiting UPDATE then sees what the one before it wrote, and locks no gaps, whatever the database's default is.

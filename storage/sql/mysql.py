@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from notify.databases import is_gone
 from notify.storage.sql.dialect import FIXED_COLUMNS, FIXED_VALUES, TABLE, Again, Duplicate, Gone, Statements, chunks
 from notify.storage.sql.engines import detached
 from notify.storage.sql.rows import COLUMNS, Row
@@ -28,7 +29,7 @@ class MySql(Statements):
             return Duplicate()
         if code in (1205, 1213, 1020):
             return Again(str(error))
-        if code in (2006, 2013, 2003, 1053, 1927, 1290, 1792, 1836, 4031, 0, 1040, 1203) or isinstance(error, OSError):
+        if is_gone(error) or isinstance(error, OSError):
             return Gone(str(error))
         return error
 

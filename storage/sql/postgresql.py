@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy.engine import Engine
 
-from notify.databases import WAKE_CHANNEL
+from notify.databases import WAKE_CHANNEL, is_gone
 from notify.storage.sql.dialect import DECIDE, LOCK, QUOTED_COLUMNS, TABLE, Again, Duplicate, Gone, Statements, chunks
 from notify.storage.sql.engines import detached
 from notify.storage.sql.rows import FIXED, Row
@@ -60,12 +60,13 @@ class PostgreSql(Statements):
             return Duplicate()
         if state in ("40001", "40P01", "55P03", "57014"):
             return Again(str(error))
-        if state is None or state.startswith(("08", "57P", "53", "25006")):
-            return Gone(str(error)) if isinstance(error, _operational()) else error
+        if is_gone(error) or (state is None and isinstance(error, _without_state())):
+            return Gone(str(error))
         return error
 
 
-def _operational() -> tuple[type[Exception], ...]:
+def _without_state() -> tuple[type[Exception], ...]:
+    """Errors of a connection that was lost, or could not be made: the database has given them no SQLSTATE."""
     import psycopg
 
     return (psycopg.OperationalError, psycopg.InterfaceError, OSError)

@@ -22,7 +22,7 @@ from notify.storage.records import (
     State,
     Transaction,
 )
-from notify.storage.sql import schema
+from notify.storage.sql import registry, schema
 from notify.storage.sql.checks import SqlChecks
 from notify.storage.sql.database import Database
 from notify.storage.sql.lookups import first_rows, rows_by_id, transaction_of
@@ -96,8 +96,8 @@ class SqlStore:
         self._database.close()
 
     async def probe(self) -> None:
-        """See whether the database answers again. Raises Unavailable where it does not."""
-        await self._database.run(lambda connection: connection.execute(sa.select(1)).scalar_one())
+        """See whether the database takes writes again. Raises Unavailable where it does not."""
+        await self._database.run(_write_and_remove)
         self.writer.failing_since = 0.0
 
     # --- what it is -------------------------------------------------------------------------------------------
@@ -185,3 +185,10 @@ class SqlStore:
             return [transaction_of(by_id[name], self.shard) for name in names if name in by_id]
 
         return await self._database.run(read)
+
+
+def _write_and_remove(connection: Connection) -> None:
+    """A row that nobody sees: a standby answers, too, and so does a database without room."""
+    name = f"probe-{ids.to_text(ids.new_id())}"
+    registry.heartbeat(connection, registry.Member(name, "probe"))
+    registry.leave(connection, name)

@@ -20,6 +20,7 @@ from notify.outbox import DROPPED, REFUSED, RELAYED
 from notify.storage.checks import CheckAnswer
 from notify.storage.records import NewMessage, NewTransaction, PartlyStored, Put, State
 from notify.storage.sql import engines, movers, registry, schema, writer
+from notify.storage.sql.dialect import Gone
 from notify.storage.sql.engines import open_engine, opened
 from notify.storage.sql.key_map import KeyMap
 from notify.storage.sql.rows import moment_of, rows_of
@@ -155,12 +156,72 @@ def test_a_server_frozen_in_its_transaction_holds_nobody_up_for_long(
         result = (await store.put([t], now()))[0]
         assert result.put is Put.STORED, "what the frozen one did not commit is gone"
         assert (await store.decide([(t.id, "g", State.COMMITTED)], now()))[0].changed
-        with pytest.raises(Exception, match=r"(?i)timeout|lost|gone|terminat|closed"):
+        with pytest.raises(Exception, match=r"(?i)timeout|lost|gone|terminat|closed") as raised:
             frozen.dialect.commit(connection)
+        # Whoever waited for it is told to try again: PostgreSQL's 25P03 was a StorageFailed.
+        assert isinstance(frozen.dialect.error(raised.value), Gone)
         connection.close()
         frozen.engine.dispose()
 
     use(storage, scenario, writers=1)
+
+
+@pytest.mark.usefixtures("gives_up_soon")
+def test_a_primary_that_becomes_a_standby_is_left_out_until_it_takes_writes(storage: str) -> None:
+    """Each write was a StorageFailed, the shard counted as healthy, and the pool kept its sessions until a restart."""
+    if not storage.startswith("postgresql"):
+        pytest.skip("the standbys of MariaDB and MySQL refuse writes for the whole server, which other tests use, too")
+    name = sa.make_url(storage).database
+    admin = sa.create_engine(
+        storage,
+        isolation_level="AUTOCOMMIT",
+        connect_args={"options": "-c default_transaction_read_only=off"},
+    )
+
+    def switch(*, is_standby: bool, ends_sessions: bool) -> None:
+        with admin.connect() as connection:
+            value = "on" if is_standby else "off"
+            connection.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_read_only = {value}")
+            if ends_sessions:
+                others = "datname = current_database() AND pid <> pg_backend_pid()"
+                connection.exec_driver_sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
+
+    async def scenario(store: SqlStore) -> None:
+        t = sent()
+        await store.put([t], now())
+        member = registry.Member("server-x", "server")
+
+        def beat() -> None:
+            with store.engine.begin() as connection:
+                registry.heartbeat(connection, member)
+
+        switch(is_standby=True, ends_sessions=True)
+        with pytest.raises(Unavailable, match="not known"):
+            await store.put([sent()], now())
+        assert store.writer.failing_since
+        with pytest.raises(Unavailable, match="read-only"):
+            await store.probe()  # one that only read said each second that the shard is back
+        assert store.writer.failing_since
+        with pytest.raises(Unavailable, match="read-only"):
+            await store.resume_checks(t.id, now(), anew=True)
+        for _ in range(2):
+            with pytest.raises(faults.DATABASE_AWAY, match="read-only"):
+                beat()
+        # The new primary answers at the same address: the sessions of the old one are not used again.
+        switch(is_standby=False, ends_sessions=False)
+        beat()
+        await store.probe()
+        assert not store.writer.failing_since
+        assert await store.resume_checks(t.id, now(), anew=True)
+        assert (await store.put([sent()], now()))[0].put is Put.STORED
+        with store.engine.connect() as connection:
+            assert list(connection.scalars(sa.select(server_member.c.name))) == ["server-x"], "no probe leaves a row"
+
+    try:
+        use(storage, scenario, writers=1)
+    finally:
+        switch(is_standby=False, ends_sessions=True)
+        admin.dispose()
 
 
 def test_sessions_have_bounds(storage: str) -> None:
