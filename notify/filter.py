@@ -7,7 +7,8 @@ example, does not match: `has(headers.region) && headers.region == "eu"` says wh
 
 from __future__ import annotations
 
-import cel
+from collections.abc import Mapping
+from typing import Any
 
 from notify.errors import InvalidRequest
 from notify.filter_cost import check_cost
@@ -30,6 +31,7 @@ class Filter:
         self.text = text
         if len(text) > LONGEST:
             raise InvalidRequest(f"a filter has at most {LONGEST} characters, not {len(text)}", "invalid_filter")
+        cel = _library()
         self.at_once = max(1, round(AT_ONCE_US / check_cost(text)))
         """How many messages may be evaluated in one go."""
         try:
@@ -57,13 +59,26 @@ class Filter:
 
     def fits(self, p: Payload) -> bool:
         """Whether a message is wanted."""
+        return self.is_true_for(p.headers or {}, p.key, p.tag, p.topic)
+
+    def is_true_for(self, headers: Mapping[str, str], key: str | None, tag: str | None, topic: str) -> bool:
+        """Whether a message is wanted, by its parts. A key or tag that it does not have is an empty text."""
         try:
-            found = self._program.execute(
-                {"headers": p.headers or {}, "key": p.key or "", "tag": p.tag or "", "topic": p.topic}
-            )
+            result = self._program.execute({"headers": headers, "key": key or "", "tag": tag or "", "topic": topic})
         except FAILURES:
             return False
-        return found is True
+        return result is True
+
+
+def _library() -> Any:
+    """The evaluator of CEL. A server has it; a service installs it where it filters over Kafka."""
+    try:
+        import cel
+    except ImportError:
+        raise InvalidRequest(
+            "a filter needs the library of CEL: pip install 'notify-tx[filters]'", "invalid_filter"
+        ) from None
+    return cel
 
 
 def _is_free(name: str, text: str) -> bool:

@@ -186,12 +186,12 @@ class _Consumer:
             if self._inbox is not None:
                 await self._until_inbox_is_good(self._inbox, self._stopping)
             if self.url.startswith(SCHEME):
-                from notify.client.kafka import KafkaLoop
+                from notify.client.kafka.loop import KafkaLoop
+                from notify.client.kafka.plan import Plan
 
-                handlers = list(self._handlers.values())
-                await KafkaLoop(self.url, self.group, self.instance, handlers, self._call_counted, self._batch).run(
-                    self._stopping
-                )
+                bounds = (self._concurrency, self._batch, self._lease, self._drain)
+                plan = Plan(self.url, self.group, self.instance, self._handlers, self._call_counted, *bounds)
+                await KafkaLoop(plan).run(self._stopping)
             else:
                 await self._keep_sessions(self._stopping)
         finally:

@@ -29,23 +29,12 @@ POSITIONS = "notify-bridge-positions"
 """Topics that begin so hold how far each source is published (positions.py)."""
 DELAYED = "notify-delayed"
 """A compacted topic: delayed messages by id; the release of a message writes a tombstone."""
-RETRY_SECONDS = (1, 5, 30, 300)
-"""One retry topic for each wait, so that the first record of a topic is always due first."""
-
 Headers = list[tuple[str, str | bytes | None]]
 
 
 def brokers_of(url: str) -> str:
     """`kafka://a:9092,b:9092` without its scheme."""
     return url.removeprefix(SCHEME).rstrip("/")
-
-
-def retry_topic(group: str, seconds: int) -> str:
-    return f"retry.{group}.{seconds}s"
-
-
-def dead_letter_topic(group: str) -> str:
-    return f"dead-letter.{group}"
 
 
 def headers_of(t: BridgedTransaction, number: int, m: PackedMessage, now_us: int) -> Headers:
@@ -79,8 +68,14 @@ def header(headers: Sequence[tuple[str, str | bytes | None]] | None, name: str) 
     """The text of a header; None if it is missing."""
     for header_name, value in headers or ():
         if header_name == name and value is not None:
-            return value.decode() if isinstance(value, bytes) else value
+            return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
     return None
+
+
+def number(headers: Sequence[tuple[str, str | bytes | None]] | None, name: str) -> int | None:
+    """The whole number of a header; None if it is missing or none, as in a record of somebody else's."""
+    text = header(headers, name)
+    return int(text) if text is not None and len(text) < 20 and text.isascii() and text.isdigit() else None
 
 
 def own_headers(headers: Sequence[tuple[str, str | bytes | None]] | None) -> dict[str, str]:

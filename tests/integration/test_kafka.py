@@ -22,9 +22,10 @@ from sqlalchemy.orm import Session
 from notify.binlog_bridge.pump import Bridge, Superseded
 from notify.client import Consumer, DeadLetter, Inbox, Message, TransactionProducer, create_tables
 from notify.demo.kafka import KafkaCluster
-from notify.errors import InvalidRequest, Unavailable
+from notify.errors import Unavailable
 from notify.kafka.cluster import Cluster
-from notify.kafka.records import brokers_of, dead_letter_topic, header, listed
+from notify.kafka.groups import dead_letter_topic
+from notify.kafka.records import brokers_of, header, listed
 from notify.relay.relay import Relay
 from notify.relay.rows import Rows
 from notify.sinks.delays.releaser import Releaser
@@ -231,14 +232,6 @@ def test_handlers_inbox_retries_and_dead_letters(
     dead = everything(kafka.url, dead_letter_topic(unique), wanted=2)
     assert sorted(json.loads(m.value())["n"] for m in dead) == [4, 5]
     assert "never" in (header(listed(dead[0]), "notify-reason") or "")
-
-
-def test_what_kafka_cannot_do_is_refused(kafka: KafkaCluster, unique: str) -> None:
-    for options in ({"mode": "exclusive"}, {"filter": "key == 'a'"}, {"start": 5}):
-        consumer = Consumer(kafka.url, group=unique)
-        consumer.subscribe(unique, **options)(lambda message: None)
-        with pytest.raises(InvalidRequest):
-            consumer.run(signals=False)
 
 
 def test_delayed_messages_are_held_before_release(

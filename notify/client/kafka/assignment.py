@@ -1,0 +1,118 @@
+"""Partitions come and go: their windows open where the group is, and close with what was done committed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from notify.client.handlers import handler_of
+from notify.client.kafka.control import Orders
+from notify.client.kafka.handling import NAMED_IN_LOG, Handling
+from notify.client.kafka.partitions import Partitions, Place
+from notify.client.kafka.plan import Plan
+from notify.client.kafka.settling import Settling
+from notify.errors import NotifyError
+from notify.kafka.groups import OWN_TOPICS
+from notify.kafka.progress import Progress
+from notify.kafka.subscriptions import Place as NotedPlace
+from notify.kafka.subscriptions import Subscribed, Subscriptions
+
+log = logging.getLogger("notify.consumer")
+
+REVOKE_SECONDS = 120.0
+"""The group waits for the handlers of a partition that is to be another's: `lease` seconds, and at most so long."""
+
+
+class Assignment:
+    """Belongs to the event loop."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        partitions: Partitions,
+        handling: Handling,
+        settling: Settling,
+        orders: Orders,
+        noted: Subscriptions | None,
+    ) -> None:
+        self._plan = plan
+        self._partitions = partitions
+        self._handling = handling
+        self._settling = settling
+        self._orders = orders
+        self._noted = noted
+
+    async def open(self, known: Mapping[Place, Progress | None], begun: Mapping[Place, int]) -> dict[Place, int]:
+        """Open windows: where the group is known to be, else where it begins. The offsets to fetch from.
+
+        A beginning is committed before anything is fetched, so that a kill on the first message loses nothing.
+        """
+        await self._note({p: k.offset for p, k in known.items() if k is not None}, begins=False)
+        await self._note(begun, begins=True)
+        for place, progress in known.items():
+            if progress is None:
+                progress = self.beginning(place, begun[place])
+            handler = handler_of(self._plan.handlers, place[0])
+            window = self._partitions.open(place, progress, in_order=handler is not None and handler.mode == "ordered")
+            window.changes += place in begun
+        if begun:
+            await self._settling.settle()
+        return {place: window.position for place, window in self._partitions.items() if place in known}
+
+    def beginning(self, place: Place, offset: int) -> Progress:
+        """Progress of a group that begins: a reset from before counts as carried out."""
+        reset = self._orders.control.reset_of(place[0])
+        return Progress(offset, reset=reset.id if reset else "")
+
+    async def move(self, begun: Mapping[Place, int], reset: str) -> dict[Place, int]:
+        """Have partitions go on elsewhere, as a reset says."""
+        await self._note(begun, begins=True)
+        for place, offset in begun.items():
+            handler = handler_of(self._plan.handlers, place[0])
+            in_order = handler is not None and handler.mode == "ordered"
+            self._partitions.close([place])
+            self._partitions.open(place, Progress(offset, reset=reset), in_order=in_order).changes += 1
+        await self._settling.settle()
+        return dict(begun)
+
+    async def revoke(self, places: Sequence[Place]) -> None:
+        """Partitions will be another's: wait for their handlers, commit what is done."""
+        windows = [window for place, window in self._partitions.items() if place in set(places)]
+        for window in windows:
+            window.stop()
+        left = await self._handling.finished(min(self._plan.lease, REVOKE_SECONDS), windows)
+        if left:
+            log.warning(
+                "%d messages of partitions that another instance gets are still being handled, and are handled there "
+                "again: %s", len(left), ", ".join(left[:NAMED_IN_LOG]),
+            )  # fmt: skip
+        await self._settling.settle()
+        self._partitions.close(places)
+
+    async def lose(self, places: Sequence[Place]) -> None:
+        """Partitions are another's already: nothing of theirs is committed."""
+        if places:
+            log.warning("%d partitions were lost: what was not committed is handled again elsewhere", len(places))
+        self._partitions.close(places)
+
+    def places(self) -> list[Place]:
+        return [place for place, _ in self._partitions.items()]
+
+    def has(self, place: Place) -> bool:
+        return self._partitions.get(place) is not None
+
+    async def _note(self, offsets: Mapping[Place, int], *, begins: bool) -> None:
+        """Note what this group takes from partitions, for audits: they judge nothing without it."""
+        subscribed = {}
+        for place, offset in offsets.items():
+            handler = handler_of(self._plan.handlers, place[0])
+            if handler is not None and not place[0].startswith(OWN_TOPICS):
+                subscribed[NotedPlace(*place)] = Subscribed(handler.mode, offset, handler.tags, handler.filter)
+        if self._noted is None or not subscribed:
+            return
+        try:
+            await asyncio.to_thread(partial(self._noted.note, subscribed, begins=begins))
+        except NotifyError as error:
+            log.warning("the subscriptions could not be noted for audits: %s", error)

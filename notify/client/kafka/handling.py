@@ -1,0 +1,176 @@
+"""Running handlers for records, and each record's fate: done, to be tried again, or a dead letter."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from notify.client.handlers import Handler, handler_of
+from notify.client.kafka import retries
+from notify.client.kafka.partitions import Partitions
+from notify.client.kafka.plan import Plan
+from notify.client.kafka.settling import Settling
+from notify.client.kafka.window import Item, Window
+from notify.errors import InvalidRequest
+from notify.filter import Filter
+from notify.kafka import records
+from notify.kafka.groups import RETRY
+from notify.message import REPLAY, ReceivedMessage
+
+log = logging.getLogger("notify.consumer")
+
+SKIPPED_AT_ONCE = 500
+"""Records that no handler wants are passed in one go; then the loop's other tasks have their turn."""
+CANCEL_SECONDS = 1.0
+"""How long coroutines that are cancelled may take to end."""
+NAMED_IN_LOG = 10
+
+
+class Handling:
+    """At most `concurrency` handlers at a time. Belongs to the event loop."""
+
+    def __init__(self, plan: Plan, partitions: Partitions, settling: Settling) -> None:
+        """Raises InvalidRequest for a filter that cannot be."""
+        self._plan = plan
+        self._partitions = partitions
+        self._settling = settling
+        self._filters = {h.topic: Filter(h.filter) for h in plan.handlers.values() if h.filter}
+        self._tasks: dict[asyncio.Task[None], tuple[Window, str]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self.moved = asyncio.Event()
+        """Set when a handler has returned."""
+        self.is_held = False
+        """Nothing new is handled: the group is paused, or the consumer stops."""
+
+    def begin(self) -> None:
+        """Handle what is ready, as far as there is room."""
+        skipped = 0
+        while not self.is_held and len(self._tasks) < self._plan.concurrency:
+            taken = self._partitions.take()
+            if taken is None:
+                break
+            window, item = taken
+            topic = _topic_of(item.record)
+            handler = handler_of(self._plan.handlers, topic)
+            if handler is not None and not self._is_wanted(handler, topic, item.record):
+                window.finish(item)
+                self._partitions.look(window)
+                self._settling.changed.set()
+                skipped += 1
+                if skipped == SKIPPED_AT_ONCE:
+                    asyncio.get_running_loop().call_soon(self.begin)
+                    break
+                continue
+            message = _message(topic, item)
+            task = asyncio.get_running_loop().create_task(self._handle(window, item, handler, message))
+            self._tasks[task] = window, message.id
+            task.add_done_callback(self._put_down)
+        self._wait_for_the_next()
+
+    def _wait_for_the_next(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due_us = self._partitions.next_due_us
+        if due_us is not None and not self.is_held:
+            seconds = max(0.001, due_us / 1e6 - time.time())
+            self._timer = asyncio.get_running_loop().call_later(seconds, self.begin)
+
+    def _put_down(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        self.moved.set()
+        self.begin()
+
+    def _is_wanted(self, handler: Handler, topic: str, record: Any) -> bool:
+        headers = records.listed(record)
+        expires = records.number(headers, records.EXPIRES)
+        if expires is not None and expires <= time.time_ns() // 1000:
+            return False
+        tag = records.header(headers, records.TAG)
+        if handler.tags and tag not in handler.tags:
+            return False
+        wanted = self._filters.get(handler.topic)
+        return wanted is None or wanted.is_true_for(records.own_headers(headers), _key(record), tag, topic)
+
+    async def _handle(self, window: Window, item: Item, handler: Handler | None, message: ReceivedMessage) -> None:
+        try:
+            if handler is None:
+                raise InvalidRequest(
+                    f"there is no handler here for topic {message.topic!r}; another instance may have it"
+                )
+            await self._plan.call(handler, message)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            log.warning(
+                "handler of %s failed on %s (attempt %d)", message.topic, message.id, item.attempt, exc_info=True
+            )
+            self._fail(window, item, handler, message.topic, error)
+        else:
+            window.finish(item)
+        self._partitions.look(window)
+        self._settling.changed.set()
+
+    def _fail(self, window: Window, item: Item, handler: Handler | None, topic: str, error: BaseException) -> None:
+        if window.is_closed:
+            return
+        if retries.is_last(handler, item.attempt, error):
+            self._settling.depart(retries.dead_letter(self._plan.group, window, item, topic, error))
+            return
+        seconds = retries.wait_of(handler, item.attempt)
+        if handler is None or handler.mode == "shared":
+            self._settling.depart(retries.retry(self._plan.group, window, item, topic, seconds, error))
+        else:
+            window.fail(item, retries.due_after(seconds))
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    async def finished(self, seconds: float, windows: Iterable[Window] | None = None) -> list[str]:
+        """Wait for the handlers under way, of these windows or all, at most so long. The ids of those that go on."""
+        wanted = None if windows is None else set(windows)
+        tasks = [task for task, (window, _) in self._tasks.items() if wanted is None or window in wanted]
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+        return [self._tasks[task][1] for task in tasks if task in self._tasks and not task.done()]
+
+    async def cancel(self) -> None:
+        """Wait no longer for handlers under way."""
+        self.is_held = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CANCEL_SECONDS)
+
+
+def _topic_of(record: Any) -> str:
+    """The topic that a record is a message of: in a topic of retries its header says so."""
+    topic: str = record.topic()
+    return (records.header(records.listed(record), records.TARGET) or topic) if topic.startswith(RETRY) else topic
+
+
+def _key(record: Any) -> str | None:
+    return record.key().decode("utf-8", "replace") if record.key() is not None else None
+
+
+def _message(topic: str, item: Item) -> ReceivedMessage:
+    record = item.record
+    headers = records.listed(record)
+    return ReceivedMessage(
+        retries.id_of(record),
+        topic,
+        record.partition(),
+        record.offset(),
+        record.value() or b"",
+        _key(record),
+        records.header(headers, records.TAG),
+        records.own_headers(headers),
+        item.attempt,
+        datetime.fromtimestamp(record.timestamp()[1] / 1000, UTC).isoformat().replace("+00:00", "Z"),
+        records.number(headers, REPLAY) or 0,
+    )

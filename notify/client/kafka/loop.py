@@ -1,0 +1,191 @@
+"""A consumer's loop over Apache Kafka, from the first call of the brokers to the last commit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+
+from notify.client.kafka.assignment import Assignment
+from notify.client.kafka.control import Orders
+from notify.client.kafka.feed import Feed
+from notify.client.kafka.handling import NAMED_IN_LOG, Handling
+from notify.client.kafka.membership import Membership
+from notify.client.kafka.ownership import Ownership
+from notify.client.kafka.partitions import Partitions
+from notify.client.kafka.plan import Plan
+from notify.client.kafka.resets import Resets
+from notify.client.kafka.settling import Settling
+from notify.client.kafka.starting import Starts
+from notify.client.kafka.topics import Topics
+from notify.errors import NotifyError, Unavailable
+from notify.kafka.cluster import Cluster
+from notify.kafka.subscriptions import Subscriptions
+
+log = logging.getLogger("notify.consumer")
+
+POLL_SECONDS = 0.2
+ROOM_SECONDS = 1.0
+"""Handlers that take all room for so long count as slow: fetching pauses, and the group is polled nevertheless."""
+LAST_TRIES = 50
+"""How often a consumer that stops tries to commit where the brokers do not take it; it comes again otherwise."""
+TOPICS_SECONDS = 5.0
+"""How often topics are looked for that patterns stand for, and new partitions of an owner."""
+
+
+class KafkaLoop:
+    """Receives for one consumer group until it is told to stop. Belongs to one event loop; `run` it once."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Raises InvalidRequest for settings and filters that cannot be."""
+        self._plan = plan
+        self._cluster = Cluster.of(plan.url)
+        self._partitions = Partitions(plan.batch)
+        self._feed = Feed(self._cluster, plan.kafka_group, plan.instance, self._partitions)
+        self._settling = Settling(plan, self._cluster, self._feed, self._partitions)
+        self._handling = Handling(plan, self._partitions, self._settling)
+        self._orders = Orders(self._cluster, plan.group)
+        self._starts = Starts(plan, self._feed.consumer, self._cluster.admin())
+        self._topics = Topics(plan, self._feed.consumer, self._cluster.admin(), self._cluster.brokers)
+        noted = None if plan.sharing == "broadcast" else Subscriptions(self._cluster, plan.group)
+        self._assignment = Assignment(plan, self._partitions, self._handling, self._settling, self._orders, noted)
+        self._resets = Resets(self._feed, self._starts, self._assignment, self._partitions, self._orders)
+        self._sharing: Membership | Ownership
+        if plan.sharing == "owner":
+            self._sharing = Ownership(plan, self._cluster, self._feed, self._starts, self._settling, self._assignment)
+        else:
+            self._sharing = Membership(self._feed, self._starts, self._assignment)
+        self._ordered = asyncio.Event()
+        self._is_stopping = False
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Until `stopping`, then until what is under way is settled.
+
+        Raises Unavailable where the brokers cannot be reached at first, Unauthorized, Forbidden and InvalidRequest
+        where they refuse, Conflict where an exclusive group has another instance.
+        """
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            await self._start()
+            stopped = asyncio.create_task(_wait(stopping))
+            tasks = [
+                asyncio.create_task(run())
+                for run in (self._poll, self._settling.run, self._follow_orders, self._follow_topics)
+            ]
+            tasks.append(asyncio.create_task(self._orders.run(self._ordered.set)))
+            if isinstance(self._sharing, Ownership):
+                tasks.append(asyncio.create_task(self._sharing.run()))
+            await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+            failed = [error for task in tasks if task.done() and (error := task.exception()) is not None]
+            await self._drain()
+            if failed:
+                raise failed[0]
+        finally:
+            await self._let_go(tasks)
+
+    async def _start(self) -> None:
+        await self._feed.call(self._feed.look)
+        await self._feed.call(self._topics.make)
+        await self._orders.catch_up()
+        topics = await self._feed.call_patiently(self._topics.subscribed)
+        await self._feed.call_patiently(self._starts.look, topics)
+        self._obey()
+        if isinstance(self._sharing, Membership):
+            await self._sharing.begin(topics)
+        await self._sharing.subscribe(topics)
+
+    # --- fetching ---------------------------------------------------------------------------------------------
+
+    async def _poll(self) -> None:
+        """Fetch as there is room, and poll the group in any case: it would take a silent member for dead."""
+        is_holding = False
+        while True:
+            self._handling.begin()
+            room = self._plan.batch - self._partitions.in_hand
+            wants = not self._handling.is_held and (
+                room > self._plan.batch // 2 or (room > 0 and self._partitions.ready == 0)
+            )
+            if not wants and not is_holding and not self._handling.is_held:
+                self._handling.moved.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._handling.moved.wait(), ROOM_SECONDS)
+                    continue
+            if wants == is_holding:
+                is_holding = not wants
+                places = {place for place, _ in self._partitions.items()} - self._partitions.paused
+                await (self._feed.pause(places) if is_holding else self._feed.resume(places))
+            await self._feed.poll(max(1, room), POLL_SECONDS)
+            if not is_holding:
+                await self._pause_full_ones()
+
+    async def _pause_full_ones(self) -> None:
+        full, roomy = self._partitions.to_pause(), self._partitions.to_resume()
+        if full:
+            self._partitions.paused.update(full)
+            await self._feed.pause(full)
+        if roomy:
+            self._partitions.paused.difference_update(roomy)
+            await self._feed.resume(roomy)
+
+    # --- following --------------------------------------------------------------------------------------------
+
+    async def _follow_orders(self) -> None:
+        while True:
+            await self._ordered.wait()
+            self._ordered.clear()
+            self._obey()
+            await self._resets.carry_out()
+
+    def _obey(self) -> None:
+        is_held = self._orders.control.paused or self._is_stopping
+        if is_held != self._handling.is_held:
+            log.info("group %s is %s", self._plan.group, "paused" if is_held else "resumed")
+        self._handling.is_held = is_held
+
+    async def _follow_topics(self) -> None:
+        """Look for new topics of patterns and new partitions of an owner, and for resets that came with a rebalance."""
+        while True:
+            await asyncio.sleep(TOPICS_SECONDS)
+            try:
+                topics = await self._feed.call(self._topics.subscribed)
+                await self._sharing.subscribe(topics)
+                await self._resets.carry_out()
+            except Unavailable as error:
+                log.warning("the topics could not be looked for, again in %g s: %s", TOPICS_SECONDS, error)
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    async def _drain(self) -> None:
+        """Wait for the handlers under way, at most `drain` seconds, while the group is polled."""
+        self._is_stopping = True
+        self._handling.is_held = True
+        deadline = time.monotonic() + self._plan.drain
+        left = await self._handling.finished(self._plan.drain)
+        if left:
+            log.warning(
+                "%d messages are not settled %g s after the end of receiving (the setting drain); they are not waited "
+                "for any more, and will be delivered again: %s",
+                len(left), self._plan.drain, ", ".join(left[:NAMED_IN_LOG]),
+            )  # fmt: skip
+        for _ in range(LAST_TRIES):
+            if await self._settling.settle() or time.monotonic() > deadline:
+                break
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _let_go(self, tasks: list[asyncio.Task[None]]) -> None:
+        await self._handling.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        with contextlib.suppress(NotifyError):
+            await self._feed.close()
+        with contextlib.suppress(NotifyError):
+            await self._orders.close()
+        if isinstance(self._sharing, Ownership):
+            await self._sharing.close()
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()

@@ -1,0 +1,146 @@
+"""One instance owns all partitions of a group (exclusive, failover): whoever Kafka gives the owner topic's partition.
+
+The owner commits in transactions whose transactional id is the group's. A former owner that was frozen finds itself
+fenced there, and takes nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from notify.client.kafka.assignment import Assignment
+from notify.client.kafka.feed import SESSION_SECONDS, Feed
+from notify.client.kafka.plan import Plan
+from notify.client.kafka.refusals import error_of, is_final, refusal
+from notify.client.kafka.settling import Settling
+from notify.client.kafka.starting import Starts
+from notify.errors import Conflict, NotifyError, Unavailable
+from notify.kafka.cluster import Cluster
+from notify.kafka.groups import owner_topic
+
+log = logging.getLogger("notify.consumer")
+T = TypeVar("T")
+
+POLL_SECONDS = 0.5
+CALL_SECONDS = 10.0
+
+
+class Ownership:
+    """Belongs to the event loop; its client has a thread of its own."""
+
+    def __init__(
+        self, plan: Plan, cluster: Cluster, feed: Feed, starts: Starts, settling: Settling, assignment: Assignment
+    ) -> None:
+        self._plan = plan
+        self._cluster = cluster
+        self._feed = feed
+        self._starts = starts
+        self._settling = settling
+        self._assignment = assignment
+        self._group = owner_topic(plan.group)
+        self._pool = ThreadPoolExecutor(1, "notify-kafka-owner")
+        self._consumer: Consumer = cluster.consumer(
+            {
+                "group.id": self._group,
+                "client.id": plan.instance,
+                # The owner stays the owner when another instance comes.
+                "partition.assignment.strategy": "cooperative-sticky",
+                "session.timeout.ms": SESSION_SECONDS * 1000,
+                "heartbeat.interval.ms": SESSION_SECONDS * 1000 // 3,
+            }
+        )
+        self._topics: Mapping[str, int] = {}
+        self._is_owner = False
+
+    async def subscribe(self, topics: Mapping[str, int]) -> None:
+        """Own these topics, with so many partitions each, as soon as this instance owns the group's."""
+        self._topics = topics
+        if self._is_owner:
+            await self._take_new()
+
+    async def run(self) -> None:
+        """Until cancelled. Raises Conflict (`topic_is_taken`) where an exclusive group has another owner."""
+        await self._call(self._join)
+        while True:
+            has = await self._call(self._poll)
+            if self._is_owner:
+                if not has or self._settling.is_fenced:
+                    await self._give_up()
+                continue
+            try:
+                owner = await self._call(self._known_owner)
+            except Unavailable as error:
+                log.debug("Kafka does not say now who owns the group: %s", error)
+                continue
+            if has and owner is None:
+                await self._gain()
+            elif not has and owner is not None and self._plan.is_exclusive:
+                raise Conflict(
+                    f"group {self._plan.group!r} is exclusive, and instance {owner} owns its topics", "topic_is_taken"
+                )
+
+    def _join(self) -> None:
+        self._consumer.subscribe([self._group])
+
+    def _poll(self) -> bool:
+        """Whether this instance has the partition."""
+        record = self._consumer.poll(POLL_SECONDS)
+        if record is not None and (error := record.error()) is not None and is_final(error):
+            raise KafkaException(error)
+        return bool(self._consumer.assignment())
+
+    def _known_owner(self) -> str | None:
+        """The name of another instance that has the partition, as the brokers know it.
+
+        None where it is nobody or this one, which does not know it itself after it was frozen.
+        """
+        admin = self._cluster.admin()
+        described = admin.describe_consumer_groups([self._group], request_timeout=CALL_SECONDS)
+        members = described[self._group].result(CALL_SECONDS).members
+        own = self._consumer.memberid()
+        owners = [m for m in members if m.assignment and m.assignment.topic_partitions and m.member_id != own]
+        return str(owners[0].client_id) if own and owners else None
+
+    async def _gain(self) -> None:
+        """Fence the former owner first, then go on where it committed."""
+        await asyncio.to_thread(self._settling.claim)
+        self._is_owner = True
+        log.info("this instance owns the topics of group %s", self._plan.group)
+        await self._take_new()
+
+    async def _take_new(self) -> None:
+        """Open the partitions that are not open yet."""
+        places = [(topic, n) for topic, count in self._topics.items() for n in range(count)]
+        new = [place for place in places if not self._assignment.has(place)]
+        if not new:
+            return
+        known = await self._feed.call_patiently(self._starts.committed, new)
+        begun = await self._feed.call_patiently(self._starts.begin, [place for place, k in known.items() if k is None])
+        offsets = await self._assignment.open(known, begun)
+        fetched = [TopicPartition(*place, offset) for place, offset in offsets.items()]
+        await self._feed.call(self._feed.consumer.incremental_assign, fetched)
+
+    async def _give_up(self) -> None:
+        self._is_owner = False
+        log.warning("this instance does not own the topics of group %s any more", self._plan.group)
+        await self._assignment.lose(self._assignment.places())
+        await self._feed.call(self._feed.consumer.unassign)
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+        except KafkaException as raised:
+            raise refusal(error_of(raised), self._cluster.brokers, self._plan.group) from raised
+
+    async def close(self) -> None:
+        """Let another instance own the topics."""
+        with contextlib.suppress(NotifyError):
+            await self._call(self._consumer.close)
+        self._pool.shutdown(wait=False)

@@ -1,0 +1,111 @@
+"""The partitions that an instance has, and whose turn it is among them."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from notify.client.kafka.window import Item, Window
+from notify.kafka.progress import Progress
+
+Place = tuple[str, int]
+"""A topic and a partition."""
+WINDOW_BYTES = 8 << 20
+"""A partition's records that are not done take so much memory at most, and one record more."""
+
+
+class Partitions:
+    """Belongs to the event loop; nothing here waits."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: records of a partition in memory."""
+        self._most = most
+        self._windows: dict[Place, Window] = {}
+        self._turns: OrderedDict[Window, None] = OrderedDict()
+        self._due: list[tuple[int, int, Window]] = []
+        self._due_at: dict[Window, int] = {}
+        self._number = 0
+        self.paused: set[Place] = set()
+        """Partitions that are not fetched, because their windows are full."""
+
+    def open(self, place: Place, progress: Progress, *, in_order: bool) -> Window:
+        window = Window(progress, in_order=in_order, most=self._most, most_bytes=WINDOW_BYTES)
+        self._windows[place] = window
+        self.paused.discard(place)
+        return window
+
+    def close(self, places: Iterable[Place]) -> None:
+        """Forget partitions: nothing of theirs is handled or committed any more."""
+        for place in places:
+            window = self._windows.pop(place, None)
+            self.paused.discard(place)
+            if window is not None:
+                window.is_closed = True
+                self._turns.pop(window, None)
+                self._due_at.pop(window, None)
+
+    def get(self, place: Place) -> Window | None:
+        return self._windows.get(place)
+
+    def items(self) -> list[tuple[Place, Window]]:
+        return list(self._windows.items())
+
+    def add(self, window: Window, item: Item) -> None:
+        """A record was fetched. One of a partition that has left meanwhile is forgotten."""
+        if not window.is_closed and window.add(item):
+            self.look(window)
+
+    def look(self, window: Window) -> None:
+        """Something changed in a window: note when it has something to handle."""
+        if window.is_closed:
+            return
+        if window.ready:
+            self._turns.setdefault(window)
+        due_us = window.next_due_us
+        if due_us is not None and due_us < self._due_at.get(window, due_us + 1):
+            self._number += 1
+            self._due_at[window] = due_us
+            heapq.heappush(self._due, (due_us, self._number, window))
+
+    def take(self) -> tuple[Window, Item] | None:
+        """The next item to handle, the partitions by turns; None where nothing is ready."""
+        self._wake(time.time_ns() // 1000)
+        for _ in range(len(self._turns)):
+            window, _ = self._turns.popitem(last=False)
+            item = window.take()
+            if item is not None:
+                if window.ready:
+                    self._turns[window] = None
+                return window, item
+        return None
+
+    def _wake(self, now_us: int) -> None:
+        while self._due and self._due[0][0] <= now_us:
+            due_us, _, window = heapq.heappop(self._due)
+            if self._due_at.get(window) == due_us:
+                del self._due_at[window]
+                window.wake(now_us)
+                self.look(window)
+
+    @property
+    def next_due_us(self) -> int | None:
+        """When the next record that waits is due, in microseconds since 1970."""
+        return self._due[0][0] if self._due else None
+
+    @property
+    def ready(self) -> int:
+        return sum([window.ready for window in self._windows.values()])
+
+    @property
+    def in_hand(self) -> int:
+        return sum([window.in_hand for window in self._windows.values()])
+
+    def to_pause(self) -> list[Place]:
+        """Partitions that have become full since."""
+        return [place for place, window in self._windows.items() if window.is_full and place not in self.paused]
+
+    def to_resume(self) -> list[Place]:
+        """Partitions that are paused and have room again."""
+        return [place for place in self.paused if self._windows[place].has_room]

@@ -1,0 +1,61 @@
+"""The arguments of a consumer over Kafka, and how its partitions are shared: by a group's members, or by one owner."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from notify.client.handlers import Handler
+from notify.errors import InvalidRequest
+from notify.kafka.groups import kafka_group
+from notify.message import ReceivedMessage
+
+Sharing = Literal["group", "broadcast", "owner"]
+SHARING: Mapping[str, Sharing] = {
+    "shared": "group", "ordered": "group", "broadcast": "broadcast", "exclusive": "owner", "failover": "owner",
+}  # fmt: skip
+"""How the instances of a group share the partitions, by mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`call` runs a handler for a message and raises what it raises. Times in seconds; see Consumer.
+
+    Raises InvalidRequest for handlers that cannot run beside each other.
+    """
+
+    url: str
+    group: str
+    instance: str
+    handlers: Mapping[str, Handler]
+    call: Callable[[Handler, ReceivedMessage], Awaitable[None]]
+    concurrency: int
+    batch: int
+    lease: float
+    drain: float
+
+    def __post_init__(self) -> None:
+        if len({SHARING[handler.mode] for handler in self.handlers.values()}) > 1:
+            raise InvalidRequest(
+                "over Kafka a group has one way to share its partitions: shared and ordered go together, broadcast is "
+                "alone, exclusive and failover go together; make a consumer with a group of its own for each",
+                "mixed_modes",
+            )
+        if len({h.mode for h in self.handlers.values()} & {"exclusive", "failover"}) > 1:
+            raise InvalidRequest("over Kafka one instance owns all topics of a group: exclusive or failover, not both")
+        for handler in self.handlers.values():
+            if isinstance(handler.start, int) and handler.start < 0:
+                raise InvalidRequest(f"start is an offset from 0 on, not {handler.start}")
+
+    @property
+    def sharing(self) -> Sharing:
+        return SHARING[next(iter(self.handlers.values())).mode]
+
+    @property
+    def is_exclusive(self) -> bool:
+        return any(handler.mode == "exclusive" for handler in self.handlers.values())
+
+    @property
+    def kafka_group(self) -> str:
+        return kafka_group(self.group, self.instance if self.sharing == "broadcast" else None)

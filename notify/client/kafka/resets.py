@@ -1,0 +1,54 @@
+"""Carrying out resets that operators ask for: once in each partition that this instance has."""
+
+from __future__ import annotations
+
+import logging
+
+from confluent_kafka import TopicPartition
+
+from notify.client.kafka.assignment import Assignment
+from notify.client.kafka.control import Orders
+from notify.client.kafka.feed import Feed
+from notify.client.kafka.partitions import Partitions, Place
+from notify.client.kafka.starting import Starts
+
+log = logging.getLogger("notify.consumer")
+
+
+class Resets:
+    """Belongs to the event loop."""
+
+    def __init__(
+        self, feed: Feed, starts: Starts, assignment: Assignment, partitions: Partitions, orders: Orders
+    ) -> None:
+        self._feed = feed
+        self._starts = starts
+        self._assignment = assignment
+        self._partitions = partitions
+        self._orders = orders
+
+    async def carry_out(self) -> None:
+        """Have partitions whose last reset is not the one that stands go where it says."""
+        for reset in self._orders.control.resets:
+            places = [
+                place
+                for place, window in self._partitions.items()
+                if place[0] == reset.topic and window.reset != reset.id
+            ]
+            if not places:
+                continue
+            offsets = await self._feed.call_patiently(self._starts.offsets, dict.fromkeys(places, reset.start()))
+            await self._feed.call(self._move, offsets, reset.id)
+            log.warning("topic %s of this group goes on from %s, by reset %s", reset.topic, reset.to, reset.id)
+
+    def _move(self, offsets: dict[Place, int], reset: str) -> None:
+        """In the feed's thread, between two polls: what is fetched from now on is from there."""
+        here = {place: offset for place, offset in offsets.items() if self._partitions.get(place) is not None}
+        if not here:
+            return
+        moved = [TopicPartition(*place, offset) for place, offset in here.items()]
+        consumer = self._feed.consumer
+        consumer.incremental_unassign(moved)
+        self._feed.thread.wait_for(self._assignment.move(here, reset))
+        consumer.incremental_assign(moved)
+        consumer.resume(moved)

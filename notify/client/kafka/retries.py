@@ -1,0 +1,74 @@
+"""Messages that failed: when they are handled again, and the record that goes to another topic."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from notify.client.handlers import Handler, reason_of
+from notify.client.kafka.window import Item, Window
+from notify.errors import DeadLetter
+from notify.kafka import records
+from notify.kafka.groups import dead_letter_topic, retry_partition, retry_topic
+from notify.kafka.records import Headers
+
+MAX_ATTEMPTS, RETRY_MIN_SECONDS, RETRY_MAX_SECONDS = 16, 1.0, 300.0
+"""The policy for a message of a topic that this instance has no handler for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A record that leaves a window for another topic: a retry or a dead letter. `partition`: -1 by the key."""
+
+    window: Window
+    item: Item
+    topic: str
+    partition: int
+    headers: Headers
+
+
+def wait_of(handler: Handler | None, attempt: int) -> float:
+    """Seconds until the attempt after this one."""
+    first, most = (handler.retry_min, handler.retry_max) if handler else (RETRY_MIN_SECONDS, RETRY_MAX_SECONDS)
+    return float(min(first * 2.0 ** min(attempt - 1, 60), most))
+
+
+def is_last(handler: Handler | None, attempt: int, error: BaseException) -> bool:
+    return isinstance(error, DeadLetter) or attempt >= (handler.max_attempts if handler else MAX_ATTEMPTS)
+
+
+def dead_letter(group: str, window: Window, item: Item, topic: str, error: BaseException) -> Departure:
+    """A message of `topic` that is not to be handled again by itself."""
+    reason = reason_of(error, named=not isinstance(error, DeadLetter))
+    headers = _headers(item.record, {records.TARGET: topic, records.REASON: reason, records.ATTEMPT: item.attempt})
+    return Departure(window, item, dead_letter_topic(group), -1, headers)
+
+
+def retry(group: str, window: Window, item: Item, topic: str, seconds: float, error: BaseException) -> Departure:
+    """A message of `topic` that is handled again after so many seconds."""
+    changed: dict[str, str | int] = {
+        records.TARGET: topic,
+        records.REASON: reason_of(error),
+        records.ATTEMPT: item.attempt + 1,
+        records.DUE: due_after(seconds),
+    }
+    return Departure(window, item, retry_topic(group), retry_partition(seconds), _headers(item.record, changed))
+
+
+def due_after(seconds: float) -> int:
+    """The instant so many seconds from now, in microseconds since 1970."""
+    return time.time_ns() // 1000 + round(seconds * 1_000_000)
+
+
+def id_of(record: Any) -> str:
+    """A message's id. One of another producer, which has none, is named by the place where it was first."""
+    known = records.header(records.listed(record), records.ID)
+    return known or f"{record.topic()}/{record.partition()}@{record.offset()}"
+
+
+def _headers(record: Any, changed: Mapping[str, str | int]) -> Headers:
+    changed = {**changed, records.ID: id_of(record)}
+    kept: Headers = [h for h in records.listed(record) if h[0] not in (*changed, records.DUE)]
+    return [*kept, *((name, str(value).encode()) for name, value in changed.items())]

@@ -1,0 +1,86 @@
+"""Where a group begins in a partition that it has no offset for. The calls block, and raise KafkaException."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from confluent_kafka import Consumer, IsolationLevel, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+
+from notify.client.handlers import handler_of
+from notify.client.kafka.partitions import Place
+from notify.client.kafka.plan import Plan
+from notify.kafka.progress import Progress
+
+CALL_SECONDS = 10.0
+Start = str | int | datetime
+
+
+class Starts:
+    """A topic that is new to the group begins where its handler says; a partition or topic that is new, at its first.
+
+    Retries always begin at the earliest.
+    """
+
+    def __init__(self, plan: Plan, consumer: Consumer, admin: AdminClient) -> None:
+        self._plan = plan
+        self._consumer = consumer
+        self._admin = admin
+        self._starts: dict[str, Start] = {}
+
+    def look(self, topics: Mapping[str, int]) -> None:
+        """Look once, before anything is read, which of the topics (with their partitions) the group knows already."""
+        places = [(topic, n) for topic, partitions in topics.items() for n in range(partitions)]
+        known = {place[0] for place, progress in self.committed(places).items() if progress is not None}
+        for topic in topics:
+            handler = handler_of(self._plan.handlers, topic)
+            # A topic that a pattern stands for, and that an older group does not know, was made later than the group.
+            if topic not in known and handler is not None and ("*" not in handler.topic or not known):
+                self._starts[topic] = handler.start if handler.start is not None else "latest"
+
+    def committed(self, places: Iterable[Place]) -> dict[Place, Progress | None]:
+        """The group's progress in each partition; None where it has none."""
+        asked = [TopicPartition(*place) for place in places]
+        if not asked:
+            return {}
+        answered = self._consumer.committed(asked, timeout=CALL_SECONDS)
+        return {(p.topic, p.partition): Progress.of(p.offset, p.metadata) if p.offset >= 0 else None for p in answered}
+
+    def begin(self, places: Iterable[Place]) -> dict[Place, int]:
+        """The offsets where partitions without progress begin."""
+        return self.offsets({place: self._starts.get(place[0], "earliest") for place in places})
+
+    def offsets(self, wanted: Mapping[Place, Start]) -> dict[Place, int]:
+        """The offset of each start. An instant after the last record is the end; an offset is kept within the bounds.
+
+        The end is before the first transaction that is open: what commits later is not passed.
+        """
+        if not wanted:
+            return {}
+        lows = self._listed({place: OffsetSpec.earliest() for place in wanted})  # type: ignore[no-untyped-call]
+        ends = self._listed({place: OffsetSpec.latest() for place in wanted})  # type: ignore[no-untyped-call]
+        instants = {
+            place: OffsetSpec.for_timestamp(round(start.timestamp() * 1000))
+            for place, start in wanted.items()
+            if isinstance(start, datetime)
+        }
+        by_time = self._listed(instants)
+        offsets = {}
+        for place, start in wanted.items():
+            if isinstance(start, datetime):
+                offsets[place] = by_time[place] if by_time[place] >= 0 else ends[place]
+            elif isinstance(start, int):
+                offsets[place] = min(max(start, lows[place]), ends[place])
+            else:
+                offsets[place] = lows[place] if start == "earliest" else ends[place]
+        return offsets
+
+    def _listed(self, wanted: Mapping[Place, OffsetSpec]) -> dict[Place, int]:
+        if not wanted:
+            return {}
+        asked = {TopicPartition(*place): spec for place, spec in wanted.items()}
+        answers = self._admin.list_offsets(
+            asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=CALL_SECONDS
+        )
+        return {(p.topic, p.partition): answer.result(CALL_SECONDS).offset for p, answer in answers.items()}

@@ -1,0 +1,79 @@
+"""The topics of a consumer over Kafka: those it makes, and those that its names and patterns stand for."""
+
+from __future__ import annotations
+
+import re
+
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from notify.client.kafka.plan import Plan
+from notify.client.kafka.refusals import LOGIN, RIGHTS, error_of, refusal
+from notify.errors import InvalidRequest
+from notify.kafka import control, groups
+
+CALL_SECONDS = 10.0
+DAY_MS = 86_400_000
+RETRY_KEPT_MS = 48 * DAY_MS
+"""A message that failed waits at most 40 days."""
+RECORD_BYTES = 4 << 20
+"""A message of the most bytes, with all that a retry adds to its headers."""
+
+
+class Topics:
+    """The calls block."""
+
+    def __init__(self, plan: Plan, consumer: Consumer, admin: AdminClient, brokers: str) -> None:
+        self._plan = plan
+        self._consumer = consumer
+        self._admin = admin
+        self._brokers = brokers
+        self._patterns = [
+            re.compile(".*".join(re.escape(part) for part in name.split("*"))) for name in plan.handlers if "*" in name
+        ]
+        self._named = [name for name in plan.handlers if "*" not in name]
+        self._retries = plan.sharing == "group"
+
+    def make(self) -> None:
+        """Make topics that are missing. Raises InvalidRequest or Forbidden where the brokers refuse, KafkaException."""
+        group = self._plan.group
+        wanted = [NewTopic(name, num_partitions=-1, replication_factor=-1) for name in self._named]
+        wanted.append(_own(groups.dead_letter_topic(group), -1, {"retention.ms": "-1"}))
+        wanted.append(_own(control.TOPIC, 1, {"cleanup.policy": "compact"}))
+        if self._retries:
+            kept = {"retention.ms": str(RETRY_KEPT_MS)}
+            wanted.append(_own(groups.retry_topic(group), groups.RETRY_PARTITIONS, kept))
+        if self._plan.sharing == "owner":
+            wanted.append(_own(groups.owner_topic(group), 1, {}))
+        known = self._consumer.list_topics(timeout=CALL_SECONDS).topics
+        missing = [topic for topic in wanted if topic.topic not in known]
+        for name, made in (self._admin.create_topics(missing) if missing else {}).items():
+            try:
+                made.result(CALL_SECONDS)
+            except KafkaException as raised:
+                error = error_of(raised)
+                if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                    continue
+                if error.code() in RIGHTS or error.code() in LOGIN or error.retriable():
+                    raise refusal(error, self._brokers, group) from raised
+                raise InvalidRequest(f"Kafka refuses to make topic {name!r}: {error.str()}") from raised
+
+    def subscribed(self) -> dict[str, int]:
+        """The topics to read, by name and pattern and with those of retries, and how many partitions each has now.
+
+        Raises KafkaException.
+        """
+        known = self._consumer.list_topics(timeout=CALL_SECONDS).topics
+        names = set(self._named)
+        if self._patterns:
+            plain = [name for name in known if not name.startswith((*groups.OWN_TOPICS, "__"))]
+            names |= {name for name in plain if any(pattern.fullmatch(name) for pattern in self._patterns)}
+        if self._retries:
+            names.add(groups.retry_topic(self._plan.group))
+            names |= known.keys() & set(groups.old_retry_topics(self._plan.group))
+        return {name: len(known[name].partitions) for name in sorted(names) if name in known}
+
+
+def _own(name: str, partitions: int, config: dict[str, str]) -> NewTopic:
+    config = {"max.message.bytes": str(RECORD_BYTES), **config}
+    return NewTopic(name, num_partitions=partitions, replication_factor=-1, config=config)

@@ -1,0 +1,191 @@
+"""A partition's window: the records that were fetched and are not done, and which records behind the first are done.
+
+It knows neither Kafka nor the time: offsets go in, and what may be handled, and the progress to commit, come out.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from typing import Any
+
+from notify.kafka.progress import MOST_FAILED, MOST_SPAN, Progress
+
+FORGET_AT = 1024
+"""Offsets that are done are looked through when there are so many."""
+
+
+@dataclass(slots=True)
+class Item:
+    """A record that is not done. `attempt`: the number of the next one, from 1. `due_us`: not to be handled before."""
+
+    offset: int
+    key: bytes | None
+    size: int
+    record: Any
+    attempt: int = 1
+    due_us: int = 0
+
+
+class Window:
+    """An item is behind another of its key, waits until it is due, is ready, is handled, or leaves; then it is done."""
+
+    def __init__(self, progress: Progress, *, in_order: bool, most: int, most_bytes: int) -> None:
+        """`in_order`: of each key one at a time. It is full with `most` items or `most_bytes`."""
+        self._in_order = in_order
+        self._most, self._most_bytes = most, most_bytes
+        self._open: OrderedDict[int, Item] = OrderedDict()
+        self._done = set(progress.done)
+        self._failed = dict(progress.failed)
+        self._next = progress.offset
+        self._ready: deque[Item] = deque()
+        self._due: list[tuple[int, int]] = []
+        self._lines: dict[bytes, deque[Item]] = {}
+        self._handled: set[int] = set()
+        self._leaving: set[int] = set()
+        self._bytes = 0
+        self._forget_at = FORGET_AT
+        self.reset = progress.reset
+        self._is_stopped = False
+        self.is_closed = False
+        """The partition is another's by now, or goes on elsewhere: nothing more is taken or committed."""
+        self.changes = 0
+        """Grows with each change of what is to be committed."""
+
+    # --- in and out -------------------------------------------------------------------------------------------
+
+    def add(self, item: Item) -> bool:
+        """Take a record that was fetched; False where it is known or done already."""
+        if item.offset < self._next:
+            return False
+        self._next = item.offset + 1
+        if item.offset in self._done:
+            self.changes += 1
+            return False
+        item.attempt += self._failed.get(item.offset, 0)
+        self._open[item.offset] = item
+        self._bytes += item.size
+        if self._in_order and item.key is not None:
+            line = self._lines.setdefault(item.key, deque())
+            line.append(item)
+            if len(line) > 1:
+                return True
+        self._enter(item)
+        return True
+
+    def _enter(self, item: Item) -> None:
+        if item.due_us:
+            heapq.heappush(self._due, (item.due_us, item.offset))
+        else:
+            self._ready.append(item)
+
+    def wake(self, now_us: int) -> None:
+        """Items that are due by now become ready."""
+        while self._due and self._due[0][0] <= now_us:
+            self._ready.append(self._open[heapq.heappop(self._due)[1]])
+
+    def take(self) -> Item | None:
+        """The next item to handle; None where none is ready, or the first that is not done is too far behind."""
+        if self._is_stopped or not self._ready or self._ready[0].offset - self.position >= MOST_SPAN:
+            return None
+        item = self._ready.popleft()
+        self._handled.add(item.offset)
+        return item
+
+    def stop(self) -> None:
+        """Nothing more is taken; what was taken may still end."""
+        self._is_stopped = True
+
+    # --- an item's fate ---------------------------------------------------------------------------------------
+
+    def finish(self, item: Item) -> None:
+        """An item that was taken, or has left, is done."""
+        offset = item.offset
+        del self._open[offset]
+        self._handled.discard(offset)
+        self._leaving.discard(offset)
+        self._failed.pop(offset, None)
+        self._bytes -= item.size
+        self._done.add(offset)
+        self._forget_passed()
+        self.changes += 1
+        if self._in_order and item.key is not None:
+            line = self._lines[item.key]
+            line.popleft()
+            if line:
+                self._enter(line[0])
+            else:
+                del self._lines[item.key]
+
+    def fail(self, item: Item, due_us: int) -> None:
+        """An item that was taken failed: its next attempt is due then, and with `in_order` its key waits for it."""
+        self._handled.discard(item.offset)
+        self._failed[item.offset] = self._failed.get(item.offset, 0) + 1
+        item.attempt += 1
+        item.due_us = due_us
+        heapq.heappush(self._due, (due_us, item.offset))
+        self.changes += 1
+
+    def leave(self, item: Item) -> None:
+        """An item that was taken is on its way to another topic, and is done (`finish`) once it has arrived there."""
+        self._handled.discard(item.offset)
+        self._leaving.add(item.offset)
+        self.changes += 1
+
+    def _forget_passed(self) -> None:
+        """Now and then forget what is done below the position: the commit's offset says so much."""
+        if len(self._done) > self._forget_at:
+            position = self.position
+            self._done = {offset for offset in self._done if offset >= position}
+            self._forget_at = max(FORGET_AT, 2 * len(self._done))
+
+    # --- looks ------------------------------------------------------------------------------------------------
+
+    @property
+    def position(self) -> int:
+        """The offset of the first record that is not done."""
+        return next(iter(self._open), self._next)
+
+    def progress(self) -> Progress:
+        """To be committed, with what leaves in the same transaction."""
+        position = next((offset for offset in self._open if offset not in self._leaving), self._next)
+        done = frozenset(offset for offset in (*self._done, *self._leaving) if offset >= position)
+        failed = {offset: n for offset, n in self._failed.items() if offset not in self._leaving and offset >= position}
+        if len(failed) > MOST_FAILED:
+            most = sorted(failed, key=lambda offset: failed[offset], reverse=True)[:MOST_FAILED]
+            failed = {offset: failed[offset] for offset in most}
+        return Progress(position, done, failed, self.reset)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more is to be fetched for now."""
+        return (
+            len(self._open) >= self._most
+            or self._bytes >= self._most_bytes
+            or self._next - self.position >= MOST_SPAN
+            or len(self._failed) >= MOST_FAILED
+        )
+
+    @property
+    def has_room(self) -> bool:
+        """Whether so much is done that fetching may go on."""
+        return (
+            len(self._open) <= self._most // 2
+            and self._bytes <= self._most_bytes // 2
+            and self._next - self.position <= MOST_SPAN // 2
+            and len(self._failed) <= MOST_FAILED // 2
+        )
+
+    @property
+    def ready(self) -> int:
+        return len(self._ready)
+
+    @property
+    def in_hand(self) -> int:
+        """Items that are ready, handled or leaving: those that wait for nothing but their turn."""
+        return len(self._ready) + len(self._handled) + len(self._leaving)
+
+    @property
+    def next_due_us(self) -> int | None:
+        return self._due[0][0] if self._due else None

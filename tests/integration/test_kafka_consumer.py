@@ -1,0 +1,459 @@
+"""The SDK's consumer over a real Kafka: what is done stays done, what failed comes again in its time and order."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notify.client import Consumer, DeadLetter
+from notify.demo.kafka import KafkaCluster
+from notify.errors import Conflict, InvalidRequest, Unavailable
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.groups import running
+
+pytest.importorskip("confluent_kafka")
+
+from notify.kafka import control
+from notify.kafka.groups import dead_letter_topic, old_retry_topics, owner_topic, retry_topic
+from notify.kafka.progress import Progress
+from tests.support.kafka_consumers import is_assigned, make_topic, produce, progress, worker
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    try:
+        nodes = KafkaCluster(tmp_path_factory.mktemp("kafka")).start()
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    yield nodes.url
+    nodes.stop()
+
+
+class Seen:
+    """The messages that handlers were called with, in their order."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def __call__(self, message: Any) -> None:
+        self.messages.append(message)
+
+    @property
+    def texts(self) -> list[str]:
+        return [message.text for message in self.messages]
+
+
+def at(url: str, group: str) -> Progress:
+    """Where a group is in the first partition of the topic of its name; 0 while it has no offset."""
+    return progress(url, group).get((group, 0), Progress(0))
+
+
+def done(url: str, group: str, topic: str, count: int) -> bool:
+    """Whether a group has committed so many records of a topic as done, with none open before them."""
+    return sum(p.offset for (name, _), p in progress(url, group).items() if name == topic) == count
+
+
+# --- what is done stays done ----------------------------------------------------------------------------------
+
+
+def test_killed_on_its_first_message_a_consumer_loses_nothing(kafka: str, unique: str, tmp_path: Path) -> None:
+    make_topic(kafka, unique)
+    produce(kafka, unique, ["before"])
+    with worker(kafka, unique, unique, tmp_path / "first", {}) as first:
+        eventually(lambda: (unique, 0) in progress(kafka, unique), "the group's first offset")
+        eventually(lambda: is_assigned(kafka, unique), "the partition")
+        produce(kafka, unique, ["slow"])
+        eventually(lambda: first.seen() == [("slow", 1)], "the first message")
+        first.kill()
+    seen = Seen()
+    consumer = Consumer(kafka, group=unique)
+    consumer.subscribe(unique)(seen)
+    with running(consumer):
+        eventually(lambda: seen.texts == ["slow"], "the message again")
+
+
+def test_after_a_kill_only_what_was_not_done_comes_again(kafka: str, unique: str, tmp_path: Path) -> None:
+    make_topic(kafka, unique)
+    produce(kafka, unique, ["slow", "a", "b", "c"])
+    with worker(kafka, unique, unique, tmp_path / "first", {"start": "earliest"}) as first:
+        eventually(lambda: len(first.seen()) == 4, "every message")
+        eventually(lambda: at(kafka, unique).done == {1, 2, 3}, "the three to be committed as done")
+        first.kill()
+    seen = Seen()
+    consumer = Consumer(kafka, group=unique)
+    consumer.subscribe(unique)(seen)
+    with running(consumer):
+        eventually(lambda: done(kafka, unique, unique, 4), "everything to be done")
+    assert seen.texts == ["slow"]
+
+
+def test_attempts_survive_a_kill(kafka: str, unique: str, tmp_path: Path) -> None:
+    make_topic(kafka, unique)
+    produce(kafka, unique, ["bad"])
+    options = {"start": "earliest", "mode": "ordered", "retry_min": 0.1, "retry_max": 0.1, "max_attempts": 1000}
+    with worker(kafka, unique, unique, tmp_path / "first", options) as first:
+        eventually(lambda: at(kafka, unique).failed.get(0, 0) >= 3, "three attempts to be committed")
+        first.kill()
+    made = at(kafka, unique).failed[0]
+    seen = Seen()
+    consumer = Consumer(kafka, group=unique)
+    consumer.subscribe(unique, mode="ordered")(seen)
+    with running(consumer):
+        eventually(lambda: done(kafka, unique, unique, 1), "the message to be done")
+    assert [message.attempt for message in seen.messages] == [made + 1]
+
+
+def test_a_slow_handler_holds_up_nobody_else(kafka: str, unique: str) -> None:
+    """All room is taken for longer than the consumer waits before it pauses; it stays a member, and goes on."""
+    make_topic(kafka, unique, 2)
+    seen, release = Seen(), threading.Event()
+    consumer = Consumer(kafka, group=unique, concurrency=2, batch=2)
+
+    @consumer.subscribe(unique, start="earliest")
+    def handle(message: Any) -> None:
+        if message.text.startswith("slow"):
+            assert release.wait(PATIENCE_SECONDS)
+        seen(message)
+
+    produce(kafka, unique, ["slow1", "slow2"], partition=0)
+    with running(consumer):
+        eventually(lambda: is_assigned(kafka, unique), "the partitions")
+        produce(kafka, unique, [f"quick{n}" for n in range(20)], partition=1)
+        eventually(lambda: consumer._loop is not None, "the loop")
+        release.set()
+        eventually(lambda: done(kafka, unique, unique, 22), "everything to be done")
+    assert Counter(seen.texts) == Counter(["slow1", "slow2", *(f"quick{n}" for n in range(20))])
+
+
+# --- rebalances -----------------------------------------------------------------------------------------------
+
+
+def test_a_partition_moves_with_what_is_done_and_comes_back(kafka: str, unique: str) -> None:
+    """A second instance comes and goes while messages are handled: each is handled once."""
+    make_topic(kafka, unique, 4)
+    seen = Seen()
+
+    def instance() -> Consumer:
+        consumer = Consumer(kafka, group=unique)
+        consumer.subscribe(unique, start="earliest")(seen)
+        return consumer
+
+    texts = [f"{n % 10} {n}" for n in range(900)]
+    with running(instance()):
+        produce(kafka, unique, texts[:300])
+        eventually(lambda: is_assigned(kafka, unique), "the first instance")
+        with running(instance()):
+            produce(kafka, unique, texts[300:600])
+            eventually(lambda: is_assigned(kafka, unique, 2), "both instances to have partitions")
+        produce(kafka, unique, texts[600:])
+        eventually(lambda: done(kafka, unique, unique, 900), "everything to be done")
+    assert Counter(seen.texts) == Counter(texts)
+
+
+def test_a_retry_that_waits_survives_rebalances(kafka: str, unique: str) -> None:
+    """Retry partitions whose records are not due leave and come back; an earlier version skipped their records."""
+    make_topic(kafka, unique, 2)
+    succeed = threading.Event()
+    attempts: Counter[str] = Counter()
+
+    def instance() -> Consumer:
+        consumer = Consumer(kafka, group=unique)
+
+        @consumer.subscribe(unique, start="earliest", retry_min=1.0, retry_max=1.0, max_attempts=1000)
+        def handle(message: Any) -> None:
+            attempts[message.text] += 1
+            if not succeed.is_set():
+                raise RuntimeError("not yet")
+
+        return consumer
+
+    with running(instance()):
+        produce(kafka, unique, [f"{n}" for n in range(8)])
+        eventually(lambda: len(attempts) == 8, "a first attempt of each")
+        for _ in range(2):
+            with running(instance()):
+                eventually(lambda: is_assigned(kafka, unique, 2), "both instances to have partitions")
+            eventually(lambda: is_assigned(kafka, unique), "the first instance to have all")
+        succeed.set()
+        before = Counter(attempts)
+        eventually(lambda: all(attempts[text] > before[text] for text in before), "each to succeed")
+        eventually(lambda: done(kafka, unique, unique, 8), "everything to be done")
+
+
+# --- order, back-off, dead letters ----------------------------------------------------------------------------
+
+
+def test_ordered_blocks_a_key_until_it_succeeds_and_no_other(kafka: str, unique: str) -> None:
+    make_topic(kafka, unique)
+    produce(kafka, unique, ["x0", "x1", "x2", "y0", "y1"])
+    seen, others = Seen(), threading.Event()
+    consumer = Consumer(kafka, group=unique)
+
+    @consumer.subscribe(unique, mode="ordered", start="earliest", retry_min=0.1, retry_max=0.1)
+    def handle(message: Any) -> None:
+        seen(message)
+        if message.text == "y1":
+            others.set()
+        if message.text == "x1" and not (others.is_set() and message.attempt >= 3):
+            raise RuntimeError("again")
+
+    with running(consumer):
+        eventually(lambda: done(kafka, unique, unique, 5), "everything to be done")
+    first = list(dict.fromkeys(seen.texts))
+    assert [text for text in first if text[0] == "x"] == ["x0", "x1", "x2"]
+    assert [text for text in seen.texts if text[0] == "y"] == ["y0", "y1"]
+    assert seen.texts.index("y1") < seen.texts.index("x2"), "another key waits for nobody"
+    assert seen.texts.count("x1") >= 3 and seen.texts.count("x2") == 1
+
+
+def test_a_dead_letter_frees_its_key(kafka: str, unique: str) -> None:
+    make_topic(kafka, unique)
+    produce(kafka, unique, ["x0", "x1", "x2"])
+    seen, dead = Seen(), Seen()
+    consumer = Consumer(kafka, group=unique)
+
+    @consumer.subscribe(unique, mode="ordered", start="earliest", retry_min=0.1, retry_max=0.1, max_attempts=2)
+    def handle(message: Any) -> None:
+        seen(message)
+        if message.text == "x0":
+            raise RuntimeError("never works")
+        if message.text == "x1":
+            raise DeadLetter("never")
+
+    letters = Consumer(kafka, group=f"{unique}-letters")
+    letters.subscribe(dead_letter_topic(unique), start="earliest")(dead)
+    with running(consumer):
+        eventually(lambda: done(kafka, unique, unique, 3), "everything to be done")
+        assert seen.texts == ["x0", "x0", "x1", "x2"]
+        with running(letters):
+            eventually(lambda: sorted(dead.texts) == ["x0", "x1"], "both dead letters")
+
+
+def test_the_wait_is_the_groups_own(kafka: str, unique: str) -> None:
+    """Retries wait in the partition of their wait, however long others of the same topic wait."""
+    make_topic(kafka, unique)
+    make_topic(kafka, f"{unique}-slow")
+    seen = Seen()
+    consumer = Consumer(kafka, group=unique)
+
+    def fail_once(message: Any) -> None:
+        seen(message)
+        if message.attempt == 1:
+            raise RuntimeError("again")
+
+    consumer.subscribe(unique, start="earliest", retry_min=0.1, retry_max=0.1)(fail_once)
+    consumer.subscribe(f"{unique}-slow", start="earliest", retry_min=3600.0, retry_max=3600.0)(fail_once)
+    produce(kafka, f"{unique}-slow", ["slow"])
+    with running(consumer):
+        eventually(lambda: done(kafka, unique, f"{unique}-slow", 1), "the slow one to wait for an hour")
+        produce(kafka, unique, ["quick"])
+        eventually(lambda: done(kafka, unique, unique, 1), "the quick one to leave")
+        eventually(lambda: seen.texts == ["slow", "quick", "quick"], "the quick one's second attempt")
+        waits = {n: p.offset for (topic, n), p in progress(kafka, unique).items() if topic == retry_topic(unique)}
+        assert waits[15] == 0, "what waits for an hour is not done"
+    assert seen.messages[-1].id == seen.messages[-2].id, "an inbox knows it by its id"
+
+
+def test_retries_of_an_earlier_version_are_handled(kafka: str, unique: str) -> None:
+    make_topic(kafka, unique)
+    make_topic(kafka, old_retry_topics(unique)[1])
+    headers = {"notify-topic": unique, "notify-attempt": "2", "notify-due": "1", "notify-id": "old"}
+    produce(kafka, old_retry_topics(unique)[1], ["waited"], headers=headers)
+    seen = Seen()
+    consumer = Consumer(kafka, group=unique)
+    consumer.subscribe(unique)(seen)
+    with running(consumer):
+        eventually(lambda: [(m.id, m.topic, m.attempt) for m in seen.messages] == [("old", unique, 2)], "the retry")
+
+
+def test_headers_of_strangers_do_no_harm(kafka: str, unique: str) -> None:
+    make_topic(kafka, unique)
+    strange = {"notify-expires": "never", "notify-attempt": "x", "notify-topic": "elsewhere", "notify-due": "soon",
+               "notify-id": b"\xff"}  # fmt: skip
+    produce(kafka, unique, ["strange"], headers=strange, key=b"\xff\xfe")
+    seen = Seen()
+    consumer = Consumer(kafka, group=unique)
+    consumer.subscribe(unique, start="earliest")(seen)
+    with running(consumer):
+        eventually(lambda: done(kafka, unique, unique, 1), "the message to be done")
+    assert [(m.text, m.topic, m.attempt) for m in seen.messages] == [("strange", unique, 1)]
+
+
+# --- where a group begins, and what it takes ------------------------------------------------------------------
+
+
+def test_a_group_begins_at_an_offset_or_an_instant(kafka: str, unique: str) -> None:
+    make_topic(kafka, unique)
+    produce(kafka, unique, [f"old{n}" for n in range(5)], timestamp=1_000_000)
+    produce(kafka, unique, ["new"])
+    for number, (start, expected) in enumerate(
+        ((3, ["old3", "old4", "new"]), (datetime(2020, 1, 1, tzinfo=UTC), ["new"]), (1000, []))
+    ):
+        seen = Seen()
+        group = f"{unique}-{number}"
+        consumer = Consumer(kafka, group=group)
+        consumer.subscribe(unique, start=start)(seen)
+        with running(consumer):
+            eventually(lambda group=group: done(kafka, group, unique, 6), "everything to be done")  # type: ignore[misc]
+        assert sorted(seen.texts) == sorted(expected)
+
+
+def test_patterns_tags_and_filters(kafka: str, unique: str) -> None:
+    make_topic(kafka, f"{unique}.a")
+    produce(kafka, f"{unique}.a", ["before"])
+    seen, tagged = Seen(), Seen()
+    consumer = Consumer(kafka, group=unique)
+    consumer.subscribe(f"{unique}.*", filter='headers.region == "eu"')(seen)
+    consumer.subscribe(f"{unique}.tagged", tags=["vip"])(tagged)
+    with running(consumer):
+        eventually(lambda: is_assigned(kafka, unique), "the partitions")
+        produce(kafka, f"{unique}.a", ["eu"], headers={"region": "eu"})
+        produce(kafka, f"{unique}.a", ["us"], headers={"region": "us"})
+        produce(kafka, f"{unique}.tagged", ["vip"], headers={"notify-tag": "vip"})
+        produce(kafka, f"{unique}.tagged", ["other"], headers={"notify-tag": "other"})
+        make_topic(kafka, f"{unique}.later")
+        produce(kafka, f"{unique}.later", ["first"], headers={"region": "eu"})
+        eventually(lambda: sorted(seen.texts) == ["eu", "first"], "a topic made later, from its first record on")
+        eventually(lambda: done(kafka, unique, f"{unique}.a", 3), "records that are left out to be done")
+        eventually(lambda: tagged.texts == ["vip"], "the tagged one")
+
+
+def test_modes_that_share_differently_are_refused_together(kafka: str, unique: str) -> None:
+    consumer = Consumer(kafka, group=unique)
+    consumer.subscribe(unique, mode="exclusive")(lambda message: None)
+    consumer.subscribe(f"{unique}-b")(lambda message: None)
+    with pytest.raises(InvalidRequest, match="a consumer with a group of its own for each"):
+        consumer.run(signals=False)
+
+
+def test_broadcast_reaches_every_instance_and_each_has_its_own_retries(kafka: str, unique: str) -> None:
+    make_topic(kafka, unique)
+    seen = {"a": Seen(), "b": Seen()}
+
+    def instance(name: str) -> Consumer:
+        consumer = Consumer(kafka, group=unique, instance=name)
+
+        @consumer.subscribe(unique, mode="broadcast", retry_min=0.1, retry_max=0.1)
+        def handle(message: Any) -> None:
+            seen[name](message)
+            if name == "a" and message.attempt == 1:
+                raise RuntimeError("again")
+
+        return consumer
+
+    with running(instance("a"), instance("b")):
+        for name in seen:
+            eventually(lambda name=name: is_assigned(kafka, f"{unique}@{name}"), "its partition")  # type: ignore[misc]
+        produce(kafka, unique, ["news"])
+        for name in seen:
+            eventually(lambda name=name: done(kafka, f"{unique}@{name}", unique, 1), "it")  # type: ignore[misc]
+    assert (seen["a"].texts, seen["b"].texts) == (["news", "news"], ["news"])
+
+
+# --- one owner ------------------------------------------------------------------------------------------------
+
+
+def test_a_second_exclusive_instance_is_refused(kafka: str, unique: str) -> None:
+    make_topic(kafka, unique, 3)
+    seen = Seen()
+    first, second = Consumer(kafka, group=unique, instance="first"), Consumer(kafka, group=unique, instance="second")
+    first.subscribe(unique, mode="exclusive", start="earliest")(seen)
+    second.subscribe(unique, mode="exclusive")(seen)
+    with running(first):
+        eventually(lambda: is_assigned(kafka, owner_topic(unique)), "the owner")
+        with pytest.raises(Conflict, match="instance first owns"):
+            second.run(signals=False)
+        produce(kafka, unique, [f"{n}" for n in range(9)])
+        eventually(lambda: done(kafka, unique, unique, 9), "the first to go on")
+    assert len(seen.texts) == 9
+
+
+def test_a_frozen_owner_is_fenced_and_another_takes_over(kafka: str, unique: str, tmp_path: Path) -> None:
+    make_topic(kafka, unique)
+    options = {"mode": "failover", "start": "earliest", "instance": "first"}
+    produce(kafka, unique, ["a", "b"])
+    with worker(kafka, unique, unique, tmp_path / "first", options) as first:
+        eventually(lambda: done(kafka, unique, unique, 2), "the owner to commit")
+        first.process.send_signal(signal.SIGSTOP)
+        seen = Seen()
+        standby = Consumer(kafka, group=unique, instance="second")
+        standby.subscribe(unique, mode="failover")(seen)
+        with running(standby):
+            produce(kafka, unique, ["c"])
+            eventually(lambda: done(kafka, unique, unique, 3), "the standby to take over")
+            first.process.send_signal(signal.SIGCONT)
+            produce(kafka, unique, ["d"])
+            eventually(lambda: done(kafka, unique, unique, 4), "the standby to go on")
+        assert seen.texts == ["c", "d"]
+        produce(kafka, unique, ["e"])
+        eventually(lambda: done(kafka, unique, unique, 5), "the former owner to own it again")
+
+
+# --- orders of operators --------------------------------------------------------------------------------------
+
+
+def order(url: str, group: str, what: control.Control) -> None:
+    produce(url, control.TOPIC, [what.encoded().decode()], key=group.encode())
+
+
+def test_pause_resume_and_reset(kafka: str, unique: str) -> None:
+    make_topic(kafka, unique, 2)
+    produce(kafka, unique, ["a", "b", "c"])
+    seen = Seen()
+
+    def instance() -> Consumer:
+        consumer = Consumer(kafka, group=unique)
+        consumer.subscribe(unique, start="earliest")(seen)
+        return consumer
+
+    with running(instance()):
+        eventually(lambda: done(kafka, unique, unique, 3), "everything to be done")
+        reset = control.Reset("r1", unique, "earliest")
+        order(kafka, unique, control.Control(paused=True, resets=(reset,)))
+        eventually(lambda: all(p.reset == "r1" for (t, _), p in progress(kafka, unique).items() if t == unique), "r1")
+        produce(kafka, unique, ["d"])
+    assert seen.texts.count("d") == 0 and len(seen.texts) == 3
+    with running(instance()):  # it is paused from its start
+        eventually(lambda: is_assigned(kafka, unique), "the partitions")
+        order(kafka, unique, control.Control(resets=(reset,)))
+        eventually(lambda: done(kafka, unique, unique, 4), "everything to be done again")
+    assert Counter(seen.texts) == Counter({"a": 2, "b": 2, "c": 2, "d": 1}), "a reset is carried out once"
+
+
+# --- the end, and what cannot be ------------------------------------------------------------------------------
+
+
+def test_stopping_finishes_what_is_under_way(kafka: str, unique: str) -> None:
+    make_topic(kafka, unique)
+    produce(kafka, unique, ["under way", "waits"], key=b"k")
+    begun, release, seen = threading.Event(), threading.Event(), Seen()
+    consumer = Consumer(kafka, group=unique, concurrency=1)
+
+    @consumer.subscribe(unique, start="earliest")
+    def handle(message: Any) -> None:
+        begun.set()
+        assert release.wait(PATIENCE_SECONDS)
+        seen(message)
+
+    with running(consumer):
+        assert begun.wait(PATIENCE_SECONDS)
+        consumer.stop()
+        release.set()
+    # A second one may have begun in that very moment; what has begun is finished and committed.
+    assert seen.texts[0] == "under way" and at(kafka, unique).offset == len(seen.texts)
+
+
+def test_a_broker_that_is_not_there_is_named(unique: str) -> None:
+    consumer = Consumer("kafka://127.0.0.1:9", group=unique)
+    consumer.subscribe(unique)(lambda message: None)
+    with pytest.raises(Unavailable, match=r"Kafka at 127\.0\.0\.1:9 does not answer"):
+        consumer.run(signals=False)

@@ -1,0 +1,130 @@
+"""Consumers over a real Kafka: producing plain records, where a group is, and a consumer in a process to be killed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from notify.kafka.cluster import Cluster
+from notify.kafka.progress import Progress
+from tests.support.clock import PATIENCE_SECONDS, eventually
+
+CALL_SECONDS = 30.0
+
+
+@lru_cache(1)
+def admin_of(url: str) -> Any:
+    """One admin client for all questions: an answer never comes once its client is gone."""
+    return Cluster.of(url).admin()
+
+
+def make_topic(url: str, topic: str, partitions: int = 1) -> None:
+    """Make a topic, and wait until the brokers know it."""
+    from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+
+    admin = admin_of(url)
+    for made in admin.create_topics([NewTopic(topic, num_partitions=partitions, replication_factor=-1)]).values():
+        made.result(CALL_SECONDS)
+    eventually(lambda: topic in admin.list_topics(timeout=CALL_SECONDS).topics, f"topic {topic}")
+
+
+def produce(url: str, topic: str, texts: list[str], **options: Any) -> None:
+    """Produce a record for each text; its key is its first letter unless `options` (of `produce`) say another."""
+    producer = Cluster.of(url).producer({"linger.ms": 5})
+    for text in texts:
+        producer.produce(topic, text.encode(), **{"key": text[0].encode(), **options})
+    assert producer.flush(CALL_SECONDS) == 0
+
+
+@lru_cache(4)
+def onlooker(url: str, group: str) -> Any:
+    """A client that may ask for a group's offsets, and is no member of it."""
+    return Cluster.of(url).consumer({"group.id": group})
+
+
+def progress(url: str, group: str) -> dict[tuple[str, int], Progress]:
+    """Where a group is, by topic and partition, with what it has done behind that."""
+    from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+    consumer = onlooker(url, group)
+    topics = consumer.list_topics(timeout=CALL_SECONDS).topics
+    asked = [TopicPartition(name, n) for name, topic in topics.items() for n in topic.partitions]
+    try:
+        known = consumer.committed(asked, timeout=CALL_SECONDS)
+    except KafkaException as raised:
+        if raised.args[0].code() in (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS):
+            return {}  # the coordinator of the first group of all is only being made
+        raise
+    return {(p.topic, p.partition): Progress.of(p.offset, p.metadata) for p in known if p.offset >= 0}
+
+
+def is_assigned(url: str, group: str, instances: int = 1) -> bool:
+    """Whether so many instances have partitions of a group."""
+    from confluent_kafka import KafkaException
+
+    try:
+        described = admin_of(url).describe_consumer_groups([group])[group].result(CALL_SECONDS)
+    except KafkaException:  # the coordinator of the first group of all is only being made
+        return False
+    holding = [m for m in described.members if m.assignment and m.assignment.topic_partitions]
+    return described.state.name == "STABLE" and len(holding) == instances == len(described.members)
+
+
+class Worker:
+    """A consumer in a process of its own: it notes each call of its handler as a line of a file."""
+
+    def __init__(self, process: subprocess.Popen[bytes], notes: Path) -> None:
+        self.process = process
+        self._notes = notes
+
+    def seen(self) -> list[tuple[str, int]]:
+        """The text and the attempt of each call so far."""
+        lines = self._notes.read_text().splitlines() if self._notes.exists() else []
+        return [tuple(json.loads(line)) for line in lines]  # type: ignore[misc]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE_SECONDS)
+
+
+@contextmanager
+def worker(url: str, group: str, topic: str, notes: Path, options: Mapping[str, Any]) -> Iterator[Worker]:
+    """Run this module as a consumer: a text that begins with `slow` never ends, one with `bad` fails."""
+    arguments = json.dumps({"url": url, "group": group, "topic": topic, "notes": str(notes), "options": dict(options)})
+    process = subprocess.Popen([sys.executable, "-m", "tests.support.kafka_consumers", arguments])
+    try:
+        yield Worker(process, notes)
+    finally:
+        process.kill()
+        process.wait(PATIENCE_SECONDS)
+
+
+def main() -> None:
+    """The worker's process."""
+    import threading
+
+    from notify.client import Consumer
+
+    given = json.loads(sys.argv[1])
+    consumer = Consumer(given["url"], group=given["group"], instance=given["options"].pop("instance", None))
+
+    @consumer.subscribe(given["topic"], **given["options"])
+    def handle(message: Any) -> None:
+        with Path(given["notes"]).open("a") as notes:
+            notes.write(json.dumps([message.text, message.attempt]) + "\n")
+        if message.text.startswith("slow"):
+            threading.Event().wait()
+        if message.text.startswith("bad"):
+            raise RuntimeError("bad")
+
+    consumer.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""A partition's window: order per key, waits, and the progress that a commit holds."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from notify.client.kafka.window import Item, Window
+from notify.kafka.progress import MOST_FAILED, MOST_SPAN, Progress
+
+BIG = 1 << 30
+
+
+def window(
+    progress: Progress | None = None, *, in_order: bool = False, most: int = 100, most_bytes: int = BIG
+) -> Window:
+    return Window(progress or Progress(0), in_order=in_order, most=most, most_bytes=most_bytes)
+
+
+def filled(keys: str, *, in_order: bool = False, progress: Progress | None = None) -> Window:
+    """A window with a record for each letter, which is its key."""
+    w = window(progress or Progress(0), in_order=in_order)
+    for offset, key in enumerate(keys):
+        w.add(Item(offset, key.encode(), 1, None))
+    return w
+
+
+def taken(w: Window) -> list[Item]:
+    items = []
+    while (item := w.take()) is not None:
+        items.append(item)
+    return items
+
+
+def test_the_position_is_the_first_that_is_not_done() -> None:
+    w = filled("abcd")
+    a, b, c, _ = taken(w)
+    w.finish(b)
+    w.finish(c)
+    assert w.progress() == Progress(0, frozenset({1, 2}))
+    w.finish(a)
+    assert w.progress() == Progress(3)
+
+
+def test_after_a_kill_only_the_slow_one_comes_again() -> None:
+    w = filled("abcd")
+    items = taken(w)
+    for item in items[1:]:
+        w.finish(item)
+    committed = w.progress()
+    again = filled("abcd", progress=Progress.of(committed.offset, committed.metadata()))
+    assert [item.offset for item in taken(again)] == [0]
+
+
+def test_attempts_survive_a_kill() -> None:
+    w = filled("ab")
+    a, b = taken(w)
+    w.finish(a)
+    w.fail(b, due_us=5)
+    w.wake(5)
+    assert [item.attempt for item in taken(w)] == [2]
+    w.fail(b, due_us=9)
+    committed = w.progress()
+    again = filled("ab", progress=Progress.of(committed.offset, committed.metadata()))
+    assert [(item.offset, item.attempt) for item in taken(again)] == [(1, 3)]
+
+
+def test_a_failed_one_blocks_its_key_and_no_other() -> None:
+    w = filled("aab", in_order=True)
+    first, other = taken(w)
+    assert (first.offset, other.offset) == (0, 2)
+    w.fail(first, due_us=7)
+    w.finish(other)
+    assert taken(w) == [] and w.next_due_us == 7
+    w.wake(6)
+    assert taken(w) == []
+    w.wake(7)
+    assert [item.offset for item in taken(w)] == [0]
+    w.finish(first)
+    assert [item.offset for item in taken(w)] == [1]
+
+
+def test_a_key_waits_until_its_dead_letter_has_arrived() -> None:
+    w = filled("aa", in_order=True)
+    (first,) = taken(w)
+    w.leave(first)
+    assert w.progress() == Progress(1) and taken(w) == []
+    w.finish(first)
+    assert [item.offset for item in taken(w)] == [1]
+
+
+def test_a_record_that_comes_twice_counts_once() -> None:
+    w = filled("a")
+    assert not w.add(Item(0, b"a", 1, None))
+    assert len(taken(w)) == 1
+
+
+def test_it_is_full_by_count_bytes_span_and_failures() -> None:
+    w = window(most=2)
+    w.add(Item(0, None, 1, None))
+    assert not w.is_full
+    w.add(Item(1, None, 1, None))
+    assert w.is_full and not w.has_room
+    by_bytes = window(most_bytes=10)
+    by_bytes.add(Item(0, None, 10, None))
+    assert by_bytes.is_full
+    by_span = window()
+    by_span.add(Item(0, None, 1, None))
+    by_span.add(Item(MOST_SPAN, None, 1, None))
+    assert by_span.is_full
+    first = by_span.take()
+    assert first is not None and by_span.take() is None, "its progress would not fit into a commit"
+    by_span.finish(first)
+    assert by_span.take() is not None
+    by_failures = window(most=1000)
+    for offset in range(MOST_FAILED):
+        by_failures.add(Item(offset, None, 1, None))
+    for item in taken(by_failures):
+        by_failures.fail(item, 1)
+    assert by_failures.is_full
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_histories_with_kills(seed: int) -> None:
+    """Records of a few keys come, fail, leave, are done; the process is killed between. The model is a list."""
+    chance = random.Random(seed)
+    in_order = bool(seed % 2)
+    offsets = sorted(chance.sample(range(400), 120))  # compacted topics and transactions leave gaps
+    keys = {offset: chance.choice([b"a", b"b", b"c", None]) for offset in offsets}
+    finished: dict[int, int] = {}
+    """How often each was finished and committed."""
+    attempts: dict[int, int] = {}
+    committed = Progress(0)
+    w, fetched, now, held, uncommitted = window(in_order=in_order), 0, 0, [], set()  # type: ignore[var-annotated]
+    for _ in range(20_000):
+        action = chance.choice(("fetch", "take", "take", "finish", "finish", "fail", "leave", "wake", "commit", "kill"))
+        if action == "fetch" and fetched < len(offsets) and not w.is_full:
+            w.add(Item(offsets[fetched], keys[offsets[fetched]], 1, None))
+            fetched += 1
+        elif action == "take" and (item := w.take()) is not None:
+            assert item.offset not in finished, "a record that was committed as done came again"
+            assert item.attempt == attempts.get(item.offset, 0) + 1
+            if in_order and item.key is not None:
+                earlier = [o for o in offsets if o < item.offset and keys[o] == item.key]
+                assert all(o in finished or o in uncommitted for o in earlier), "it overtook one of its key"
+                assert all(other.key != item.key for other in held)
+            held.append(item)
+        elif action in ("finish", "fail", "leave") and held:
+            item = held.pop(chance.randrange(len(held)))
+            if action == "fail" and chance.random() < 0.5:
+                w.fail(item, now + chance.randrange(3))
+                attempts[item.offset] = item.attempt - 1
+            else:
+                if action == "leave":
+                    w.leave(item)
+                w.finish(item)
+                uncommitted.add(item.offset)
+        elif action == "wake":
+            now += 1
+            w.wake(now)
+        elif action == "commit" or (action == "kill" and chance.random() < 0.03):
+            committed = Progress.of(w.progress().offset, w.progress().metadata())
+            for offset in uncommitted:
+                finished[offset] = finished.get(offset, 0) + 1
+            uncommitted.clear()
+            if action == "kill":
+                w, held = window(committed, in_order=in_order), []
+                attempts = {o: n for o, n in attempts.items() if o in committed.failed}
+                fetched = next((n for n, o in enumerate(offsets) if o >= committed.offset), len(offsets))
+        if len(finished) == len(offsets):
+            break
+    assert finished == dict.fromkeys(offsets, 1)
+    assert w.progress() == Progress(offsets[-1] + 1)
