@@ -22,6 +22,8 @@ from tests.support.clock import eventually
 MOST_QUEUES = 200
 STOPPED_SECONDS = (1.0, 5.0)
 """Seconds of a stop, longer and shorter than the consumers' leases of 3 s."""
+UNDONE_SECONDS = 120.0
+"""The longest wait for a fault to be undone, on a machine that a history loads."""
 RETRIES = {"retry_min": 0.2, "retry_max": 2.0}
 
 
@@ -120,7 +122,7 @@ class Faults:
                 return False
             return True
 
-        eventually(is_started, f"{server.url} to start again")
+        eventually(is_started, f"{server.url} to start again", UNDONE_SECONDS)
 
     def _stop_a_while(self, process: Any) -> None:
         process.send_signal(signal.SIGSTOP)
@@ -205,7 +207,7 @@ class Faults:
             return True
 
         try:
-            eventually(is_done, f"{method} {path} to be carried out")
+            eventually(is_done, f"{method} {path} to be carried out", UNDONE_SECONDS)
         except AssertionError as complaint:
             complaint.add_note(f"the last refusal: {refusals}")
             raise

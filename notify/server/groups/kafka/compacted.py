@@ -9,8 +9,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from notify.errors import Unavailable
 from notify.kafka.brokers import make_topics
-from notify.kafka.cluster import Cluster
 from notify.server.groups.kafka import offsets
+from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.offsets import CALL_SECONDS
 
 POLL_SECONDS = 0.2
@@ -19,10 +19,9 @@ POLL_SECONDS = 0.2
 class CompactedTopic:
     """Gives each committed record once. One thread at a time."""
 
-    def __init__(self, cluster: Cluster, topic: str) -> None:
-        self._cluster = cluster
+    def __init__(self, brokers: Brokers, topic: str) -> None:
+        self._brokers = brokers
         self._partition = TopicPartition(topic, 0, OFFSET_BEGINNING)
-        self._admin = cluster.admin()
         self._consumer: Consumer | None = None
         self._read_to = 0
         """The offset behind everything that was read, a transaction's own records too."""
@@ -34,7 +33,7 @@ class CompactedTopic:
         """
         consumer = self._opened()
         place = (self._partition.topic, self._partition.partition)
-        end = offsets.latest(self._admin, [place])[place]
+        end = offsets.latest(self._brokers.admin, [place])[place]
         deadline = time.monotonic() + CALL_SECONDS
         while self._read_to < end:
             if time.monotonic() > deadline:
@@ -59,8 +58,8 @@ class CompactedTopic:
 
     def _opened(self) -> Consumer:
         if self._consumer is None:
-            make_topics(self._cluster, [self._partition.topic], compacted=True)
-            consumer = self._cluster.consumer({"group.id": "notify-readers", "enable.partition.eof": True})
+            make_topics(self._brokers.cluster, [self._partition.topic], compacted=True)
+            consumer = self._brokers.cluster.consumer({"group.id": "notify-readers", "enable.partition.eof": True})
             consumer.assign([self._partition])
             self._consumer = consumer
         return self._consumer

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 
 from notify.errors import InvalidRequest, NotFound, Unavailable
 from notify.kafka import subscriptions
@@ -22,6 +22,7 @@ from notify.kafka.control import OBEY_SECONDS, Control, Reset
 from notify.kafka.groups import dead_letter_topic
 from notify.server.groups import Change, Chosen, Move
 from notify.server.groups.kafka import letters, offsets, snapshot, sources
+from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.letters import Letter
 from notify.server.groups.kafka.offsets import CALL_SECONDS, Place
 from notify.server.groups.kafka.redriven import Redriven
@@ -37,15 +38,6 @@ T = TypeVar("T")
 FRESH_SECONDS = 1.0
 """A snapshot so young serves several requests: a console asks for many things at once."""
 MOST_GROUPS = 10_000
-AGAIN_SECONDS = 0.2
-PASSING = frozenset(
-    (
-        KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR,
-        KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.CONCURRENT_TRANSACTIONS,
-    )
-)  # fmt: skip
-"""Answers of the brokers while a partition, group or transaction has no leader that is ready."""
 WAITING = 16
 """The most calls that wait for the brokers; beyond it a request is refused."""
 NOT_KNOWN_OF_INSTANCES = ("asked_at", "in_flight", "finished", "per_second", "expired", "bound")
@@ -64,11 +56,10 @@ class KafkaGroups:
     """
 
     def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._admin = cluster.admin()
-        self._wishes = Wishes(cluster)
-        self._redriven = Redriven(cluster)
-        self._sources = Sources(cluster)
+        self._brokers = Brokers(cluster)
+        self._wishes = Wishes(self._brokers)
+        self._redriven = Redriven(self._brokers)
+        self._sources = Sources(self._brokers)
         self._thread = ThreadPoolExecutor(1, "notify-kafka-groups")
         self._waiting = 0
         self._snapshot = Snapshot({}, {})
@@ -90,15 +81,21 @@ class KafkaGroups:
             raise Unavailable(f"{WAITING} requests wait for Kafka already; try again")
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: _insisting(function))
+            return await asyncio.get_running_loop().run_in_executor(
+                self._thread, lambda: self._brokers.insist(function)
+            )
         except KafkaException as raised:
             raise translated(raised.args[0]) from raised
+        except TimeoutError:
+            raise Unavailable(
+                f"Kafka at {self._brokers.cluster.brokers} does not answer within {CALL_SECONDS:g} s"
+            ) from None
         finally:
             self._waiting -= 1
 
     def _look(self) -> Snapshot:
         if time.monotonic() - self._looked_at > FRESH_SECONDS:
-            self._snapshot = snapshot.take(self._admin)
+            self._snapshot = snapshot.take(self._brokers.admin)
             self._paused = frozenset(name for name, wish in self._wishes.read().items() if wish.paused)
             self._looked_at = time.monotonic()
         return self._snapshot
@@ -180,7 +177,7 @@ class KafkaGroups:
         """One row a topic, as the group's consumers noted it."""
         noted = {
             place.topic: subscribed
-            for (group, place), subscribed in subscriptions.read(self._cluster).items()
+            for (group, place), subscribed in subscriptions.read(self._brokers.cluster).items()
             if group == name
         }
         return [
@@ -225,7 +222,9 @@ class KafkaGroups:
         to = wish.start()
         at_time: dict[Place, int] = {}
         if not isinstance(to, int | str):
-            at_time = offsets.at_time(self._admin, [(p.topic, p.partition) for p in positions], microseconds(to))
+            at_time = offsets.at_time(
+                self._brokers.admin, [(p.topic, p.partition) for p in positions], microseconds(to)
+            )
         return [_moved_row(p, _target(p, to, at_time)) for p in positions]
 
     # --- dead letters -----------------------------------------------------------------------------------------
@@ -237,7 +236,7 @@ class KafkaGroups:
             rows: list[dict[str, Any]] = [
                 {
                     "group": name,
-                    "count": letters.count(self._admin, name, topics[dead_letter_topic(name)])
+                    "count": letters.count(self._brokers, name, topics[dead_letter_topic(name)])
                     - self._redriven.of_group(name).offsets,
                 }
                 for name in names
@@ -282,22 +281,7 @@ class KafkaGroups:
         partitions = self._look().topics.get(topic) or self._look_again().topics.get(topic)
         if partitions is None:
             raise NotFound(f"Kafka has no dead letters of a group {name[:100]!r}")
-        return letters.read(self._cluster, self._admin, name, partitions, number)
-
-
-def _insisting(function: Callable[[], T]) -> T:
-    """Its result. A call is repeated for what passes by itself, such as a leader that has just moved.
-
-    Every call here may be repeated: what was written is read before anything is written again. Raises KafkaException.
-    """
-    deadline = time.monotonic() + CALL_SECONDS
-    while True:
-        try:
-            return function()
-        except KafkaException as raised:
-            if raised.args[0].code() not in PASSING or time.monotonic() > deadline:
-                raise
-        time.sleep(AGAIN_SECONDS)
+        return letters.read(self._brokers, name, partitions, number)
 
 
 def _state(group: KafkaGroup, is_paused: bool) -> GroupState:

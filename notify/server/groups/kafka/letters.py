@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from notify.errors import Unavailable
 from notify.kafka import records
-from notify.kafka.cluster import Cluster
 from notify.kafka.groups import dead_letter_topic
 from notify.kafka.records import Headers
 from notify.message import DEAD_LETTER_REASON
 from notify.server.groups.kafka import offsets
+from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.offsets import CALL_SECONDS
 from notify.wire import Payload, body_fields, instant
 
@@ -70,21 +69,21 @@ class Letter:
         return {name: value for name, value in fields.items() if value is not None} | body_fields(self.value)
 
 
-def read(cluster: Cluster, admin: AdminClient, group: str, partitions: int, number: int = 0) -> Iterator[Letter]:
+def read(brokers: Brokers, group: str, partitions: int, number: int = 0) -> Iterator[Letter]:
     """The letters of a group from a number on, to the present end, in the order of their partitions' offsets.
 
     `partitions`: how many its dead-letter topic has. Raises KafkaException, Unavailable.
     """
     topic, places = dead_letter_topic(group), _places(group, partitions)
-    ends = {partition: end for (_, partition), end in offsets.latest(admin, places).items()}
+    ends = {partition: end for (_, partition), end in offsets.latest(brokers.admin, places).items()}
     waiting = {}
-    for (_, partition), start in offsets.earliest(admin, places).items():
+    for (_, partition), start in offsets.earliest(brokers.admin, places).items():
         first = max(start, -(-(number - partition) // partitions))
         if first < ends[partition]:
             waiting[partition] = first
     if not waiting:
         return
-    consumer = cluster.consumer({"group.id": "notify-readers", "enable.partition.eof": True})
+    consumer = brokers.cluster.consumer({"group.id": "notify-readers", "enable.partition.eof": True})
     try:
         consumer.assign([TopicPartition(topic, p, first) for p, first in waiting.items()])
         yield from _in_order(_Reading(consumer, waiting, ends), partitions)
@@ -92,10 +91,10 @@ def read(cluster: Cluster, admin: AdminClient, group: str, partitions: int, numb
         consumer.close()
 
 
-def count(admin: AdminClient, group: str, partitions: int) -> int:
+def count(brokers: Brokers, group: str, partitions: int) -> int:
     """How many records a group's dead-letter topic has, those of transactions themselves too. Raises KafkaException."""
     places = _places(group, partitions)
-    return sum(offsets.latest(admin, places).values()) - sum(offsets.earliest(admin, places).values())
+    return sum(offsets.latest(brokers.admin, places).values()) - sum(offsets.earliest(brokers.admin, places).values())
 
 
 def _places(group: str, partitions: int) -> list[offsets.Place]:

@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 
 from notify.kafka import records
-from notify.kafka.cluster import Cluster
 from notify.kafka.groups import retry_topic
 from notify.kafka.records import Headers
+from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.compacted import CompactedTopic
 from notify.server.groups.kafka.letters import Letter
 from notify.server.groups.kafka.offsets import CALL_SECONDS
@@ -23,9 +23,9 @@ _NEW = (records.ATTEMPT, records.DUE, records.REASON, records.EXPIRES)
 class Redriven:
     """The letters that were sent again. One thread at a time."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._topic = CompactedTopic(cluster, TOPIC)
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+        self._topic = CompactedTopic(brokers, TOPIC)
         self._numbers: dict[str, OffsetRuns] = {}
 
     def of_group(self, group: str) -> OffsetRuns:
@@ -40,7 +40,7 @@ class Redriven:
 
         Raises KafkaException, Unavailable: then none was sent.
         """
-        producer = self._cluster.producer({"transactional.id": f"notify-redrive-{group}"})
+        producer = self._brokers.cluster.producer({"transactional.id": f"notify-redrive-{group}"})
         producer.init_transactions(CALL_SECONDS)  # from here on another server's redrive cannot be committed
         sent_before = self.of_group(group)
         statuses = [200 if letter.number in sent_before else 201 for letter in letters]

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from notify.kafka.cluster import Cluster
 from notify.kafka.positions import Standing, positions_topic
+from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.compacted import CompactedTopic
 from notify.wire import instant
 
@@ -16,8 +16,8 @@ from notify.wire import instant
 class Sources:
     """The newest position of each source. One thread at a time."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
         self._topics: dict[str, CompactedTopic] = {}
         self._known: dict[str, tuple[Standing, int]] = {}
 
@@ -25,7 +25,7 @@ class Sources:
         """Position and time (microseconds since 1970) by source. Raises KafkaException, Unavailable."""
         for topic in topics:
             if topic.startswith(positions_topic("")):
-                reading = self._topics.setdefault(topic, CompactedTopic(self._cluster, topic))
+                reading = self._topics.setdefault(topic, CompactedTopic(self._brokers, topic))
                 for source, value, at_us in reading.news():
                     if value:
                         self._known[source] = msgspec.json.decode(value, type=Standing), at_us

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from notify.kafka import control
-from notify.kafka.cluster import Cluster
 from notify.kafka.control import Control
+from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.compacted import CompactedTopic
 from notify.server.groups.kafka.offsets import CALL_SECONDS
 
@@ -16,9 +16,9 @@ TRANSACTIONAL_ID = "notify-control"
 class Wishes:
     """The newest wish for each group. One thread at a time."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._topic = CompactedTopic(cluster, control.TOPIC)
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+        self._topic = CompactedTopic(brokers, control.TOPIC)
         self._by_group: dict[str, Control] = {}
 
     def read(self) -> dict[str, Control]:
@@ -32,7 +32,7 @@ class Wishes:
 
         Raises KafkaException, Unavailable.
         """
-        producer = self._cluster.producer({"transactional.id": TRANSACTIONAL_ID})
+        producer = self._brokers.cluster.producer({"transactional.id": TRANSACTIONAL_ID})
         producer.init_transactions(CALL_SECONDS)  # from here on another server's change cannot be committed
         changed = change(self.read().get(group, Control()))
         producer.begin_transaction()
