@@ -18,27 +18,23 @@ from notify.check.listener import CheckUnavailable
 from notify.check.question import read_source
 from notify.cli.api import AS_JSON, URL, call
 from notify.cli.printed import say, say_json
-from notify.client import TransactionProducer, use_explicit_begin
+from notify.client import TransactionProducer
 from notify.client.purge import Purged, counts, purge, purge_by_force
 from notify.client.table import create_tables, new_source
-from notify.errors import InvalidRequest, NotifyError
+from notify.errors import NotifyError
 from notify.kafka.records import SCHEME
 from notify.pooler import REMEDY, TRANSACTION, pool_mode
 from notify.relay.relay import Relay
 from notify.sinks.sink import running_beside
+from notify.storage.sql.engines import visitor_engine
 
 DSN = typer.Option(..., "--dsn", envvar="NOTIFY_DSN", help="The database's SQLAlchemy URL. [env: NOTIFY_DSN]")
 
 
 @contextlib.contextmanager
 def opened(dsn: str) -> Iterator[sa.Engine]:
-    """An engine, disposed of at the end. Raises InvalidRequest for a malformed URL or a missing driver."""
-    try:
-        engine = sa.create_engine(dsn)
-    except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
-        raise InvalidRequest(f"--dsn: {error}") from None
-    if engine.dialect.name == "sqlite":
-        use_explicit_begin(engine)
+    """An engine, disposed of at the end. Raises what `visitor_engine` raises."""
+    engine = visitor_engine(dsn)
     try:
         yield engine
     finally:

@@ -23,6 +23,9 @@ IDLE_IN_TRANSACTION_SECONDS = 15
 or whose machine is gone, hold nobody up after that."""
 IDLE_SECONDS = 60
 """MySQL has no such bound for a transaction: there it is one for the whole session."""
+VISITOR_READ_SECONDS = 60
+"""How long MySQL may take to answer a mover or a command: longer than a server's statement, since pages and purges of
+large tables take their time. `read_timeout` in the URL goes before it."""
 RECYCLE_SECONDS = 30
 """Connections to MySQL and MariaDB are used for so long, so that none is used that the database has ended."""
 
@@ -53,6 +56,24 @@ def open_engine(url: str, *, pooled: bool = True) -> Engine:
     return engine.execution_options(isolation_level="READ COMMITTED")
 
 
+def visitor_engine(url: str) -> Engine:
+    """An engine for a database that is visited: by a relay, or by a command for a service's tables.
+
+    A connection whose other end is gone ends within a minute; what the URL itself says of that goes before. No bound
+    of a server's sessions holds. Raises InvalidRequest for a malformed URL or a missing driver.
+    """
+    try:
+        parsed = with_driver(sa.make_url(url))
+        bounds = _reachability(parsed, VISITOR_READ_SECONDS) if parsed.get_driver_name() in _KNOWN_DRIVERS else {}
+        own = {name: value for name, value in bounds.items() if name not in parsed.query}
+        engine = sa.create_engine(parsed, connect_args=own)
+    except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
+        raise InvalidRequest(f"--dsn: {error}") from None
+    if engine.dialect.name == "sqlite":
+        use_explicit_begin(engine)
+    return engine
+
+
 @contextlib.contextmanager
 def opened(url: str) -> Iterator[Engine]:
     """An engine for a while: its connections are closed at the end. Raises what `open_engine` raises."""
@@ -78,6 +99,10 @@ def with_driver(url: URL) -> URL:
     return url.set(drivername=drivers.get(url.drivername, url.drivername))
 
 
+_KNOWN_DRIVERS = ("pymysql", "mysqldb", "psycopg", "psycopg2")
+"""Drivers that take the arguments of `_reachability`."""
+
+
 def _arguments(url: URL) -> dict[str, Any]:
     name = url.get_backend_name()
     if name in ("mysql", "mariadb"):
@@ -86,20 +111,26 @@ def _arguments(url: URL) -> dict[str, Any]:
             f"SET SESSION innodb_lock_wait_timeout = {LOCK_SECONDS} /*!50700 , wait_timeout = {IDLE_SECONDS} */ "
             f"/*M! , idle_transaction_timeout = {IDLE_IN_TRANSACTION_SECONDS} */"
         )
-        return {
-            "connect_timeout": CONNECT_SECONDS,
-            "read_timeout": IO_SECONDS,
-            "write_timeout": IO_SECONDS,
-            "init_command": bounds,
-        }
+        return _reachability(url, IO_SECONDS) | {"init_command": bounds}
+    if name == "sqlite":
+        return {"timeout": 2, "check_same_thread": False}
+    return _reachability(url, IO_SECONDS)
+
+
+def _reachability(url: URL, read_seconds: int) -> dict[str, Any]:
+    """Arguments of a driver by which it notices that the database's machine is gone.
+
+    `read_seconds`: how long MySQL may take to answer, since its driver bounds nothing else.
+    """
+    name = url.get_backend_name()
+    if name in ("mysql", "mariadb"):
+        return {"connect_timeout": CONNECT_SECONDS, "read_timeout": read_seconds, "write_timeout": IO_SECONDS}
     if name == "postgresql":
         return {
             "connect_timeout": CONNECT_SECONDS,
             "tcp_user_timeout": IO_SECONDS * 1000,
             **{name.removeprefix("tcp_"): value for name, value in KEEPALIVE.items()},
         }
-    if name == "sqlite":
-        return {"timeout": 2, "check_same_thread": False}
     return {}
 
 

@@ -1,0 +1,115 @@
+"""Databases named by `--dsn`: every command finds their driver, and notices that their machine is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from notify.cli.database import opened
+from notify.client import create_tables
+from notify.client.table import half_message
+from notify.databases import KEEPALIVE
+from notify.relay.relay import Relay
+from notify.storage.sql import engines
+from notify.testing.process import ServerProcess
+from tests.support.bridges import outbox
+from tests.support.clock import eventually_async
+from tests.support.commands import cli
+from tests.support.databases import empty_database
+from tests.support.groups import subscribe
+from tests.support.proxy import Proxy
+
+
+@pytest.fixture
+def mariadb(database_urls: Mapping[str, str], tmp_path: Path) -> Iterator[sa.URL]:
+    with empty_database("mariadb", database_urls, tmp_path) as url:
+        yield sa.make_url(url)
+
+
+def text(url: sa.URL) -> str:
+    return url.render_as_string(hide_password=False)
+
+
+def test_a_relay_goes_on_when_its_databases_machine_was_gone(
+    mariadb: sa.URL,
+    server: ServerProcess,
+    unique: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The connection stands, and nothing comes back on it: the relay waited on it for ever."""
+    monkeypatch.setattr(engines, "VISITOR_READ_SECONDS", 1)
+    subscribe(server.url, unique, unique)
+    outbox(text(mariadb), unique, range(1))
+
+    async def run(relay: Relay, proxy: Proxy) -> None:
+        task = asyncio.ensure_future(relay.run(interval=0.05))
+        await eventually_async(lambda: relay.total.sent == 1 or task.done(), "the first to be sent")
+        proxy.drop_answers = True
+        await eventually_async(lambda: "again in" in caplog.text or task.done(), "the relay to notice it")
+        proxy.drop_answers = False
+        await asyncio.to_thread(outbox, text(mariadb), unique, range(1, 2))
+        await eventually_async(lambda: relay.total.sent == 2 or task.done(), "the second to be sent")
+        assert not task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    with (
+        caplog.at_level(logging.WARNING, "notify.relay"),
+        Proxy(str(mariadb.host), mariadb.port or 3306) as proxy,
+        opened(text(mariadb.set(host="127.0.0.1", port=proxy.port))) as engine,
+    ):
+        # A lease so long that the database does not end its silent session: one that is gone never does.
+        asyncio.run(run(Relay(engine, server.url, lease_seconds=600), proxy))
+
+
+def test_a_visitors_connection_to_postgresql_asks_whether_its_other_end_is_there(
+    database_urls: Mapping[str, str],
+) -> None:
+    """A proxy cannot show it: this machine's own network answers for it. The socket's options can."""
+    url = sa.make_url(database_urls["postgresql"]).set(drivername="postgresql")
+    with opened(text(url.update_query_dict({"keepalives_count": "7"}))) as engine, engine.connect() as connection:
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        with socket.socket(fileno=os.dup(driver.fileno())) as own:
+            if own.family == socket.AF_UNIX:
+                pytest.skip("the database is reached by a socket of this machine, which has no other end to lose")
+            said = {
+                option: own.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_USER_TIMEOUT, socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            }
+            assert own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert said == {
+        socket.TCP_USER_TIMEOUT: engines.IO_SECONDS * 1000,
+        socket.TCP_KEEPIDLE: KEEPALIVE["tcp_keepalives_idle"],
+        socket.TCP_KEEPINTVL: KEEPALIVE["tcp_keepalives_interval"],
+        socket.TCP_KEEPCNT: 7,  # what the URL says goes before
+    }
+
+
+def test_every_command_takes_a_url_without_a_driver(mariadb: sa.URL, server: ServerProcess, unique: str) -> None:
+    """As the documentation writes them: `mysql://…`. They failed with "No module named 'MySQLdb'"."""
+    dsn = text(mariadb.set(drivername="mysql"))
+    outbox(text(mariadb), unique, range(1))
+    subscribe(server.url, unique, unique)
+    url = ("--url", server.url)
+    for words in (("doctor", *url), ("doctor", "--bridge", *url), ("refused", "list"), ("purge", *url)):
+        code, said = cli(*words, "--dsn", dsn, "--json")
+        assert code in (0, 1) and "MySQLdb" not in str(said), (words, said)
+    assert cli("relay", *url, "--dsn", dsn, "--once", "--json") == (0, {"sent": 1, "refused": 0})
+    with opened(text(mariadb.set(drivername="mariadb"))) as engine:
+        create_tables(engine)
+        with engine.connect() as connection:
+            assert connection.scalar(sa.select(half_message.c.relayed)) == 1
+
+
+def test_a_driver_that_is_not_there_is_said(unique: str) -> None:
+    code, said = cli("refused", "list", "--dsn", "mysql+mysqlconnector://127.0.0.1/x")
+    assert code == 2 and "--dsn" in said["text"]
