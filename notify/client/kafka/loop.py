@@ -26,6 +26,8 @@ from notify.kafka.subscriptions import Subscriptions
 log = logging.getLogger("notify.consumer")
 
 POLL_SECONDS = 0.2
+WINDOW_RECORDS = 2_000
+"""A partition is paused with so many records that wait: each pause fetches anew, so that a small bound is slow."""
 ROOM_SECONDS = 1.0
 """Handlers that take all room for so long count as slow: fetching pauses, and the group is polled nevertheless."""
 LAST_TRIES = 50
@@ -41,7 +43,7 @@ class KafkaLoop:
         """Raises InvalidRequest for settings and filters that cannot be."""
         self._plan = plan
         self._cluster = Cluster.of(plan.url)
-        self._partitions = Partitions(plan.batch)
+        self._partitions = Partitions(max(plan.batch, WINDOW_RECORDS))
         self._feed = Feed(self._cluster, plan.kafka_group, plan.instance, self._partitions)
         self._settling = Settling(plan, self._cluster, self._feed, self._partitions)
         self._handling = Handling(plan, self._partitions, self._settling)
