@@ -267,6 +267,7 @@ class Bridge:
         # A bridge that lost its connection because another one reads now must not take the source back from it.
         epoch, text = await sink.claim(self.name, take_back=False)
         reading = ReadAhead(BinlogReader(self._engine.url, self._server_id, Position.of(text), mariadb=self._mariadb))
+        self._has_read(self._newest_us(text))
         self.totals.connections += 1
         waiting = ""
         posted = time.monotonic()
@@ -279,9 +280,10 @@ class Bridge:
                     await self._retry(sink, epoch, text)
                 batch, newest_us = read or (None, 0)
                 if batch is None:
-                    if reading.caught_up:
-                        self._read_through_us = max(self._read_through_us, self._source_us() - CAUGHT_UP_US)
-                    if once and reading.caught_up and not waiting:
+                    caught_up_us = reading.caught_up_us
+                    if caught_up_us:
+                        self._has_read(caught_up_us + self._clock_offset_us)
+                    if once and caught_up_us and not waiting:
                         return
                 elif not _has_content(batch):
                     waiting = batch.position
@@ -324,10 +326,21 @@ class Bridge:
         batch.lag = max(0, self._source_us() - newest_us) / 1e6 if newest_us else 0.0
         await self._post(sink, batch)
         self.totals.rows += sum([len(t.messages) for t in batch.transactions])
-        # Rows are written a moment before they commit.
-        self._read_through_us = max(self._read_through_us, newest_us - CAUGHT_UP_US)
+        self._has_read(newest_us or self._newest_us(batch.position))
         if newest_us:
             self.totals.lag_us = self._source_us() - newest_us
+
+    def _has_read(self, until_us: int) -> None:
+        """Note that all commits until then are read. Their rows were written a moment before."""
+        self._read_through_us = max(self._read_through_us, until_us - CAUGHT_UP_US)
+
+    def _newest_us(self, text: str) -> int:
+        """When the newest transaction before a position was written, whosever it is; 0: not known.
+
+        A session of the source may say that it is later than it is (SET TIMESTAMP).
+        """
+        position = Position.of(text)
+        return position.newest_us if position is not None and position.newest_us <= self._source_us() else 0
 
     def _source_us(self) -> int:
         """The time by the source's clock, in microseconds."""

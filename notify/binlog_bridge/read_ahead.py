@@ -34,9 +34,9 @@ class ReadAhead:
         self._thread.start()
 
     @property
-    def caught_up(self) -> bool:
-        """Whether the source waits for something to happen."""
-        return self._reader.caught_up
+    def caught_up_us(self) -> int:
+        """When the source last said that it waits for something to happen; 0 once something does."""
+        return self._reader.caught_up_us
 
     async def next(self) -> Read | None:
         """The next batch; None where there is none for a second. Raises what ended the reading, behind all batches."""

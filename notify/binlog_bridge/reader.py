@@ -16,6 +16,7 @@ from notify.binlog_bridge.open_transaction import OpenTransaction, savepoint_nam
 from notify.binlog_bridge.position import GtidSet, MariaDbSet, MySqlSet, Position
 from notify.binlog_bridge.stream import BinlogStream
 from notify.binlog_bridge.tables import Tables
+from notify.clock import wall_clock
 from notify.errors import Unavailable
 from notify.wire import BridgedTransaction, PackedBridgeBatch
 
@@ -51,9 +52,12 @@ class BinlogReader:
         self._assembly = Assembly(url.database or "", position, mariadb=mariadb)
 
     @property
-    def caught_up(self) -> bool:
-        """Whether the source waits for something to happen: it says so by heartbeats."""
-        return self._assembly.caught_up
+    def caught_up_us(self) -> int:
+        """When the source last said, by a heartbeat, that it waits for something to happen; 0 once something does.
+
+        By this machine's clock.
+        """
+        return self._assembly.caught_up_us
 
     def connect(self) -> None:
         """Raises Purged for a position that is gone or foreign, Unavailable where the source does not answer."""
@@ -73,8 +77,10 @@ class Assembly:
 
     def __init__(self, schema: str, position: Position | None, *, mariadb: bool) -> None:
         """`schema`: the database whose tables are read; `position`: where the events begin."""
-        self.caught_up = False
-        """Whether the source waits for something to happen."""
+        self.caught_up_us = 0
+        """When the source last said that it waits for something to happen; 0 once something does."""
+        self._is_quiet = False
+        """Whether the newest event is a heartbeat."""
         self._tables = Tables(schema)
         self._checksum = 0
         """How many bytes at the end of each event are its checksum, as the file says it."""
@@ -107,6 +113,8 @@ class Assembly:
         """
         for packet in packets:
             if packet is None:
+                if self._is_quiet:
+                    self._is_quiet, self.caught_up_us = False, wall_clock()
                 if self._passed and not self._is_inside:
                     yield self._finished()
                 continue
@@ -135,7 +143,7 @@ class Assembly:
         elif kind == FORMAT:
             self._file_begins(packet)
         elif kind in (events.HEARTBEAT, events.HEARTBEAT_V2):
-            self.caught_up = True
+            self._is_quiet = True
         elif kind == events.GTID_LIST:
             self._history.state_before_file(gtid_list(packet[_BODY:]))
         elif kind == events.PREVIOUS_GTIDS:
@@ -201,6 +209,7 @@ class Assembly:
             self._gtid = (server_uuid(packet[21:37]), struct.unpack_from("<q", packet, 37)[0])
             self._is_standalone = True
         self._is_inside = True
+        self._is_quiet, self.caught_up_us = False, 0  # however long its rows take to arrive
         if self._open.bytes:  # one that never ended
             self._forget()
 
@@ -225,7 +234,6 @@ class Assembly:
 
     def _commit(self, packet: bytes) -> None:
         """The source's transaction is committed, and what it wrote belongs to the batch."""
-        self.caught_up = False
         transaction = self._open
         if transaction.bytes:
             batch = self._batch

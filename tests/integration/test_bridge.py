@@ -9,18 +9,21 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from notify import ids
-from notify.binlog_bridge import pump
+from notify.binlog_bridge import pump, source
 from notify.binlog_bridge.decoder import Unreadable
+from notify.binlog_bridge.events import GTIDS
 from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.position import Position
 from notify.binlog_bridge.pump import Bridge, Superseded
-from notify.binlog_bridge.reader import BinlogReader
+from notify.binlog_bridge.reader import Assembly, BinlogReader
+from notify.binlog_bridge.stream import BinlogStream
 from notify.client.http import HttpClient
 from notify.errors import Conflict, InvalidRequest, NotifyError
 from notify.outbox import source_name
@@ -389,3 +392,78 @@ def test_what_was_published_in_one_large_commit_is_bridged(url: str, server: Ser
     bridge = move(url, server)
     assert bridge.totals.refused == 0
     assert sorted(numbers(server, unique, 8)) == [*range(8)]
+
+
+def test_a_bridge_without_rows_of_ours_says_how_far_it_has_read(
+    url: str, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other commits on the instance move it. They kept the heartbeats away, so that purges and key maps waited."""
+    monkeypatch.setattr(pump, "CAUGHT_UP_US", 1_000_000)
+    engine = open_engine(url)
+    schema.upgrade(engine, "main")
+    over = threading.Event()
+
+    def be_busy() -> None:
+        with engine.connect() as connection:
+            connection.exec_driver_sql("CREATE TABLE others (n INT) ENGINE = InnoDB")
+            while not over.wait(0.05):
+                connection.exec_driver_sql("INSERT INTO others VALUES (1)")
+                connection.commit()
+
+    def read_through_us() -> int:
+        with engine.connect() as connection:
+            return movers_of(connection).read_through_us
+
+    async def run() -> None:
+        began = time.time_ns() // 1000
+        bridge = asyncio.create_task(Bridge([url], server.url).run())
+        await eventually_async(lambda: read_through_us() > began, "the bridge to say that it has read others' commits")
+        assert read_through_us() < time.time_ns() // 1000
+        bridge.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await bridge
+        # A bridge that starts again knows it from its position. It began with 0, more than 50 years behind.
+        before = read_through_us()
+        again = Bridge([url], server.url)
+        bridge = asyncio.create_task(again.run())
+        await eventually_async(lambda: again.totals.connections, "the bridge to begin again")
+        await asyncio.to_thread(again.announce)
+        assert read_through_us() >= before - 2_000_000
+        bridge.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await bridge
+
+    busy = threading.Thread(target=be_busy)
+    busy.start()
+    try:
+        asyncio.run(run())
+    finally:
+        over.set()
+        busy.join()
+        engine.dispose()
+
+
+def test_a_source_that_has_begun_to_send_a_transaction_is_not_read_to_its_end(url: str) -> None:
+    """A bridge has not caught up while a transaction arrives. It said so until its end, however long that took."""
+    outbox(url, "t", range(1))
+    engine = open_engine(url)
+    with engine.connect() as connection:
+        is_mariadb = source.is_mariadb(connection)
+    assembly = Assembly(sa.make_url(url).database or "", None, mariadb=is_mariadb)
+    stream = BinlogStream(sa.make_url(url), 4711, None, mariadb=is_mariadb)
+    stream.connect()
+    state = []
+
+    def until_it_begins() -> Iterator[bytes | None]:
+        for packet in stream.packets():
+            yield packet
+            if packet is None and assembly.caught_up_us and not state:
+                state.append("heard")
+                outbox(url, "t", range(1, 2))
+            elif packet is not None and packet[5] in GTIDS and state:
+                return
+
+    list(assembly.batches(until_it_begins()))
+    assert state == ["heard"] and not assembly.caught_up_us
+    stream.close()
+    engine.dispose()
