@@ -111,12 +111,13 @@ SERVER = Outbox(
     server.is_waiting,
     server.server_half_message.c.decided_at,
 )
+OUTBOXES = (LOCAL, SERVER)
 
 
 def present(engine: Engine | Connection) -> list[Outbox]:
     """Those that a database has."""
     names = set(sa.inspect(engine).get_table_names())
-    return [outbox for outbox in (LOCAL, SERVER) if outbox.table.name in names]
+    return [outbox for outbox in OUTBOXES if outbox.table.name in names]
 
 
 def source_name(connection: Connection) -> str:

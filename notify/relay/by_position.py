@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 from notify.errors import Conflict, Unavailable
-from notify.outbox import LOCAL, SERVER, Outbox
+from notify.outbox import OUTBOXES, Outbox
 from notify.refused import Refusal
 from notify.relay.leases import Leases
 from notify.relay.mover import Relayed, in_thread
@@ -44,7 +44,7 @@ class ByPosition:
             epoch, position = await self._sink.claim(self._name)
             if position:
                 table, names = json.loads(position)
-                last = next(o for o in (LOCAL, SERVER) if o.table.name == table)
+                last = next(o for o in OUTBOXES if o.table.name == table)
                 await in_thread(self._rows.note, last, names, [])
             self._epoch = epoch  # not before the last batch is marked: it would be published again
             if position:

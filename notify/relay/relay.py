@@ -73,7 +73,7 @@ class Relay:
         try:
             while True:
                 try:
-                    moved = await self._round(mover, showing, announce=once and self.total.refused > self.listed)
+                    moved = await self._round(mover, showing, once)
                     backoff.reset()
                     if not moved and not once:
                         await in_thread(self._leases.wait, interval, stop=self._leases.stop)
@@ -101,16 +101,22 @@ class Relay:
         self._leases.lose()
         self._engine.dispose()
 
-    async def _round(self, mover: Mover, showing: Showing, announce: bool) -> bool:
-        """Move some of each table. False if there was nothing. Says now and then how it stands, or with `announce`."""
-        if not self._rows.outboxes:
+    async def _round(self, mover: Mover, showing: Showing, once: bool) -> bool:
+        """Move some of each table. False if there was nothing. Says now and then how it stands.
+
+        With `once` it says at once what was refused, and raises Unavailable where other relays hold all of the keys.
+        """
+        is_due = time.monotonic() - self._announced >= ANNOUNCE_SECONDS
+        if not self._rows.outboxes or is_due:
             await in_thread(self._rows.find)
-        if announce or time.monotonic() - self._announced >= ANNOUNCE_SECONDS:
+        if is_due or (once and self.total.refused > self.listed):
             self._announced = time.monotonic()
             source, report = await in_thread(self._announce)
             if source:
                 await showing.show(source, report)
         if not await in_thread(self._leases.renew):
+            if once:
+                raise Unavailable("other relays of this database hold all of its keys: they move what waits")
             return False
         moved = False
         waits: Backpressure | None = None

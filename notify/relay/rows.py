@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection, Engine
 from notify import refused
 from notify.databases import is_gone
 from notify.errors import InvalidRequest
-from notify.outbox import LOCAL, REFUSED, RELAYED, SERVER, Outbox, Place, present, source_name
+from notify.outbox import LOCAL, OUTBOXES, REFUSED, RELAYED, SERVER, Outbox, Place, present, source_name
 from notify.refused import Refusal
 from notify.relay.leases import Leases
 from notify.wire import BridgedTransaction, RefusedReport
@@ -51,8 +51,15 @@ class Rows:
         self.outboxes: list[Outbox] = []
 
     def find(self) -> None:
-        """Look which outboxes there are. Raises InvalidRequest where the database has none."""
+        """Look which outboxes there are, until both are: a service or server may make its tables at any time.
+
+        Raises InvalidRequest where the database has none.
+        """
+        if len(self.outboxes) == len(OUTBOXES):
+            return
         outboxes = present(self._engine)
+        if outboxes and len(outboxes) == len(self.outboxes):
+            return
         if not outboxes:
             raise InvalidRequest(
                 f"the database has neither {LOCAL.table.name} nor {SERVER.table.name}: run create_tables in the "

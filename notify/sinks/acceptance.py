@@ -37,10 +37,12 @@ def _check_message(m: PackedMessage, now_us: int) -> None:
     size = len(m.body or b"")
     if size > LIMITS.message_bytes:
         raise TooLarge(f"the body has {size} bytes; at most {LIMITS.message_bytes} are allowed")
-    if m.headers:
-        if not all(isinstance(text, str) for pair in m.headers.items() for text in pair):
+    # A mover has them from a row as whatever JSON stood there.
+    headers: object = m.headers
+    if headers is not None:
+        if not isinstance(headers, dict) or not all(isinstance(text, str) for pair in headers.items() for text in pair):
             raise InvalidRequest("headers are texts by name", "invalid_headers")
-        check_headers(m.headers)
+        check_headers(headers)
     if m.key is not None:
         check_key(m.key)
     if m.tag is not None:

@@ -314,6 +314,31 @@ def test_a_messages_own_headers_are_never_taken_for_notifys(url: str, unique: st
     assert str(header(headers, "notify-id")).endswith(".0") and header(headers, "notify-topic") is None
 
 
+@pytest.mark.parametrize("headers", ['["a", "b"]', "[]", "0", '"text"', '{"a": 1}'])
+def test_headers_of_a_row_that_are_no_texts_by_name_are_refused(
+    url: str, database_urls: Mapping[str, str], unique: str, tmp_path: Path, headers: str
+) -> None:
+    """A JSON list ended the relay at every start, since no list has `items`."""
+    with postgresql(database_urls, tmp_path) as engine:
+        bad = add(engine, unique, "bad", headers=headers)
+        add(engine, unique, "good")
+        done = asyncio.run(Relay(engine, url).run(once=True))
+        assert (done.sent, done.refused) == (1, 1)
+        assert refused_codes(engine) == {bad: "invalid_headers"}
+    assert texts(url, unique, 1) == ["good"]
+
+
+def test_headers_of_a_row_that_are_no_texts_by_name_do_not_end_a_bridge(url: str, binlog_url: str, unique: str) -> None:
+    outbox(binlog_url, "none", range(0))
+    engine = sa.create_engine(binlog_url)
+    bad = add(engine, unique, "bad", headers='["a", "b"]')
+    add(engine, unique, "good")
+    asyncio.run(Bridge([binlog_url], url).run(once=True))
+    assert refused_codes(engine) == {bad: "invalid_headers"}
+    assert texts(url, unique, 1) == ["good"]
+    engine.dispose()
+
+
 # --- relays ---------------------------------------------------------------------------------------------------
 
 

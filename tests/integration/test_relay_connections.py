@@ -16,8 +16,10 @@ from notify.cli.database import opened
 from notify.client import create_tables
 from notify.client.table import half_message
 from notify.databases import KEEPALIVE
+from notify.relay.leases import leases_of
 from notify.relay.relay import Relay
 from notify.storage.sql import engines
+from notify.storage.sql.tables import server_member
 from notify.testing.process import ServerProcess
 from tests.support.bridges import outbox
 from tests.support.clock import eventually_async
@@ -25,6 +27,7 @@ from tests.support.commands import cli
 from tests.support.databases import empty_database
 from tests.support.groups import subscribe
 from tests.support.proxy import Proxy
+from tests.support.servers import make_storage
 
 
 @pytest.fixture
@@ -113,3 +116,41 @@ def test_every_command_takes_a_url_without_a_driver(mariadb: sa.URL, server: Ser
 def test_a_driver_that_is_not_there_is_said(unique: str) -> None:
     code, said = cli("refused", "list", "--dsn", "mysql+mysqlconnector://127.0.0.1/x")
     assert code == 2 and "--dsn" in said["text"]
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_once_beside_a_relay_that_holds_everything_is_no_success(
+    kind: str, database_urls: Mapping[str, str], server: ServerProcess, unique: str, tmp_path: Path
+) -> None:
+    """It said "0 sent" and success, while messages waited."""
+    with empty_database(kind, database_urls, tmp_path) as url:
+        outbox(url, unique, range(1))
+        with opened(url) as engine:
+            holding = leases_of(engine)
+            assert holding.renew() and (kind == "mariadb" or holding.all())
+            code, said = cli("relay", "--dsn", url, "--url", server.url, "--once", "--json")
+            assert code == 2 and "other relays" in said["text"]
+            holding.close()
+
+
+def test_tables_that_are_made_later_are_relayed(engine_url: str, server: ServerProcess, unique: str) -> None:
+    """A service's outbox came into a server's database: its rows waited until the relay was started again."""
+    make_storage(engine_url)
+    subscribe(server.url, unique, unique)
+
+    async def run() -> None:
+        with opened(engine_url) as engine:
+            relay = Relay(engine, server.url)
+            task = asyncio.ensure_future(relay.run(interval=0.05))
+            await eventually_async(lambda: relay_is_there(engine) or task.done(), "the relay to say that it is there")
+            await asyncio.to_thread(outbox, engine_url, unique, range(1))
+            await eventually_async(lambda: relay.total.sent == 1 or task.done(), "the row of the new table to be sent")
+            assert not task.done()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def relay_is_there(engine: sa.Engine) -> bool:
+        with engine.connect() as connection:
+            return connection.scalar(sa.select(server_member.c.name).where(server_member.c.kind == "relay")) is not None
+
+    asyncio.run(run())

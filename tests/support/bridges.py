@@ -6,19 +6,18 @@ import asyncio
 import json
 from typing import Any
 
-import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify.binlog_bridge.pump import Bridge
 from notify.client import Message, TransactionProducer, create_tables
 from notify.testing.process import ServerProcess
 from tests.support.groups import drain
-from tests.support.shop import Base, Order
+from tests.support.shop import Base, Order, make_engine
 
 
 def outbox(url: str, topic: str, numbers: range, **options: Any) -> None:
     """Orders with their messages, each a transaction of its own."""
-    engine = sa.create_engine(url)
+    engine = make_engine(url)
     create_tables(engine)
     Base.metadata.create_all(engine)
     with TransactionProducer("http://127.0.0.1:9", group=topic, engine=engine, mode="outbox") as producer:
