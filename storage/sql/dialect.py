@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from sqlalchemy.engine import Engine
 
 from notify.errors import InvalidRequest
+from notify.storage.records import NewTransaction
 from notify.storage.sql.rows import COLUMNS, FIXED, Row
 
 TABLE = "server_half_message"
@@ -21,6 +22,7 @@ STATEMENT_BYTES = 2 << 20
 16 MiB."""
 STATEMENT_ROWS = 1000
 IDS_A_STATEMENT = 200
+NUL = "PostgreSQL holds no NUL character (U+0000): leave it out of key, source and instance"
 
 
 class Duplicate(Exception):
@@ -42,15 +44,22 @@ def is_a_values_fault(error: Exception) -> bool:
 
 def invalid_value(error: Exception) -> InvalidRequest:
     """The answer to whoever sent a value that the database cannot hold."""
-    if "0x00" in str(error):
-        why = "PostgreSQL holds no NUL character (U+0000): leave it out of key, source and instance"
-    else:
-        why = f"the database cannot hold this: {str(error)[:300]}"
+    why = NUL if "0x00" in str(error) else f"the database cannot hold this: {str(error)[:300]}"
     return InvalidRequest(why, "invalid_value")
+
+
+def has_nul(t: NewTransaction) -> bool:
+    """Whether a text of a transaction that the server does not check itself has a NUL character."""
+    if "\0" in t.source or "\0" in t.instance:
+        return True
+    return True in ["\0" in (m.key or "") for m in t.messages]
 
 
 class Dialect(Protocol):
     """The statements of one kind of database, on a connection of its driver."""
+
+    holds_nul: bool
+    """Whether its texts may have a NUL character."""
 
     def connect(self) -> Any: ...
 
@@ -107,6 +116,7 @@ class Statements:
     """Base of the three dialects: text through a cursor."""
 
     for_update = " FOR UPDATE"
+    holds_nul = True
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

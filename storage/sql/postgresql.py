@@ -20,6 +20,8 @@ WAKE_SECONDS = 0.02
 class PostgreSql(Statements):
     """PostgreSQL through psycopg: rows by COPY."""
 
+    holds_nul = False
+
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self._woke = 0.0

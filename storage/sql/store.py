@@ -10,7 +10,7 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from notify import ids
-from notify.errors import StorageFailed
+from notify.errors import InvalidRequest, NotifyError, StorageFailed
 from notify.limits import check_name
 from notify.storage.groups import Subscription
 from notify.storage.records import (
@@ -25,6 +25,7 @@ from notify.storage.records import (
 from notify.storage.sql import registry, schema
 from notify.storage.sql.checks import SqlChecks
 from notify.storage.sql.database import Database
+from notify.storage.sql.dialect import NUL, has_nul
 from notify.storage.sql.lookups import first_rows, rows_by_id, transaction_of
 from notify.storage.sql.retention import SqlRetention
 from notify.storage.sql.rows import moment_of
@@ -124,13 +125,24 @@ class SqlStore:
     # --- halves and outcomes ----------------------------------------------------------------------------------
 
     async def put(self, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
-        results = await self.writer.put(transactions, now_us)
+        if not self.dialect.holds_nul and any(map(has_nul, transactions)):
+            results = await self._put_without_nul(transactions, now_us)
+        else:
+            results = await self.writer.put(transactions, now_us)
         stored = [result for result in results if result.__class__ is PutResult]
         for result in stored:
             result.shard = self.shard
         if len(stored) < len(results):
             raise PartlyStored(results)
         return stored
+
+    async def _put_without_nul(
+        self, transactions: Sequence[NewTransaction], now_us: int
+    ) -> list[PutResult | NotifyError]:
+        """Those with a NUL are refused here: in a batch, they would have all of it written again in parts."""
+        held = [t for t in transactions if not has_nul(t)]
+        stored = iter(await self.writer.put(held, now_us) if held else ())
+        return [InvalidRequest(NUL, "invalid_value") if has_nul(t) else next(stored) for t in transactions]
 
     async def decide(
         self,

@@ -214,11 +214,13 @@ class Writer:
         return None
 
     def _refuse(self, connection: Any, batch: list[_Job], error: Exception) -> Any:
-        """The database refuses something in the batch: its jobs, and then the two parts of a job, are tried alone, down
-        to the transaction that is refused."""
+        """The database refuses something in the batch: its two halves, and then those of a job, are tried alone, down
+        to the transaction that is refused. Whoever waits for a half is answered when it is done."""
         if len(batch) > 1:
-            for job in batch:
-                connection = self._write(connection, [job])
+            middle = len(batch) // 2
+            for jobs in (batch[:middle], batch[middle:]):
+                connection = self._write(connection, jobs)
+                self._tell(jobs)
             return connection
         job = batch[0]
         if len(job.halves) > 1:

@@ -299,6 +299,27 @@ def test_what_the_database_refuses_fails_alone(storage: str) -> None:
     use(storage, scenario, writers=1)
 
 
+@pytest.mark.parametrize("bad", [{"source": "x" * 300}, {"key": "a\0b"}], ids=["too long", "NUL"])
+def test_what_the_database_refuses_slows_nobody_down(storage: str, bad: dict[str, str]) -> None:
+    """The batch is halved until the refused one is alone. Each of the others was written alone, with its own commit."""
+    if storage.startswith("sqlite") or ("key" in bad and not storage.startswith("postgresql")):
+        pytest.skip("the database holds this")
+
+    async def scenario(store: SqlStore) -> None:
+        calls = [store.put([sent()], now()) for _ in range(300)]
+        calls[150:150] = [store.put([sent(**bad), sent()], now())]  # type: ignore[arg-type]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        partly = results.pop(150)
+        assert isinstance(partly, PartlyStored)
+        refused, stored = partly.results
+        assert isinstance(refused, InvalidRequest) and refused.code == "invalid_value"
+        assert stored.put is Put.STORED and stored.shard == "main"
+        assert all(isinstance(result, list) and result[0].put is Put.STORED for result in results)
+        assert store.writer.batches < 30
+
+    use(storage, scenario, writers=1)
+
+
 def test_a_fault_of_the_server_is_not_called_the_databases(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault of the server fails its own transaction alone, and the log has its traceback."""
 
