@@ -131,8 +131,10 @@ def source_name(connection: Connection) -> str:
 
 
 def message_of(row: Any) -> PackedMessage:
-    """A row as a message."""
+    """A row as a message. Raises ValueError or MsgspecError where it is none."""
     deliver_at = row["deliver_at"]
+    if isinstance(deliver_at, str):  # MySQL's driver leaves a date as it stands if the calendar has none such
+        raise ValueError(f"deliver_at is no time: {deliver_at!r}")
     return PackedMessage(
         topic=row["topic"],
         body=bytes(row["body"] or b""),

@@ -26,6 +26,9 @@ STATES = (WAITING, RETRY, DROPPED_STATE)
 MOST_AT_ONCE = 1000
 DETAIL_CHARACTERS = 1000
 REPORTED, REPORTED_CHARACTERS = 20, 300
+GONE = "rows_gone"
+"""The code of a transaction that was to be tried again, and whose rows nobody has any more."""
+GONE_DETAIL = "its rows are not in the database any more: it cannot be sent; restore them and try again, or drop it"
 
 _r = notify_refused.c
 
@@ -102,9 +105,26 @@ def note(connection: Connection, mover: str, refusals: Iterable[Refusal]) -> Non
 
 
 def to_retry(connection: Connection, limit: int = 100) -> list[str]:
-    """Ids of those that their mover is to try again, the oldest first."""
+    """Ids of those that their mover is to try again, the oldest first.
+
+    One without rows waits for a person again, with that reason: nobody can send it, and others would wait behind it.
+    """
+    _put_back_what_is_lost(connection)
     wanted = sa.select(_r.transaction_id).where(_r.state == RETRY).order_by(_r.transaction_id).limit(limit)
     return [str(name) for name in connection.scalars(wanted)]
+
+
+def _put_back_what_is_lost(connection: Connection) -> None:
+    """Those that are to be tried again, and whose rows are gone, wait for a person."""
+    kept = [
+        _r.transaction_id.not_in(sa.select(outbox.table.c.transaction_id).where(outbox.table.c.message_no == 0))
+        for outbox in present(connection)
+    ]
+    lost = connection.scalars(sa.select(_r.transaction_id).where(_r.state == RETRY, *kept).limit(MOST_AT_ONCE)).all()
+    if lost:
+        among = sa.and_(_r.transaction_id.in_(lost), _r.state == RETRY)
+        values = {"state": WAITING, "status": 404, "code": GONE, "detail": GONE_DETAIL}
+        connection.execute(notify_refused.update().where(among).values(values))
 
 
 def taken(connection: Connection, names: Sequence[str]) -> None:

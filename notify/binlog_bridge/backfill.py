@@ -17,8 +17,11 @@ from sqlalchemy.engine import Connection, Engine
 
 from notify.binlog_bridge import source
 from notify.binlog_bridge.position import Position
-from notify.outbox import Outbox, present
-from notify.wire import Bridged, BridgedTransaction, PackedBridgeBatch, instant
+from notify.binlog_bridge.refusals import Readable
+from notify.outbox import present
+from notify.pages import cut, readable
+from notify.refused import Refusal
+from notify.wire import Bridged, PackedBridgeBatch, instant
 
 log = logging.getLogger("notify.bridge")
 
@@ -32,13 +35,15 @@ taken for one that was moved: then give the time from which on to look."""
 async def backfill(
     engine: Engine,
     post: Callable[[PackedBridgeBatch], Awaitable[Bridged]],
+    note: Callable[[list[Refusal]], Awaitable[None]],
     epoch: int,
     position: str,
     since_us: int | None = None,
 ) -> int:
     """Send what was not moved, then set the position to where the source was; how many transactions were sent.
 
-    `position`: where the queue stands. `since_us`: from when on to look, by the source's clock; None: from there.
+    `post` appends a batch, `note` lists those whose rows are no message. `position`: where the queue stands.
+    `since_us`: from when on to look, by the source's clock; None: from there.
     """
     if since_us is None:
         known = Position.of(position)
@@ -49,12 +54,15 @@ async def backfill(
     sent = 0
     try:
         behind = await asyncio.to_thread(snapshot.open)
-        batches = snapshot.batches(since_us)
-        while batch := await asyncio.to_thread(next, batches, None):
-            await post(
-                PackedBridgeBatch(epoch=epoch, expected_position=position, position=position, transactions=batch)
-            )
-            sent += len(batch)
+        pages = snapshot.pages(since_us)
+        while (page := await asyncio.to_thread(next, pages, None)) is not None:
+            some, unreadable = page
+            await note(unreadable)
+            if some:
+                await post(
+                    PackedBridgeBatch(epoch=epoch, expected_position=position, position=position, transactions=some)
+                )
+            sent += len(some)
     finally:
         await asyncio.to_thread(snapshot.close)
     await post(PackedBridgeBatch(epoch=epoch, expected_position=position, position=behind.text))
@@ -74,27 +82,16 @@ class Snapshot:
         self._connection = self._engine.connect()
         return source.begin_snapshot(self._connection)
 
-    def batches(self, since_us: int) -> Iterator[list[BridgedTransaction]]:
-        """Transactions that wait and were written since then, the oldest first, in batches for a request each."""
+    def pages(self, since_us: int) -> Iterator[Readable]:
+        """Transactions that wait and were written since then, the oldest first, a request's worth at a time."""
+        assert self._connection is not None
         since = datetime.fromtimestamp(since_us / 1e6, UTC).replace(tzinfo=None)
         for outbox in present(self._engine):
-            batch: list[BridgedTransaction] = []
-            size = 0
-            for t in self._waiting(outbox, since):
-                size += sum([len(m.body or b"") + 512 for m in t.messages])
-                if batch and (size > BATCH_BYTES or len(batch) >= TRANSACTIONS):
-                    yield batch
-                    batch, size = [], 0
-                batch.append(t)
-            if batch:
-                yield batch
-
-    def _waiting(self, outbox: Outbox, since: datetime) -> Iterator[BridgedTransaction]:
-        assert self._connection is not None
-        behind = None
-        while page := outbox.oldest(self._connection, TRANSACTIONS, outbox.at >= since, behind):
-            yield from outbox.read(self._connection, [place.id for place in page])
-            behind = page[-1]
+            behind = None
+            while places := outbox.oldest(self._connection, TRANSACTIONS, outbox.at >= since, behind):
+                behind = places[-1]
+                for page in cut(places, BATCH_BYTES):
+                    yield readable(self._connection, outbox, [place.id for place in page])
 
     def close(self) -> None:
         if self._connection is not None:

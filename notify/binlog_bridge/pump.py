@@ -8,14 +8,11 @@ cannot both write: each begins by claiming a higher epoch, and the queue refuses
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import sys
 import time
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import sqlalchemy as sa
@@ -23,22 +20,24 @@ from sqlalchemy.engine import Engine
 
 from notify.backoff import Backoff
 from notify.binlog_bridge import source
+from notify.binlog_bridge.announcing import Announcing, Warnings, mover_of
 from notify.binlog_bridge.backfill import backfill
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.position import Position
 from notify.binlog_bridge.read_ahead import ReadAhead
 from notify.binlog_bridge.reader import BinlogReader, Damaged
-from notify.binlog_bridge.refusals import Refusals
+from notify.binlog_bridge.refusals import Readable, Refusals
 from notify.binlog_bridge.stream import SameServerId
+from notify.binlog_bridge.totals import Totals
 from notify.errors import Conflict, InvalidRequest, StorageFailed, Unavailable
 from notify.outbox import source_name
+from notify.refused import Refusal
+from notify.sinks.order import is_for_now
 from notify.sinks.showing import Showing
 from notify.sinks.sink import Sink, open_sink
-from notify.storage.sql import registry
 from notify.storage.sql.engines import with_driver
-from notify.storage.sql.tables import server_member
-from notify.wire import Bridged, BridgedTransaction, Item, PackedBridgeBatch
+from notify.wire import Bridged, Item, PackedBridgeBatch
 
 log = logging.getLogger("notify.bridge")
 
@@ -60,23 +59,11 @@ DAMAGED_TIMES = 5
 """
 WRONG_ADDRESS = (1044, 1045, 1049)
 """Access denied, no such user, no such database: waiting would mend nothing."""
-ANNOUNCE_SECONDS = 2.0
+RETRY_LOOK_SECONDS = 2.0
+"""How often the list of refused messages is asked for what a person has had tried again."""
 CAUGHT_UP_US = 10_000_000
 """A source that sends heartbeats only had nothing new so long ago, at the latest."""
 FIRST_SERVER_ID = 740_000_000
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counts of a bridge since it began."""
-
-    rows: int = 0
-    stored: int = 0
-    known: int = 0
-    refused: int = 0
-    batches: int = 0
-    connections: int = 0
-    lag_us: int = 0
 
 
 class Superseded(StorageFailed):
@@ -116,10 +103,9 @@ class Bridge:
         self._same_id: list[float] = []
         self._damaged = 0
         self._refusals = Refusals()
-        self._to_retry: list[BridgedTransaction] = []
-        """Refused transactions that a person has had tried again."""
+        self._retry_at = 0.0
+        self._warnings = Warnings()
         self._clock_offset_us = 0
-        self._read_through_us = 0
 
     @property
     def _engine(self) -> Engine:
@@ -232,7 +218,11 @@ class Bridge:
         """
         refused: list[Item] = []
         while (answer := await sink.append(self.name, batch)).refused:
-            await asyncio.to_thread(self._refusals.note, self._engine, self._mover, batch.transactions, answer.refused)
+            for_now = next((item for item in answer.refused if is_for_now(item)), None)
+            if for_now is not None:
+                raise Unavailable(f"the target does not take {for_now.id} for now: {for_now.detail}")
+            by_id = {t.id: t for t in batch.transactions}
+            await self._note([Refusal.of(by_id[item.id], item) for item in answer.refused if item.id in by_id])
             refused += answer.refused
             names = {item.id for item in answer.refused}
             rest = [t for t in batch.transactions if t.id not in names]
@@ -246,20 +236,41 @@ class Bridge:
         totals.batches += 1
         return msgspec.structs.replace(answer, refused=refused)
 
-    @property
-    def _mover(self) -> str:
-        return f"bridge-{self.name}"
+    async def _note(self, refusals: list[Refusal]) -> None:
+        """Put transactions on the source's list of refused messages. Raises Unavailable."""
+        if refusals:
+            await asyncio.to_thread(self._refusals.note, self._engine, mover_of(self.name), refusals)
 
     async def _retry(self, sink: Sink, epoch: int, text: str) -> None:
         """Send what a person has had tried again, where the source stands."""
-        again, self._to_retry = self._to_retry, []
-        batch = PackedBridgeBatch(epoch=epoch, expected_position=text, position=text, transactions=again)
-        refused = {item.id for item in (await self._post(sink, batch)).refused}
-        await asyncio.to_thread(self._refusals.taken, self._engine, [t.id for t in again if t.id not in refused])
+        if time.monotonic() < self._retry_at:
+            return
+        self._retry_at = time.monotonic() + RETRY_LOOK_SECONDS
+        pages = self._refusals.retries(self._engine)
+        while (page := await self._next_to_retry(pages)) is not None:
+            again, unreadable = page
+            await self._note(unreadable)
+            if not again:
+                continue
+            batch = PackedBridgeBatch(epoch=epoch, expected_position=text, position=text, transactions=again)
+            refused = {item.id for item in (await self._post(sink, batch)).refused}
+            await asyncio.to_thread(self._refusals.taken, self._engine, [t.id for t in again if t.id not in refused])
+
+    async def _next_to_retry(self, pages: Iterator[Readable]) -> Readable | None:
+        """None behind the last one, and where the source does not let its list be read."""
+        try:
+            return await asyncio.to_thread(next, pages, None)
+        except sa.exc.SQLAlchemyError as error:
+            self._warnings.say(
+                "refused messages are not tried again (the bridge's user needs SELECT, INSERT, UPDATE and DELETE on "
+                "notify_refused, and UPDATE on the tables of messages)",
+                error,
+            )
+            return None
 
     async def _fill(self, sink: Sink, since_us: int | None) -> None:
         epoch, position = await sink.claim(self.name, take_back=False)
-        await backfill(self._engine, lambda batch: self._post(sink, batch), epoch, position, since_us)
+        await backfill(self._engine, lambda batch: self._post(sink, batch), self._note, epoch, position, since_us)
 
     # --- one connection to the source -------------------------------------------------------------------------
 
@@ -272,11 +283,15 @@ class Bridge:
         waiting = ""
         posted = time.monotonic()
         has_parts_open = False
-        announcing = asyncio.get_running_loop().create_task(self._announce_for_ever())
+        announcing = asyncio.get_running_loop().create_task(
+            Announcing(self._engine, self.name, self.totals, self._refusals, self._showing).run()
+        )
         try:
             while True:
                 read = await reading.next()
-                if self._to_retry and not has_parts_open:
+                if announcing.done():
+                    announcing.result()  # it ends by a fault of the bridge only
+                if not has_parts_open:
                     await self._retry(sink, epoch, text)
                 batch, newest_us = read or (None, 0)
                 if batch is None:
@@ -296,30 +311,12 @@ class Bridge:
                     batch = PackedBridgeBatch(epoch=epoch, expected_position=text, position=waiting)
                 batch.epoch, batch.expected_position, batch.position = epoch, text, batch.position or text
                 await self._append(sink, batch, newest_us)
-                text, has_parts_open = batch.position, batch.prepare
+                text, has_parts_open = batch.position, batch.prepare or (idle and has_parts_open)
                 waiting, posted = "", time.monotonic()
                 self._purged_since = 0.0
         finally:
             announcing.cancel()
             await reading.close()
-
-    async def _announce_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(ANNOUNCE_SECONDS)
-            with contextlib.suppress(sa.exc.SQLAlchemyError, OSError):
-                await asyncio.to_thread(self.announce)
-                self._to_retry = await asyncio.to_thread(self._refusals.to_retry, self._engine)
-                report = await asyncio.to_thread(self._refusals.report, self._engine)
-                if report is not None:
-                    await self._showing.show(self.name, report)
-
-    def announce(self) -> None:
-        """Say in the source's registry, if it has one, how far this bridge has read: retention waits for it."""
-        with self._engine.begin() as connection:
-            if not sa.inspect(connection).has_table(server_member.name):
-                return
-            detail = {"read_through_us": self._read_through_us, "lag": round(self.totals.lag_us / 1e6, 3)}
-            registry.heartbeat(connection, registry.Member(self._mover, "bridge", detail=detail))
 
     async def _append(self, sink: Sink, batch: PackedBridgeBatch, newest_us: int) -> None:
         """Post a batch, and note how far the source is read."""
@@ -332,7 +329,7 @@ class Bridge:
 
     def _has_read(self, until_us: int) -> None:
         """Note that all commits until then are read. Their rows were written a moment before."""
-        self._read_through_us = max(self._read_through_us, until_us - CAUGHT_UP_US)
+        self.totals.read_through_us = max(self.totals.read_through_us, until_us - CAUGHT_UP_US)
 
     def _newest_us(self, text: str) -> int:
         """When the newest transaction before a position was written, whosever it is; 0: not known.
@@ -369,16 +366,3 @@ def _engine(url: str) -> Engine:
         )
     except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError) as error:
         raise InvalidRequest(f"--dsn: {error}") from None
-
-
-def describe(totals: Totals) -> dict[str, Any]:
-    """For people and --json."""
-    return {
-        "rows": totals.rows,
-        "stored": totals.stored,
-        "known": totals.known,
-        "refused": totals.refused,
-        "batches": totals.batches,
-        "connections": totals.connections,
-        "lag_seconds": round(totals.lag_us / 1e6, 3),
-    }

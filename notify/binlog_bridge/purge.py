@@ -13,6 +13,7 @@ import time
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.sql import ColumnElement
 
 from notify.binlog_bridge import source
 from notify.binlog_bridge.position import MariaDbSet, Position, parse
@@ -108,10 +109,11 @@ def _old(engine: Engine, older_than: float) -> tuple[list[str], str]:
     t = half_message.c
     with engine.connect() as connection:
         wanted = sa.select(t.transaction_id).where(
-            is_waiting, t.message_no == 0, t.created_at < instant_before(connection, older_than)
+            is_waiting,
+            t.message_no == 0,
+            t.created_at < instant_before(connection, older_than),
+            _is_not_listed(connection),
         )
-        if sa.inspect(connection).has_table(notify_refused.name):
-            wanted = wanted.where(t.transaction_id.not_in(sa.select(notify_refused.c.transaction_id)))
         names = [str(name) for name in connection.scalars(wanted.order_by(t.created_at).limit(BATCH))]
         return names, source.current_position(connection).gtids
 
@@ -119,7 +121,16 @@ def _old(engine: Engine, older_than: float) -> tuple[list[str], str]:
 def _delete(engine: Engine, names: list[str], older_than: float) -> int:
     with engine.begin() as connection:
         note_purged(connection, notify_source.c.rows_from, older_than)
-        # The bridge may have put one of them on the list since they were read.
+        # Since they were read the bridge may have put one of them on the list, and a person had it tried again.
         t = half_message.c
-        waiting = sa.select(t.transaction_id).where(is_waiting, t.message_no == 0, t.transaction_id.in_(names))
+        waiting = sa.select(t.transaction_id).where(
+            is_waiting, t.message_no == 0, t.transaction_id.in_(names), _is_not_listed(connection)
+        )
         return delete_transactions(connection, [str(name) for name in connection.scalars(waiting.with_for_update())])
+
+
+def _is_not_listed(connection: Connection) -> ColumnElement[bool]:
+    """The condition for rows that are not on the list of refused messages."""
+    if not sa.inspect(connection).has_table(notify_refused.name):
+        return sa.true()
+    return half_message.c.transaction_id.not_in(sa.select(notify_refused.c.transaction_id))

@@ -7,66 +7,79 @@ moves past them: a bridge that is killed in between meets them again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from notify import refused
+from notify.client.table import notify_refused
 from notify.errors import Unavailable
 from notify.outbox import REFUSED, RELAYED, present
+from notify.pages import cut, readable
 from notify.refused import Refusal
-from notify.wire import BridgedTransaction, Item, RefusedReport
+from notify.wire import BridgedTransaction, RefusedReport
 
 log = logging.getLogger("notify.bridge")
 
+RETRIED_AT_ONCE = 100
+RETRIED_BYTES = 2 << 20
+"""All that is tried again goes in requests of about so many bytes, or one transaction."""
+Readable = tuple[list[BridgedTransaction], list[Refusal]]
+"""Transactions, and refusals of those whose rows are no message."""
+
 
 class Refusals:
-    """Those of one source."""
+    """The list of one source."""
 
-    def __init__(self) -> None:
-        self._has_list: bool | None = None
-
-    def note(
-        self, engine: Engine, mover: str, transactions: Sequence[BridgedTransaction], items: Sequence[Item]
-    ) -> None:
-        """Note what a target refused of these transactions. Raises Unavailable where the source does not take that."""
-        by_id = {t.id: t for t in transactions}
-        refusals = [Refusal.of(by_id[item.id], item) for item in items if item.id in by_id]
+    def note(self, engine: Engine, mover: str, refusals: Sequence[Refusal]) -> None:
+        """Put these on the list. Raises Unavailable where the source does not take that: nothing goes past them."""
         names = [refusal.id for refusal in refusals]
+        why = f"no queue takes {names[0]} ({refusals[0].detail}), and it cannot be noted in the source"
         try:
-            if self._has_list is None:
-                self._has_list = refused.ensure(engine)
+            if not refused.ensure(engine):
+                raise Unavailable(
+                    f"{why}, which has no table notify_refused that this user may not make: "
+                    "run `notify doctor --dsn … --create-tables` with a user that may"
+                )
             with engine.begin() as connection:
                 for outbox in present(connection):
                     outbox.mark(connection, names, REFUSED)
-                if self._has_list:
-                    refused.note(connection, mover, refusals)
+                refused.note(connection, mover, refusals)
         except sa.exc.SQLAlchemyError as error:
             raise Unavailable(
-                f"no queue takes {items[0].id} ({items[0].detail}), and it cannot be noted in the source, whose user "
-                "needs UPDATE on the tables of messages, and SELECT, INSERT, UPDATE and DELETE on notify_refused: "
-                f"{str(error)[:300]}"
+                f"{why}, whose user needs UPDATE on the tables of messages, and SELECT, INSERT, UPDATE and DELETE on "
+                f"notify_refused: {str(error)[:300]}"
             ) from error
         for refusal in refusals:
             log.error("no queue takes %s: %s (%s); it is on the list", refusal.id, refusal.detail, refusal.code)
 
-    def to_retry(self, engine: Engine) -> list[BridgedTransaction]:
-        """Those that a person has had tried again; empty where the source has no list."""
-        try:
-            with engine.connect() as connection:
-                names = refused.to_retry(connection)
-                return [t for outbox in present(connection) for t in outbox.read(connection, names)] if names else []
-        except sa.exc.SQLAlchemyError:
-            return []
+    def retries(self, engine: Engine) -> Iterator[Readable]:
+        """Those that a person has had tried again, a request's worth at a time. Raises SQLAlchemyError."""
+        if not _has_list(engine):
+            return
+        with engine.begin() as connection:
+            outboxes = present(connection)
+            for outbox in outboxes:
+                refused.tidy(connection, outbox)
+            names = refused.to_retry(connection, RETRIED_AT_ONCE)
+            if not names:
+                return
+            places = [
+                outbox.oldest(connection, RETRIED_AT_ONCE, outbox.table.c.transaction_id.in_(names))
+                for outbox in outboxes
+            ]
+        for outbox, some in zip(outboxes, places, strict=True):
+            for page in cut(some, RETRIED_BYTES):
+                with engine.connect() as connection:
+                    yield readable(connection, outbox, [place.id for place in page])
 
     def report(self, engine: Engine) -> RefusedReport | None:
-        """The list as the queue's console shows it; None where the source has none."""
-        try:
-            with engine.connect() as connection:
-                return refused.report(connection)
-        except sa.exc.SQLAlchemyError:
+        """The list as the queue's console shows it; None where the source has none. Raises SQLAlchemyError."""
+        if not _has_list(engine):
             return None
+        with engine.connect() as connection:
+            return refused.report(connection)
 
     def taken(self, engine: Engine, names: Sequence[str]) -> None:
         """The queue has these now."""
@@ -74,3 +87,7 @@ class Refusals:
             for outbox in present(connection):
                 outbox.mark(connection, names, RELAYED)
             refused.taken(connection, names)
+
+
+def _has_list(engine: Engine) -> bool:
+    return sa.inspect(engine).has_table(notify_refused.name)

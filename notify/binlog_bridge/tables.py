@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 
 import msgspec
 
@@ -51,7 +52,7 @@ def add(data, at, end, is_update, transactions):
                 body=v7 or b"",
                 key=v4.decode() if v4 is not None else None,
                 tag=v5.decode() if v5 is not None else None,
-                headers=json(v6) if v6 else None,
+                headers=headers(v6) if v6 else None,
                 delay=double(v8) if v8 is not None else None,
                 deliver_at=moment(v9, {deliver_fraction}) if v9 is not None else None,
                 ttl=double(v10) if v10 is not None else None,
@@ -62,12 +63,30 @@ def add(data, at, end, is_update, transactions):
 """A function that adds an event's rows to `transactions`, and returns when the last of ours was written. It is compiled
 for each table map, with the lines that read exactly its columns: no row stands anywhere between the event and its
 message."""
+
+
+def _headers(text: bytes) -> object:
+    """A row's headers; the text itself where it is no JSON: no target takes it, and the row goes on the list."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, ValueError):
+        return text.decode("utf-8", "replace")
+
+
+def _moment(value: bytes, fraction: int) -> datetime | str:
+    """A row's time; a text that says so where the calendar has none such: no target takes that."""
+    try:
+        return decoder.moment(value, fraction)
+    except ValueError:
+        return f"no time: {value.hex()}"
+
+
 _NAMES = {
     "BridgedTransaction": BridgedTransaction,
     "PackedMessage": PackedMessage,
-    "json": msgspec.json.decode,
+    "headers": _headers,
     "double": decoder.double,
-    "moment": decoder.moment,
+    "moment": _moment,
 }
 AddRows = Callable[[bytes, int, int, bool, list[BridgedTransaction]], bytes | None]
 
@@ -122,7 +141,10 @@ class TableRows:
         written = self._add(packet, at, end, is_update, transactions)
         if written is None:
             return 0
-        return int(decoder.moment(written, self._time_fraction).timestamp() * 1_000_000)
+        try:
+            return int(decoder.moment(written, self._time_fraction).timestamp() * 1_000_000)
+        except ValueError:  # a date that the calendar has not
+            return 0
 
 
 class Tables:

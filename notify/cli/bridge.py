@@ -43,7 +43,8 @@ def bridge(
     as_json: bool = AS_JSON,
 ) -> None:
     """Move committed messages from binlogs to a queue server, exactly once and in commit order."""
-    from notify.binlog_bridge.pump import Bridge, describe
+    from notify.binlog_bridge.pump import Bridge
+    from notify.binlog_bridge.totals import describe
     from notify.sinks.sink import running_beside
 
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.engine import Engine
 
 from notify import refused
 from notify.databases import is_gone
 from notify.errors import InvalidRequest
 from notify.outbox import LOCAL, OUTBOXES, REFUSED, RELAYED, SERVER, Outbox, Place, present, source_name
+from notify.pages import cut, readable
 from notify.refused import Refusal
 from notify.relay.leases import Leases
 from notify.wire import BridgedTransaction, RefusedReport
@@ -25,8 +25,6 @@ PAGE_BYTES = 16 << 20
 """A page has at most so many bytes of bodies, or one transaction."""
 MOST_LEFT_OUT = 1000
 """A query names so many topics at most. The transactions of more are read, and wait unsent."""
-UNREADABLE = "unreadable"
-"""The code of a transaction whose row is no message."""
 
 
 @dataclass(slots=True)
@@ -87,23 +85,10 @@ class Rows:
             places = outbox.oldest(connection, PAGE_TRANSACTIONS, narrowed, behind)
             if not places:
                 return Page()
-            chosen = _within(places, PAGE_BYTES)
+            chosen = next(cut(places, PAGE_BYTES))
             names = [place.id for place in chosen]
             is_last = len(chosen) == len(places) < PAGE_TRANSACTIONS
-            try:
-                return Page(outbox.read(connection, names), [], chosen[-1], is_last)
-            except (msgspec.MsgspecError, ValueError):
-                return self._one_by_one(connection, outbox, Page(end=chosen[-1], is_last=is_last), names)
-
-    def _one_by_one(self, connection: Connection, outbox: Outbox, page: Page, names: Sequence[str]) -> Page:
-        """A page of which some transaction cannot be read."""
-        for name in names:
-            try:
-                page.transactions += outbox.read(connection, [name])
-            except (msgspec.MsgspecError, ValueError) as error:
-                detail = f"its row is no message: {error}"
-                page.unreadable.append(Refusal(name, *outbox.whose(connection, name), 422, UNREADABLE, detail))
-        return page
+            return Page(*readable(connection, outbox, names), chosen[-1], is_last)
 
     def note(self, outbox: Outbox, taken: Sequence[str], refusals: Sequence[Refusal]) -> None:
         """Mark what the target has, and list what it will never take: in one transaction."""
@@ -124,18 +109,6 @@ class Rows:
             for outbox in self.outboxes:
                 refused.tidy(connection, outbox)
             return refused.report(connection)
-
-
-def _within(places: Iterable[Place], most_bytes: int) -> list[Place]:
-    """The first places whose bodies have so many bytes together, and one at least."""
-    chosen: list[Place] = []
-    size = 0
-    for place in places:
-        size += place.size
-        if chosen and size > most_bytes:
-            break
-        chosen.append(place)
-    return chosen
 
 
 def is_away(error: sa.exc.SQLAlchemyError) -> bool:

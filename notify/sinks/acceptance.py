@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from notify import ids
 from notify.errors import InvalidRequest, NotifyError, TooLarge
 from notify.limits import LIMITS, check_between, check_delay, check_headers, check_key, check_name
@@ -47,6 +49,9 @@ def _check_message(m: PackedMessage, now_us: int) -> None:
         check_key(m.key)
     if m.tag is not None:
         check_name("tag", m.tag)
+    deliver_at: object = m.deliver_at
+    if deliver_at is not None and not isinstance(deliver_at, datetime):
+        raise InvalidRequest("deliver_at is no time", "invalid_deliver_at")
     if m.delay is not None or m.deliver_at is not None:
         check_delay(m.delay, m.deliver_at, now_us)
     if m.ttl is not None:

@@ -40,6 +40,7 @@ OF_THE_CONTENT = (400, 413, 422)
 AWAY = "the server did not answer to those before it"
 Encoded = tuple[BridgedTransaction, bytes]
 """A transaction, and its bytes in a request."""
+_decode_transaction = msgspec.msgpack.Decoder(BridgedTransaction).decode
 _decode_items = msgspec.msgpack.Decoder(Items).decode
 
 
@@ -78,13 +79,27 @@ class QueueSink:
         try:
             body = encode_msgpack(batch)
             answer = await self._http.call("POST", f"/v1/bridge/{source}/batches", body, POST_SECONDS)
-        except TooLarge:
-            items = [_too_large(t.id, len(encode_msgpack(t)), BATCH_HEAD_BYTES) for t in batch.transactions]
-            refused = [item for item in items if item is not None]
-            if not refused:
+        except InvalidRequest as error:
+            if error.status not in OF_THE_CONTENT:
                 raise
-            return Bridged(batch.expected_position, batch.epoch, refused=refused)
+            refused = [item for item in map(_fits_no_batch, batch.transactions) if item is not None]
+            if refused:
+                return Bridged(batch.expected_position, batch.epoch, refused=refused)
+            halves = _halves(batch)
+            if not isinstance(error, TooLarge) or not halves:
+                raise
+            return await self._append_both(source, *halves)
         return msgspec.msgpack.decode(answer, type=Bridged)
+
+    async def _append_both(self, source: str, first: PackedBridgeBatch, second: PackedBridgeBatch) -> Bridged:
+        """Where the second half is refused, the first one is stored, and known by its ids when it comes again."""
+        before = await self.append(source, first)
+        if before.refused:
+            return before
+        after = await self.append(source, second)
+        if after.refused:
+            return after
+        return msgspec.structs.replace(after, stored=before.stored + after.stored, known=before.known + after.known)
 
     # --- by id ------------------------------------------------------------------------------------------------
 
@@ -186,6 +201,27 @@ def _too_large(name: str, size: int, head_bytes: int) -> Item | None:
     return Item(
         name, 413, code="request_too_large", detail=f"the transaction has {size:,} bytes; {most:,} fit a request"
     )
+
+
+def _fits_no_batch(t: BridgedTransaction) -> Item | None:
+    """The answer to a transaction for which a server refuses the whole batch that it is in; None if there is none."""
+    encoded = encode_msgpack(t)
+    try:
+        _decode_transaction(encoded)
+    except msgspec.MsgspecError as error:
+        return Item(t.id, 422, code="unreadable", detail=f"its row is no message: {error}")
+    return _too_large(t.id, len(encoded), BATCH_HEAD_BYTES)
+
+
+def _halves(batch: PackedBridgeBatch) -> tuple[PackedBridgeBatch, PackedBridgeBatch] | None:
+    """A batch in two, of which the second has the position; None where it is a part of a large transaction, or one."""
+    some = batch.transactions
+    if len(some) < 2 or batch.prepare or batch.commit or batch.rollback:
+        return None
+    middle = len(some) // 2
+    replace = msgspec.structs.replace
+    first = replace(batch, transactions=some[:middle], position=batch.expected_position)
+    return first, replace(batch, transactions=some[middle:])
 
 
 def _encoded(transaction: BridgedTransaction) -> bytes:

@@ -17,6 +17,8 @@ from notify.storage.sql.rows import moment_of
 from notify.storage.sql.tables import is_settled, is_waiting, server_half_message, server_member
 
 _m, _t = server_member.c, server_half_message.c
+_refused = sa.table("notify_refused", sa.column("transaction_id"), sa.column("state"))
+"""The list of refused messages, which movers and people keep: see notify/refused.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,18 @@ class Movers:
         if not self.slowest:
             return is_settled
         return sa.and_(is_settled, read) if self.marks else read
+
+
+def is_not_listed(connection: Connection) -> Any:
+    """The condition for transactions that no person has to decide and no mover has to try again.
+
+    A refused transaction that is to be tried again is marked as if it had never been read, while the bridge's binlog
+    lies behind it: the list alone says that somebody needs its rows.
+    """
+    if not sa.inspect(connection).has_table(_refused.name):
+        return sa.true()
+    listed = sa.select(_refused.c.transaction_id).where(_refused.c.state != "DROPPED")
+    return _t.transaction_id.not_in(listed)
 
 
 def movers_of(connection: Connection) -> Movers:

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 
 from notify import ids
 from notify.storage.sql.database import Database
-from notify.storage.sql.movers import Movers, movers_of
+from notify.storage.sql.movers import Movers, is_not_listed, movers_of
 from notify.storage.sql.rows import moment_of
 from notify.storage.sql.tables import server_half_message
 
@@ -66,6 +66,7 @@ class SqlRetention:
                     sa.and_(_t.state == "COMMITTED", _t.decided_at < moment_of(before_us), movers.have_left),
                 )
             )
+            .where(is_not_listed(connection))
             .order_by(_t.transaction_id)
             .limit(PURGE_TRANSACTIONS)
         )
@@ -87,4 +88,6 @@ class SqlRetention:
 
 
 def _delete(names: Sequence[str], connection: Connection) -> int:
-    return int(connection.execute(server_half_message.delete().where(_t.transaction_id.in_(names))).rowcount)
+    """A person may have had one of them tried again since they were read."""
+    among = _t.transaction_id.in_(names)
+    return int(connection.execute(server_half_message.delete().where(among, is_not_listed(connection))).rowcount)

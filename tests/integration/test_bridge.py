@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from notify import ids
 from notify.binlog_bridge import pump, source
+from notify.binlog_bridge.announcing import announce, mover_of
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.events import GTIDS
 from notify.binlog_bridge.history import Purged
@@ -87,8 +88,8 @@ def test_the_servers_table_is_bridged_when_it_commits(url: str, server: ServerPr
     asyncio.run(run())
     bridge = move(url, server)
     assert bridge.totals.stored == 20
-    bridge.announce()
     engine = open_engine(url)
+    announce(engine, mover_of(bridge.name), bridge.totals)
     with engine.begin() as connection:
         # Rows that were committed before the newest moved one may be purged.
         assert now - pump.CAUGHT_UP_US <= movers_of(connection).read_through_us <= time.time_ns() // 1000
@@ -427,7 +428,7 @@ def test_a_bridge_without_rows_of_ours_says_how_far_it_has_read(
         again = Bridge([url], server.url)
         bridge = asyncio.create_task(again.run())
         await eventually_async(lambda: again.totals.connections, "the bridge to begin again")
-        await asyncio.to_thread(again.announce)
+        await asyncio.to_thread(announce, engine, mover_of(again.name), again.totals)
         assert read_through_us() >= before - 2_000_000
         bridge.cancel()
         with contextlib.suppress(asyncio.CancelledError):

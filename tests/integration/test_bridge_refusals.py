@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -11,12 +10,13 @@ import sqlalchemy as sa
 from notify import ids
 from notify.binlog_bridge.pump import Bridge
 from notify.binlog_bridge.refusals import Refusals
+from notify.client import create_tables
 from notify.client.table import half_message, notify_refused
 from notify.limits import LIMITS
 from notify.refused import retry
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess
-from tests.support.bridges import move, numbers, outbox
+from tests.support.bridges import move, numbers, outbox, poison
 from tests.support.clock import eventually, eventually_async
 from tests.support.groups import subscribe
 from tests.support.http import admin
@@ -29,16 +29,6 @@ def url(binlog_url: str) -> str:
 
 class Killed(Exception):
     """Stands for the death of a process."""
-
-
-def poison(engine: sa.Engine, **values: Any) -> str:
-    """The id of a copy of the outbox's first row, with these values; no queue takes it, for the sake of its topic."""
-    name = ids.to_text(ids.new_id())
-    with engine.begin() as connection:
-        row = dict(connection.execute(sa.select(half_message).limit(1)).mappings().one())
-        values = {"topic": "no such topic"} | values
-        connection.execute(half_message.insert().values(row | {"transaction_id": name} | values))
-    return name
 
 
 def listed_codes(engine: sa.Engine) -> dict[str, str]:
@@ -186,4 +176,77 @@ def test_a_message_that_no_queue_takes_is_listed_and_sent_when_somebody_says_so(
     with engine.connect() as connection:
         (left,) = connection.execute(sa.select(notify_refused)).all()
         assert left.transaction_id == large
+    engine.dispose()
+
+
+UNREADABLE = {
+    "a header that is no text": "headers = '{\"a\": 1}'",
+    "headers that are no JSON": "headers = '{no json'",
+    "headers that are a list": "headers = '[1]'",
+    "a time that is none": "deliver_at = '2026-02-31 00:00:00'",
+}
+
+
+@pytest.mark.parametrize("fill", [False, True], ids=["binlog", "backfill"])
+def test_a_row_that_is_no_message_goes_to_the_list(url: str, server: ServerProcess, unique: str, fill: bool) -> None:
+    """The server refuses the whole batch for it: the bridge ended, and so did each one that was started after it."""
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(1))
+    engine = sa.create_engine(url)
+    bad = {}
+    for name, fields in UNREADABLE.items():
+        with engine.begin() as connection:
+            connection.exec_driver_sql("SET SESSION sql_mode = 'ALLOW_INVALID_DATES'")
+            columns = [c.name for c in half_message.columns if c.name != "transaction_id"]
+            connection.exec_driver_sql("CREATE TEMPORARY TABLE copied SELECT * FROM half_message LIMIT 1")
+            bad[ids.to_text(ids.new_id())] = name
+            connection.exec_driver_sql(f"UPDATE copied SET transaction_id = '{list(bad)[-1]}', topic = '{unique}'")
+            connection.exec_driver_sql(f"UPDATE copied SET {fields}")
+            quoted = ", ".join(f"`{c}`" for c in ["transaction_id", *columns])
+            connection.exec_driver_sql(f"INSERT INTO half_message ({quoted}) SELECT {quoted} FROM copied")
+            connection.exec_driver_sql("DROP TEMPORARY TABLE copied")
+            connection.exec_driver_sql("SET SESSION sql_mode = DEFAULT")
+    outbox(url, unique, range(1, 3))
+    bridge = move(url, server, fill=fill)
+    assert listed_codes(engine) == dict.fromkeys(bad, "unreadable")
+    assert bridge.totals.stored + bridge.totals.known >= 3
+    assert numbers(server, unique, 3) == [0, 1, 2]
+    engine.dispose()
+
+
+def test_a_source_without_a_list_holds_its_bridge_up(
+    url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A refused transaction that stands on no list is shown to nobody."""
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(1))
+    engine = sa.create_engine(url)
+    bad = poison(engine)
+    outbox(url, unique, range(1, 2))
+    user, database = f"'{unique}'@'127.0.0.1'", sa.make_url(url).database
+    binlog_server.execute(
+        f"DROP TABLE {database}.notify_refused",
+        f"CREATE USER {user} IDENTIFIED BY 'shop'",
+        f"GRANT REPLICATION SLAVE, REPLICATION CLIENT, BINLOG MONITOR ON *.* TO {user}",
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.* TO {user}",
+    )
+    poor = sa.make_url(url).set(username=unique).render_as_string(hide_password=False)
+
+    async def run() -> None:
+        """One bridge waits for the list, and goes on once somebody has made it."""
+        bridge = Bridge([poor], server.url)
+        task = asyncio.ensure_future(bridge.run())
+        await eventually_async(
+            lambda: "no table notify_refused" in caplog.text or bridge.totals.refused, "the refusal to be met"
+        )
+        assert bridge.totals.stored == 0
+        await asyncio.to_thread(create_tables, engine)
+        await eventually_async(lambda: bridge.totals.stored == 2, "the bridge to go on")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+    binlog_server.execute(f"DROP USER {user}")
+    assert listed_codes(engine) == {bad: "invalid_name"}
+    assert numbers(server, unique, 2) == [0, 1]
     engine.dispose()

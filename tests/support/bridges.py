@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from notify import ids
 from notify.binlog_bridge.pump import Bridge
 from notify.client import Message, TransactionProducer, create_tables
+from notify.client.table import half_message
 from notify.testing.process import ServerProcess
+from tests.support.clock import eventually_async
 from tests.support.groups import drain
 from tests.support.shop import Base, Order, make_engine
 
@@ -34,6 +39,34 @@ def move(url: str, server: ServerProcess, **options: Any) -> Bridge:
     bridge = Bridge([url], server.url)
     asyncio.run(bridge.run(once=True, **options))
     return bridge
+
+
+def move_until(url: str, server: ServerProcess, is_done: Callable[[], object], **options: Any) -> Bridge:
+    """Run a bridge until something is so; the bridge's error where it ends before."""
+
+    async def run() -> Bridge:
+        bridge = Bridge([url], server.url)
+        task = asyncio.ensure_future(bridge.run(**options))
+        try:
+            await eventually_async(lambda: task.done() or is_done(), "the bridge to have done it")
+            if task.done():
+                task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        return bridge
+
+    return asyncio.run(run())
+
+
+def poison(engine: sa.Engine, **values: Any) -> str:
+    """The id of a copy of the outbox's first row, with these values; no queue takes it, for the sake of its topic."""
+    name = ids.to_text(ids.new_id())
+    with engine.begin() as connection:
+        row = dict(connection.execute(sa.select(half_message).limit(1)).mappings().one())
+        values = {"topic": "no such topic"} | values
+        connection.execute(half_message.insert().values(row | {"transaction_id": name} | values))
+    return name
 
 
 def numbers(server: ServerProcess, group: str, count: int) -> list[int]:

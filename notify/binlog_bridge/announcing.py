@@ -1,0 +1,86 @@
+"""The bridge says of itself while it runs: in the source's registry how far it has read, and at the target which
+messages were refused. None of it holds the messages up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Engine
+
+from notify.binlog_bridge.refusals import Refusals
+from notify.binlog_bridge.totals import Totals
+from notify.sinks.showing import Showing
+from notify.storage.sql import registry
+from notify.storage.sql.tables import server_member
+
+log = logging.getLogger("notify.bridge")
+
+ANNOUNCE_SECONDS = 2.0
+WARN_SECONDS = 60.0
+
+
+class Warnings:
+    """Says in the log what fails again and again: each kind once a minute."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, float] = {}
+
+    def say(self, what: str, error: Exception) -> None:
+        """`what`: what failed, and what to do."""
+        now = time.monotonic()
+        if now - self._said.get(what, -WARN_SECONDS) >= WARN_SECONDS:
+            self._said[what] = now
+            log.warning("%s: %s", what, str(error)[:300])
+
+
+class Announcing:
+    """Announces one bridge, as long as one connection to its source lasts."""
+
+    def __init__(self, engine: Engine, source: str, totals: Totals, refusals: Refusals, showing: Showing) -> None:
+        """`source`: the source's name; `totals`: how far the bridge is."""
+        self._engine = engine
+        self._source = source
+        self._totals = totals
+        self._refusals = refusals
+        self._showing = showing
+        self._warnings = Warnings()
+
+    async def run(self) -> None:
+        """Until cancelled. What the source or the target does not take is said in the log, and tried again."""
+        while True:
+            await asyncio.sleep(ANNOUNCE_SECONDS)
+            try:
+                await asyncio.to_thread(announce, self._engine, mover_of(self._source), self._totals)
+            except (sa.exc.SQLAlchemyError, OSError) as error:
+                self._warnings.say(
+                    "the source's registry is not told how far this bridge has read, and no row is purged meanwhile "
+                    "(its user needs SELECT, INSERT and UPDATE on server_member)",
+                    error,
+                )
+            try:
+                report = await asyncio.to_thread(self._refusals.report, self._engine)
+            except (sa.exc.SQLAlchemyError, OSError) as error:
+                self._warnings.say(
+                    "the list of refused messages cannot be read (the bridge's user needs SELECT on notify_refused)",
+                    error,
+                )
+                continue
+            if report is not None:
+                await self._showing.show(self._source, report)
+
+
+def mover_of(source: str) -> str:
+    """The name of a source's bridge in the registry and on the list of refused messages."""
+    return f"bridge-{source}"
+
+
+def announce(engine: Engine, mover: str, totals: Totals) -> None:
+    """Say in the source's registry, if it has one, how far a bridge has read: retention waits for it."""
+    with engine.begin() as connection:
+        if not sa.inspect(connection).has_table(server_member.name):
+            return
+        detail = {"read_through_us": totals.read_through_us, "lag": round(totals.lag_us / 1e6, 3)}
+        registry.heartbeat(connection, registry.Member(mover, "bridge", detail=detail))
