@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 
+from notify.client import Consumer as NotifyConsumer
+from notify.client import DeadLetter, ReceivedMessage
 from notify.demo.kafka import KafkaCluster
 from notify.errors import Unavailable
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
 from tests.support.commands import cli
+from tests.support.groups import running
 from tests.support.http import REASON, ask
 
 pytest.importorskip("confluent_kafka")
@@ -165,6 +168,34 @@ def test_dead_letters_are_listed_and_sent_again_once(kafka: KafkaCluster, server
         assert headers[records.ATTEMPT] == b"1"
         assert headers[records.TARGET] == group.topic.encode()
         assert not {records.REASON, records.EXPIRES} & headers.keys()
+
+
+@pytest.mark.parametrize("mode", ["shared", "ordered", "failover"])
+def test_a_letter_that_is_sent_again_reaches_its_group(kafka: KafkaCluster, server: ServerProcess, mode: str) -> None:
+    group = Group(kafka)
+    group.write(group.topic, 0, 3)
+    handled: list[str] = []
+    refused: list[str] = []
+    consumer = NotifyConsumer(kafka.url, group=group.name, instance="i")
+
+    @consumer.subscribe(group.topic, mode=mode, start="earliest")
+    def handle(message: ReceivedMessage) -> None:
+        if not refused:
+            refused.append(message.id)
+            raise DeadLetter("not now")
+        handled.append(message.id)
+
+    with running(consumer):
+        path = f"groups/{group.name}/dead-letters"
+
+        def letters() -> list[str]:
+            status, answer = ask(server.url, "GET", f"/v1/admin/{path}")
+            return [letter["id"] for letter in answer["messages"]] if status == 200 else []
+
+        eventually(lambda: letters() == refused != [], "the dead letter")
+        admin(server, "POST", f"{path}/redrive", {"ids": refused})
+        eventually(lambda: refused[0] in handled, "the letter to be handled")
+    assert len(handled) == 3
 
 
 def committed(group: Group, topic: str, count: int) -> list[Any]:

@@ -32,7 +32,7 @@ class Topics:
             re.compile(".*".join(re.escape(part) for part in name.split("*"))) for name in plan.handlers if "*" in name
         ]
         self._named = [name for name in plan.handlers if "*" not in name]
-        self._retries = plan.sharing == "group"
+        self._retries = plan.sharing != "broadcast"  # an owner retries in place, and gets redriven letters this way
 
     def make(self) -> None:
         """Make topics that are missing. Raises InvalidRequest or Forbidden where the brokers refuse, KafkaException."""

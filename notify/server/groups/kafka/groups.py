@@ -19,7 +19,7 @@ from notify.kafka import subscriptions
 from notify.kafka.brokers import translated
 from notify.kafka.cluster import Cluster
 from notify.kafka.control import OBEY_SECONDS, Control, Reset
-from notify.kafka.groups import dead_letter_topic
+from notify.kafka.groups import dead_letter_topic, retry_topic
 from notify.server.groups import Change, Chosen, Move
 from notify.server.groups.kafka import letters, offsets, snapshot, sources
 from notify.server.groups.kafka.brokers import Brokers
@@ -258,6 +258,11 @@ class KafkaGroups:
     async def redrive(self, name: str, chosen: Chosen) -> Change:
         if chosen.replay_effects:
             raise InvalidRequest(NO_REPLAY)
+        if retry_topic(name) not in (await self._call(self._look)).topics:
+            raise InvalidRequest(
+                f"group {name[:100]!r} has no retry topic: letters of a broadcast are sent again with publish",
+                "broadcast",
+            )
         sent = await self._call(lambda: self._chosen(name, chosen))
         names = [letter.id for letter in sent]
 
