@@ -15,9 +15,10 @@ from notify.sinks.sink import PutsById
 
 TAKEN = (200, 201)
 PAGES = 100
-"""Behind what the target refuses for now, so many pages are looked at for what it may take.
+"""A round reads at most so many pages behind a transaction that the target refuses for now.
 
-A page of which it takes less than half is the last with the topics that it did not take.
+Where the target takes less than half of a page, the next page is read without the topics that it refused: a query that
+leaves them out passes over any number of their rows at once.
 """
 
 

@@ -42,7 +42,11 @@ class Leases(Protocol):
         ...
 
     def condition(self, table: sa.Table) -> Any:
-        """The condition on message 0 that a transaction is this relay's."""
+        """The condition on message 0 that a transaction is this relay's.
+
+        By the key of message 0, since a transaction is sent whole, and of one key one relay alone may send: else two
+        would overtake each other. One without a key goes by its id, so that such transactions spread over all relays.
+        """
         ...
 
     def limit(self, connection: Connection) -> None:

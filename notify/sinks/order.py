@@ -66,7 +66,11 @@ class HeldBack:
             self.topics.add(transaction.messages[0].topic)
 
     def widen(self) -> None:
-        """Hold back the whole topics of what waits, instead of reading each of their transactions."""
+        """Hold back the whole topics of what waits.
+
+        A mover that goes on by keys reads every waiting row of such a topic, only to hold most of them back. It can
+        leave a whole topic out of its query, and so gets to the rows of other topics, however many wait before them.
+        """
         self.topics |= self._refused
         self._keys = {(topic, key) for topic, key in self._keys if topic not in self.topics}
 

@@ -56,9 +56,10 @@ class Placing:
         if key_map.version != self._complained:
             self._complained = key_map.version
             log.error("key_map_not_followed", reason=why, remedy=remedy)
-        # As long as the change waits for this server, the version that it has holds.
-        holds = key_map.previous and not key_map.followed_us and self.key_map.version == key_map.version - 1
-        self._refusal = "" if holds else f"{why}; {remedy}"
+        # No server sends by the new version before all have followed it. As long as that waits for this server, the
+        # version before it, which this server has, is what every other one sends by, too.
+        is_current = key_map.previous and not key_map.followed_us and self.key_map.version == key_map.version - 1
+        self._refusal = "" if is_current else f"{why}; {remedy}"
 
     def shard_of(self, t: NewTransaction) -> str | None:
         """Where a transaction has to go: by the first key in it; None: anywhere.
