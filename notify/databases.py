@@ -39,6 +39,11 @@ def set_in_session(settings: Mapping[str, object]) -> str:
     return "SELECT " + ", ".join([f"set_config('{name}', '{value}', false)" for name, value in settings.items()])
 
 
+UNSENT, RELAYED, REFUSED, DROPPED = 0, 1, 2, 3
+"""Values of `relayed` in a row of messages: it waits for its mover, the target has it, the target refuses it for good,
+a person has dropped it."""
+
+
 GONE_STATES = ("08", "53", "57P", "25006", "25P03", "25P04")
 """SQLSTATEs, or how they begin, of a database that is away, full or starting, that became a standby, or that has ended
 a session which did nothing, or took too long, in its transaction: they pass, here or elsewhere."""

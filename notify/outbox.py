@@ -13,12 +13,11 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection, Engine
 
 from notify.client import table as local
+from notify.databases import REFUSED, UNSENT
 from notify.errors import InvalidRequest
 from notify.storage.sql import tables as server
 from notify.wire import BridgedTransaction, PackedMessage
 
-RELAYED, REFUSED, DROPPED = 1, 2, 3
-"""Values of `relayed` in a row that does not wait: the target has it, refuses it for good, or a person dropped it."""
 ALL = sa.true()
 
 
@@ -87,10 +86,11 @@ class Outbox:
         return [by_name[name] for name in names if name in by_name]
 
     def mark(self, connection: Connection, names: Sequence[str], state: int) -> None:
-        """Note what became of transactions."""
+        """Note what became of transactions. What a person has dropped meanwhile stays so."""
         if names:
             t = self.table
-            connection.execute(t.update().where(_among(connection, t.c.transaction_id, names)).values(relayed=state))
+            these = sa.and_(_among(connection, t.c.transaction_id, names), t.c.relayed.in_((UNSENT, REFUSED)))
+            connection.execute(t.update().where(these).values(relayed=state))
 
 
 def _among(connection: Connection, column: sa.Column[Any], names: Sequence[str]) -> Any:

@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify.client.table import notify_refused
-from notify.databases import database_now
+from notify.databases import DROPPED, REFUSED, RELAYED, UNSENT, database_now
 from notify.errors import InvalidRequest
-from notify.outbox import DROPPED, REFUSED, RELAYED, Outbox, present
+from notify.outbox import Outbox, present
 from notify.wire import BridgedTransaction, Item, RefusedReport, RefusedTransaction
 
 WAITING, RETRY, DROPPED_STATE = "WAITING", "RETRY", "DROPPED"
@@ -86,7 +86,9 @@ def note(connection: Connection, mover: str, refusals: Iterable[Refusal]) -> Non
             "state": WAITING,
             "refused_at": database_now(),
         }
-        again = notify_refused.update().where(_r.transaction_id == refusal.id).values(tries=_r.tries + 1, **values)
+        # Not what a person has dropped while its mover held it; the insert finds that it is there.
+        open_one = sa.and_(_r.transaction_id == refusal.id, _r.state != DROPPED_STATE)
+        again = notify_refused.update().where(open_one).values(tries=_r.tries + 1, **values)
         if connection.execute(again).rowcount:
             continue
         fixed = {
@@ -101,7 +103,7 @@ def note(connection: Connection, mover: str, refusals: Iterable[Refusal]) -> Non
             with connection.begin_nested():
                 connection.execute(notify_refused.insert().values(fixed | values))
         except sa.exc.IntegrityError:
-            connection.execute(again)  # another mover has put it there meanwhile
+            connection.execute(again)  # it is dropped, or another mover has put it there meanwhile
 
 
 def to_retry(connection: Connection, limit: int = 100) -> list[str]:
@@ -172,12 +174,12 @@ def listed(
 
 def retry(connection: Connection, names: Sequence[str], reason: str) -> list[str]:
     """Have these tried again, dropped ones too; the ids of those that are on the list. Raises InvalidRequest."""
-    return _decide(connection, names, RETRY, reason, (WAITING, DROPPED_STATE), (REFUSED, DROPPED), 0)
+    return _decide(connection, names, RETRY, reason, (WAITING, DROPPED_STATE), (REFUSED, DROPPED), UNSENT)
 
 
 def drop(connection: Connection, names: Sequence[str], reason: str) -> list[str]:
     """Give these up, for a reason that the list keeps; the ids of those that were. Raises InvalidRequest."""
-    return _decide(connection, names, DROPPED_STATE, reason, (WAITING, RETRY), (REFUSED,), DROPPED)
+    return _decide(connection, names, DROPPED_STATE, reason, (WAITING, RETRY), (UNSENT, REFUSED), DROPPED)
 
 
 def _decide(

@@ -14,8 +14,9 @@ from sqlalchemy.engine import Engine
 
 from notify import refused
 from notify.client.table import notify_refused
+from notify.databases import REFUSED, RELAYED
 from notify.errors import Unavailable
-from notify.outbox import REFUSED, RELAYED, present
+from notify.outbox import present
 from notify.pages import cut, readable
 from notify.refused import Refusal
 from notify.wire import BridgedTransaction, RefusedReport

@@ -27,7 +27,7 @@ from notify.client.table import (
     notify_source,
     oldest_transactions,
 )
-from notify.databases import in_transaction, in_transaction_async
+from notify.databases import REFUSED, RELAYED, UNSENT, in_transaction, in_transaction_async
 from notify.errors import InvalidRequest, NotifyError
 from notify.wire import Item, Items, OutcomeItem, Outcomes, States, encode_msgpack
 
@@ -242,4 +242,8 @@ def counts(engine: Engine) -> dict[str, int]:
     with engine.connect() as connection:
         rows = connection.execute(sa.text("SELECT relayed, COUNT(*) FROM half_message GROUP BY relayed"))
         found = {int(relayed): int(count) for relayed, count in rows}
-    return {"waiting_for_relay": found.get(0, 0), "done": found.get(1, 0), "refused_by_server": found.get(2, 0)}
+    return {
+        "waiting_for_relay": found.get(UNSENT, 0),
+        "done": found.get(RELAYED, 0),
+        "refused_by_server": found.get(REFUSED, 0),
+    }

@@ -10,7 +10,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from notify.client.table import half_message
-from notify.databases import database_now
+from notify.databases import RELAYED, UNSENT, database_now
 from notify.errors import InvalidRequest
 from notify.wire import PackedMessage
 
@@ -43,7 +43,7 @@ class HalfRows:
         }
         if self._mode == "half":
             rows = [
-                fixed | {"message_no": number, "topic": m.topic, "key": m.key, "tag": m.tag, "relayed": 1}
+                fixed | {"message_no": number, "topic": m.topic, "key": m.key, "tag": m.tag, "relayed": RELAYED}
                 for number, m in enumerate(messages)
             ]
             self._insert_marks(connection, rows)
@@ -60,7 +60,7 @@ class HalfRows:
                 "delay": m.delay,
                 "deliver_at": naive_utc(m.deliver_at),
                 "ttl": m.ttl,
-                "relayed": 0,
+                "relayed": UNSENT,
             }
             for number, m in enumerate(messages)
         ]

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify import ids
-from notify.databases import BODY, ID, INSTANT, KEY, NAME, TEXT, WAKE_CHANNEL, database_now
+from notify.databases import BODY, DROPPED, ID, INSTANT, KEY, NAME, RELAYED, TEXT, UNSENT, WAKE_CHANNEL, database_now
 from notify.errors import InvalidRequest
 
 metadata = sa.MetaData()
@@ -320,7 +320,7 @@ def oldest_transactions(
     cutoff = instant_before(connection, before_seconds)
     last_ms = max(0, round((cutoff + CLOCK_SKEW).replace(tzinfo=UTC).timestamp() * 1000))
     t = half_message.c
-    states = (0, 1, 3) if waiting else (1, 3)
+    states = (UNSENT, RELAYED, DROPPED) if waiting else (RELAYED, DROPPED)
     rows = connection.execute(
         sa.select(t.producer_group, t.transaction_id, t.shards, t.relayed)
         .where(t.transaction_id > after, t.transaction_id < ids.to_text(last_ms.to_bytes(6) + bytes(10)))

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from notify import refused
-from notify.databases import is_gone
+from notify.databases import REFUSED, RELAYED, is_gone
 from notify.errors import InvalidRequest
-from notify.outbox import LOCAL, OUTBOXES, REFUSED, RELAYED, SERVER, Outbox, Place, present, source_name
+from notify.outbox import LOCAL, OUTBOXES, SERVER, Outbox, Place, present, source_name
 from notify.pages import cut, readable
 from notify.refused import Refusal
 from notify.relay.leases import Leases

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from notify.databases import REFUSED
+from notify.storage.sql import registry
 from notify.storage.sql.rows import moment_of
 from notify.storage.sql.tables import is_settled, is_waiting, server_half_message, server_member
 
+RELAY_GONE_SECONDS = 300
+"""A relay that was not heard of for so long does not run: beside a bridge, nobody waits for its marks."""
 _m, _t = server_member.c, server_half_message.c
 _refused = sa.table("notify_refused", sa.column("transaction_id"), sa.column("state"))
 """The list of refused messages, which movers and people keep: see notify/refused.py."""
@@ -34,7 +39,7 @@ class Movers:
     @property
     def have_left(self) -> Any:
         """The condition for rows of committed transactions that every mover has moved; not of what a target refused."""
-        read = sa.and_(_t.decided_at < moment_of(max(0, self.read_through_us)), _t.relayed != 2)
+        read = sa.and_(_t.decided_at < moment_of(max(0, self.read_through_us)), _t.relayed != REFUSED)
         if not self.slowest:
             return is_settled
         return sa.and_(is_settled, read) if self.marks else read
@@ -53,13 +58,14 @@ def is_not_listed(connection: Connection) -> Any:
 
 
 def movers_of(connection: Connection) -> Movers:
-    """The bridges of this database, and whether there are relays, which are forgotten a day after they stop."""
+    """The bridges of this database, and whether relays run beside them."""
     if connection.dialect.name not in ("mysql", "mariadb"):
         return Movers()
     through: dict[str, int] = {}
     relays = False
+    heard = _m.seen_at > registry.now(connection) - timedelta(seconds=RELAY_GONE_SECONDS)
     for name, kind, detail in connection.execute(
-        sa.select(_m.name, _m.kind, _m.detail).where(_m.kind.in_(("bridge", "relay")))
+        sa.select(_m.name, _m.kind, _m.detail).where(sa.or_(_m.kind == "bridge", sa.and_(_m.kind == "relay", heard)))
     ):
         relays = relays or kind == "relay"
         if kind == "bridge":

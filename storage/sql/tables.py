@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
-from notify.databases import BODY, ID, INSTANT, KEY, NAME, TEXT
+from notify.databases import BODY, DROPPED, ID, INSTANT, KEY, NAME, RELAYED, TEXT
 
 metadata = sa.MetaData()
 
@@ -62,8 +62,8 @@ is_waiting = sa.and_(
     server_half_message.c.state == sa.literal_column("'COMMITTED'"),
 )
 """Committed and not relayed yet; written out, so that SQLite and PostgreSQL see that the index serves it."""
-is_settled = server_half_message.c.relayed.in_((1, 3))
-"""Relayed, or dropped by a person. What a target refused (2) waits for one: see notify/refused.py."""
+is_settled = server_half_message.c.relayed.in_((RELAYED, DROPPED))
+"""Relayed, or dropped by a person. What a target refused waits for one: see notify/refused.py."""
 
 
 def _relays_look(*_: Any, dialect: Any, **__: Any) -> bool:

@@ -12,8 +12,9 @@ from notify import refused
 from notify.client import Message, TransactionProducer, create_tables
 from notify.client.purge import purge_by_force
 from notify.client.table import half_message, notify_refused
+from notify.databases import DROPPED, REFUSED, RELAYED
 from notify.errors import InvalidRequest
-from notify.outbox import DROPPED, LOCAL, REFUSED, RELAYED
+from notify.outbox import LOCAL
 from notify.refused import DROPPED_STATE, RETRY, WAITING, Refusal
 from notify.wire import Item
 from tests.support.shop import make_engine
@@ -89,6 +90,26 @@ def test_one_is_dropped_with_a_reason_which_may_be_taken_back(engine: sa.Engine)
         assert LOCAL.oldest(connection, 10) == []
         assert refused.retry(connection, [second], "after all") == [second]
     assert states(engine) == [(DROPPED_STATE, 1, DROPPED), (RETRY, 1, 0), (WAITING, 1, REFUSED)]
+
+
+def test_what_was_dropped_stays_so_when_a_mover_answers_late(engine: sa.Engine) -> None:
+    """A mover may hold a transaction while a person drops it. It marked the row as sent, or put it back on the list.
+
+    A row that was to be tried again and then was dropped stayed unsent: a relay sent it.
+    """
+    first, second, third = names(engine)
+    with engine.begin() as connection:
+        transactions = LOCAL.read(connection, [first, second, third])
+        assert refused.retry(connection, [first, second, third], "the topic is back") == [first, second, third]
+        refused.drop(connection, [first, second], "it was wrong")
+    with engine.begin() as connection:
+        LOCAL.mark(connection, [first, third], RELAYED)
+        refused.taken(connection, [first, third])
+        LOCAL.mark(connection, [second], REFUSED)
+        again = Item(second, 413, code="too_large", detail="again")
+        refused.note(connection, "relay-1", [Refusal.of(transactions[1], again)])
+    assert names(engine) == [first, second]
+    assert states(engine) == [(DROPPED_STATE, 1, DROPPED), (DROPPED_STATE, 1, DROPPED)]
 
 
 def test_a_purge_keeps_what_waits_on_the_list(engine: sa.Engine) -> None:

@@ -21,8 +21,9 @@ from notify import ids, refused
 from notify.client import create_tables
 from notify.client.table import half_message, notify_refused
 from notify.clock import wall_clock
+from notify.databases import REFUSED
 from notify.limits import LIMITS
-from notify.outbox import LOCAL, REFUSED, source_name
+from notify.outbox import LOCAL, source_name
 from notify.refused import DROPPED_STATE
 from notify.relay.leases import BUCKETS, Leases, MySqlLease, PostgreSqlLeases
 from notify.relay.relay import Relay

@@ -15,8 +15,8 @@ import structlog
 from notify import faults, ids
 from notify.client.transactions import HALF_SECONDS
 from notify.clock import wall_clock
+from notify.databases import DROPPED, REFUSED, RELAYED
 from notify.errors import Conflict, InvalidRequest, NotifyError, StorageFailed, Unavailable
-from notify.outbox import DROPPED, REFUSED, RELAYED
 from notify.storage.checks import CheckAnswer
 from notify.storage.records import NewMessage, NewTransaction, PartlyStored, Put, State
 from notify.storage.sql import engines, movers, registry, schema, writer
@@ -455,6 +455,34 @@ def test_what_a_relay_has_moved_is_purged_on_every_database(storage: str) -> Non
         mark(*halves[4:])
         with store.engine.connect() as connection:
             assert movers.has_moved(connection, now())
+
+    use(storage, scenario, retention_us=10 * SECOND)
+
+
+def test_a_relay_that_was_only_tried_holds_nothing_up(storage: str) -> None:
+    """Beside a bridge, purge and key maps waited for a day for the marks of a relay that had stopped."""
+    if storage.startswith(("postgresql", "sqlite")):
+        pytest.skip("a bridge reads MySQL and MariaDB")
+
+    async def scenario(store: SqlStore) -> None:
+        old = now() - 100 * SECOND
+        t = sent(committed=True)
+        t.id = (old // 1000).to_bytes(6) + t.id[6:]
+        await store.put([t], old)
+
+        def seen(name: str, kind: str, seconds_ago: int, **detail: int) -> None:
+            with store.engine.begin() as connection:
+                registry.heartbeat(connection, registry.Member(name, kind, detail=detail))
+                ago = {"seen_at": moment_of(now() - seconds_ago * SECOND)}
+                connection.execute(server_member.update().where(server_member.c.name == name).values(ago))
+
+        seen("bridge-x", "bridge", 0, read_through_us=now())
+        seen("relay-x", "relay", 10)
+        assert await store.retain(now()) == 0, "this one may be on its way"
+        seen("relay-x", "relay", 600)
+        with store.engine.connect() as connection:
+            assert movers.has_moved(connection, old + SECOND)
+        assert await store.retain(now()) == 1
 
     use(storage, scenario, retention_us=10 * SECOND)
 
