@@ -146,7 +146,8 @@ class KafkaSink:
         for record in records:
             self._produce(producer, record)
         answer = Bridged(batch.position, batch.epoch, stored=len(batch.transactions))
-        if batch.prepare:
+        if batch.prepare or (self._has_parts and not batch.commit):
+            # Parts of a large transaction stay open until it is committed, also behind a note that nothing happens.
             self._has_parts = True
             return answer
         self._place(producer, batch.epoch, batch.position)

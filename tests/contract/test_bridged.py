@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from notify import ids
-from notify.errors import Conflict
+from notify.errors import Conflict, DiskFull, NotifyError, StorageFailed, Unavailable
+from notify.server.core.bridges import Bridges
+from notify.server.topics import Topics
 from notify.storage.bridged import BridgeState, IdsInUse
 from notify.storage.records import NewTransaction, Put, PutResult, State
-from notify.wire import BridgeBatch
+from notify.wire import BridgeBatch, BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.contract.stores import T0, Bench, bodies
 from tests.support.transactions import sent
 
@@ -125,5 +127,38 @@ def test_a_bridge_commits_only_halves_that_its_source_prepared(
         await b.store.decide([(half.id, None, State.COMMITTED)], T0)
         position = "0" if as_commit else "1"
         await append(b, position, "2", commit=[ids.to_text(half.id), ids.to_text(sent(b"").id)])
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("refusal", [DiskFull("full"), Unavailable("too much waits"), StorageFailed("it failed")])
+def test_a_disk_that_takes_no_topic_refuses_no_transaction(run: Any, refusal: NotifyError) -> None:
+    """It was taken for a refusal for good, and good transactions went to the list of refused ones."""
+
+    class Full:
+        """A store in front of another that makes no topic."""
+
+        def __init__(self, store: Any) -> None:
+            self._store = store
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._store, name)
+
+        def create_topic_soon(self, *_: object) -> None:
+            raise refusal
+
+    async def scenario(b: Bench) -> None:
+        good = BridgedTransaction(
+            id=ids.to_text(ids.new_id()), producer_group="g", messages=[PackedMessage(topic="new", body=b"x")]
+        )
+        batch = PackedBridgeBatch(
+            epoch=1, expected_position="", position="1", claim=True, refuse_whole=True, transactions=[good]
+        )
+        full: Any = Full(b.store)
+        with pytest.raises(type(refusal)):
+            await Bridges(b.store, lambda: T0, Topics(full)).append("s", batch)
+        assert b.store.bridges() == []
+        done = await Bridges(b.store, lambda: T0, Topics(b.store)).append("s", batch)
+        assert (done.stored, done.refused) == (1, [])
 
     run(scenario)

@@ -277,3 +277,61 @@ def test_a_batch_that_nobody_claimed_for_is_refused(target: Target) -> None:
         await mover.close()
 
     asyncio.run(run())
+
+
+def test_a_note_between_parts_does_not_commit_them(target: Target) -> None:
+    """A source's transaction that takes long is between its parts when its bridge notes that it still lives."""
+
+    async def run() -> None:
+        mover = Mover(target)
+        await mover.claim()
+        await mover.append("1", sent(target, "before"))
+        await mover.append("1", sent(target, "a part that is never committed"), prepare=True)
+        await mover.append("1")
+        await mover.close()
+        again = Mover(target)
+        assert await again.claim() == "1"
+        whole = [sent(target, "first part"), sent(target, "last part")]
+        await again.append("1", whole[0], prepare=True)
+        await again.append("1")
+        await again.append("2", whole[1], commit=[whole[0].id])
+        await again.append("3", sent(target, "behind"))
+        await again.close()
+
+    asyncio.run(run())
+    assert target.delivered(4) == ["before", "first part", "last part", "behind"]
+
+
+def test_what_is_no_message_is_named_by_itself(target: Target) -> None:
+    """A queue server refuses the whole batch for it: that ended the bridge."""
+    bad = [sent(target, "x") for _ in range(4)]
+    bad[0].messages[0].headers = {"a": 1}  # type: ignore[dict-item]
+    bad[1].messages[0].headers = "{no json"  # type: ignore[assignment]
+    bad[2].messages[0].headers = ["a"]  # type: ignore[assignment]
+    bad[3].messages[0].deliver_at = "no time"  # type: ignore[assignment]
+
+    async def run() -> None:
+        mover = Mover(target)
+        await mover.claim()
+        good = sent(target, "good")
+        answer = await mover.append("1", *bad[:2], good, *bad[2:])
+        assert {item.id for item in answer.refused} == {each.id for each in bad}
+        assert all(item.status == 422 and item.code and item.detail for item in answer.refused)
+        assert not (await mover.append("1", good)).refused
+        await mover.close()
+
+    asyncio.run(run())
+    assert target.delivered(1) == ["good"]
+
+
+def test_a_batch_that_is_larger_than_a_request_is_stored(target: Target) -> None:
+    async def run() -> None:
+        mover = Mover(target)
+        await mover.claim()
+        some = [sent(target, f"{n:02} {'x' * 900_000}") for n in range(LIMITS.request_bytes // 900_000 + 1)]
+        assert (await mover.append("1", *some)).stored == len(some) == 10
+        assert await mover.sink.position(target.topic) == "1"
+        await mover.close()
+
+    asyncio.run(run())
+    assert [body[:2] for body in target.delivered(10)] == [f"{n:02}" for n in range(10)]

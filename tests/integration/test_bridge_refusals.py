@@ -14,8 +14,10 @@ from notify.client import create_tables
 from notify.client.table import half_message, notify_refused
 from notify.limits import LIMITS
 from notify.refused import retry
+from notify.sinks.queue_server import QueueSink
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess
+from notify.wire import Bridged, Item, PackedBridgeBatch
 from tests.support.bridges import move, numbers, outbox, poison
 from tests.support.clock import eventually, eventually_async
 from tests.support.groups import subscribe
@@ -250,3 +252,27 @@ def test_a_source_without_a_list_holds_its_bridge_up(
     assert listed_codes(engine) == {bad: "invalid_name"}
     assert numbers(server, unique, 2) == [0, 1]
     engine.dispose()
+
+
+def test_what_the_queue_refuses_for_now_is_sent_again(
+    url: str, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server with a full disk named each transaction as refused: the bridge listed them all, and went on."""
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(2))
+    append, said = QueueSink.append, []
+
+    async def full(sink: QueueSink, source: str, batch: PackedBridgeBatch) -> Bridged:
+        if not batch.transactions or said:
+            return await append(sink, source, batch)
+        said.append(source)
+        items = [Item(t.id, 507, code="disk_full", detail="the disk is full") for t in batch.transactions]
+        return Bridged(batch.expected_position, batch.epoch, refused=items)
+
+    monkeypatch.setattr(QueueSink, "append", full)
+    bridge = move(url, server)
+    assert said and bridge.totals.refused == 0
+    engine = sa.create_engine(url)
+    assert listed_codes(engine) == {}
+    engine.dispose()
+    assert numbers(server, unique, 2) == [0, 1]

@@ -7,7 +7,7 @@ from typing import Any
 
 from notify import ids, tracing
 from notify.clock import Clock
-from notify.errors import InvalidRequest, NotifyError
+from notify.errors import InvalidRequest, NotifyError, StorageFailed
 from notify.limits import LIMITS, check_name
 from notify.server.core.admission import new_messages
 from notify.server.topics import Topics
@@ -50,6 +50,7 @@ class Bridges:
     async def append(self, source: str, batch: JsonBridgeBatch | PackedBridgeBatch) -> Bridged:
         """Append a batch, or refuse all of it with a Conflict. What no queue could take is named, and left out.
 
+        Raises Unavailable and StorageFailed where nothing can be stored now, whoever's it is.
         With `refuse_whole` nothing is stored then, so that the bridge can note what is named before its source goes on.
         """
         check_name("source", source)
@@ -80,6 +81,8 @@ class Bridges:
                     )
                 )
             except NotifyError as error:
+                if error.retryable or isinstance(error, StorageFailed):
+                    raise  # a full or failed disk says nothing of the transaction
                 refused.append(Item(t.id, error.status, code=error.code, detail=str(error)))
         for text in (*batch.commit, *batch.rollback):
             ids.from_text(text)
