@@ -35,7 +35,7 @@ from notify.outbox import source_name
 from notify.refused import Refusal
 from notify.sinks.order import is_for_now
 from notify.sinks.showing import Showing
-from notify.sinks.sink import Sink, open_sink
+from notify.sinks.sink import PutsById, Sink, open_sink
 from notify.storage.sql.engines import with_driver
 from notify.wire import Bridged, Item, PackedBridgeBatch
 
@@ -270,6 +270,11 @@ class Bridge:
 
     async def _fill(self, sink: Sink, since_us: int | None) -> None:
         epoch, position = await sink.claim(self.name, take_back=False)
+        if position and since_us is None and not isinstance(sink, PutsById):
+            raise InvalidRequest(
+                "--backfill to Kafka would publish again what was written in the hour before the position, since Kafka "
+                "knows no ids: say with --backfill-from from which instant on nothing was published"
+            )
         await backfill(self._engine, lambda batch: self._post(sink, batch), self._note, epoch, position, since_us)
 
     # --- one connection to the source -------------------------------------------------------------------------

@@ -37,7 +37,8 @@ def bridge(
     backfill_from: str = typer.Option(
         "",
         "--backfill-from",
-        help="Backfill from this instant on (RFC 3339), instead of from where the queue stands.",
+        help="Backfill from this instant on (RFC 3339), instead of from where the queue stands; needed to Kafka, "
+        "which takes again whatever is behind it.",
     ),
     once: bool = typer.Option(False, "--once", help="Stop when all present transactions are moved."),
     as_json: bool = AS_JSON,
