@@ -274,8 +274,15 @@ class KafkaSink:
             cause = raised if isinstance(raised, KafkaException) else raised.__cause__
             self._end(CLOSE_SECONDS)
             if not isinstance(cause, KafkaException):
-                raise Unavailable(f"Kafka's client failed: {raised}") from raised
+                raise self._unexplained(raised) from raised
             raise self._translated(cause) from raised
+
+    def _unexplained(self, raised: BaseException) -> NotifyError:
+        """The client failed without a reason, as it does now and then when it is fenced."""
+        with contextlib.suppress(KafkaException, NotifyError):
+            if 0 < self._epoch < standing(self._cluster, self._source).epoch:
+                return stale_epoch(f"another bridge publishes what source {self._source!r} has; stop one of the two")
+        return Unavailable(f"Kafka's client failed: {raised}")
 
     def _translated(self, cause: KafkaException) -> NotifyError:
         """A publisher is also fenced where its transaction took too long, and nobody has taken over."""

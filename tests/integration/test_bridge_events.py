@@ -179,15 +179,6 @@ def test_another_history_that_has_passed_the_position_stops_it(
     assert sorted(numbers(server, unique, len(wanted))) == wanted
 
 
-def test_a_row_that_cannot_be_decoded_stops_it(url: str, server: ServerProcess, unique: str, session: Session) -> None:
-    """Such a row stops the bridge. It was read again for ever, as after a lost connection."""
-    session.run("BEGIN")
-    session.insert(0, headers="{no JSON")
-    session.run("COMMIT")
-    with pytest.raises(Unreadable, match="cannot be read"):
-        asyncio.run(asyncio.wait_for(Bridge([url], server.url).run(once=True), 60))
-
-
 def test_a_damaged_event_stops_it_after_some_tries(
     url: str, binlog_server: MariaDbServer, server: ServerProcess, unique: str
 ) -> None:
