@@ -19,6 +19,9 @@ from notify.storage.sql import tables as server
 from notify.wire import BridgedTransaction, PackedMessage
 
 ALL = sa.true()
+_MESSAGE = ("topic", "body", "key", "tag", "headers", "delay", "deliver_at", "ttl")
+_READ = ("transaction_id", "producer_group", *_MESSAGE)
+"""The columns that a mover reads: a table may lack later ones."""
 
 
 class Place(NamedTuple):
@@ -73,7 +76,7 @@ class Outbox:
         """These transactions, whole, in this order."""
         t = self.table
         rows = connection.execute(
-            sa.select(t)
+            sa.select(*[t.c[name] for name in _READ])
             .where(_among(connection, t.c.transaction_id, names))
             .order_by(t.c.transaction_id, t.c.message_no)
         ).mappings()

@@ -83,7 +83,7 @@ class Database:
             if table.name not in self.tables:
                 continue
             present = {c["name"] for c in sa.inspect(connection).get_columns(table.name)}
-            missing = {c.name for c in table.columns} - present
+            missing = {c.name for c in table.columns if not c.nullable} - present
             if missing:
                 raise InvalidRequest(
                     f"database {self.name}: the table {table.name} lacks {', '.join(sorted(missing))}: an older "

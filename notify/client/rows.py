@@ -9,8 +9,9 @@ import msgspec
 from sqlalchemy.engine import Connection
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from notify.client.table import half_message
+from notify.client.table import half_message, has_digest
 from notify.databases import RELAYED, UNSENT, database_now
+from notify.digest import body_digest
 from notify.errors import InvalidRequest
 from notify.wire import PackedMessage
 
@@ -29,6 +30,8 @@ class HalfRows:
         self._mode = mode
         self._mark: SQLCompiler | None = None
         """The statement that inserts rows without bodies, once it is compiled."""
+        self._with_digest: bool | None = None
+        """Whether the table has the column; None before the first transaction."""
 
     def insert(
         self, connection: Connection, transaction_id: str, shard: str | None, messages: list[PackedMessage]
@@ -46,6 +49,7 @@ class HalfRows:
                 fixed | {"message_no": number, "topic": m.topic, "key": m.key, "tag": m.tag, "relayed": RELAYED}
                 for number, m in enumerate(messages)
             ]
+            self._add_digests(connection, rows, messages)
             self._insert_marks(connection, rows)
             return
         rows = [
@@ -64,7 +68,15 @@ class HalfRows:
             }
             for number, m in enumerate(messages)
         ]
+        self._add_digests(connection, rows, messages)
         connection.execute(_INSERT, rows)
+
+    def _add_digests(self, connection: Connection, rows: list[dict[str, Any]], messages: list[PackedMessage]) -> None:
+        if self._with_digest is None:
+            self._with_digest = has_digest(connection)
+        if self._with_digest:
+            for row, message in zip(rows, messages, strict=True):
+                row["digest"] = body_digest(message.body or b"")
 
     def _insert_marks(self, connection: Connection, rows: list[dict[str, Any]]) -> None:
         """Rows without bodies: the server has those. Text and numbers only, so that no type has to be converted,

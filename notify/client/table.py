@@ -38,6 +38,7 @@ half_message = sa.Table(
     sa.Column("ttl", sa.Float),
     sa.Column("relayed", sa.SmallInteger, nullable=False),
     sa.Column("created_at", INSTANT, nullable=False),
+    sa.Column("digest", sa.BigInteger),
     mysql_engine="InnoDB",
     sqlite_with_rowid=False,
 )
@@ -51,7 +52,8 @@ sa.Index(
     postgresql_where=is_waiting,
 )
 """One row a message. mode half: no body, the server has it; mode outbox: the whole message, `relayed` 0 until the
-relay has sent it. A tombstone is message 0 with state ROLLED_BACK. Times are UTC by the database's clock."""
+relay has sent it. A tombstone is message 0 with state ROLLED_BACK. Times are UTC by the database's clock. `digest`
+(notify/digest.py) is that of the body; NULL in a row of an older SDK, and a table of an older version lacks it."""
 
 notify_source = sa.Table(
     "notify_source",
@@ -155,12 +157,36 @@ def _savepoint(connection: Connection) -> contextlib.AbstractContextManager[obje
 
 
 def _add_columns(connection: Connection) -> None:
-    """Columns of notify_source that an older version did not make."""
-    there = {column["name"] for column in sa.inspect(connection).get_columns(notify_source.name)}
-    for column in notify_source.columns:
-        if column.name not in there:
-            ddl = sa.schema.CreateColumn(column).compile(dialect=connection.dialect)
-            connection.exec_driver_sql(f"ALTER TABLE {notify_source.name} ADD COLUMN {ddl}")
+    """Columns that an older version did not make. Several processes may try at once."""
+    for table in (notify_source, half_message):
+        for column in table.columns:
+            if column.name not in _columns(connection, table):
+                _add_column(connection, column)
+
+
+def _columns(connection: Connection, table: sa.Table) -> set[str]:
+    return {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
+
+
+def _add_column(connection: Connection, column: sa.Column[Any]) -> None:
+    ddl = sa.schema.CreateColumn(column).compile(dialect=connection.dialect)
+    try:
+        with _savepoint(connection):
+            connection.exec_driver_sql(f"ALTER TABLE {column.table.name} ADD COLUMN {ddl}")
+    except sa.exc.DBAPIError:
+        # Another process has added it meanwhile; anything else is an error still.
+        if column.name not in _columns(connection, column.table):
+            raise
+
+
+def has_digest(connection: Connection) -> bool:
+    """Whether half_message keeps the digests of bodies; one that an older version made does not.
+
+    It is looked for where the connection's statements find the table, in its schema_translate_map, too.
+    """
+    schemas = connection.get_execution_options().get("schema_translate_map") or {}
+    columns = sa.inspect(connection).get_columns(half_message.name, schema=schemas.get(None))
+    return any(column["name"] == half_message.c.digest.name for column in columns)
 
 
 def has_replay(connection: Connection) -> bool:
