@@ -143,6 +143,12 @@ def kafka_node() -> Iterator[KafkaNode]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+@pytest.fixture(scope="session")
+def kafka_url(kafka_node: KafkaNode) -> str:
+    """The address of `kafka_node`."""
+    return kafka_node.url
+
+
 @pytest.fixture
 def engine(engine_url: str) -> Iterator[sa.Engine]:
     """An engine of an empty database with the SDK's tables."""

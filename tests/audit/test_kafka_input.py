@@ -13,7 +13,6 @@ import pytest
 
 from notify.client.table import half_message
 from notify.demo.kafka import KafkaCluster
-from notify.errors import Unavailable
 from notify.relay.relay import Relay
 from notify.spark.audit import Audit
 from notify.spark.databases import Database
@@ -24,6 +23,7 @@ from tests.audit.shop import Shop
 from tests.support.clock import eventually
 from tests.support.databases import empty_database
 from tests.support.groups import running
+from tests.support.kafka import KafkaNode
 
 pytest.importorskip("confluent_kafka")
 
@@ -41,13 +41,8 @@ PARTITIONS = 4
 
 
 @pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
-    try:
-        cluster = KafkaCluster(tmp_path_factory.mktemp("audited")).start()
-    except Unavailable as reason:
-        pytest.skip(str(reason))
-    yield cluster
-    cluster.stop()
+def kafka(kafka_node: KafkaNode) -> KafkaCluster:
+    return kafka_node.cluster
 
 
 @pytest.fixture

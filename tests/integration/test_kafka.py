@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
-import tempfile
 import threading
 import time
-import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,81 +18,33 @@ from sqlalchemy.orm import Session
 
 from notify.binlog_bridge.pump import Bridge, Superseded
 from notify.client import Consumer, DeadLetter, Inbox, Message, TransactionProducer, create_tables
-from notify.demo.kafka import KafkaCluster
-from notify.errors import Unavailable
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import dead_letter_topic
-from notify.kafka.records import brokers_of, header, listed
+from notify.kafka.records import header, listed
 from notify.relay.relay import Relay
 from notify.relay.rows import Rows
 from notify.sinks.delays.releaser import Releaser
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.databases import empty_database
 from tests.support.groups import running
+from tests.support.kafka import committed
 from tests.support.shop import Base, Order, make_engine
 
-confluent_kafka = pytest.importorskip("confluent_kafka")
-
-
-PARTITIONS = 4
-"""The partitions of a topic that the brokers make by themselves."""
+pytest.importorskip("confluent_kafka")
 
 
 class Killed(Exception):
     """Stands for the death of a process."""
 
 
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[KafkaCluster]:
-    directory = Path(tempfile.mkdtemp(prefix="notify-kafka-"))
-    try:
-        try:
-            cluster = KafkaCluster(directory).start()
-        except Unavailable as reason:
-            pytest.skip(str(reason))
-        yield cluster
-        cluster.stop()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def everything(url: str, topic: str, wanted: int = 0) -> list[Any]:
-    """All committed records of a topic, as any Kafka client reads them. Fails if fewer come than `wanted`."""
-    consumer = confluent_kafka.Consumer(
-        {
-            "bootstrap.servers": brokers_of(url),
-            "group.id": f"reader-{uuid.uuid4().hex}",
-            "auto.offset.reset": "earliest",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-        }
-    )
-    consumer.subscribe([topic])
-    records: list[Any] = []
-    ended: set[int] = set()
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while len(ended) < PARTITIONS or len(records) < wanted:
-        assert time.monotonic() < deadline, f"{len(records)} of {wanted} records of {topic}, ends of {ended} seen"
-        record = consumer.poll(0.5)
-        if record is None:
-            continue
-        if record.error() is None:
-            records.append(record)
-            ended.discard(record.partition())
-        elif record.error().code() == confluent_kafka.KafkaError._PARTITION_EOF:
-            ended.add(record.partition())
-    consumer.close()
-    return records
-
-
 @contextmanager
-def releasing(url: str) -> Iterator[Releaser]:
+def releasing(url: str) -> Iterator[None]:
     """A release of delayed messages in a thread, stopped afterwards."""
     release = Releaser(Cluster.of(url))
     thread = threading.Thread(target=release.run, daemon=True)
     thread.start()
     try:
-        yield release
+        yield
     finally:
         release.stop()
         thread.join(PATIENCE_SECONDS)
@@ -123,7 +72,7 @@ def order(producer: TransactionProducer, engine: sa.Engine, topic: str, n: int, 
 
 
 def test_a_bridge_publishes_exactly_once_over_restarts(
-    kafka: KafkaCluster, database_urls: dict[str, str], unique: str, tmp_path: Path
+    kafka_url: str, database_urls: dict[str, str], unique: str, tmp_path: Path
 ) -> None:
     with outbox("mariadb", database_urls, unique, tmp_path) as (url, engine, producer):
 
@@ -132,12 +81,12 @@ def test_a_bridge_publishes_exactly_once_over_restarts(
                 await asyncio.to_thread(order, producer, engine, unique, n)
                 if n % 40 == 39:
                     # Each time another bridge, as after a crash: it goes on from the position that Kafka has.
-                    bridge = Bridge([url], kafka.url)
+                    bridge = Bridge([url], kafka_url)
                     await bridge.run(once=True)
                     assert bridge.totals.rows == 40
 
         asyncio.run(run())
-    records = everything(kafka.url, unique, wanted=120)
+    records = committed(kafka_url, unique, wanted=120)
     assert sorted(json.loads(m.value())["n"] for m in records) == list(range(120))
     by_key: dict[bytes, list[int]] = {}
     for m in records:
@@ -149,17 +98,17 @@ def test_a_bridge_publishes_exactly_once_over_restarts(
 
 
 def test_a_second_bridge_fences_the_first(
-    kafka: KafkaCluster, database_urls: dict[str, str], unique: str, tmp_path: Path
+    kafka_url: str, database_urls: dict[str, str], unique: str, tmp_path: Path
 ) -> None:
     with outbox("mariadb", database_urls, unique, tmp_path) as (url, engine, producer):
 
         async def run() -> None:
-            first = Bridge([url], kafka.url)
+            first = Bridge([url], kafka_url)
             task = asyncio.ensure_future(first.run())
             order(producer, engine, unique, 0)
             await eventually_async(lambda: first.totals.rows, "the first bridge to move a row")
             # Both read with the same server id: the source cuts off the first, which then has no row to be refused.
-            second = Bridge([url], kafka.url)
+            second = Bridge([url], kafka_url)
             other = asyncio.ensure_future(second.run())
             with pytest.raises(Superseded):
                 await asyncio.wait_for(task, PATIENCE_SECONDS)
@@ -169,11 +118,11 @@ def test_a_second_bridge_fences_the_first(
             await asyncio.gather(other, return_exceptions=True)
 
         asyncio.run(run())
-    assert sorted(json.loads(m.value())["n"] for m in everything(kafka.url, unique, wanted=2)) == [0, 1]
+    assert sorted(json.loads(m.value())["n"] for m in committed(kafka_url, unique, wanted=2)) == [0, 1]
 
 
 def test_a_relay_marks_what_was_published_before_it_died(
-    kafka: KafkaCluster,
+    kafka_url: str,
     database_urls: dict[str, str],
     unique: str,
     tmp_path: Path,
@@ -182,7 +131,7 @@ def test_a_relay_marks_what_was_published_before_it_died(
     with outbox("postgresql", database_urls, unique, tmp_path) as (_, engine, producer):
         for n in range(30):
             order(producer, engine, unique, n)
-        relay = Relay(engine, kafka.url)
+        relay = Relay(engine, kafka_url)
 
         def dies(*_: object) -> None:
             raise Killed
@@ -191,17 +140,17 @@ def test_a_relay_marks_what_was_published_before_it_died(
             planted.setattr(Rows, "note", dies)
             with pytest.raises(Killed):
                 asyncio.run(relay.run(once=True))
-        again = Relay(engine, kafka.url)
+        again = Relay(engine, kafka_url)
         asyncio.run(again.run(once=True))
         assert again.total.sent == 0
-    assert Counter(json.loads(m.value())["n"] for m in everything(kafka.url, unique, wanted=30)) == Counter(range(30))
+    assert Counter(json.loads(m.value())["n"] for m in committed(kafka_url, unique, wanted=30)) == Counter(range(30))
 
 
 def test_handlers_inbox_retries_and_dead_letters(
-    kafka: KafkaCluster, database_urls: dict[str, str], unique: str, tmp_path: Path
+    kafka_url: str, database_urls: dict[str, str], unique: str, tmp_path: Path
 ) -> None:
     with outbox("postgresql", database_urls, unique, tmp_path) as (_, engine, producer):
-        consumer = Consumer(kafka.url, group=unique, inbox=Inbox(engine))
+        consumer = Consumer(kafka_url, group=unique, inbox=Inbox(engine))
         attempts: Counter[int] = Counter()
 
         @consumer.subscribe(unique, start="earliest", max_attempts=3, tags=["t"])
@@ -219,7 +168,7 @@ def test_handlers_inbox_retries_and_dead_letters(
         with running(consumer):
             for n in range(10):
                 order(producer, engine, unique, n)
-            asyncio.run(Relay(engine, kafka.url).run(once=True))
+            asyncio.run(Relay(engine, kafka_url).run(once=True))
 
             def handled() -> bool:
                 with Session(engine) as session:
@@ -229,28 +178,26 @@ def test_handlers_inbox_retries_and_dead_letters(
             eventually(handled, "each order but the two that fail to have its effect")
             eventually(lambda: attempts[5] == 3, "the third attempt of the order that always fails")
     assert (attempts[3], attempts[4], attempts[5], attempts[0]) == (3, 1, 3, 1)
-    dead = everything(kafka.url, dead_letter_topic(unique), wanted=2)
+    dead = committed(kafka_url, dead_letter_topic(unique), wanted=2)
     assert sorted(json.loads(m.value())["n"] for m in dead) == [4, 5]
     assert "never" in (header(listed(dead[0]), "notify-reason") or "")
 
 
 def test_delayed_messages_are_held_before_release(
-    kafka: KafkaCluster, database_urls: dict[str, str], unique: str, tmp_path: Path
+    kafka_url: str, database_urls: dict[str, str], unique: str, tmp_path: Path
 ) -> None:
     """None comes early, and none twice after a restart: a later message proves that the earlier were read again."""
     with outbox("postgresql", database_urls, unique, tmp_path) as (_, engine, producer):
         sent = time.time()
         for n, delay in enumerate((2.0, 1.0, None)):
             order(producer, engine, unique, n, **({} if delay is None else {"delay": delay}))
-        asyncio.run(Relay(engine, kafka.url).run(once=True))
-        with releasing(kafka.url) as release:
-            eventually(lambda: release.total.released == 2, "both delayed messages to be released")
+        asyncio.run(Relay(engine, kafka_url).run(once=True))
+        with releasing(kafka_url):
+            committed(kafka_url, unique, wanted=3)
         order(producer, engine, unique, 3, delay=1.0)
-        asyncio.run(Relay(engine, kafka.url).run(once=True))
-        with releasing(kafka.url) as again:
-            eventually(lambda: again.total.released, "the last delayed message to be released")
-            assert again.total.released == 1
-    records = everything(kafka.url, unique, wanted=4)
+        asyncio.run(Relay(engine, kafka_url).run(once=True))
+        with releasing(kafka_url):
+            records = committed(kafka_url, unique, wanted=4)
     assert sorted(json.loads(m.value())["n"] for m in records) == [0, 1, 2, 3]
     visible = {json.loads(m.value())["n"]: m.timestamp()[1] / 1000 - sent for m in records}
     assert visible[0] >= 2.0 and visible[1] >= 1.0

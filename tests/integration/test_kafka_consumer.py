@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 
 from notify.client import Consumer, DeadLetter
-from notify.demo.kafka import KafkaCluster
 from notify.errors import Conflict, InvalidRequest, Unavailable
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running
@@ -28,14 +26,9 @@ from tests.support.kafka_consumers import is_assigned, make_topic, produce, prog
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    try:
-        nodes = KafkaCluster(tmp_path_factory.mktemp("kafka")).start()
-    except Unavailable as reason:
-        pytest.skip(str(reason))
-    yield nodes.url
-    nodes.stop()
+@pytest.fixture
+def kafka(kafka_url: str) -> str:
+    return kafka_url
 
 
 class Seen:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from notify.client import Consumer
-from notify.demo.kafka import KafkaCluster
-from notify.errors import Unavailable
 from tests.support.clock import eventually
 from tests.support.groups import running
 
@@ -19,13 +15,8 @@ from notify.kafka.subscriptions import Place, Subscribed, Subscriptions, read
 
 
 @pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    try:
-        nodes = KafkaCluster(tmp_path_factory.mktemp("kafka")).start()
-    except Unavailable as reason:
-        pytest.skip(str(reason))
-    yield Cluster.of(nodes.url)
-    nodes.stop()
+def kafka(kafka_url: str) -> Cluster:
+    return Cluster.of(kafka_url)
 
 
 def test_only_what_changes_is_written(kafka: Cluster, unique: str) -> None:
@@ -42,8 +33,8 @@ def test_only_what_changes_is_written(kafka: Cluster, unique: str) -> None:
     assert read(kafka)[unique, second].start == 2
 
 
-def test_a_consumer_notes_what_it_takes(kafka: Cluster, unique: str) -> None:
-    consumer = Consumer(kafka.url, group=unique)
+def test_a_consumer_notes_what_it_takes(kafka: Cluster, kafka_url: str, unique: str) -> None:
+    consumer = Consumer(kafka_url, group=unique)
     consumer.subscribe(unique, mode="ordered", start="earliest", tags=["vip"])(lambda message: None)
     with running(consumer):
         eventually(lambda: (unique, Place(unique, 3)) in read(kafka), "the last partition to be noted")

@@ -1,7 +1,8 @@
 """The distribution of tests among workers (pytest-xdist), and the databases that workers share.
 
 A worker takes whole files, one after the other, and each file goes to the next worker that is free. What is dear to
-start (a Spark session) is shared by files that go to one worker together; tests that only compute go one by one.
+start (a Spark session, a Kafka node) is shared by files that go to one worker together; tests that only compute go one
+by one.
 """
 
 from __future__ import annotations
@@ -13,8 +14,19 @@ import pytest
 
 from tests.support.databases import ForWorkers
 
-TOGETHER = ("tests/audit/",)
-"""Tests whose path begins with one of these share a worker: one Spark session for all tests of the audit."""
+_KAFKA = "tests/integration/test_kafka"
+TOGETHER = {
+    "the audit": ("tests/audit/",),
+    "Kafka's consumers": (
+        f"{_KAFKA}_consumer",
+        f"{_KAFKA}_groups",
+        f"{_KAFKA}_subscriptions",
+        "tests/integration/test_queues_",
+    ),
+    "Kafka's movers": (_KAFKA, "tests/contract/test_sinks_by_position.py", "tests/integration/test_layouts.py"),
+}
+"""Tests whose path begins with one of these share a worker: one Spark session for all tests of the audit, and a Kafka
+node for each half of its tests. The first that fits counts."""
 
 ONE_BY_ONE = ("tests/simulation/",)
 """Tests of these files go to whichever worker is free."""
@@ -24,7 +36,8 @@ LONGEST_FIRST = (
     "tests/simulation/",
     "tests/crash/",
     "tests/browser/",
-    "tests/integration/test_kafka.py",
+    *TOGETHER["Kafka's consumers"],
+    *TOGETHER["Kafka's movers"],
     "tests/integration/test_bridge.py",
 )
 """The order in which work is given out: long tests begin first, so that the workers end together."""
@@ -77,9 +90,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByFile(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            for beginning in TOGETHER:
-                if nodeid.startswith(beginning):
-                    return beginning
+            for together, beginnings in TOGETHER.items():
+                if nodeid.startswith(beginnings):
+                    return together
             if nodeid.startswith(ONE_BY_ONE):
                 return nodeid
             return nodeid.partition("::")[0]
