@@ -138,11 +138,12 @@ def taken(connection: Connection, names: Sequence[str]) -> None:
 def tidy(connection: Connection, outbox: Outbox) -> None:
     """Take those off the list that a relay has sent since a person had them tried again."""
     t = outbox.table.c
-    sent = sa.select(t.transaction_id).where(t.relayed == RELAYED, t.message_no == 0, t.transaction_id.in_(_retried))
+    sent = sa.select(t.transaction_id).where(t.relayed == RELAYED, t.message_no == 0, t.transaction_id.in_(retried))
     taken(connection, [str(name) for name in connection.scalars(sent)])
 
 
-_retried = sa.select(_r.transaction_id).where(_r.state == RETRY)
+retried = sa.select(_r.transaction_id).where(_r.state == RETRY)
+"""The ids of those that a mover is to try again."""
 
 
 def count(connection: Connection) -> int:

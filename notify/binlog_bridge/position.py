@@ -115,6 +115,11 @@ def parse(text: str) -> GtidSet:
     return MySqlSet.parse(text) if ":" in text else MariaDbSet.parse(text)
 
 
+def reaches(gtids: str, until: str) -> bool:
+    """Whether a set stands at another one's GTIDs or behind them. Raises InvalidRequest."""
+    return not until or type(parse(until)).parse(gtids).reaches(until)
+
+
 @dataclass(slots=True, frozen=True)
 class Position:
     """A GTID set, and where it was read. `text` is what the queue stores and compares."""

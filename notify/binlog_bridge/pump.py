@@ -12,7 +12,7 @@ import logging
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import sqlalchemy as sa
@@ -20,16 +20,18 @@ from sqlalchemy.engine import Engine
 
 from notify.backoff import Backoff
 from notify.binlog_bridge import source
-from notify.binlog_bridge.announcing import Announcing, Warnings, mover_of
-from notify.binlog_bridge.backfill import backfill
+from notify.binlog_bridge.announcing import Announcing, mover_of
+from notify.binlog_bridge.backfill import Backfill
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.position import Position
 from notify.binlog_bridge.read_ahead import ReadAhead
 from notify.binlog_bridge.reader import BinlogReader, Damaged
-from notify.binlog_bridge.refusals import Readable, Refusals
+from notify.binlog_bridge.refusals import Refusals
+from notify.binlog_bridge.retrying import Retrying
 from notify.binlog_bridge.stream import SameServerId
 from notify.binlog_bridge.totals import Totals
+from notify.binlog_bridge.unfinished import Filling, sent_again, without
 from notify.errors import Conflict, InvalidRequest, StorageFailed, Unavailable
 from notify.outbox import source_name
 from notify.refused import Refusal
@@ -59,8 +61,6 @@ DAMAGED_TIMES = 5
 """
 WRONG_ADDRESS = (1044, 1045, 1049)
 """Access denied, no such user, no such database: waiting would mend nothing."""
-RETRY_LOOK_SECONDS = 2.0
-"""How often the list of refused messages is asked for what a person has had tried again."""
 CAUGHT_UP_US = 10_000_000
 """A source that sends heartbeats only had nothing new so long ago, at the latest."""
 FIRST_SERVER_ID = 740_000_000
@@ -103,8 +103,6 @@ class Bridge:
         self._same_id: list[float] = []
         self._damaged = 0
         self._refusals = Refusals()
-        self._retry_at = 0.0
-        self._warnings = Warnings()
         self._clock_offset_us = 0
 
     @property
@@ -129,10 +127,9 @@ class Bridge:
                 wait: float | None = None
                 try:
                     await self._prepare()
-                    if fill:
-                        await self._fill(sink, fill_since_us)
-                        fill = False
-                    await self._session(sink, once)
+                    epoch, position = await self._begin(sink, fill, fill_since_us)
+                    fill = False
+                    await self._session(sink, epoch, position, once)
                     return self.totals
                 except Purged as error:
                     self._next_candidate_or(error)
@@ -228,7 +225,7 @@ class Bridge:
             rest = [t for t in batch.transactions if t.id not in names]
             if len(rest) == len(batch.transactions):
                 raise Unavailable(f"the target refuses what is not in the batch: {', '.join(sorted(names)[:3])}")
-            batch = msgspec.structs.replace(batch, transactions=rest)
+            batch = msgspec.structs.replace(batch, transactions=rest, position=without(batch.position, names))
         totals = self.totals
         totals.stored += answer.stored
         totals.known += answer.known
@@ -241,50 +238,34 @@ class Bridge:
         if refusals:
             await asyncio.to_thread(self._refusals.note, self._engine, mover_of(self.name), refusals)
 
-    async def _retry(self, sink: Sink, epoch: int, text: str) -> None:
-        """Send what a person has had tried again, where the source stands."""
-        if time.monotonic() < self._retry_at:
-            return
-        self._retry_at = time.monotonic() + RETRY_LOOK_SECONDS
-        pages = self._refusals.retries(self._engine)
-        while (page := await self._next_to_retry(pages)) is not None:
-            again, unreadable = page
-            await self._note(unreadable)
-            if not again:
-                continue
-            batch = PackedBridgeBatch(epoch=epoch, expected_position=text, position=text, transactions=again)
-            refused = {item.id for item in (await self._post(sink, batch)).refused}
-            await asyncio.to_thread(self._refusals.taken, self._engine, [t.id for t in again if t.id not in refused])
+    async def _begin(self, sink: Sink, fill: bool, since_us: int | None) -> tuple[int, str]:
+        """Claim the source, and finish what an earlier bridge had begun; epoch and position to go on from.
 
-    async def _next_to_retry(self, pages: Iterator[Readable]) -> Readable | None:
-        """None behind the last one, and where the source does not let its list be read."""
-        try:
-            return await asyncio.to_thread(next, pages, None)
-        except sa.exc.SQLAlchemyError as error:
-            self._warnings.say(
-                "refused messages are not tried again (the bridge's user needs SELECT, INSERT, UPDATE and DELETE on "
-                "notify_refused, and UPDATE on the tables of messages)",
-                error,
-            )
-            return None
+        `fill`, `since_us`: see `run`.
+        """
+        # A bridge that lost its connection because another one reads now must not take the source back from it.
+        epoch, text = await sink.claim(self.name, take_back=False)
+        if names := sent_again(text):
+            await asyncio.to_thread(self._refusals.settle, self._engine, names)
+        if fill or Filling.of(text) is not None:
+            backfill = Backfill(self._engine, epoch, lambda batch: self._post(sink, batch), self._note, self._reading)
+            run = backfill.run if isinstance(sink, PutsById) else backfill.run_noted
+            text = await run(text, since_us)
+        return epoch, text
 
-    async def _fill(self, sink: Sink, since_us: int | None) -> None:
-        epoch, position = await sink.claim(self.name, take_back=False)
-        if position and since_us is None and not isinstance(sink, PutsById):
-            raise InvalidRequest(
-                "--backfill to Kafka would publish again what was written in the hour before the position, since Kafka "
-                "knows no ids: say with --backfill-from from which instant on nothing was published"
-            )
-        await backfill(self._engine, lambda batch: self._post(sink, batch), self._note, epoch, position, since_us)
+    def _reading(self, position: Position | None) -> ReadAhead:
+        return ReadAhead(BinlogReader(self._engine.url, self._server_id, position, mariadb=self._mariadb))
 
     # --- one connection to the source -------------------------------------------------------------------------
 
-    async def _session(self, sink: Sink, once: bool) -> None:
-        # A bridge that lost its connection because another one reads now must not take the source back from it.
-        epoch, text = await sink.claim(self.name, take_back=False)
-        reading = ReadAhead(BinlogReader(self._engine.url, self._server_id, Position.of(text), mariadb=self._mariadb))
+    async def _session(self, sink: Sink, epoch: int, text: str, once: bool) -> None:
+        """Move on from a position until the connection ends, or with `once` until the source is silent."""
+        reading = self._reading(Position.of(text))
         self._has_read(self._newest_us(text))
         self.totals.connections += 1
+        retrying = Retrying(
+            self._engine, self._refusals, lambda batch: self._post(sink, batch), self._note, isinstance(sink, PutsById)
+        )
         waiting = ""
         posted = time.monotonic()
         has_parts_open = False
@@ -297,7 +278,7 @@ class Bridge:
                 if announcing.done():
                     announcing.result()  # it ends by a fault of the bridge only
                 if not has_parts_open:
-                    await self._retry(sink, epoch, text)
+                    text = await retrying.send(epoch, text)
                 batch, newest_us = read or (None, 0)
                 if batch is None:
                     caught_up_us = reading.caught_up_us

@@ -18,7 +18,7 @@ from notify.databases import REFUSED, RELAYED
 from notify.errors import Unavailable
 from notify.outbox import present
 from notify.pages import cut, readable
-from notify.refused import Refusal
+from notify.refused import RETRY, Refusal
 from notify.wire import BridgedTransaction, RefusedReport
 
 log = logging.getLogger("notify.bridge")
@@ -81,6 +81,20 @@ class Refusals:
             return None
         with engine.connect() as connection:
             return refused.report(connection)
+
+    def settle(self, engine: Engine, names: Sequence[str]) -> None:
+        """Note that the queue has these, as far as the bridge that sent them died before it could.
+
+        Nothing is written where nothing is left to note: the source may be a replica by now. Raises SQLAlchemyError.
+        """
+        if not _has_list(engine):
+            return
+        r = notify_refused.c
+        with engine.connect() as connection:
+            left = connection.scalars(sa.select(r.transaction_id).where(r.transaction_id.in_(names), r.state == RETRY))
+            unmarked = [str(name) for name in left]
+        if unmarked:
+            self.taken(engine, unmarked)
 
     def taken(self, engine: Engine, names: Sequence[str]) -> None:
         """The queue has these now."""

@@ -1,24 +1,47 @@
-"""A bridge to Kafka, which knows no ids: a backfill says what it would publish again."""
+"""A bridge to Kafka, which knows no ids: whatever was published is published once, however often bridges die."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 
 import pytest
+import sqlalchemy as sa
 
+from notify import ids
+from notify.binlog_bridge import backfill
 from notify.binlog_bridge.pump import Bridge
+from notify.binlog_bridge.refusals import Refusals
+from notify.client.table import half_message, notify_refused
 from notify.clock import wall_clock
 from notify.errors import InvalidRequest
+from notify.refused import retry
+from notify.sinks.kafka import KafkaSink
+from notify.wire import Bridged, PackedBridgeBatch
 from tests.support.bridges import outbox
+from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.kafka import KafkaNode, committed
 
 pytest.importorskip("confluent_kafka")
+
+t, r = half_message.c, notify_refused.c
+
+
+class Killed(Exception):
+    """Stands for the death of a process."""
 
 
 @pytest.fixture
 def url(kafka_node: KafkaNode) -> str:
     return kafka_node.url
+
+
+@pytest.fixture
+def source(binlog_url: str) -> Iterator[sa.Engine]:
+    engine = sa.create_engine(binlog_url)
+    yield engine
+    engine.dispose()
 
 
 def numbers(url: str, topic: str, wanted: int) -> list[int]:
@@ -27,8 +50,41 @@ def numbers(url: str, topic: str, wanted: int) -> list[int]:
 
 def move(binlog_url: str, url: str, **options: object) -> Bridge:
     bridge = Bridge([binlog_url], url)
-    asyncio.run(bridge.run(once=True, **options))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(bridge.run(once=True, **options), PATIENCE_SECONDS))  # type: ignore[arg-type]
     return bridge
+
+
+def move_until_nothing_is_listed(binlog_url: str, url: str, source: sa.Engine) -> None:
+    """Run a bridge until it has sent all that a person has had tried again."""
+
+    def listed() -> bool:
+        with source.connect() as connection:
+            return bool(connection.scalars(sa.select(r.transaction_id)).all())
+
+    async def run() -> None:
+        task = asyncio.ensure_future(Bridge([binlog_url], url).run())
+        try:
+            await eventually_async(lambda: task.done() or not listed(), "the list to be empty")
+            assert not task.done()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def refuse_one(source: sa.Engine, topic: str) -> str:
+    """Make a message of a topic one that Kafka never takes; its transaction's id."""
+    with source.begin() as connection:
+        name = str(connection.scalar(sa.select(t.transaction_id).where(t.topic == topic).limit(1)))
+        connection.execute(half_message.update().where(t.transaction_id == name).values(producer_group="no group"))
+    return name
+
+
+def have_it_tried_again(source: sa.Engine, name: str) -> None:
+    with source.begin() as connection:
+        connection.execute(half_message.update().where(t.transaction_id == name).values(producer_group="g"))
+        assert retry(connection, [name], "its group has a name now") == [name]
 
 
 def test_a_backfill_to_kafka_says_what_it_would_send_again(url: str, binlog_url: str, unique: str) -> None:
@@ -42,3 +98,86 @@ def test_a_backfill_to_kafka_says_what_it_would_send_again(url: str, binlog_url:
     outbox(binlog_url, unique, range(4, 6))
     move(binlog_url, url, fill=True, fill_since_us=since)
     assert numbers(url, unique, 5) == [0, 1, 2, 4, 5]
+
+
+def test_a_bridge_that_dies_before_it_has_marked_what_it_sent_again_sends_it_once(
+    url: str, binlog_url: str, source: sa.Engine, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka has the retried transaction, and its row still says that it is to be tried: the next bridge asks Kafka."""
+    outbox(binlog_url, unique, range(2))
+    name = refuse_one(source, unique)
+    move(binlog_url, url, fill=True)
+    assert len(numbers(url, unique, 1)) == 1
+    have_it_tried_again(source, name)
+
+    def dies(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as planted, pytest.raises(Killed):
+        planted.setattr(Refusals, "taken", dies)
+        move(binlog_url, url)
+    assert numbers(url, unique, 2) == [0, 1]
+    move_until_nothing_is_listed(binlog_url, url, source)
+    outbox(binlog_url, unique, range(4, 5))
+    move(binlog_url, url)
+    assert numbers(url, unique, 3) == [0, 1, 4]
+
+
+def test_a_backfill_leaves_what_is_to_be_tried_again_to_the_list(
+    url: str, binlog_url: str, source: sa.Engine, unique: str
+) -> None:
+    """Such rows wait in the tables and stand on the list: they were sent for both."""
+    outbox(binlog_url, unique, range(2))
+    name = refuse_one(source, unique)
+    move(binlog_url, url, fill=True)
+    have_it_tried_again(source, name)
+    move(binlog_url, url, fill=True, fill_since_us=1)
+    move_until_nothing_is_listed(binlog_url, url, source)
+    outbox(binlog_url, unique, range(4, 5))
+    move(binlog_url, url)
+    (other,) = {0, 1} - {refused_number(source, name)}
+    # The one that was published is there again: it is behind the instant that the backfill was given.
+    assert numbers(url, unique, 4) == sorted([0, 1, other, 4])
+
+
+def refused_number(source: sa.Engine, name: str) -> int:
+    with source.connect() as connection:
+        body = connection.scalar(sa.select(t.body).where(t.transaction_id == name))
+        return int(json.loads(bytes(body or b""))["n"])
+
+
+@pytest.mark.parametrize("repeated", ["by the command", "by a plain start"])
+def test_a_backfill_that_is_cut_off_goes_on_where_it_stood(
+    url: str, binlog_url: str, source: sa.Engine, unique: str, monkeypatch: pytest.MonkeyPatch, repeated: str
+) -> None:
+    """Each is published once: what was before the cut, what is left, and what commits until the repetition."""
+    monkeypatch.setattr(backfill, "TRANSACTIONS", 2)
+    outbox(binlog_url, unique, range(12))
+    append, appended = KafkaSink.append, []
+
+    async def dies(sink: KafkaSink, name: str, batch: PackedBridgeBatch) -> Bridged:
+        if len(appended) == 2:
+            raise Killed
+        answer = await append(sink, name, batch)
+        appended.append(batch)
+        return answer
+
+    with monkeypatch.context() as planted, pytest.raises(Killed):
+        planted.setattr(KafkaSink, "append", dies)
+        move(binlog_url, url, fill=True, fill_since_us=1)
+    assert numbers(url, unique, 4) == [0, 1, 2, 4]
+    outbox(binlog_url, unique, range(12, 14))
+    _copy_oldest(source, unique, 20)  # written long ago, in a transaction that commits only now
+    if repeated == "by the command":
+        move(binlog_url, url, fill=True, fill_since_us=1)
+    else:
+        move(binlog_url, url)
+    move(binlog_url, url)
+    assert numbers(url, unique, 12) == [0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 20]
+
+
+def _copy_oldest(source: sa.Engine, topic: str, number: int) -> None:
+    with source.begin() as connection:
+        row = connection.execute(sa.select(half_message).where(t.topic == topic).order_by(t.created_at)).mappings()
+        values = dict(row.first() or {}) | {"transaction_id": ids.to_text(ids.new_id())}
+        connection.execute(half_message.insert().values(values | {"body": json.dumps({"n": number}).encode()}))
