@@ -69,12 +69,11 @@ class Progress:
 
 
 def _bitmap(base: int, offsets: Iterable[int]) -> str:
-    bits = 0
+    bits = bytearray(MOST_SPAN // 8 + 1)
     for offset in offsets:
-        bits |= 1 << (offset - base)
-    if not bits:
-        return ""
-    return base64.b64encode(zlib.compress(bits.to_bytes((bits.bit_length() + 7) // 8, "little"), 1)).decode()
+        bits[(offset - base) >> 3] |= 1 << ((offset - base) & 7)
+    packed = bits.rstrip(b"\0")
+    return base64.b64encode(zlib.compress(packed, 1)).decode() if packed else ""
 
 
 def _offsets(base: int, text: str) -> list[int]:

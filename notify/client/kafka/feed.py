@@ -36,9 +36,12 @@ FETCHED_BYTES = 8 << 20
 """The most that a broker answers at once; it answers with one record, however large."""
 _SIZES = {
     "queued.max.messages.kbytes": str(QUEUED_KILOBYTES), "fetch.max.bytes": str(FETCHED_BYTES),
-    "queued.min.messages": "10000",
+    "queued.min.messages": "10000", "fetch.queue.backoff.ms": "20",
 }  # fmt: skip
-"""Bounds of memory, which the operators' settings may change."""
+"""Bounds of memory, which the operators' settings may change. Where one is reached, the client fetches nothing for the
+last of them: its default of 1 s would be the consumer's rate, about 12,000 small records a second."""
+POLLED_BYTES = 4 << 20
+"""One poll takes records of so much memory at most, and one record more."""
 PASSING = frozenset(
     (
         KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION,
@@ -112,6 +115,7 @@ class Feed:
 
     def _poll(self, most: int, seconds: float) -> list[tuple[Window, Item]]:
         came: list[tuple[Window, Item]] = []
+        room = POLLED_BYTES
         # One by one: the client's call for many at once ends the process where a rebalance comes up within it.
         record = self.consumer.poll(seconds)
         while record is not None:
@@ -123,8 +127,10 @@ class Feed:
                 # Asked in this thread: a window that opens later, after a rebalance, begins with another fetch.
                 window = self._partitions.get(place)
                 if window is not None:
-                    came.append((window, _item(place[0], record)))
-            if len(came) >= most:
+                    item = _item(place[0], record)
+                    came.append((window, item))
+                    room -= item.size
+            if len(came) >= most or room <= 0:
                 break
             record = self.consumer.poll(0)
         return came

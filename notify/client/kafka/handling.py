@@ -11,6 +11,7 @@ from typing import Any
 
 from notify.client.handlers import Handler, handler_of
 from notify.client.kafka import retries
+from notify.client.kafka.lot import Lot
 from notify.client.kafka.partitions import Partitions
 from notify.client.kafka.plan import Plan
 from notify.client.kafka.settling import Settling
@@ -31,25 +32,27 @@ NAMED_IN_LOG = 10
 
 
 class Handling:
-    """At most `concurrency` handlers at a time. Belongs to the event loop."""
+    """At most `concurrency` handlers at a time, and `batch`. Belongs to the event loop."""
 
-    def __init__(self, plan: Plan, partitions: Partitions, settling: Settling) -> None:
+    def __init__(self, plan: Plan, partitions: Partitions, settling: Settling, lot: Lot) -> None:
         """Raises InvalidRequest for a filter that cannot be."""
         self._plan = plan
         self._partitions = partitions
         self._settling = settling
+        self._lot = lot
+        self._most = min(plan.concurrency, plan.batch)
         self._filters = {h.topic: Filter(h.filter) for h in plan.handlers.values() if h.filter}
         self._tasks: dict[asyncio.Task[None], tuple[Window, str]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.moved = asyncio.Event()
-        """Set when a handler has returned."""
+        """Set when a handler has returned, and so little is ready that more is to be fetched."""
         self.is_held = False
         """Nothing new is handled: the group is paused, or the consumer stops."""
 
     def begin(self) -> None:
         """Handle what is ready, as far as there is room."""
         skipped = 0
-        while not self.is_held and len(self._tasks) < self._plan.concurrency:
+        while not self.is_held and len(self._tasks) < self._most:
             taken = self._partitions.take()
             if taken is None:
                 break
@@ -82,8 +85,9 @@ class Handling:
 
     def _put_down(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
-        self.moved.set()
         self.begin()
+        if not self._partitions.has_ready(self._lot.low):
+            self.moved.set()
 
     def _is_wanted(self, handler: Handler, topic: str, record: Any) -> bool:
         headers = records.listed(record)

@@ -11,6 +11,7 @@ from notify.client.kafka.assignment import Assignment
 from notify.client.kafka.control import Orders
 from notify.client.kafka.feed import Feed
 from notify.client.kafka.handling import NAMED_IN_LOG, Handling
+from notify.client.kafka.lot import Lot
 from notify.client.kafka.membership import Membership
 from notify.client.kafka.ownership import Ownership
 from notify.client.kafka.partitions import Partitions
@@ -46,7 +47,8 @@ class KafkaLoop:
         self._partitions = Partitions(max(plan.batch, WINDOW_RECORDS))
         self._feed = Feed(self._cluster, plan.kafka_group, plan.instance, self._partitions)
         self._settling = Settling(plan, self._cluster, self._feed, self._partitions)
-        self._handling = Handling(plan, self._partitions, self._settling)
+        self._lot = Lot(plan.batch)
+        self._handling = Handling(plan, self._partitions, self._settling, self._lot)
         self._orders = Orders(self._cluster, plan.group)
         self._starts = Starts(plan, self._feed.consumer, self._cluster.admin())
         self._topics = Topics(plan, self._feed.consumer, self._cluster.admin(), self._cluster.brokers)
@@ -101,15 +103,13 @@ class KafkaLoop:
     # --- fetching ---------------------------------------------------------------------------------------------
 
     async def _poll(self) -> None:
-        """Fetch as there is room, and poll the group in any case: it would take a silent member for dead."""
-        is_holding = False
+        """Fetch while little is ready, and poll the group in any case: it would take a silent member for dead."""
+        is_holding, came = False, 0
         while True:
             self._handling.begin()
-            room = self._plan.batch - self._partitions.in_hand
-            wants = not self._handling.is_held and (
-                room > self._plan.batch // 2 or (room > 0 and self._partitions.ready == 0)
-            )
-            if not wants and not is_holding and not self._handling.is_held:
+            is_held = self._handling.is_held
+            wants = not is_held and not self._partitions.has_ready(self._lot.low)
+            if not (wants or is_holding or is_held):
                 self._handling.moved.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._handling.moved.wait(), ROOM_SECONDS)
@@ -118,7 +118,8 @@ class KafkaLoop:
                 is_holding = not wants
                 places = {place for place, _ in self._partitions.items()} - self._partitions.paused
                 await (self._feed.pause(places) if is_holding else self._feed.resume(places))
-            await self._feed.poll(max(1, room), POLL_SECONDS)
+            most = self._lot.next(time.monotonic(), came) if wants else 1
+            came = await self._feed.poll(most, POLL_SECONDS)
             if not is_holding:
                 await self._pause_full_ones()
 

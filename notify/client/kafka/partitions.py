@@ -94,13 +94,13 @@ class Partitions:
         """When the next record that waits is due, in microseconds since 1970."""
         return self._due[0][0] if self._due else None
 
-    @property
-    def ready(self) -> int:
-        return sum([window.ready for window in self._windows.values()])
-
-    @property
-    def in_hand(self) -> int:
-        return sum([window.in_hand for window in self._windows.values()])
+    def has_ready(self, count: int) -> bool:
+        """Whether at least so many items, from 1, are ready."""
+        for window in self._turns:
+            count -= window.ready
+            if count <= 0:
+                return True
+        return False
 
     def to_pause(self) -> list[Place]:
         """Partitions that have become full since."""

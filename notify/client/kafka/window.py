@@ -182,10 +182,5 @@ class Window:
         return len(self._ready)
 
     @property
-    def in_hand(self) -> int:
-        """Items that are ready, handled or leaving: those that wait for nothing but their turn."""
-        return len(self._ready) + len(self._handled) + len(self._leaving)
-
-    @property
     def next_due_us(self) -> int | None:
         return self._due[0][0] if self._due else None
