@@ -104,8 +104,10 @@ bench-console: install
 bench-observed: install
 	$(PY) -m notify.bench.observed
 
-# Consumers over Kafka beside a plain client, by turns on one node: 5 minutes.
+# The bridge to Kafka beside a plain transactional producer, and consumers beside a plain one, by turns on one node:
+# ROUNDS=3, 7 minutes.
 bench-kafka: install
+	$(PY) -m notify.bench.kafka.bridge --rounds $(or $(ROUNDS),3)
 	$(PY) -m notify.bench.kafka.consumer --rounds $(or $(ROUNDS),3)
 
 # SECONDS=3600 at 1,000 transactions a second, in every mode: memory, descriptors, threads and data directory stay flat.
