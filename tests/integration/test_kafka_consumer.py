@@ -21,7 +21,17 @@ pytest.importorskip("confluent_kafka")
 from notify.kafka import control
 from notify.kafka.groups import dead_letter_topic, old_retry_topics, owner_topic, retry_topic
 from notify.kafka.progress import Progress
-from tests.support.kafka_consumers import is_assigned, make_topic, produce, progress, worker
+from notify.server.groups.kafka import snapshot
+from tests.support.kafka_consumers import (
+    admin_of,
+    is_assigned,
+    lag,
+    make_topic,
+    produce,
+    produce_in_transaction,
+    progress,
+    worker,
+)
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -87,6 +97,27 @@ def test_after_a_kill_only_what_was_not_done_comes_again(kafka: str, unique: str
     with running(consumer):
         eventually(lambda: done(kafka, unique, unique, 4), "everything to be done")
     assert seen.texts == ["slow"]
+
+
+def test_nothing_is_left_where_everything_is_done(kafka: str, unique: str) -> None:
+    """The records of transactions themselves count as read: in topics of messages, and of retries."""
+    make_topic(kafka, unique)
+    produce_in_transaction(kafka, unique, ["a", "b"])
+    seen = Seen()
+    consumer = Consumer(kafka, group=unique)
+
+    @consumer.subscribe(unique, start="earliest", retry_min=0.1, retry_max=0.1)
+    def handle(message: Any) -> None:
+        seen(message)
+        if message.text == "b" and message.attempt == 1:
+            raise RuntimeError("again")
+
+    with running(consumer):
+        eventually(lambda: sorted(seen.texts) == ["a", "b", "b"], "each message")
+        eventually(lambda: lag(kafka, unique) == 0, "no lag for Kafka's own tools")
+        eventually(lambda: snapshot.take(admin_of(kafka)).groups[unique].lag == 0, "no lag for a server")
+        produce_in_transaction(kafka, unique, ["c"])
+        eventually(lambda: lag(kafka, unique) == 0 and "c" in seen.texts, "no lag again")
 
 
 def test_attempts_survive_a_kill(kafka: str, unique: str, tmp_path: Path) -> None:

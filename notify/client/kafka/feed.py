@@ -74,6 +74,7 @@ class Feed:
                 "session.timeout.ms": SESSION_SECONDS * 1000,
                 "heartbeat.interval.ms": SESSION_SECONDS * 1000 // 3,
                 "max.poll.interval.ms": POLL_INTERVAL_SECONDS * 1000,
+                "enable.partition.eof": True,
                 "error_cb": self._note_fault,
             }
         )
@@ -108,32 +109,37 @@ class Feed:
 
     async def poll(self, most: int, seconds: float) -> int:
         """Put records that come into the windows; how many. Rebalances happen within this call."""
-        came = await self.call(self._poll, most, seconds)
+        came, ends = await self.call(self._poll, most, seconds)
         for window, item in came:
             self._partitions.add(window, item)
+        for window, offset in ends:
+            self._partitions.reach(window, offset)
         return len(came)
 
-    def _poll(self, most: int, seconds: float) -> list[tuple[Window, Item]]:
+    def _poll(self, most: int, seconds: float) -> tuple[list[tuple[Window, Item]], list[tuple[Window, int]]]:
+        """Records, and the ends of partitions that were read through."""
         came: list[tuple[Window, Item]] = []
+        ends: list[tuple[Window, int]] = []
         room = POLLED_BYTES
         # One by one: the client's call for many at once ends the process where a rebalance comes up within it.
         record = self.consumer.poll(seconds)
         while record is not None:
             error = record.error()
-            if error is not None:
+            place = _place(record)
+            # Asked in this thread: a window that opens later, after a rebalance, begins with another fetch.
+            window = self._partitions.get(place)
+            if error is None and window is not None:
+                item = _item(place[0], record)
+                came.append((window, item))
+                room -= item.size
+            elif error is not None and error.code() == KafkaError._PARTITION_EOF and window is not None:
+                ends.append((window, record.offset() or 0))
+            elif error is not None:
                 self._take_error(error)
-            else:
-                place = _place(record)
-                # Asked in this thread: a window that opens later, after a rebalance, begins with another fetch.
-                window = self._partitions.get(place)
-                if window is not None:
-                    item = _item(place[0], record)
-                    came.append((window, item))
-                    room -= item.size
             if len(came) >= most or room <= 0:
                 break
             record = self.consumer.poll(0)
-        return came
+        return came, ends
 
     def _take_error(self, error: KafkaError) -> None:
         if is_final(error) or not (error.retriable() or error.code() in PASSING):

@@ -62,7 +62,6 @@ class Handling:
             if handler is not None and not self._is_wanted(handler, topic, item.record):
                 window.finish(item)
                 self._partitions.look(window)
-                self._settling.changed.set()
                 skipped += 1
                 if skipped == SKIPPED_AT_ONCE:
                     asyncio.get_running_loop().call_soon(self.begin)
@@ -117,7 +116,6 @@ class Handling:
         else:
             window.finish(item)
         self._partitions.look(window)
-        self._settling.changed.set()
 
     def _fail(self, window: Window, item: Item, handler: Handler | None, topic: str, error: BaseException) -> None:
         if window.is_closed:

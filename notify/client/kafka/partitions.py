@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import time
 from collections import OrderedDict
@@ -29,6 +30,8 @@ class Partitions:
         self._number = 0
         self.paused: set[Place] = set()
         """Partitions that are not fetched, because their windows are full."""
+        self.changed = asyncio.Event()
+        """Set when there may be something to commit."""
 
     def open(self, place: Place, progress: Progress, *, in_order: bool) -> Window:
         window = Window(progress, in_order=in_order, most=self._most, most_bytes=WINDOW_BYTES)
@@ -54,13 +57,20 @@ class Partitions:
 
     def add(self, window: Window, item: Item) -> None:
         """A record was fetched. One of a partition that has left meanwhile is forgotten."""
-        if not window.is_closed and window.add(item):
+        if not window.is_closed:
+            window.add(item)
             self.look(window)
 
+    def reach(self, window: Window, end: int) -> None:
+        """A partition was read up to this offset, where it ends now: behind its last record, or a transaction's own."""
+        window.reach(end)
+        self.look(window)
+
     def look(self, window: Window) -> None:
-        """Something changed in a window: note when it has something to handle."""
+        """Something changed in a window: note when it has something to handle or to commit."""
         if window.is_closed:
             return
+        self.changed.set()
         if window.ready:
             self._turns.setdefault(window)
         due_us = window.next_due_us

@@ -45,7 +45,6 @@ class Settling:
         self._committed: dict[Window, int] = {}
         self._departures: list[Departure] = []
         self._lock = asyncio.Lock()
-        self.changed = asyncio.Event()
         self.is_fenced = False
         """Another instance owns the group: nothing is committed until this one claims it again."""
 
@@ -53,19 +52,19 @@ class Settling:
         """A message leaves with the next commit."""
         departure.window.leave(departure.item)
         self._departures.append(departure)
-        self.changed.set()
+        self._partitions.changed.set()
 
     async def run(self) -> None:
         """Commit what changes, until cancelled. Raises what trying again cannot help."""
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         while True:
-            await self.changed.wait()
-            self.changed.clear()
+            await self._partitions.changed.wait()
+            self._partitions.changed.clear()
             if await self.settle():
                 backoff.reset()
                 await asyncio.sleep(GATHER_SECONDS)
             else:
-                self.changed.set()
+                self._partitions.changed.set()
                 await asyncio.sleep(backoff.next())
 
     async def settle(self) -> bool:
@@ -106,7 +105,7 @@ class Settling:
                 # An item that has arrived is one change more, which changes nothing of what is committed.
                 self._committed[window] = changes + sum([d.window is window for d in leaving])
             if self._departures:
-                self.changed.set()
+                self._partitions.changed.set()
             return True
 
     def _refused(self, raised: KafkaException) -> None:

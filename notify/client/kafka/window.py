@@ -74,6 +74,12 @@ class Window:
         self._enter(item)
         return True
 
+    def reach(self, end: int) -> None:
+        """Everything before this offset has been fetched: records of transactions themselves may stand there."""
+        if end > self._next:
+            self._next = end
+            self.changes += 1
+
     def _enter(self, item: Item) -> None:
         if item.due_us:
             heapq.heappush(self._due, (item.due_us, item.offset))

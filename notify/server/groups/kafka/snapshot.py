@@ -30,7 +30,10 @@ class Position:
 
     @property
     def lag(self) -> int:
-        """The records from the position on that are not done. A transaction's own records count among them."""
+        """The records from the position on that are not done.
+
+        Records of transactions themselves count among them, until a consumer has read the partition to its end.
+        """
         return max(0, self.end - max(self.progress.offset, self.start) - len(self.progress.done))
 
 
