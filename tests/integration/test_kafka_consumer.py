@@ -422,6 +422,28 @@ def test_a_frozen_owner_is_fenced_and_another_takes_over(kafka: str, unique: str
         eventually(lambda: done(kafka, unique, unique, 5), "the former owner to own it again")
 
 
+def test_an_owner_opens_each_partition_once(
+    kafka: str, unique: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """New partitions are looked for while it takes those that it gained: a window that opens twice loses records."""
+    monkeypatch.setattr("notify.client.kafka.loop.TOPICS_SECONDS", 0.001)
+    make_topic(kafka, unique, 3)
+    produce(kafka, unique, [f"{n}" for n in range(9)])
+    consumer = Consumer(kafka, group=unique)
+    calls: Counter[tuple[str, int]] = Counter()
+
+    @consumer.subscribe(unique, mode="failover", start="earliest", retry_min=0.1, retry_max=0.1)
+    def handle(message: Any) -> None:
+        calls[message.text, message.attempt] += 1
+        if message.attempt == 1:
+            raise RuntimeError("the first attempt fails")
+
+    with running(consumer):
+        eventually(lambda: done(kafka, unique, unique, 9), "everything to be done")
+    assert calls == {(f"{n}", attempt): 1 for n in range(9) for attempt in (1, 2)}
+    assert "could not be looked for" not in caplog.text
+
+
 # --- orders of operators --------------------------------------------------------------------------------------
 
 

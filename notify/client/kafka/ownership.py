@@ -17,6 +17,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from notify.client.kafka.assignment import Assignment
 from notify.client.kafka.feed import SESSION_SECONDS, Feed
+from notify.client.kafka.partitions import Place
 from notify.client.kafka.plan import Plan
 from notify.client.kafka.refusals import error_of, is_final, refusal
 from notify.client.kafka.settling import Settling
@@ -24,6 +25,7 @@ from notify.client.kafka.starting import Starts
 from notify.errors import Conflict, NotifyError, Unavailable
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import owner_topic
+from notify.kafka.progress import Progress
 
 log = logging.getLogger("notify.consumer")
 T = TypeVar("T")
@@ -58,12 +60,13 @@ class Ownership:
         )
         self._topics: Mapping[str, int] = {}
         self._is_owner = False
+        self._changing = asyncio.Lock()
+        """Held while partitions are taken or given up: one that opens twice forgets what its first window holds."""
 
     async def subscribe(self, topics: Mapping[str, int]) -> None:
         """Own these topics, with so many partitions each, as soon as this instance owns the group's."""
         self._topics = topics
-        if self._is_owner:
-            await self._take_new()
+        await self._take_new()
 
     async def run(self) -> None:
         """Until cancelled. Raises Conflict (`topic_is_taken`) where an exclusive group has another owner."""
@@ -116,22 +119,28 @@ class Ownership:
         await self._take_new()
 
     async def _take_new(self) -> None:
-        """Open the partitions that are not open yet."""
-        places = [(topic, n) for topic, count in self._topics.items() for n in range(count)]
-        new = [place for place in places if not self._assignment.has(place)]
-        if not new:
-            return
-        known = await self._feed.call_patiently(self._starts.committed, new)
-        begun = await self._feed.call_patiently(self._starts.begin, [place for place, k in known.items() if k is None])
-        offsets = await self._assignment.open(known, begun)
-        fetched = [TopicPartition(*place, offset) for place, offset in offsets.items()]
-        await self._feed.call(self._feed.consumer.incremental_assign, fetched)
+        """As the owner, open the partitions that are not open yet."""
+        async with self._changing:
+            places = [(topic, n) for topic, count in self._topics.items() for n in range(count)]
+            new = [place for place in places if not self._assignment.has(place)]
+            if not new or not self._is_owner:
+                return
+            known = await self._feed.call_patiently(self._starts.committed, new)
+            without = [place for place, progress in known.items() if progress is None]
+            begun = await self._feed.call_patiently(self._starts.begin, without)
+            await self._feed.call(self._open, known, begun)
+
+    def _open(self, known: Mapping[Place, Progress | None], begun: Mapping[Place, int]) -> None:
+        """In the feed's thread, at once: a reset moves partitions that are both open and fetched."""
+        offsets = self._feed.thread.wait_for(self._assignment.open(known, begun))
+        self._feed.consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in offsets.items()])
 
     async def _give_up(self) -> None:
         self._is_owner = False
         log.warning("this instance does not own the topics of group %s any more", self._plan.group)
-        await self._assignment.lose(self._assignment.places())
-        await self._feed.call(self._feed.consumer.unassign)
+        async with self._changing:
+            await self._assignment.lose(self._assignment.places())
+            await self._feed.call(self._feed.consumer.unassign)
 
     async def _call(self, function: Callable[[], T]) -> T:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from confluent_kafka import TopicPartition
@@ -26,9 +27,15 @@ class Resets:
         self._assignment = assignment
         self._partitions = partitions
         self._orders = orders
+        self._carrying = asyncio.Lock()
+        """Orders and rebalances both ask for what is to be carried out: once is enough."""
 
     async def carry_out(self) -> None:
         """Have partitions whose last reset is not the one that stands go where it says."""
+        async with self._carrying:
+            await self._carry_out()
+
+    async def _carry_out(self) -> None:
         for reset in self._orders.control.resets:
             places = [
                 place
