@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from dataclasses import dataclass
@@ -35,6 +36,16 @@ def handler_of(handlers: Mapping[str, Handler], topic: str) -> Handler | None:
     """The handler subscribed to a topic by name, else the first one by a pattern."""
     named = handlers.get(topic)
     return named or next((h for pattern, h in handlers.items() if fnmatchcase(topic, pattern)), None)
+
+
+def is_cancelled(error: BaseException) -> bool:
+    """Whether an error that a handler raised says that the consumer cancels the handler's task.
+
+    A CancelledError may also come from within, such as from a task that the handler awaits and somebody else cancelled:
+    then it is the handler's failure like another.
+    """
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def check_callable(function: Callable[..., Any], *, is_async: bool, has_inbox: bool) -> None:

@@ -20,7 +20,7 @@ import msgspec
 
 from notify.backoff import Backoff
 from notify.client.batch import Batcher, Later
-from notify.client.handlers import Handler, handler_of, reason_of
+from notify.client.handlers import Handler, handler_of, is_cancelled, reason_of
 from notify.client.http import HttpClient
 from notify.errors import DeadLetter, InvalidRequest, NotFound, NotifyError
 from notify.message import ReceivedMessage
@@ -289,9 +289,9 @@ class Session:
             item = SettleItem(receipt=d.receipt, action="ack")
         except DeadLetter as error:
             item = SettleItem(receipt=d.receipt, action="dead_letter", reason=reason_of(error, named=False) or None)
-        except asyncio.CancelledError:
-            raise
         except BaseException as error:
+            if is_cancelled(error):
+                raise
             log.warning("handler of %s failed on %s (attempt %d)", d.topic, d.id, d.attempt, exc_info=True)
             item = SettleItem(receipt=d.receipt, action="retry", reason=reason_of(error))
         finally:

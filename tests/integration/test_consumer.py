@@ -186,6 +186,31 @@ def test_a_handler_that_exits_ends_its_consumer(
     assert again == [("exits", 2)]
 
 
+def test_a_handler_in_which_something_is_cancelled_has_failed(notify_server: InMemoryServer) -> None:
+    """An inner task that somebody cancelled raises CancelledError into the handler: the message came back only when
+    its lease was over."""
+    url = notify_server.url
+    publish(url, "t", ["a"])
+    attempts: list[int] = []
+
+    async def run() -> None:
+        consumer = AsyncConsumer(url, group="g", lease=600)
+
+        @consumer.subscribe("t", start="earliest", retry_min=0.01)
+        async def handle(message: ReceivedMessage) -> None:
+            attempts.append(message.attempt)
+            if len(attempts) == 1:
+                inner = asyncio.ensure_future(asyncio.Event().wait())
+                asyncio.get_running_loop().call_soon(inner.cancel)
+                await inner
+            consumer.stop()
+
+        await asyncio.wait_for(consumer.run(), PATIENCE_SECONDS)
+
+    asyncio.run(run())
+    assert attempts == [1, 2]
+
+
 def test_stopping_while_the_server_is_away_asks_for_nothing_more(
     notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

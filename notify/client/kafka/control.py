@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
@@ -14,11 +16,14 @@ from notify.errors import InvalidRequest, Unavailable
 from notify.kafka.cluster import Cluster
 from notify.kafka.control import TOPIC, Control
 
+T = TypeVar("T")
 log = logging.getLogger("notify.consumer")
 
 POLL_SECONDS = 1.0
-MOST_POLLS = 60
-"""The topic's end is reached within so many polls at the start."""
+AT_ONCE = 1000
+"""The most records that one call reads, so that a consumer that ends does not wait for the topic's end."""
+SILENCE_SECONDS = 60.0
+"""How long the brokers may say nothing before the topic's end is reached."""
 
 
 class Orders:
@@ -38,30 +43,39 @@ class Orders:
     async def catch_up(self) -> None:
         """Read to the end. Raises Unavailable where the brokers do not give it."""
         await self._call(lambda: self._consumer.assign([TopicPartition(TOPIC, 0, OFFSET_BEGINNING)]))
-        for _ in range(MOST_POLLS):
-            await self._call(self._poll)
-            if self._at_end:
-                return
-        raise Unavailable(f"Kafka at {self._cluster.brokers} does not give the topic {TOPIC!r} to its end")
+        heard = time.monotonic()
+        while not self._at_end:
+            if await self._call(self._read):
+                heard = time.monotonic()
+            elif time.monotonic() - heard > SILENCE_SECONDS:
+                raise Unavailable(f"Kafka at {self._cluster.brokers} does not give the topic {TOPIC!r} to its end")
 
     async def run(self, changed: Callable[[], None]) -> None:
         """Read what comes, until cancelled; `changed` is called in the loop for each new order."""
         while True:
             before = self.control
-            await self._call(self._poll)
+            await self._call(self._read)
             if self.control != before:
                 changed()
 
-    async def _call(self, function: Callable[[], None]) -> None:
+    async def _call(self, function: Callable[[], T]) -> T:
         try:
-            await asyncio.get_running_loop().run_in_executor(self._pool, function)
+            return await asyncio.get_running_loop().run_in_executor(self._pool, function)
         except KafkaException as raised:
             raise refusal(error_of(raised), self._cluster.brokers, self._group) from raised
 
-    def _poll(self) -> None:
-        record = self._consumer.poll(POLL_SECONDS)
-        if record is None:
-            return
+    def _read(self) -> int:
+        """Read what is there, or wait for it. How many records came."""
+        seconds = POLL_SECONDS
+        for count in range(AT_ONCE):
+            record = self._consumer.poll(seconds)
+            if record is None:
+                return count
+            self._take(record)
+            seconds = 0.0
+        return AT_ONCE
+
+    def _take(self, record: Any) -> None:
         error = record.error()
         if error is not None:
             self._at_end = self._at_end or error.code() == KafkaError._PARTITION_EOF

@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from notify.client.handlers import Handler, handler_of
+from notify.client.handlers import Handler, handler_of, is_cancelled
 from notify.client.kafka import retries
 from notify.client.kafka.lot import Lot
 from notify.client.kafka.partitions import Partitions
 from notify.client.kafka.plan import Plan
 from notify.client.kafka.settling import Settling
 from notify.client.kafka.window import Item, Window
-from notify.errors import InvalidRequest
+from notify.errors import DeadLetter, InvalidRequest
 from notify.filter import Filter
 from notify.kafka import records
 from notify.kafka.groups import RETRY
@@ -29,6 +29,8 @@ SKIPPED_AT_ONCE = 500
 CANCEL_SECONDS = 1.0
 """How long coroutines that are cancelled may take to end."""
 NAMED_IN_LOG = 10
+LAST_MILLISECOND = 253_402_300_799_000
+"""The last second of the year 9999."""
 
 
 class Handling:
@@ -56,22 +58,34 @@ class Handling:
             taken = self._partitions.take()
             if taken is None:
                 break
-            window, item = taken
-            topic = _topic_of(item.record)
-            handler = handler_of(self._plan.handlers, topic)
-            if handler is not None and not self._is_wanted(handler, topic, item.record):
-                window.finish(item)
-                self._partitions.look(window)
+            if not self._begin_one(*taken):
                 skipped += 1
                 if skipped == SKIPPED_AT_ONCE:
                     asyncio.get_running_loop().call_soon(self.begin)
                     break
-                continue
-            message = _message(topic, item)
-            task = asyncio.get_running_loop().create_task(self._handle(window, item, handler, message))
-            self._tasks[task] = window, message.id
-            task.add_done_callback(self._put_down)
         self._wait_for_the_next()
+
+    def _begin_one(self, window: Window, item: Item) -> bool:
+        """Begin to handle an item; False where no handler is to see it."""
+        topic = _topic_of(item.record)
+        handler = handler_of(self._plan.handlers, topic)
+        try:
+            is_wanted = handler is None or self._is_wanted(handler, topic, item.record)
+            message = _message(topic, item) if is_wanted else None
+        except Exception as error:
+            # Raised on, it would end the consumer, and each one after it: any producer may write to the topic.
+            log.exception("%s is no message", retries.id_of(item.record))
+            self._fail(window, item, handler, topic, DeadLetter(f"the record cannot be read as a message: {error}"))
+            self._partitions.look(window)
+            return False
+        if message is None:
+            window.finish(item)
+            self._partitions.look(window)
+            return False
+        task = asyncio.get_running_loop().create_task(self._handle(window, item, handler, message))
+        self._tasks[task] = window, message.id
+        task.add_done_callback(self._put_down)
+        return True
 
     def _wait_for_the_next(self) -> None:
         if self._timer is not None:
@@ -106,9 +120,9 @@ class Handling:
                     f"there is no handler here for topic {message.topic!r}; another instance may have it"
                 )
             await self._plan.call(handler, message)
-        except asyncio.CancelledError:
-            raise
         except BaseException as error:
+            if is_cancelled(error):
+                raise
             log.warning(
                 "handler of %s failed on %s (attempt %d)", message.topic, message.id, item.attempt, exc_info=True
             )
@@ -160,6 +174,12 @@ def _key(record: Any) -> str | None:
     return record.key().decode("utf-8", "replace") if record.key() is not None else None
 
 
+def _written_at(record: Any) -> str:
+    """When a record was written, as its producer says: RFC 3339. A time that no calendar has is that next to it."""
+    seconds = min(max(0, record.timestamp()[1]), LAST_MILLISECOND) / 1000
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
 def _message(topic: str, item: Item) -> ReceivedMessage:
     record = item.record
     headers = records.listed(record)
@@ -173,6 +193,6 @@ def _message(topic: str, item: Item) -> ReceivedMessage:
         records.header(headers, records.TAG),
         records.own_headers(headers),
         item.attempt,
-        datetime.fromtimestamp(record.timestamp()[1] / 1000, UTC).isoformat().replace("+00:00", "Z"),
+        _written_at(record),
         records.number(headers, REPLAY) or 0,
     )

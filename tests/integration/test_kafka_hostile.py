@@ -1,0 +1,118 @@
+"""Records, orders and cancellations that nobody expects: none of them ends or stops a consumer over Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from notify.client import AsyncConsumer, Consumer
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.groups import running
+
+pytest.importorskip("confluent_kafka")
+
+from confluent_kafka.admin import (
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
+from notify.kafka import control
+from notify.kafka.cluster import Cluster
+from notify.kafka.control import Control
+from tests.support.kafka_consumers import CALL_SECONDS, admin_of, make_topic, produce, progress
+
+pytestmark = pytest.mark.filterwarnings("error")
+YEAR_55840 = 1_700_000_000_000_000
+"""Microseconds since 1970, where Kafka wants milliseconds."""
+
+
+def accept_any_time(url: str, topic: str) -> None:
+    """As brokers before Kafka 4 do."""
+    entry = ConfigEntry(
+        "message.timestamp.after.max.ms", str((1 << 63) - 1), incremental_operation=AlterConfigOpType.SET
+    )
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    for changed in admin_of(url).incremental_alter_configs([resource]).values():
+        changed.result(CALL_SECONDS)
+
+
+def is_done(url: str, topic: str, count: int) -> bool:
+    at = progress(url, topic).get((topic, 0))
+    return at is not None and at.offset == count
+
+
+@pytest.mark.parametrize("mode", ["shared", "ordered"])
+def test_a_time_that_no_calendar_has_stops_nobody(kafka_url: str, unique: str, mode: Any) -> None:
+    make_topic(kafka_url, unique)
+    accept_any_time(kafka_url, unique)
+    produce(kafka_url, unique, ["before"])
+    produce(kafka_url, unique, ["strange"], timestamp=YEAR_55840)
+    produce(kafka_url, unique, ["after"])
+    seen: dict[str, str] = {}
+    consumer = Consumer(kafka_url, group=unique)
+
+    @consumer.subscribe(unique, start="earliest", mode=mode)
+    def handle(message: Any) -> None:
+        seen[message.text] = message.committed_at
+
+    with running(consumer):
+        eventually(lambda: is_done(kafka_url, unique, 3), "all three to be done")
+    assert seen.keys() == {"before", "strange", "after"}
+    assert seen["strange"].startswith("9999-12-31T23:59:59")
+
+
+def test_many_orders_of_operators_hold_up_no_start(kafka_url: str, unique: str) -> None:
+    """Kafka compacts the topic of orders late: each order of a week may still be there."""
+    make_topic(kafka_url, unique)
+    produce(kafka_url, unique, ["a"])
+    consumer = Consumer(kafka_url, group=unique)
+    arrived = threading.Event()
+
+    @consumer.subscribe(unique, start="earliest")
+    def handle(message: Any) -> None:
+        arrived.set()
+
+    with running(consumer):  # it makes the topic of orders
+        assert arrived.wait(PATIENCE_SECONDS)
+    producer = Cluster.of(kafka_url).producer({})
+    for number in range(200):
+        producer.produce(
+            control.TOPIC, Control(paused=number % 2 == 0).encoded(), key=f"{unique}-{number % 7}".encode()
+        )
+    assert producer.flush(CALL_SECONDS) == 0
+    arrived.clear()
+    produce(kafka_url, unique, ["b"])
+    again = Consumer(kafka_url, group=unique)
+    again.subscribe(unique)(handle)
+    with running(again):
+        assert arrived.wait(PATIENCE_SECONDS)
+
+
+def test_a_handler_in_which_something_is_cancelled_has_failed(kafka_url: str, unique: str) -> None:
+    """An inner task that somebody cancelled raises CancelledError into the handler: the message is tried again."""
+    make_topic(kafka_url, unique)
+    produce(kafka_url, unique, ["a"])
+    attempts: list[int] = []
+
+    async def run() -> None:
+        consumer = AsyncConsumer(kafka_url, group=unique)
+
+        @consumer.subscribe(unique, start="earliest", retry_min=0.1, retry_max=0.1)
+        async def handle(message: Any) -> None:
+            attempts.append(message.attempt)
+            if len(attempts) == 1:
+                inner = asyncio.ensure_future(asyncio.Event().wait())
+                asyncio.get_running_loop().call_soon(inner.cancel)
+                await inner
+
+        task = asyncio.create_task(consumer.run())
+        await asyncio.to_thread(eventually, lambda: attempts == [1, 2], "the second attempt")
+        consumer.stop()
+        await task
+
+    asyncio.run(run())
