@@ -29,6 +29,11 @@ def kafka_group(group: str, broadcast_to: str | None = None) -> str:
     return group if broadcast_to is None else f"{group}@{broadcast_to}"
 
 
+def consumer_group(kafka_group: str) -> str:
+    """The consumer group whose offsets a Kafka group has; its letters, retries and wishes go by this name."""
+    return kafka_group.partition("@")[0]
+
+
 def retry_topic(group: str) -> str:
     return RETRY + group
 

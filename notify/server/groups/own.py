@@ -79,10 +79,7 @@ class OwnGroups:
         }
 
     def _count_letters(self, group: str) -> int:
-        topic = dead_letter_topic(group)
-        if not self._core.queues.has_topic(topic):
-            return 0
-        start, end = self._core.queues.bounds(topic, 0)
+        start, end = DeadLetters(self._core, group).bounds()
         return end - start
 
     async def listed(self, prefix: str, after: str, most: int) -> dict[str, Any]:

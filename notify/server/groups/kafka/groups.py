@@ -19,7 +19,7 @@ from notify.kafka import subscriptions
 from notify.kafka.brokers import translated
 from notify.kafka.cluster import Cluster
 from notify.kafka.control import OBEY_SECONDS, Control, Reset
-from notify.kafka.groups import dead_letter_topic, retry_topic
+from notify.kafka.groups import consumer_group, dead_letter_topic, retry_topic
 from notify.server.groups import Change, Chosen, Move
 from notify.server.groups.kafka import letters, offsets, snapshot, sources
 from notify.server.groups.kafka.brokers import Brokers
@@ -208,7 +208,7 @@ class KafkaGroups:
         preview = {"queues": rows, "effects": EFFECTS_KEPT, "within_seconds": OBEY_SECONDS}
 
         def do() -> Any:
-            self._wishes.change(name.partition("@")[0], lambda before: _with(before, wish))
+            self._wishes.change(consumer_group(name), lambda before: _with(before, wish))
             self._look_again()
             return preview
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 from confluent_kafka import ConsumerGroupTopicPartitions
 from confluent_kafka.admin import AdminClient
 
-from notify.kafka.groups import DEAD_LETTER, OWN_TOPICS
+from notify.kafka.groups import DEAD_LETTER, OWN_TOPICS, consumer_group
 from notify.kafka.progress import Progress
 from notify.server.groups.kafka import offsets
 from notify.server.groups.kafka.offsets import CALL_SECONDS
@@ -57,7 +57,7 @@ class KafkaGroup:
     @property
     def base(self) -> str:
         """The name of the group that subscribed, which dead letters and wishes go by."""
-        return self.name.partition("@")[0]
+        return consumer_group(self.name)
 
     @property
     def lag(self) -> int:
@@ -80,7 +80,7 @@ def take(admin: AdminClient) -> Snapshot:
     topics = {name: len(topic.partitions) for name, topic in admin.list_topics(timeout=CALL_SECONDS).topics.items()}
     ours = {name.removeprefix(DEAD_LETTER) for name in topics if name.startswith(DEAD_LETTER)}
     listed = _result(admin.list_consumer_groups(request_timeout=CALL_SECONDS))
-    names = sorted(g.group_id for g in listed.valid if g.group_id.partition("@")[0] in ours)
+    names = sorted(g.group_id for g in listed.valid if consumer_group(g.group_id) in ours)
     committed = {
         name: _result(
             admin.list_consumer_group_offsets(
