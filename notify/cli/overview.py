@@ -83,8 +83,11 @@ def screen_of(o: dict[str, Any]) -> Group:
     facts.add_row("halves", f"{rates['halves']:,.0f}/s", "committed", f"{rates['committed']:,.0f}/s")
     oldest = "-" if doubt["oldest_seconds"] is None else f"oldest {doubt['oldest_seconds']:.0f} s"
     facts.add_row("in doubt", f"{doubt['count']:,} {oldest}", "parked", f"{o['parked']['count']:,}")
-    if queues is not None:
+    if o.get("queues_away"):
+        facts.add_row("groups", f"not shown: {o['queues_away']}")
+    if queues is not None and queues["leased"] is not None:  # over Kafka consumers tell their rates to nobody
         facts.add_row("delivered", f"{rates['delivered']:,.0f}/s", "acknowledged", f"{rates['acked']:,.0f}/s")
+    if queues is not None:
         undelivered = queues["oldest_undelivered_seconds"]
         age = "" if undelivered is None else f" oldest {undelivered:.0f} s"
         facts.add_row("lag", f"{queues['lag']:,}{age}", "dead letters", f"{queues['dead_letters']:,}")

@@ -84,11 +84,14 @@ class Subscriptions:
 
 def read(cluster: Cluster) -> dict[tuple[str, Place], Subscribed]:
     """Every noted subscription, by group and partition; empty without the topic. Raises Unavailable."""
-    subscriptions = {}
-    for key, value in newest(cluster, TOPIC).items():
-        try:
-            group, topic, partition = key.decode().split("/")
-            subscriptions[group, Place(topic, int(partition))] = msgspec.json.decode(value, type=Subscribed)
-        except (ValueError, msgspec.DecodeError):
-            continue  # a record of a later version, or of another tool
-    return subscriptions
+    records = [parsed(key.decode("utf-8", "replace"), value) for key, value in newest(cluster, TOPIC).items()]
+    return {(noted[0], noted[1]): noted[2] for noted in records if noted is not None}
+
+
+def parsed(key: str, value: bytes | None) -> tuple[str, Place, Subscribed] | None:
+    """Group, partition and subscription of a record; None for one of a later version, or of another tool."""
+    try:
+        group, topic, partition = key.split("/")
+        return group, Place(topic, int(partition)), msgspec.json.decode(value or b"", type=Subscribed)
+    except (ValueError, msgspec.DecodeError):
+        return None

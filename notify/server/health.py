@@ -101,8 +101,8 @@ async def _exposition(running: Running, connections: Connections) -> Exposition:
         connections.turned_away,
     )
     with contextlib.suppress(Unavailable, WrongRole):  # an alarm says that Kafka does not answer
-        _add_groups(shown, await running.groups.states())
-        _add_sources(shown, await running.groups.sources())
+        _add_groups(shown, await running.queues.groups.states())
+        _add_sources(shown, await running.queues.groups.sources())
     if core.has_queues:
         _add_queues(shown, core)
     waiting = [((row["source"],), row["waiting"]) for row in core.refusals.shown()]

@@ -13,7 +13,7 @@ from typing import Any
 from notify.server.configuration.follow import Administration
 from notify.server.core.core import Core
 from notify.server.data.routes import DataRoutes
-from notify.server.groups import Groups
+from notify.server.groups import QueueEngine
 from notify.server.jobs.runner import Jobs
 from notify.server.watch.alarms import Alarms
 from notify.server.watch.history import History
@@ -32,5 +32,5 @@ class Running:
     alarms: Alarms
     jobs: Jobs
     data: DataRoutes
-    groups: Groups
-    """The consumer groups as administrators see them."""
+    queues: QueueEngine
+    """Groups, dead letters and topics as administrators see them."""

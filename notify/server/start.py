@@ -23,8 +23,8 @@ from notify.server.core.core import Core
 from notify.server.data.encode import json_check
 from notify.server.data.routes import DataRoutes
 from notify.server.database import open_database
-from notify.server.groups import Groups
-from notify.server.groups.own import OwnGroups
+from notify.server.groups import QueueEngine
+from notify.server.groups.own import own_engine
 from notify.server.jobs.records import JobRecords
 from notify.server.jobs.runner import Jobs
 from notify.server.running import Running
@@ -77,16 +77,16 @@ async def started(
         parts.push_async_callback(administration.stop)
         await administration.start(settings.data_dir)
 
-        groups = await parts.enter_async_context(_groups(settings, core))
-        history = History(core, groups.lag)
+        queues = await parts.enter_async_context(_queues(settings, core))
+        history = History(core, queues.groups.lag)
         history.start()
         parts.push_async_callback(history.stop)
-        alarms = Alarms(core, _newest_audit(administration.records), groups)
+        alarms = Alarms(core, _newest_audit(administration.records), queues.groups)
         alarms.start()
         parts.push_async_callback(alarms.stop)
         run = asyncio.get_running_loop().create_task(core.run())
         parts.push_async_callback(ended, run)
-        jobs = Jobs(JobRecords(database), core)
+        jobs = Jobs(JobRecords(database), queues.letters, clock)
         parts.push_async_callback(jobs.stop)
         await jobs.resume()
         members = (lambda: _alone(core.settings, url)) if membership is None else membership.shown
@@ -95,28 +95,25 @@ async def started(
             parts.push_async_callback(membership.stop)
             await membership.announce(CoreWork(core))
         data = DataRoutes(core, members, reply_bytes)
-        yield Running(core, administration, members, history, alarms, jobs, data, groups)
+        yield Running(core, administration, members, history, alarms, jobs, data, queues)
 
 
 @contextlib.asynccontextmanager
-async def _groups(settings: Settings, core: Core) -> AsyncIterator[Groups]:
-    """The groups that administrators see.
+async def _queues(settings: Settings, core: Core) -> AsyncIterator[QueueEngine]:
+    """The queues that administrators see.
 
     Raises InvalidRequest for a URL or settings that Kafka's client refuses, and where that client is not installed.
     """
     if not settings.kafka:
-        yield OwnGroups(core)
+        yield own_engine(core)
         return
     try:
         from notify.kafka.cluster import Cluster
-        from notify.server.groups.kafka.groups import KafkaGroups
+        from notify.server.groups.kafka.engine import kafka_engine
     except ImportError as error:
         raise InvalidRequest(f"setting kafka needs the extra kafka: pip install 'notify-tx[kafka]' ({error})") from None
-    groups = KafkaGroups(Cluster.of(settings.kafka))
-    try:
-        yield groups
-    finally:
-        await groups.close()
+    async with kafka_engine(Cluster.of(settings.kafka)) as queues:
+        yield queues
 
 
 def _newest_audit(records: Records) -> Callable[[], Awaitable[dict[str, Any] | None]]:

@@ -67,10 +67,10 @@ def test_a_job_of_an_earlier_version_whose_filter_is_refused_now_fails_and_says_
         jobs=lambda most, state: [job],
         end_job=lambda number, state, detail, now_us: ended.append((state, detail)),
     )
-    core = SimpleNamespace(clock=int)
+    letters = SimpleNamespace()
 
     async def run() -> None:
-        jobs = Jobs(records, core)  # type: ignore[arg-type]
+        jobs = Jobs(records, letters, int)  # type: ignore[arg-type]
         await jobs.resume()
         await eventually_async(lambda: ended, "the job to end")
 

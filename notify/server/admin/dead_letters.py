@@ -12,7 +12,7 @@ from notify.errors import InvalidRequest
 from notify.limits import check_between
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.groups import Chosen
-from notify.server.jobs.redrive import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT, DeadLetters, Wanted
+from notify.server.jobs.redrive import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT, Wanted
 
 
 class WantedFields(BaseModel):
@@ -66,13 +66,13 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         check_between("max", max, 1, 10_000)
         check_between("offset", offset, 0, 1 << 62)
         wanted = WantedFields(topic=topic, tag=tag, key=key, contains=contains, filter=filter).wanted()
-        return await desk.groups.dead_letters(name, wanted, offset, max)
+        return await desk.letters.listed(name, wanted, offset, max)
 
     @routes.get("/dead-letters")
     async def groups_with_dead_letters(prefix: str = "", max: int = 100) -> dict[str, Any]:
         """List the groups that have dead letters, those with the most first."""
         check_between("max", max, 1, 10_000)
-        return {"groups": await desk.groups.with_dead_letters(prefix, max)}
+        return {"groups": await desk.letters.counted(prefix, max)}
 
 
 def _redriving(routes: APIRouter, desk: Desk) -> None:
@@ -84,14 +84,14 @@ def _redriving(routes: APIRouter, desk: Desk) -> None:
             return await _redrive_all(desk, name, write, who)
         names = None if write.ids is None else tuple(write.ids)
         chosen = Chosen(names, wanted, write.max, write.replay_effects, write.force)
-        preview, do = await desk.groups.redrive(name, chosen)
+        preview, do = await desk.letters.redrive(name, chosen)
         return await desk.carry_out(write, who, "dead_letter.redrive", name, do, preview)
 
 
 async def _redrive_all(desk: Desk, name: str, write: Redrive, who: str) -> dict[str, Any]:
     if write.ids is not None:
         raise InvalidRequest("give ids or all, not both", "invalid_schema")
-    start, end = DeadLetters(desk.core, name).bounds()
+    start, end = await desk.letters.bounds(name)
     spec = {"group": name, "wanted": write.wanted.wanted().plain(), "from": start, "until": end}
     spec |= {"replay_effects": write.replay_effects, "force": write.force}
 

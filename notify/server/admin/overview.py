@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from notify import __version__
+from notify.errors import Unavailable
 from notify.server.admin.writes import Desk
 from notify.storage.capabilities import shard_names
 from notify.wire import instant
@@ -37,13 +38,20 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             "parked": {"count": doubt.parked, "is_more": doubt.parked == doubt.counted_to != 0},
             "disk": {"total": disk.total, "free": disk.free, "used_share": round(1 - disk.free / disk.total, 4)},
             "alarms": desk.alarms.now(),
-            "queues": await desk.groups.summary(),
-        }
+        } | await _queues(desk)
 
     @routes.get("/history")
     async def history() -> dict[str, Any]:
         """Show the last hour in columns: times, rates a second, lag."""
         return desk.history.columns()
+
+
+async def _queues(desk: Desk) -> dict[str, Any]:
+    """The figures of groups; where Kafka has them and does not answer, why: the rest of the server is shown anyway."""
+    try:
+        return {"queues": await desk.groups.summary(), "queues_away": None}
+    except Unavailable as error:
+        return {"queues": None, "queues_away": str(error)}
 
 
 def _age(now_us: int, then_us: int) -> float:

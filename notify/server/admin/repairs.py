@@ -85,12 +85,13 @@ def _redelivering(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/groups/{name}/redeliver")
     async def redeliver(name: str, write: Redeliver, who: Who) -> dict[str, Any]:
         """Send messages of queues to one group again; a repeated call sends each once."""
+        queues = desk.core.queues
         items: list[dict[str, Any]] = []
         ready: list[tuple[StoredMessage, bytes]] = []
         for message_id in write.ids:
             item: dict[str, Any] = {"id": message_id}
             try:
-                m = _in_a_queue(desk.core.queues, name, message_id)
+                m = _in_a_queue(queues, name, message_id)
                 again = ids.derived(m.transaction_id, ids.redelivered(name, m.message_no))
             except NotifyError as error:
                 item |= _refused(error)

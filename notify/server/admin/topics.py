@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import heapq
 from typing import Any, Literal
 
 from fastapi import APIRouter, Depends
@@ -67,21 +66,17 @@ def _views(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     async def topics(prefix: str = "", after: str = "", max: int = 1_000_000) -> dict[str, Any]:
         """List topics by name: those that begin with `prefix` and come after `after`, at most `max`."""
         check_between("max", max, 1, 1_000_000)
-        known = {t.name: t for t in desk.core.queues.topics()}
-        names = heapq.nsmallest(max, (n for n in known if n > after and n.startswith(prefix)))
-        return {"topics": [described(desk.core.queues, known[name]) for name in names], "of": len(known)}
+        return await desk.topics.listed(prefix, after, max)
 
     @services.get("/topics/{name}", dependencies=[Depends(guard.check_topic_reader)])
     async def topic(name: str) -> dict[str, Any]:
         """Show a topic: its queues with their first and next offsets, and its policy."""
-        return described(desk.core.queues, desk.topic(name))
+        return await desk.topics.one(name)
 
     @routes.get("/topics/{name}/groups")
     async def groups_of(name: str) -> dict[str, Any]:
         """List the groups that subscribe to a topic, each with its lag."""
-        desk.topic(name)
-        subscriptions = desk.core.delivery.followers.subscriptions_of(name)
-        return {"groups": [{"group": s.group, "mode": s.mode, "lag": lag} for s, lag in subscriptions]}
+        return {"groups": await desk.topics.groups_of(name)}
 
 
 def _writes(routes: APIRouter, desk: Desk) -> None:

@@ -13,7 +13,7 @@ from notify.errors import NotFound
 from notify.server.access import EVERYONE, Principal
 from notify.server.configuration.follow import Administration
 from notify.server.core.core import Core
-from notify.server.groups import Groups
+from notify.server.groups import Groups, Letters, TopicViews
 from notify.server.jobs.runner import Jobs
 from notify.server.running import Running
 from notify.server.watch.alarms import Alarms
@@ -63,7 +63,15 @@ class Desk:
 
     @property
     def groups(self) -> Groups:
-        return self._running().groups
+        return self._running().queues.groups
+
+    @property
+    def letters(self) -> Letters:
+        return self._running().queues.letters
+
+    @property
+    def topics(self) -> TopicViews:
+        return self._running().queues.topics
 
     @property
     def jobs(self) -> Jobs:

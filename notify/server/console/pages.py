@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import Request
 
-from notify.errors import NotifyError, WrongRole
+from notify.errors import NotifyError, Unavailable, WrongRole
 from notify.server.console.api import Api, path_of
 
 ROWS = 100
@@ -100,10 +100,16 @@ async def _dead_letters(api: Api, request: Request) -> dict[str, Any]:
 
 
 async def _nodes(api: Api, request: Request) -> dict[str, Any]:
-    sources = await _unless_elsewhere(api.get("bridges"))
+    away = ""
+    try:
+        sources = await _unless_elsewhere(api.get("bridges"))
+    except NotifyError as error:
+        if error.status != Unavailable.status:
+            raise
+        sources, away = None, str(error)
     bridges = None if sources is None else sources["bridges"]
     refused = [row for row in (await api.get("refused"))["sources"] if row["waiting"]]
-    return {"nodes": await api.get("nodes"), "bridges": bridges, "refused": refused}
+    return {"nodes": await api.get("nodes"), "bridges": bridges, "away": away, "refused": refused}
 
 
 async def _audits(api: Api, request: Request) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from notify.server.jobs.redrive import Wanted
+from notify.server.jobs.redrive import Redriving, Wanted
 from notify.server.watch.group_state import Watched
 
 
@@ -71,14 +71,47 @@ class Groups(Watched, Protocol):
         """Raises NotFound."""
         ...
 
-    async def with_dead_letters(self, prefix: str, most: int) -> list[dict[str, Any]]:
+
+class Letters(Redriving, Protocol):
+    """The dead letters of the groups of one queue engine. Its answers are those of the admin routes."""
+
+    async def counted(self, prefix: str, most: int) -> list[dict[str, Any]]:
         """Groups that have dead letters, those with the most first: `group` and `count` of each."""
         ...
 
-    async def dead_letters(self, name: str, wanted: Wanted, offset: int, most: int) -> dict[str, Any]:
+    async def listed(self, name: str, wanted: Wanted, offset: int, most: int) -> dict[str, Any]:
         """The letters of a group that match, from an offset on, and the offset to go on from."""
         ...
 
     async def redrive(self, name: str, chosen: Chosen) -> Change:
         """Raises NotFound."""
         ...
+
+    async def purge(self, name: str, before: str | int) -> Change:
+        """Raises NotFound, InvalidRequest."""
+        ...
+
+
+class TopicViews(Protocol):
+    """The topics of messages of one queue engine, as administrators see them."""
+
+    async def listed(self, prefix: str, after: str, most: int) -> dict[str, Any]:
+        """The topics by name: those that begin with `prefix` and come after `after`, and how many there are."""
+        ...
+
+    async def one(self, name: str) -> dict[str, Any]:
+        """Raises NotFound."""
+        ...
+
+    async def groups_of(self, name: str) -> list[dict[str, Any]]:
+        """The groups that subscribe to a topic: `group`, `mode` and `lag` of each. Raises NotFound."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEngine:
+    """One queue engine as administrators see and steer it."""
+
+    groups: Groups
+    letters: Letters
+    topics: TopicViews

@@ -7,20 +7,18 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from notify import ids
 from notify.errors import NotFound
 from notify.server.core.core import Core
-from notify.server.data.encode import json_pulled
 from notify.server.delivery import inboxes
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.group import Group
 from notify.server.delivery.instances import states
-from notify.server.groups import Change, Chosen, Move
-from notify.server.jobs.redrive import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT, DeadLetters, Wanted, next_replay
+from notify.server.groups import Change, Move, QueueEngine
+from notify.server.groups.own_letters import OwnLetters
+from notify.server.groups.own_topics import OwnTopics
+from notify.server.jobs.redrive import EFFECTS_AGAIN, EFFECTS_KEPT, next_replay
 from notify.server.watch.group_state import GroupState
 from notify.storage.groups import Subscription
-from notify.storage.names import dead_letter_topic
-from notify.storage.records import StoredMessage
 from notify.wire import instant
 
 WORST = 10
@@ -30,11 +28,18 @@ MOST_LEASES = 1000
 """The most leases of a group that are shown."""
 
 
+def own_engine(core: Core) -> QueueEngine:
+    """The queues of a server itself."""
+    letters = OwnLetters(core)
+    return QueueEngine(OwnGroups(core, letters), letters, OwnTopics(core))
+
+
 class OwnGroups:
     """Every method raises WrongRole where the server has no queues."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, letters: OwnLetters) -> None:
         self._core = core
+        self._letters = letters
 
     def lag(self) -> int:
         if not self._core.has_queues:
@@ -73,14 +78,10 @@ class OwnGroups:
             "groups": len(groups),
             "leased": sum(g.in_flight() for g in groups.values()),
             "delayed": core.queues.delayed(),
-            "dead_letters": sum(self._count_letters(name) for name in groups),
+            "dead_letters": sum(self._letters.count(name) for name in groups),
             "oldest_undelivered_seconds": max((row["oldest_seconds"] or 0 for row in rows), default=None),
             "lagging": rows,
         }
-
-    def _count_letters(self, group: str) -> int:
-        start, end = DeadLetters(self._core, group).bounds()
-        return end - start
 
     async def listed(self, prefix: str, after: str, most: int) -> dict[str, Any]:
         known = self._core.delivery.groups
@@ -167,31 +168,6 @@ class OwnGroups:
 
         return Change(preview, do)
 
-    async def with_dead_letters(self, prefix: str, most: int) -> list[dict[str, Any]]:
-        first = dead_letter_topic("")
-        names = [t.name.removeprefix(first) for t in self._core.queues.topics() if t.name.startswith(first + prefix)]
-        counted = [{"group": name, "count": self._count_letters(name)} for name in names]
-        return heapq.nlargest(most, (row for row in counted if row["count"]), key=lambda row: row["count"])
-
-    async def dead_letters(self, name: str, wanted: Wanted, offset: int, most: int) -> dict[str, Any]:
-        letters = DeadLetters(self._core, name)
-        chosen, next_offset = await letters.find(wanted, offset, most)
-        return {"messages": await _shown(letters, chosen), "next_offset": next_offset}
-
-    async def redrive(self, name: str, chosen: Chosen) -> Change:
-        letters = DeadLetters(self._core, name)
-        if chosen.ids is not None:
-            sent = letters.by_ids(set(chosen.ids))
-        else:
-            sent = (await letters.find(chosen.wanted, 0, min(chosen.most, AT_ONCE), not_redriven=True))[0]
-        names = [ids.message_id(m.transaction_id, m.message_no) for m in sent]
-
-        async def do() -> Any:
-            items = await letters.send_again(sent, replay_effects=chosen.replay_effects, force=chosen.force)
-            return {"items": items + not_letters(name, chosen.ids, names)}
-
-        return Change({"ids": names, "effects": EFFECTS_AGAIN if chosen.replay_effects else EFFECTS_KEPT}, do)
-
 
 def oldest_seconds(core: Core, group: str, now_us: int) -> float | None:
     """The age, in seconds, of the oldest message that a group has not settled; None if there is none."""
@@ -212,19 +188,6 @@ def _state(group: Group, now_us: int) -> GroupState:
     consumers = Counter(states(group.instances, now_us).values())
     asked_us = max((i.asked_us for i in group.instances.values()), default=0)
     return GroupState(group.name, lags, group.paused, consumers, asked_us)
-
-
-def not_letters(group: str, asked: tuple[str, ...] | None, present: list[str]) -> list[dict[str, Any]]:
-    """A refusal for each id that was asked for and is not among a group's dead letters."""
-    detail = f"not among the dead letters of {dead_letter_topic(group)!r}"
-    return [{"id": i, "status": 404, "detail": detail} for i in sorted(set(asked or ()) - set(present))]
-
-
-async def _shown(letters: DeadLetters, messages: list[StoredMessage]) -> list[dict[str, Any]]:
-    return [
-        json_pulled(m) | {"dead_at": instant(m.committed_us), "redriven": is_redriven}
-        for m, is_redriven in zip(messages, await letters.are_redriven(messages), strict=True)
-    ]
 
 
 def _described(s: Subscription) -> dict[str, Any]:

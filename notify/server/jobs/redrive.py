@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from notify import ids
 from notify.errors import InvalidRequest, NotFound, NotifyError
@@ -81,6 +81,33 @@ class Wanted:
             and self.contains in (p.headers or {}).get(DEAD_LETTER_REASON, "")
             and (self._filter is None or self._filter.fits(p))
         )
+
+
+class Redriving(Protocol):
+    """Sends a group's dead letters again, some at a time, whoever keeps them."""
+
+    async def bounds(self, group: str) -> tuple[int, int]:
+        """The offset of a group's first letter, and the one behind its last. Raises Unavailable."""
+        ...
+
+    async def send_next(self, spec: RedriveSpec, offset: int, most: int) -> tuple[list[dict[str, Any]], int] | None:
+        """Look at the next few from an offset on, at most `most`, and send those that match.
+
+        Gives what became of each, and the offset to go on from; None where none is left. Repeating it sends none twice.
+        Raises Unavailable.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveSpec:
+    """Which letters of a group a job sends: those of offsets before `until` that match."""
+
+    group: str
+    wanted: Wanted
+    until: int
+    replay_effects: bool = False
+    force: bool = False
 
 
 class DeadLetters:

@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 from notify import faults
+from notify.clock import Clock
 from notify.errors import Conflict
-from notify.server.core.core import Core
 from notify.server.jobs.records import JobRecords
-from notify.server.jobs.redrive import DeadLetters, Wanted
+from notify.server.jobs.redrive import RedriveSpec, Redriving, Wanted
 from notify.server.tasks import ended
 
 BATCH = 500
@@ -18,15 +18,16 @@ BATCH = 500
 class Jobs:
     """The jobs of one server."""
 
-    def __init__(self, records: JobRecords, core: Core) -> None:
+    def __init__(self, records: JobRecords, letters: Redriving, clock: Clock) -> None:
         self.records = records
-        self._core = core
+        self._letters = letters
+        self._clock = clock
         self._running: dict[int, asyncio.Task[None]] = {}
         self._cancelled: set[int] = set()
 
     async def start(self, what: str, target: str, spec: dict[str, Any], total: int) -> int:
         """Begin a job; its number."""
-        now_us = self._core.clock()
+        now_us = self._clock()
         number = await asyncio.to_thread(self.records.add_job, what, target, spec, total, now_us)
         self._run(number)
         return number
@@ -52,7 +53,7 @@ class Jobs:
             self._cancelled.add(number)
             await asyncio.wait([task])
             self._cancelled.discard(number)
-        if not await asyncio.to_thread(self.records.end_job, number, "cancelled", why[:500], self._core.clock()):
+        if not await asyncio.to_thread(self.records.end_job, number, "cancelled", why[:500], self._clock()):
             raise Conflict(f"job {number} has ended already")
 
     async def _redrive(self, number: int) -> None:
@@ -65,7 +66,7 @@ class Jobs:
             faults.note("job_failed", error, job=number)
             state, why = "failed", str(error)[:500]
         try:
-            await asyncio.to_thread(self.records.end_job, number, state, why, self._core.clock())
+            await asyncio.to_thread(self.records.end_job, number, state, why, self._clock())
         except Exception as error:
             faults.note("job_not_ended", error, job=number)  # the next start goes on with it
 
@@ -78,20 +79,17 @@ class Jobs:
         job = await asyncio.to_thread(records.job, number)
         spec = job["spec"]
         position, done = job["position"], job["done"]
-        letters = DeadLetters(self._core, spec["group"])
         wanted = Wanted(**spec["wanted"])  # of an earlier version it may be refused now
+        chosen = RedriveSpec(
+            spec["group"], wanted, spec["until"], spec.get("replay_effects", False), spec.get("force", False)
+        )
         while position < spec["until"]:
             if number in self._cancelled:
                 return False
-            batch = [m for m in letters.read(position, min(BATCH, wanted.at_once)) if m.offset < spec["until"]]
-            if not batch:
+            sent = await self._letters.send_next(chosen, position, BATCH)
+            if sent is None:
                 break
-            items = await letters.send_again(
-                [m for m in batch if wanted.matches(m)],
-                replay_effects=spec.get("replay_effects", False),
-                force=spec.get("force", False),
-            )
-            position = batch[-1].offset + 1
+            items, position = sent
             await asyncio.to_thread(records.advance, number, items, position, done)
             done += len(items)
         return True

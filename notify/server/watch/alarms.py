@@ -43,7 +43,8 @@ MEANING = {
     "bridge": "A bridge or relay has not written for alarm_bridge_seconds; one that runs writes every 10 s at least.",
     "refused": "Messages of a source wait for a decision: no queue takes them as they are. See them with "
     "`notify refused list --dsn …`, then have them tried again, or drop them.",
-    "kafka": "The Kafka cluster of the setting kafka does not answer: its groups are neither shown nor watched.",
+    "kafka": "The Kafka cluster of the setting kafka does not answer: its groups are neither shown nor watched. "
+    "Where the alarm names a group, some of its partitions have no leader: start their brokers.",
     "audit": "The newest audit published here has findings: see its report.",
     "filter": "An earlier version took a subscription's filter that this one refuses, because it may cost too much: "
     "the group gets no messages of that topic. Change the subscription's filter.",
@@ -170,6 +171,8 @@ class Alarms:
                     yield "no_consumers", name, f"Group {name} has {behind:,} messages to receive, and no consumer asks"
             elif not behind:
                 self._seen_us.pop(name, None)
+            if not group.is_whole:
+                yield "kafka", name, f"The lag of group {name} is larger than it is shown: partitions have no leader"
             if self._grows(name, behind, now_us):
                 yield "lag_growing", name, f"The lag of group {name} keeps growing: {behind:,} messages"
 

@@ -19,6 +19,8 @@ class GroupState:
     """The number of its consumers in each state: `ok`, `slow`, `stuck`, `gone`."""
     asked_us: int
     """When one of them asked last, in microseconds since 1970; 0: not known."""
+    is_whole: bool = True
+    """Whether the lag is known as a whole."""
 
     @property
     def lag(self) -> int:

@@ -6,23 +6,14 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from notify.kafka.cluster import Cluster
-from notify.server.groups.kafka.offsets import CALL_SECONDS
+from notify.server.groups.kafka.answers import CALL_SECONDS, PASSING
 
 T = TypeVar("T")
 AGAIN_SECONDS = 0.2
-PASSING = frozenset(
-    (
-        KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.OFFSET_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR,
-        KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.CONCURRENT_TRANSACTIONS,
-    )
-)  # fmt: skip
-"""Answers while a partition, group or transaction has no leader that is ready, or the client knows an earlier one."""
 
 
 class Brokers:

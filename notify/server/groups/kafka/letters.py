@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,8 @@ from notify.kafka.groups import dead_letter_topic
 from notify.kafka.records import Headers
 from notify.message import DEAD_LETTER_REASON
 from notify.server.groups.kafka import offsets
+from notify.server.groups.kafka.answers import CALL_SECONDS, passes
 from notify.server.groups.kafka.brokers import Brokers
-from notify.server.groups.kafka.offsets import CALL_SECONDS
 from notify.wire import Payload, body_fields, instant
 
 AT_ONCE = 500
@@ -91,10 +91,14 @@ def read(brokers: Brokers, group: str, partitions: int, number: int = 0) -> Iter
         consumer.close()
 
 
-def count(brokers: Brokers, group: str, partitions: int) -> int:
-    """How many records a group's dead-letter topic has, those of transactions themselves too. Raises KafkaException."""
-    places = _places(group, partitions)
-    return sum(offsets.latest(brokers.admin, places).values()) - sum(offsets.earliest(brokers.admin, places).values())
+def numbers(bounds: Mapping[int, tuple[int, int]]) -> tuple[int, int]:
+    """The number of the first letter that there may be in partitions with these bounds, and that behind the last."""
+    count = len(bounds)
+    held = {partition: bound for partition, bound in bounds.items() if bound[0] < bound[1]}
+    return (
+        min((start * count + partition for partition, (start, _) in held.items()), default=0),
+        max(((end - 1) * count + partition + 1 for partition, (_, end) in held.items()), default=0),
+    )
 
 
 def _places(group: str, partitions: int) -> list[offsets.Place]:
@@ -123,7 +127,7 @@ class _Reading:
                         yield record
                 elif error.code() == KafkaError._PARTITION_EOF:
                     self._pass(partition, offset)
-                elif not error.retriable():
+                elif not passes(error):
                     raise KafkaException(error)
                 deadline = time.monotonic() + CALL_SECONDS
             if time.monotonic() > deadline:

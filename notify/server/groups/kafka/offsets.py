@@ -7,39 +7,54 @@ from typing import Any
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition, admin
 
-CALL_SECONDS = 5.0
-"""How long people wait for the brokers: shorter than bridges and consumers do."""
+from notify.server.groups.kafka.answers import CALL_SECONDS, GONE, PASSING, gathered
+
 Place = tuple[str, int]
 """A topic and a partition of it."""
 _Spec: Any = admin.OffsetSpec  # type: ignore[attr-defined]
 
 
-def earliest(client: admin.AdminClient, places: Iterable[Place]) -> dict[Place, int]:
-    """The first offset of each partition; one that is gone is left out. Raises KafkaException."""
-    return _asked(client, places, _Spec.earliest())
+def earliest(client: admin.AdminClient, places: Iterable[Place], unknown: set[str] | None = None) -> dict[Place, int]:
+    """The first offset of each partition; one that is gone is left out. Raises KafkaException, TimeoutError.
+
+    `unknown`: where topics are noted whose partitions have no leader now; without it that raises.
+    """
+    return _asked(client, places, _Spec.earliest(), unknown)
 
 
-def latest(client: admin.AdminClient, places: Iterable[Place]) -> dict[Place, int]:
-    """The offset behind the last committed record of each. Raises KafkaException."""
-    return _asked(client, places, _Spec.latest())
+def latest(client: admin.AdminClient, places: Iterable[Place], unknown: set[str] | None = None) -> dict[Place, int]:
+    """The offset behind the last committed record of each. `unknown`, and what it raises: as above."""
+    return _asked(client, places, _Spec.latest(), unknown)
 
 
 def at_time(client: admin.AdminClient, places: Iterable[Place], at_us: int) -> dict[Place, int]:
-    """The first offset of each with a record from `at_us` on; -1 where there is none. Raises KafkaException."""
-    return _asked(client, places, _Spec.for_timestamp(at_us // 1000))
+    """The first offset of each with a record from `at_us` on; -1 where there is none. Raises as above."""
+    return _asked(client, places, _Spec.for_timestamp(at_us // 1000), None)
 
 
-def _asked(client: admin.AdminClient, places: Iterable[Place], spec: Any) -> dict[Place, int]:
+def _asked(client: admin.AdminClient, places: Iterable[Place], spec: Any, unknown: set[str] | None) -> dict[Place, int]:
     asked = {TopicPartition(*place): spec for place in places}
     if not asked:
         return {}
     level = IsolationLevel.READ_COMMITTED
+    answers = gathered(client.list_offsets(asked, isolation_level=level, request_timeout=CALL_SECONDS))
     offsets: dict[Place, int] = {}
-    answers = client.list_offsets(asked, isolation_level=level, request_timeout=CALL_SECONDS)
-    for partition, answer in answers.items():
-        try:
-            offsets[partition.topic, partition.partition] = answer.result(CALL_SECONDS).offset
-        except KafkaException as raised:
-            if raised.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise
+    for partition, said in answers.items():
+        answer = _of_no_leader(client, partition.topic) if _names_no_leader(said) else said
+        if not isinstance(answer, KafkaError):
+            offsets[partition.topic, partition.partition] = answer.offset
+        elif unknown is not None and answer.code() in PASSING:
+            unknown.add(partition.topic)
+        elif answer.code() not in GONE:
+            raise KafkaException(answer)
     return offsets
+
+
+def _names_no_leader(answer: Any) -> bool:
+    """Whether the client met no leader of any partition that it was asked for; it does not say why."""
+    return isinstance(answer, KafkaError) and answer.code() == KafkaError._NOENT
+
+
+def _of_no_leader(client: admin.AdminClient, topic: str) -> KafkaError:
+    is_there = topic in client.list_topics(timeout=CALL_SECONDS).topics
+    return KafkaError(KafkaError.LEADER_NOT_AVAILABLE if is_there else KafkaError.UNKNOWN_TOPIC_OR_PART)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from notify.kafka import records
+from notify.kafka.brokers import make_topics
 from notify.kafka.groups import retry_topic
 from notify.kafka.records import Headers
+from notify.server.groups.kafka.answers import CALL_SECONDS
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.compacted import CompactedTopic
 from notify.server.groups.kafka.letters import Letter
-from notify.server.groups.kafka.offsets import CALL_SECONDS
 from notify.storage.runs import OffsetRuns
 
 TOPIC = "notify-redriven"
@@ -25,21 +26,26 @@ class Redriven:
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
-        self._topic = CompactedTopic(brokers, TOPIC)
         self._numbers: dict[str, OffsetRuns] = {}
+        self._topic = CompactedTopic(brokers, TOPIC, self._numbers.clear)
 
-    def of_group(self, group: str) -> OffsetRuns:
-        """The numbers of a group's letters that were sent again. Raises KafkaException, Unavailable."""
+    def read(self) -> Mapping[str, OffsetRuns]:
+        """The numbers of the letters that were sent again, by group. Raises KafkaException, Unavailable."""
         for key, _, _ in self._topic.news():
             name, _, number = key.rpartition("/")
             self._numbers.setdefault(name, OffsetRuns()).add(int(number), 1)
-        return self._numbers.get(group, OffsetRuns())
+        return self._numbers
+
+    def of_group(self, group: str) -> OffsetRuns:
+        """As `read`, of one group."""
+        return self.read().get(group, OffsetRuns())
 
     def send(self, group: str, letters: Sequence[Letter]) -> list[int]:
         """Send letters to their group's retry topic; a status for each: 201, or 200 if it was sent before.
 
         Raises KafkaException, Unavailable: then none was sent.
         """
+        make_topics(self._brokers.cluster, [TOPIC], compacted=True)
         producer = self._brokers.cluster.producer({"transactional.id": f"notify-redrive-{group}"})
         producer.init_transactions(CALL_SECONDS)  # from here on another server's redrive cannot be committed
         sent_before = self.of_group(group)

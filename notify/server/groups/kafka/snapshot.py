@@ -1,19 +1,19 @@
-"""Consumer groups over Kafka as the brokers know them at one moment: positions, ends, members."""
+"""Consumer groups over Kafka as the brokers know them at one moment: positions, ends, members, dead letters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
-from confluent_kafka import ConsumerGroupTopicPartitions
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from notify.kafka.groups import DEAD_LETTER, OWN_TOPICS, consumer_group
+from notify.kafka.groups import DEAD_LETTER, OWN_TOPICS, consumer_group, dead_letter_topic
 from notify.kafka.progress import Progress
 from notify.server.groups.kafka import offsets
-from notify.server.groups.kafka.offsets import CALL_SECONDS
+from notify.server.groups.kafka.answers import CALL_SECONDS, PASSING, gathered
+from notify.server.groups.kafka.offsets import Place
 
 T = TypeVar("T")
 
@@ -70,63 +70,103 @@ class Snapshot:
 
     groups: Mapping[str, KafkaGroup]
     topics: Mapping[str, int]
+    letters: Mapping[Place, tuple[int, int]] = field(default_factory=dict)
+    """The first offset of each partition of the groups' dead-letter topics, and the one behind the last."""
+    unknown: frozenset[str] = frozenset()
+    """Topics and groups of which the brokers did not tell all: a partition, or the group, has no leader now."""
 
     def message_topics(self) -> list[str]:
         return sorted(name for name in self.topics if not name.startswith((*OWN_TOPICS, "__")))
 
+    def is_whole(self, group: KafkaGroup) -> bool:
+        """Whether all positions of a group are known: otherwise its lag is larger than it is shown."""
+        return self.unknown.isdisjoint((group.name, *(position.topic for position in group.positions)))
 
-def take(admin: AdminClient) -> Snapshot:
-    """Ask the brokers. A group is one of Notify's if it has a dead-letter topic. Raises KafkaException."""
+    def letters_of(self, group: str) -> dict[int, tuple[int, int]]:
+        """The bounds of a group's dead letters by partition."""
+        topic = dead_letter_topic(group)
+        places = ((topic, partition) for partition in range(self.topics.get(topic, 0)))
+        return {place[1]: self.letters[place] for place in places if place in self.letters}
+
+
+def take(admin: AdminClient, *, in_part: bool = False) -> Snapshot:
+    """Ask the brokers. A group is one of Notify's if it has a dead-letter topic. Raises KafkaException, TimeoutError.
+
+    `in_part`: partitions and groups without a leader are left out, instead of raising.
+    """
+    unknown: set[str] | None = set() if in_part else None
     topics = {name: len(topic.partitions) for name, topic in admin.list_topics(timeout=CALL_SECONDS).topics.items()}
     ours = {name.removeprefix(DEAD_LETTER) for name in topics if name.startswith(DEAD_LETTER)}
-    listed = _result(admin.list_consumer_groups(request_timeout=CALL_SECONDS))
+    listed = gathered({"": admin.list_consumer_groups(request_timeout=CALL_SECONDS)})[""]
+    if isinstance(listed, KafkaError):
+        raise KafkaException(listed)
     names = sorted(g.group_id for g in listed.valid if consumer_group(g.group_id) in ours)
-    committed = {
-        name: _result(
-            admin.list_consumer_group_offsets(
-                [ConsumerGroupTopicPartitions(name)], require_stable=True, request_timeout=CALL_SECONDS
-            )[name]
-        )
-        for name in names
-    }
-    progress = {
-        name: {
-            (p.topic, p.partition): Progress.of(p.offset, p.metadata)
-            for p in answer.topic_partitions or ()
-            if p.offset >= 0 and p.topic in topics
-        }
-        for name, answer in committed.items()
-    }
-    places = {place for by_place in progress.values() for place in by_place}
-    starts, ends = offsets.earliest(admin, places), offsets.latest(admin, places)
-    members = _members(admin, names)
+    progress = _progress(admin, names, topics, unknown)
+    letters = {(dead_letter_topic(name), p) for name in ours for p in range(topics[dead_letter_topic(name)])}
+    places = {place for by_place in progress.values() for place in by_place} | letters
+    starts, ends = offsets.earliest(admin, places, unknown), offsets.latest(admin, places, unknown)
+    members = _members(admin, names, unknown)
     groups = {
         name: KafkaGroup(
             name,
             tuple(
-                Position(*place, starts[place], ends[place], at)
-                for place, at in sorted(progress[name].items())
-                if place in starts and place in ends
+                Position(*place, starts.get(place, at.offset), ends.get(place, at.offset), at)
+                for place, at in sorted(progress.get(name, {}).items())
+                if (place in starts and place in ends) or place[0] in (unknown or ())
             ),
             members.get(name, ()),
         )
         for name in names
     }
-    return Snapshot(groups, topics)
+    bounds = {place: (starts[place], ends[place]) for place in letters if place in starts and place in ends}
+    return Snapshot(groups, topics, bounds, frozenset(unknown or ()))
 
 
-def _members(admin: AdminClient, names: list[str]) -> dict[str, tuple[Member, ...]]:
+def _progress(
+    admin: AdminClient, names: Iterable[str], topics: Mapping[str, int], unknown: set[str] | None
+) -> dict[str, dict[Place, Progress]]:
+    """The progress of each group, as it is committed, in partitions of topics that are there.
+
+    What a consumer commits in a transaction that is still open does not count yet. Brokers that are asked for stable
+    positions alone name none of such a partition, for as long as a consumer that was killed has one open.
+    """
+    asked = {
+        name: admin.list_consumer_group_offsets(
+            [ConsumerGroupTopicPartitions(name)], require_stable=False, request_timeout=CALL_SECONDS
+        )[name]
+        for name in names
+    }
+    return {
+        name: {
+            (p.topic, p.partition): Progress.of(p.offset, p.metadata)
+            for p in answer.topic_partitions or ()
+            if p.offset >= 0 and p.topic in topics
+        }
+        for name, answer in _told(gathered(asked), unknown).items()
+    }
+
+
+def _members(admin: AdminClient, names: list[str], unknown: set[str] | None) -> dict[str, tuple[Member, ...]]:
     if not names:
         return {}
-    members = {}
-    for name, answer in admin.describe_consumer_groups(names, request_timeout=CALL_SECONDS).items():
-        described = _result(answer)
-        members[name] = tuple(
+    described = _told(gathered(admin.describe_consumer_groups(names, request_timeout=CALL_SECONDS)), unknown)
+    return {
+        name: tuple(
             Member(m.client_id, m.host, len(m.assignment.topic_partitions) if m.assignment else 0)
-            for m in described.members
+            for m in group.members
         )
-    return members
+        for name, group in described.items()
+    }
 
 
-def _result(answer: Future[T]) -> T:
-    return answer.result(CALL_SECONDS)
+def _told(answers: Mapping[str, T | KafkaError], unknown: set[str] | None) -> dict[str, T]:
+    """The brokers' answers, by group. Raises KafkaException for a refusal that `unknown` does not take."""
+    told: dict[str, T] = {}
+    for name, answer in answers.items():
+        if not isinstance(answer, KafkaError):
+            told[name] = answer
+        elif unknown is not None and answer.code() in PASSING:
+            unknown.add(name)
+        else:
+            raise KafkaException(answer)
+    return told

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -21,15 +21,20 @@ class Sources:
         self._topics: dict[str, CompactedTopic] = {}
         self._known: dict[str, tuple[Standing, int]] = {}
 
-    def read(self, topics: Iterable[str]) -> dict[str, tuple[Standing, int]]:
+    def read(self, topics: Collection[str]) -> dict[str, tuple[Standing, int]]:
         """Position and time (microseconds since 1970) by source. Raises KafkaException, Unavailable."""
         for topic in topics:
             if topic.startswith(positions_topic("")):
-                reading = self._topics.setdefault(topic, CompactedTopic(self._brokers, topic))
-                for source, value, at_us in reading.news():
+                for source, value, at_us in self._reading(topic).news():
                     if value:
                         self._known[source] = msgspec.json.decode(value, type=Standing), at_us
-        return self._known
+        return {source: at for source, at in self._known.items() if positions_topic(source) in topics}
+
+    def _reading(self, topic: str) -> CompactedTopic:
+        source = topic.removeprefix(positions_topic(""))
+        if topic not in self._topics:
+            self._topics[topic] = CompactedTopic(self._brokers, topic, lambda: self._known.pop(source, None))
+        return self._topics[topic]
 
     def close(self) -> None:
         for topic in self._topics.values():

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from notify.kafka import control
+from notify.kafka.brokers import make_topics
 from notify.kafka.control import Control
+from notify.server.groups.kafka.answers import CALL_SECONDS
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.compacted import CompactedTopic
-from notify.server.groups.kafka.offsets import CALL_SECONDS
 
 TRANSACTIONAL_ID = "notify-control"
 
@@ -18,8 +19,8 @@ class Wishes:
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
-        self._topic = CompactedTopic(brokers, control.TOPIC)
         self._by_group: dict[str, Control] = {}
+        self._topic = CompactedTopic(brokers, control.TOPIC, self._by_group.clear)
 
     def read(self) -> dict[str, Control]:
         """By group, as it is now. Raises KafkaException, Unavailable, InvalidRequest."""
@@ -32,6 +33,7 @@ class Wishes:
 
         Raises KafkaException, Unavailable.
         """
+        make_topics(self._brokers.cluster, [control.TOPIC], compacted=True)
         producer = self._brokers.cluster.producer({"transactional.id": TRANSACTIONAL_ID})
         producer.init_transactions(CALL_SECONDS)  # from here on another server's change cannot be committed
         changed = change(self.read().get(group, Control()))

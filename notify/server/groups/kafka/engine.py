@@ -1,0 +1,33 @@
+"""The queues of a Kafka cluster, for a server that shows and steers its groups."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from notify.kafka.cluster import Cluster
+from notify.server.groups import QueueEngine
+from notify.server.groups.kafka.dead_letters import KafkaLetters
+from notify.server.groups.kafka.groups import KafkaGroups
+from notify.server.groups.kafka.look import Look
+from notify.server.groups.kafka.noted import Noted
+from notify.server.groups.kafka.thread import BrokersThread
+from notify.server.groups.kafka.topics import KafkaTopics
+
+
+@contextlib.asynccontextmanager
+async def kafka_engine(cluster: Cluster) -> AsyncIterator[QueueEngine]:
+    """A cluster as administrators see it. Raises InvalidRequest for settings that Kafka's client refuses."""
+    thread = BrokersThread(cluster)
+    look, noted = Look(thread.brokers), Noted(thread.brokers)
+    letters = KafkaLetters(thread, look)
+    groups = KafkaGroups(thread, look, noted, letters)
+
+    def let_go() -> None:
+        for part in (groups, letters, noted, look):
+            part.close()
+
+    try:
+        yield QueueEngine(groups, letters, KafkaTopics(thread, look, noted))
+    finally:
+        await thread.close(let_go)

@@ -1,0 +1,91 @@
+"""How many dead letters there are: Kafka's offsets count a transaction's own records, too, so they are read through."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from notify.server.groups.kafka.answers import GONE, passes
+from notify.server.groups.kafka.brokers import Brokers
+from notify.server.groups.kafka.offsets import Place
+
+LOOK_SECONDS = 0.5
+LOOK_BYTES = 32 << 20
+"""A look reads no more than so long and so much; what it did not come to counts by its offsets until the next one."""
+AT_ONCE = 500
+POLL_SECONDS = 0.1
+
+
+@dataclass(slots=True)
+class _Counted:
+    """A partition's letters from `start` to before `read_to`."""
+
+    start: int
+    read_to: int
+    letters: int = 0
+
+
+class LetterCounts:
+    """The letters of each partition. One thread at a time."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+        self._counted: dict[Place, _Counted] = {}
+        self._consumer: Consumer | None = None
+
+    def look(self, bounds: Mapping[Place, tuple[int, int]]) -> dict[Place, int]:
+        """The letters of each of these partitions, from its first offset to its end. Raises KafkaException."""
+        before = self._counted
+        self._counted = {place: _of(before.get(place), *bound) for place, bound in bounds.items()}
+        unread = {place: end for place, (_, end) in bounds.items() if self._counted[place].read_to < end}
+        if unread:
+            self._read(unread)
+        return {place: counted.letters + bounds[place][1] - counted.read_to for place, counted in self._counted.items()}
+
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+
+    def _read(self, unread: dict[Place, int]) -> None:
+        if self._consumer is None:
+            own = {"group.id": "notify-readers", "enable.partition.eof": True}
+            self._consumer = self._brokers.cluster.consumer(own)
+        self._consumer.assign([TopicPartition(*place, self._counted[place].read_to) for place in unread])
+        deadline, size = time.monotonic() + LOOK_SECONDS, 0
+        while unread and time.monotonic() < deadline and size < LOOK_BYTES:
+            for record in self._consumer.consume(AT_ONCE, POLL_SECONDS):
+                error, place = record.error(), (record.topic() or "", record.partition() or 0)
+                if error is None:
+                    size += len(record.value() or b"")
+                elif error.code() in GONE:
+                    unread.pop(place, None)
+                    continue
+                elif passes(error):
+                    continue
+                elif error.code() != KafkaError._PARTITION_EOF:
+                    raise KafkaException(error)
+                self._pass(place, record.offset() or 0, unread, is_letter=error is None)
+        self._consumer.unassign()
+
+    def _pass(self, place: Place, offset: int, unread: dict[Place, int], *, is_letter: bool) -> None:
+        """Count up to an offset, which is a letter's, or where the partition ends."""
+        end = unread.get(place)
+        if end is None:
+            return  # made since the bounds were asked for: counted by the next look
+        counted = self._counted[place]
+        if is_letter and offset < end:
+            counted.letters += 1
+        counted.read_to = min(end, offset + 1 if is_letter else offset)
+        if counted.read_to >= end:
+            del unread[place]
+
+
+def _of(counted: _Counted | None, start: int, end: int) -> _Counted:
+    """The count as it was; from the beginning where letters were deleted, or the topic was made anew."""
+    if counted is None or counted.start != start or counted.read_to > end:
+        return _Counted(start, start)
+    return counted

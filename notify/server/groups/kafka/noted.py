@@ -1,0 +1,34 @@
+"""Subscriptions as the groups' consumers have noted them, read on from look to look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from notify.kafka import subscriptions
+from notify.kafka.subscriptions import Place, Subscribed
+from notify.server.groups.kafka.brokers import Brokers
+from notify.server.groups.kafka.compacted import CompactedTopic
+
+
+class Noted:
+    """The newest subscription of each group's partition. One thread at a time."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._by_group: dict[str, dict[Place, Subscribed]] = {}
+        self._topic = CompactedTopic(brokers, subscriptions.TOPIC, self._by_group.clear)
+
+    def of_group(self, name: str) -> dict[str, Subscribed]:
+        """By topic. Raises KafkaException, Unavailable."""
+        return {place.topic: subscribed for place, subscribed in self.read().get(name, {}).items()}
+
+    def read(self) -> Mapping[str, Mapping[Place, Subscribed]]:
+        """By group and partition. Raises KafkaException, Unavailable."""
+        for key, value, _ in self._topic.news():
+            noted = subscriptions.parsed(key, value)
+            if noted is not None:
+                group, place, subscribed = noted
+                self._by_group.setdefault(group, {})[place] = subscribed
+        return self._by_group
+
+    def close(self) -> None:
+        self._topic.close()

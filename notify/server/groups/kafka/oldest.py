@@ -1,0 +1,72 @@
+"""When the oldest message came that a group has not handled: the time of the record at its position."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from notify.server.groups.kafka.answers import GONE, passes
+from notify.server.groups.kafka.brokers import Brokers
+from notify.server.groups.kafka.offsets import Place
+from notify.server.groups.kafka.snapshot import KafkaGroup
+
+AT_ONCE = 128
+"""The most partitions that one look reads a record of."""
+LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.1
+
+
+class Oldest:
+    """Each record is read once: its time is kept as long as a position stands there. One thread at a time."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+        self._consumer: Consumer | None = None
+        self._times_us: dict[tuple[Place, int], int] = {}
+        """By place and position."""
+
+    def of(self, groups: Iterable[KafkaGroup]) -> dict[str, int]:
+        """By group, in microseconds since 1970; one whose records are not read yet is left out.
+
+        Raises KafkaException.
+        """
+        waiting = {
+            group.name: [((p.topic, p.partition), p.progress.offset, p.end) for p in group.positions if p.lag]
+            for group in groups
+        }
+        wanted = {(place, offset): end for rows in waiting.values() for place, offset, end in rows}
+        self._times_us = {at: time_us for at, time_us in self._times_us.items() if at in wanted}
+        # A place without a record is looked at again: one may have come.
+        unread = [at for at in wanted if at not in self._times_us][:AT_ONCE]
+        if unread:
+            self._read(unread)
+        times = {
+            name: [t for place, offset, _ in rows if (t := self._times_us.get((place, offset))) is not None]
+            for name, rows in waiting.items()
+        }
+        return {name: min(known) for name, known in times.items() if known}
+
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+
+    def _read(self, wanted: list[tuple[Place, int]]) -> None:
+        if self._consumer is None:
+            own = {"group.id": "notify-readers", "enable.partition.eof": True, "fetch.message.max.bytes": 4096}
+            self._consumer = self._brokers.cluster.consumer(own)
+        at = dict(wanted)  # two groups at one place: the other's record is read by the next look
+        self._consumer.assign([TopicPartition(*place, offset) for place, offset in at.items()])
+        deadline = time.monotonic() + LOOK_SECONDS
+        while at and time.monotonic() < deadline:
+            for record in self._consumer.consume(AT_ONCE, POLL_SECONDS):
+                error, place = record.error(), (record.topic() or "", record.partition() or 0)
+                if error is None and place in at:
+                    self._times_us[place, at.pop(place)] = record.timestamp()[1] * 1000
+                elif error is not None and (error.code() == KafkaError._PARTITION_EOF or error.code() in GONE):
+                    at.pop(place, None)
+                elif error is not None and not passes(error):
+                    raise KafkaException(error)
+        self._consumer.unassign()

@@ -1,0 +1,83 @@
+"""The one thread in which a server asks Kafka's brokers, and the bounds of how long people wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from confluent_kafka import KafkaException
+
+from notify.errors import NotifyError, Unavailable
+from notify.kafka.brokers import translated
+from notify.kafka.cluster import Cluster
+from notify.server.groups.kafka.answers import AWAY, CALL_SECONDS
+from notify.server.groups.kafka.brokers import Brokers
+
+T = TypeVar("T")
+ANSWER_SECONDS = 10.0
+"""How long a request waits, for those before it and for the brokers."""
+AWAY_SECONDS = 3.0
+"""So long after the brokers did not answer requests are refused at once, with the same reason."""
+WRITE_SECONDS = 60.0
+"""How long one that changes something waits."""
+WAITING = 16
+"""The most requests that wait; beyond it one is refused."""
+
+
+class BrokersThread:
+    """Blocking calls of Kafka's client, one after the other."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.brokers = Brokers(cluster)
+        self._thread = ThreadPoolExecutor(1, "notify-kafka-groups")
+        self._waiting = 0
+        self._away: NotifyError | None = None
+        self._away_until = float("-inf")
+
+    async def call(self, function: Callable[[], T], seconds: float = ANSWER_SECONDS) -> T:
+        """A function's result, from the thread. Raises what it raises, and Unavailable.
+
+        One whose request has waited too long is not begun any more; one that is under way goes on.
+        """
+        if self._waiting >= WAITING:
+            raise Unavailable(f"{WAITING} requests wait for Kafka already; try again")
+        self._refuse_while_away()
+        self._waiting += 1
+        try:
+            asked = self._thread.submit(self._ask, function)
+            return await asyncio.wait_for(asyncio.wrap_future(asked), seconds)
+        except TimeoutError:
+            raise Unavailable(f"Kafka at {self.brokers.cluster.brokers} answers too slowly; try again") from None
+        finally:
+            self._waiting -= 1
+
+    async def close(self, let_go: Callable[[], None]) -> None:
+        """Let go of the clients, which `let_go` knows."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, let_go)
+        self._thread.shutdown(wait=False)
+
+    def _refuse_while_away(self) -> None:
+        if self._away is not None and time.monotonic() < self._away_until:
+            raise self._away
+
+    def _ask(self, function: Callable[[], T]) -> T:
+        self._refuse_while_away()
+        try:
+            return self.brokers.insist(function)
+        except KafkaException as raised:
+            error = raised.args[0]
+            if error.code() in AWAY:
+                raise self._went_away(translated(error)) from raised
+            raise translated(error) from raised
+        except TimeoutError:
+            brokers = self.brokers.cluster.brokers
+            raise self._went_away(
+                Unavailable(f"Kafka at {brokers} does not answer within {CALL_SECONDS:g} s")
+            ) from None
+
+    def _went_away(self, error: NotifyError) -> NotifyError:
+        self._away, self._away_until = error, time.monotonic() + AWAY_SECONDS
+        return error

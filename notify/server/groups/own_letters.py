@@ -1,0 +1,84 @@
+"""The dead letters of this server's own groups."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+from notify import ids
+from notify.errors import NotFound
+from notify.server.core.core import Core
+from notify.server.data.encode import json_pulled
+from notify.server.groups import Change, Chosen, purging
+from notify.server.jobs.redrive import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT, DeadLetters, RedriveSpec, Wanted
+from notify.storage.names import dead_letter_topic
+from notify.storage.records import StoredMessage
+from notify.wire import instant
+
+
+class OwnLetters:
+    """Every method raises WrongRole where the server has no queues."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def count(self, group: str) -> int:
+        start, end = DeadLetters(self._core, group).bounds()
+        return end - start
+
+    async def counted(self, prefix: str, most: int) -> list[dict[str, Any]]:
+        first = dead_letter_topic("")
+        names = [t.name.removeprefix(first) for t in self._core.queues.topics() if t.name.startswith(first + prefix)]
+        counted = [{"group": name, "count": self.count(name)} for name in names]
+        return heapq.nlargest(most, (row for row in counted if row["count"]), key=lambda row: row["count"])
+
+    async def listed(self, name: str, wanted: Wanted, offset: int, most: int) -> dict[str, Any]:
+        letters = DeadLetters(self._core, name)
+        chosen, next_offset = await letters.find(wanted, offset, most)
+        return {"messages": await _shown(letters, chosen), "next_offset": next_offset}
+
+    async def redrive(self, name: str, chosen: Chosen) -> Change:
+        letters = DeadLetters(self._core, name)
+        if chosen.ids is not None:
+            sent = letters.by_ids(set(chosen.ids))
+        else:
+            sent = (await letters.find(chosen.wanted, 0, min(chosen.most, AT_ONCE), not_redriven=True))[0]
+        names = [ids.message_id(m.transaction_id, m.message_no) for m in sent]
+
+        async def do() -> Any:
+            items = await letters.send_again(sent, replay_effects=chosen.replay_effects, force=chosen.force)
+            return {"items": items + not_letters(name, chosen.ids, names)}
+
+        return Change({"ids": names, "effects": EFFECTS_AGAIN if chosen.replay_effects else EFFECTS_KEPT}, do)
+
+    async def bounds(self, group: str) -> tuple[int, int]:
+        return DeadLetters(self._core, group).bounds()
+
+    async def send_next(self, spec: RedriveSpec, offset: int, most: int) -> tuple[list[dict[str, Any]], int] | None:
+        letters = DeadLetters(self._core, spec.group)
+        batch = [m for m in letters.read(offset, min(most, spec.wanted.at_once)) if m.offset < spec.until]
+        if not batch:
+            return None
+        chosen = [m for m in batch if spec.wanted.matches(m)]
+        items = await letters.send_again(chosen, replay_effects=spec.replay_effects, force=spec.force)
+        return items, batch[-1].offset + 1
+
+    async def purge(self, name: str, before: str | int) -> Change:
+        topic = self._core.queues.topic(dead_letter_topic(name))
+        if topic is None:
+            raise NotFound(f"there is no topic {dead_letter_topic(name)[:100]!r}")
+        preview = purging.preview(self._core, topic, before)
+        return Change(preview, lambda: purging.drop(self._core, topic, preview))
+
+
+def not_letters(group: str, asked: tuple[str, ...] | None, present: list[str]) -> list[dict[str, Any]]:
+    """A refusal for each id that was asked for and is not among a group's dead letters."""
+    detail = f"not among the dead letters of {dead_letter_topic(group)!r}"
+    return [{"id": i, "status": 404, "detail": detail} for i in sorted(set(asked or ()) - set(present))]
+
+
+async def _shown(letters: DeadLetters, messages: list[StoredMessage]) -> list[dict[str, Any]]:
+    return [
+        json_pulled(m) | {"dead_at": instant(m.committed_us), "redriven": is_redriven}
+        for m, is_redriven in zip(messages, await letters.are_redriven(messages), strict=True)
+    ]

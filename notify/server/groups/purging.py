@@ -1,0 +1,34 @@
+"""Purges of the own queues up to a point: what one drops, and who misses it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from notify.server.core.core import Core
+from notify.storage.topics import Topic
+
+
+def preview(core: Core, topic: Topic, before: str | int) -> dict[str, Any]:
+    """A purge's preview: the first offset of each queue before and after, and the messages that each group misses."""
+    rows = []
+    missed: dict[str, int] = {}
+    subscriptions = [s for s, _ in core.delivery.followers.subscriptions_of(topic.name) if s.mode != "broadcast"]
+    for queue in range(topic.queues):
+        start = core.queues.bounds(topic.name, queue)[0]
+        to = max(start, core.delivery.following.offset_of(topic.name, queue, before))
+        rows.append({"queue": queue, "from": start, "to": to, "dropped": to - start})
+        for s in subscriptions:
+            progress = core.queues.progress(s.group, topic.name, queue)
+            floor = max(start, progress.floor)
+            waiting = max(0, to - floor) - progress.settled.between(floor, max(floor, to))
+            if waiting:
+                missed[s.group] = missed.get(s.group, 0) + waiting
+    return {"queues": rows, "missed": missed}
+
+
+async def drop(core: Core, topic: Topic, preview: dict[str, Any]) -> dict[str, Any]:
+    """Carry out what a preview says."""
+    for row in preview["queues"]:
+        core.queues.trim(topic.name, row["queue"], row["to"])
+    await core.queues.sync()
+    return preview
