@@ -62,6 +62,9 @@ class Feed:
         self._partitions = partitions
         self.thread = ClientThread("notify-kafka")
         self._fault: KafkaError | None = None
+        self.member: Any = None
+        """Who this client is in the group since its last rebalance. Kafka refuses the transactions of a member that it
+        has put out; a client that was told so is nobody, whom it does not refuse."""
         self.consumer: Consumer = cluster.consumer(
             {name: value for name, value in _SIZES.items() if name not in cluster.settings}
             | {

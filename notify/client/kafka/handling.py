@@ -54,7 +54,7 @@ class Handling:
     def begin(self) -> None:
         """Handle what is ready, as far as there is room."""
         skipped = 0
-        while not self.is_held and len(self._tasks) < self._most:
+        while not self.is_held and not self._plan.is_stopped() and len(self._tasks) < self._most:
             taken = self._partitions.take()
             if taken is None:
                 break
@@ -114,6 +114,9 @@ class Handling:
         return wanted is None or wanted.is_true_for(records.own_headers(headers), _key(record), tag, topic)
 
     async def _handle(self, window: Window, item: Item, handler: Handler | None, message: ReceivedMessage) -> None:
+        if self._plan.is_stopped():  # since this task was made
+            window.put_back(item)
+            return
         try:
             if handler is None:
                 raise InvalidRequest(

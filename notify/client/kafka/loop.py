@@ -114,23 +114,20 @@ class KafkaLoop:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._handling.moved.wait(), ROOM_SECONDS)
                     continue
-            if wants == is_holding:
-                is_holding = not wants
-                places = {place for place, _ in self._partitions.items()} - self._partitions.paused
-                await (self._feed.pause(places) if is_holding else self._feed.resume(places))
-            most = self._lot.next(time.monotonic(), came) if wants else 1
-            came = await self._feed.poll(most, POLL_SECONDS)
-            if not is_holding:
-                await self._pause_full_ones()
+            is_holding = not wants
+            await self._pause_and_resume(is_holding)
+            # A partition that comes while nothing is wanted is fetched until it is paused: one record at a time.
+            came = await self._feed.poll(self._lot.next(time.monotonic(), came) if wants else 1, POLL_SECONDS)
 
-    async def _pause_full_ones(self) -> None:
-        full, roomy = self._partitions.to_pause(), self._partitions.to_resume()
-        if full:
-            self._partitions.paused.update(full)
-            await self._feed.pause(full)
-        if roomy:
-            self._partitions.paused.difference_update(roomy)
-            await self._feed.resume(roomy)
+    async def _pause_and_resume(self, is_holding: bool) -> None:
+        to_pause = self._partitions.to_pause(all_of_them=is_holding)
+        to_resume = [] if is_holding else self._partitions.to_resume()
+        if to_pause:
+            self._partitions.paused.update(to_pause)
+            await self._feed.pause(to_pause)
+        if to_resume:
+            self._partitions.paused.difference_update(to_resume)
+            await self._feed.resume(to_resume)
 
     # --- following --------------------------------------------------------------------------------------------
 
@@ -182,6 +179,7 @@ class KafkaLoop:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._settling.finished()
         with contextlib.suppress(NotifyError):
             await self._feed.close()
         with contextlib.suppress(NotifyError):

@@ -68,6 +68,7 @@ class Membership:
         self._feed.consumer.subscribe(topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._was_lost)
 
     def _assigned(self, consumer: Consumer, given: list[TopicPartition]) -> None:
+        self._feed.member = consumer.consumer_group_metadata()
         if not given:
             return
         known, begun = self._until_known([(p.topic, p.partition) for p in given])
@@ -89,6 +90,7 @@ class Membership:
                 time.sleep(backoff.next())
 
     def _revoked(self, consumer: Consumer, taken: list[TopicPartition]) -> None:
+        self._feed.member = consumer.consumer_group_metadata()
         self._feed.thread.wait_for(self._assignment.revoke(_places(taken)))
         consumer.incremental_unassign(taken)
 

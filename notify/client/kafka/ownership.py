@@ -102,17 +102,21 @@ class Ownership:
     def _known_owner(self) -> str | None:
         """The name of another instance that has the partition, as the brokers know it.
 
-        None where it is nobody or this one, which does not know it itself after it was frozen.
+        None where it is nobody or this one, which does not know it itself after it was frozen. Raises Unavailable where
+        this instance is no member now, and cannot tell itself from others.
         """
         admin = self._cluster.admin()
         described = admin.describe_consumer_groups([self._group], request_timeout=CALL_SECONDS)
         members = described[self._group].result(CALL_SECONDS).members
         own = self._consumer.memberid()
+        if not own:
+            raise Unavailable(f"this instance is no member of {self._group!r} yet")
         owners = [m for m in members if m.assignment and m.assignment.topic_partitions and m.member_id != own]
-        return str(owners[0].client_id) if own and owners else None
+        return str(owners[0].client_id) if owners else None
 
     async def _gain(self) -> None:
         """Fence the former owner first, then go on where it committed."""
+        self._feed.member = await self._feed.call(self._feed.consumer.consumer_group_metadata)
         await asyncio.to_thread(self._settling.claim)
         self._is_owner = True
         log.info("this instance owns the topics of group %s", self._plan.group)

@@ -29,14 +29,14 @@ class Partitions:
         self._due_at: dict[Window, int] = {}
         self._number = 0
         self.paused: set[Place] = set()
-        """Partitions that are not fetched, because their windows are full."""
+        """Partitions that are not fetched, because their windows are full or nothing is to be handled."""
         self.changed = asyncio.Event()
         """Set when there may be something to commit."""
 
     def open(self, place: Place, progress: Progress, *, in_order: bool) -> Window:
+        self.close([place])
         window = Window(progress, in_order=in_order, most=self._most, most_bytes=WINDOW_BYTES)
         self._windows[place] = window
-        self.paused.discard(place)
         return window
 
     def close(self, places: Iterable[Place]) -> None:
@@ -47,7 +47,10 @@ class Partitions:
             if window is not None:
                 window.is_closed = True
                 self._turns.pop(window, None)
-                self._due_at.pop(window, None)
+                if self._due_at.pop(window, None) is not None:
+                    # Its records would stay in memory until they are due.
+                    self._due = [entry for entry in self._due if entry[2] is not window]
+                    heapq.heapify(self._due)
 
     def get(self, place: Place) -> Window | None:
         return self._windows.get(place)
@@ -112,9 +115,9 @@ class Partitions:
                 return True
         return False
 
-    def to_pause(self) -> list[Place]:
-        """Partitions that have become full since."""
-        return [place for place, window in self._windows.items() if window.is_full and place not in self.paused]
+    def to_pause(self, *, all_of_them: bool) -> list[Place]:
+        """Partitions that are fetched, and not to be: those whose windows are full, or all."""
+        return [p for p, window in self._windows.items() if p not in self.paused and (all_of_them or window.is_full)]
 
     def to_resume(self) -> list[Place]:
         """Partitions that are paused and have room again."""

@@ -20,7 +20,8 @@ SHARING: Mapping[str, Sharing] = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`call` runs a handler for a message and raises what it raises. Times in seconds; see Consumer.
+    """`call` runs a handler for a message and raises what it raises. `is_stopped`: whether no handler is to begin any
+    more. Times in seconds; see Consumer.
 
     Raises InvalidRequest for handlers that cannot run beside each other.
     """
@@ -30,6 +31,7 @@ class Plan:
     instance: str
     handlers: Mapping[str, Handler]
     call: Callable[[Handler, ReceivedMessage], Awaitable[None]]
+    is_stopped: Callable[[], bool]
     concurrency: int
     batch: int
     lease: float

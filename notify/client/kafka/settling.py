@@ -38,7 +38,7 @@ class Settling:
     def __init__(self, plan: Plan, cluster: Cluster, feed: Feed, partitions: Partitions) -> None:
         self._plan = plan
         self._cluster = cluster
-        self._consumer, self._thread = feed.consumer, feed.thread
+        self._feed = feed
         self._partitions = partitions
         self._for_owner = plan.sharing == "owner"
         self._producer: Producer | None = None
@@ -70,8 +70,17 @@ class Settling:
     async def settle(self) -> bool:
         """Commit now what is done; False where Kafka does not take it now.
 
-        Raises Unauthorized, Forbidden, InvalidRequest; Conflict where another instance owns the group.
+        Raises Unauthorized, Forbidden, InvalidRequest; Conflict where another instance owns the group. A commit goes on
+        in its thread where the caller is cancelled, and the next one waits for its end: what leaves would leave twice.
         """
+        return await asyncio.shield(asyncio.ensure_future(self._settle()))
+
+    async def finished(self) -> None:
+        """Wait for a commit that is under way."""
+        async with self._lock:
+            pass
+
+    async def _settle(self) -> bool:
         async with self._lock:
             self._departures = [d for d in self._departures if not d.window.is_closed]
             leaving = list(self._departures)
@@ -80,16 +89,18 @@ class Settling:
                 for place, window in self._partitions.items()
                 if window.changes != self._committed.get(window, 0)
             ]
+            if self._for_owner and self._producer is None:
+                # Its last transaction may not have ended. To claim the group here could fence a new owner.
+                self.is_fenced = True
             if not changed or self.is_fenced:
                 return True
             offsets = [_committable(place, window.progress()) for place, window, _ in changed]
             try:
                 if leaving or self._for_owner:
-                    group = await self._thread.call_also_within(self._consumer.consumer_group_metadata)
-                    await asyncio.to_thread(self._transact, leaving, offsets, group)
+                    await asyncio.to_thread(self._transact, leaving, offsets, self._feed.member)
                 else:
-                    await self._thread.call_also_within(
-                        partial(self._consumer.commit, offsets=offsets, asynchronous=False)
+                    await self._feed.thread.call_also_within(
+                        partial(self._feed.consumer.commit, offsets=offsets, asynchronous=False)
                     )
             except KafkaException as raised:
                 self._refused(raised)

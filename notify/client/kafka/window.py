@@ -99,6 +99,11 @@ class Window:
         self._handled.add(item.offset)
         return item
 
+    def put_back(self, item: Item) -> None:
+        """An item that was taken is not handled after all."""
+        self._handled.discard(item.offset)
+        self._ready.appendleft(item)
+
     def stop(self) -> None:
         """Nothing more is taken; what was taken may still end."""
         self._is_stopped = True
