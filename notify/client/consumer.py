@@ -190,9 +190,8 @@ class _Consumer:
                 from notify.client.kafka.plan import Plan
 
                 bounds = (self._concurrency, self._batch, self._lease, self._drain)
-                plan = Plan(
-                    self.url, self.group, self.instance, self._handlers, self._call_counted, self._is_ending, *bounds
-                )
+                named = (self.url, self.group, self.instance, self._handlers, self._call_counted)
+                plan = Plan(*named, lambda: self._is_stopped or self._left is not None, *bounds)
                 await KafkaLoop(plan).run(self._stopping)
             else:
                 await self._keep_sessions(self._stopping)
@@ -305,10 +304,6 @@ class _Consumer:
                 self._leave(error)
             raise
         self.handled += 1
-
-    def _is_ending(self) -> bool:
-        """Whether no handler is to begin any more."""
-        return self._is_stopped or self._left is not None
 
     def _leave(self, error: BaseException) -> None:
         """A handler wants the process to end: stop, and have `run` raise it once all is settled."""
