@@ -18,6 +18,7 @@ from tests.support.groups import running
 
 pytest.importorskip("confluent_kafka")
 
+from notify.client.kafka import loop
 from notify.kafka import control
 from notify.kafka.groups import dead_letter_topic, old_retry_topics, owner_topic, retry_topic
 from notify.kafka.progress import Progress
@@ -399,6 +400,14 @@ def test_a_second_exclusive_instance_is_refused(kafka: str, unique: str) -> None
         produce(kafka, unique, [f"{n}" for n in range(9)])
         eventually(lambda: done(kafka, unique, unique, 9), "the first to go on")
     assert len(seen.texts) == 9
+
+
+def test_a_topic_that_a_consumer_makes_has_the_partitions_asked_for(kafka: str, unique: str) -> None:
+    consumer = Consumer(f"{kafka}?notify.partitions=3", group=unique)
+    consumer.subscribe(unique)(lambda message: None)
+    with running(consumer):
+        eventually(lambda: is_assigned(kafka, unique), "the partitions")
+    assert len(admin_of(kafka).list_topics(timeout=30).topics[unique].partitions) == 3
 
 
 def test_a_frozen_owner_is_fenced_and_another_takes_over(kafka: str, unique: str, tmp_path: Path) -> None:

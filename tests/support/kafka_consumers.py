@@ -90,7 +90,7 @@ def is_assigned(url: str, group: str, instances: int = 1) -> bool:
 
     try:
         described = admin_of(url).describe_consumer_groups([group])[group].result(CALL_SECONDS)
-    except KafkaException:  # the coordinator of the first group of all is only being made
+    except (KafkaException, TimeoutError):  # the coordinator of the first group of all is only being made
         return False
     holding = [m for m in described.members if m.assignment and m.assignment.topic_partitions]
     return described.state.name == "STABLE" and len(holding) == instances == len(described.members)

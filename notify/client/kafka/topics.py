@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from notify.client.kafka.plan import Plan
 from notify.client.kafka.refusals import LOGIN, RIGHTS, error_of, refusal
 from notify.errors import InvalidRequest
 from notify.kafka import control, groups
+from notify.kafka.cluster import Cluster
+from notify.kafka.topics import LARGEST_RECORD
 
 CALL_SECONDS = 10.0
 DAY_MS = 86_400_000
@@ -23,11 +25,12 @@ RECORD_BYTES = 4 << 20
 class Topics:
     """The calls block."""
 
-    def __init__(self, plan: Plan, consumer: Consumer, admin: AdminClient, brokers: str) -> None:
+    def __init__(self, plan: Plan, consumer: Consumer, cluster: Cluster) -> None:
         self._plan = plan
         self._consumer = consumer
-        self._admin = admin
-        self._brokers = brokers
+        self._admin = cluster.admin()
+        self._brokers = cluster.brokers
+        self._partitions = cluster.partitions
         self._patterns = [
             re.compile(".*".join(re.escape(part) for part in name.split("*"))) for name in plan.handlers if "*" in name
         ]
@@ -37,14 +40,17 @@ class Topics:
     def make(self) -> None:
         """Make topics that are missing. Raises InvalidRequest or Forbidden where the brokers refuse, KafkaException."""
         group = self._plan.group
-        wanted = [NewTopic(name, num_partitions=-1, replication_factor=-1) for name in self._named]
-        wanted.append(_own(groups.dead_letter_topic(group), -1, {"retention.ms": "-1"}))
-        wanted.append(_own(control.TOPIC, 1, {"cleanup.policy": "compact"}))
+        messages = {"max.message.bytes": str(LARGEST_RECORD)}
+        letters = {name for name in self._named if name.startswith(groups.DEAD_LETTER)}
+        letters.add(groups.dead_letter_topic(group))
+        wanted = [_made(name, self._partitions, messages) for name in self._named if name not in letters]
+        wanted += [_made(name, -1, {"retention.ms": "-1", "retention.bytes": "-1"}) for name in sorted(letters)]
+        wanted.append(_made(control.TOPIC, 1, {"cleanup.policy": "compact"}))
         if self._retries:
-            kept = {"retention.ms": str(RETRY_KEPT_MS)}
-            wanted.append(_own(groups.retry_topic(group), groups.RETRY_PARTITIONS, kept))
+            kept = {"retention.ms": str(RETRY_KEPT_MS), "retention.bytes": "-1"}
+            wanted.append(_made(groups.retry_topic(group), groups.RETRY_PARTITIONS, kept))
         if self._plan.sharing == "owner":
-            wanted.append(_own(groups.owner_topic(group), 1, {}))
+            wanted.append(_made(groups.owner_topic(group), 1, {}))
         known = self._consumer.list_topics(timeout=CALL_SECONDS).topics
         missing = [topic for topic in wanted if topic.topic not in known]
         for name, made in (self._admin.create_topics(missing) if missing else {}).items():
@@ -74,6 +80,6 @@ class Topics:
         return {name: len(known[name].partitions) for name in sorted(names) if name in known}
 
 
-def _own(name: str, partitions: int, config: dict[str, str]) -> NewTopic:
+def _made(name: str, partitions: int, config: dict[str, str]) -> NewTopic:
     config = {"max.message.bytes": str(RECORD_BYTES), **config}
     return NewTopic(name, num_partitions=partitions, replication_factor=-1, config=config)
