@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from notify.message import DEAD_LETTER_REASON
 from notify.wire import BridgedTransaction, PackedMessage, microseconds
 
 SCHEME = "kafka://"
@@ -76,6 +77,16 @@ def number(headers: Sequence[tuple[str, str | bytes | None]] | None, name: str) 
     """The whole number of a header; None if it is missing or none, as in a record of somebody else's."""
     text = header(headers, name)
     return int(text) if text is not None and len(text) < 20 and text.isascii() and text.isdigit() else None
+
+
+def why_dead(headers: Sequence[tuple[str, str | bytes | None]] | None) -> dict[str, str]:
+    """Why a record of a dead-letter topic is there, in headers named as those of a queue server's dead letters."""
+    said = {
+        "notify-dead-letter-topic": header(headers, TARGET),
+        "notify-dead-letter-attempts": header(headers, ATTEMPT),
+        DEAD_LETTER_REASON: header(headers, REASON),
+    }
+    return {name: text for name, text in said.items() if text is not None}
 
 
 def own_headers(headers: Sequence[tuple[str, str | bytes | None]] | None) -> dict[str, str]:

@@ -19,7 +19,7 @@ from notify.client.kafka.window import Item, Window
 from notify.errors import DeadLetter, InvalidRequest
 from notify.filter import Filter
 from notify.kafka import records
-from notify.kafka.groups import RETRY
+from notify.kafka.groups import DEAD_LETTER, RETRY
 from notify.message import REPLAY, ReceivedMessage
 
 log = logging.getLogger("notify.consumer")
@@ -111,7 +111,7 @@ class Handling:
         if handler.tags and tag not in handler.tags:
             return False
         wanted = self._filters.get(handler.topic)
-        return wanted is None or wanted.is_true_for(records.own_headers(headers), _key(record), tag, topic)
+        return wanted is None or wanted.is_true_for(_own_headers(record), _key(record), tag, topic)
 
     async def _handle(self, window: Window, item: Item, handler: Handler | None, message: ReceivedMessage) -> None:
         if self._plan.is_stopped():  # since this task was made
@@ -183,6 +183,13 @@ def _written_at(record: Any) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
+def _own_headers(record: Any) -> dict[str, str]:
+    """The message's own headers; those of a dead letter say why it is one."""
+    headers = records.listed(record)
+    own = records.own_headers(headers)
+    return own | records.why_dead(headers) if record.topic().startswith(DEAD_LETTER) else own
+
+
 def _message(topic: str, item: Item) -> ReceivedMessage:
     record = item.record
     headers = records.listed(record)
@@ -194,7 +201,7 @@ def _message(topic: str, item: Item) -> ReceivedMessage:
         record.value() or b"",
         _key(record),
         records.header(headers, records.TAG),
-        records.own_headers(headers),
+        _own_headers(record),
         item.attempt,
         _written_at(record),
         records.number(headers, REPLAY) or 0,

@@ -11,7 +11,7 @@ from notify.client.handlers import Handler, reason_of
 from notify.client.kafka.window import Item, Window
 from notify.errors import DeadLetter
 from notify.kafka import records
-from notify.kafka.groups import dead_letter_topic, retry_partition, retry_topic
+from notify.kafka.groups import DEAD_LETTER, dead_letter_topic, retry_partition, retry_topic
 from notify.kafka.records import Headers
 
 MAX_ATTEMPTS, RETRY_MIN_SECONDS, RETRY_MAX_SECONDS = 16, 1.0, 300.0
@@ -70,5 +70,8 @@ def id_of(record: Any) -> str:
 
 def _headers(record: Any, changed: Mapping[str, str | int]) -> Headers:
     changed = {**changed, records.ID: id_of(record)}
-    kept: Headers = [h for h in records.listed(record) if h[0] not in (*changed, records.DUE)]
+    headers = records.listed(record)
+    if record.topic().startswith(DEAD_LETTER):  # the letter's own reason stays, beside why its reader failed
+        changed |= {records.ESCAPED + name: text for name, text in records.why_dead(headers).items()}
+    kept: Headers = [h for h in headers if h[0] not in (*changed, records.DUE)]
     return [*kept, *((name, str(value).encode()) for name, value in changed.items())]

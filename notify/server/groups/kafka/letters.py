@@ -13,7 +13,6 @@ from notify.errors import Unavailable
 from notify.kafka import records
 from notify.kafka.groups import dead_letter_topic
 from notify.kafka.records import Headers
-from notify.message import DEAD_LETTER_REASON
 from notify.server.groups.kafka import offsets
 from notify.server.groups.kafka.answers import CALL_SECONDS, passes
 from notify.server.groups.kafka.brokers import Brokers
@@ -45,11 +44,8 @@ class Letter:
         return records.header(self.headers, records.TARGET) or ""
 
     def payload(self) -> Payload:
-        """The message as filters and people see it, with the reason in a header as in the server's own queues."""
-        headers = records.own_headers(self.headers)
-        reason = records.header(self.headers, records.REASON)
-        if reason is not None:
-            headers[DEAD_LETTER_REASON] = reason
+        """The message as filters and people see it, with the reason in its headers as in the server's own queues."""
+        headers = records.own_headers(self.headers) | records.why_dead(self.headers)
         key = None if self.key is None else self.key.decode("utf-8", "replace")
         return Payload(self.topic, self.value, key, records.header(self.headers, records.TAG), headers)
 
