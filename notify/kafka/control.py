@@ -30,7 +30,11 @@ class Reset(msgspec.Struct, frozen=True):
 
     def start(self) -> str | int | datetime:
         """Where to go to. Raises InvalidRequest for what is none of these."""
-        if isinstance(self.to, int) or self.to in ("earliest", "latest"):
+        if isinstance(self.to, int):
+            if self.to < 0:
+                raise InvalidRequest(f"a reset goes to an offset from 0 on, not to {self.to}", "out_of_bounds")
+            return self.to
+        if self.to in ("earliest", "latest"):
             return self.to
         try:
             at = datetime.fromisoformat(self.to)

@@ -81,8 +81,7 @@ class Membership:
         backoff, deadline = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS), time.monotonic() + OPEN_SECONDS
         while True:
             try:
-                known = self._starts.committed(places)
-                return known, self._starts.begin([place for place, progress in known.items() if progress is None])
+                return self._starts.positions(places)
             except KafkaException as raised:
                 if is_final(error_of(raised)) or time.monotonic() > deadline:
                     raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
@@ -9,9 +10,12 @@ from confluent_kafka import Consumer, IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from notify.client.handlers import handler_of
+from notify.client.kafka.control import Orders
 from notify.client.kafka.partitions import Place
 from notify.client.kafka.plan import Plan
 from notify.kafka.progress import Progress
+
+log = logging.getLogger("notify.consumer")
 
 CALL_SECONDS = 10.0
 Start = str | int | datetime
@@ -23,10 +27,11 @@ class Starts:
     Retries always begin at the earliest.
     """
 
-    def __init__(self, plan: Plan, consumer: Consumer, admin: AdminClient) -> None:
+    def __init__(self, plan: Plan, consumer: Consumer, admin: AdminClient, orders: Orders) -> None:
         self._plan = plan
         self._consumer = consumer
         self._admin = admin
+        self._orders = orders
         self._starts: dict[str, Start] = {}
 
     def look(self, topics: Mapping[str, int]) -> None:
@@ -46,6 +51,23 @@ class Starts:
             return {}
         answered = self._consumer.committed(asked, timeout=CALL_SECONDS)
         return {(p.topic, p.partition): Progress.of(p.offset, p.metadata) if p.offset >= 0 else None for p in answered}
+
+    def positions(self, places: Iterable[Place]) -> tuple[dict[Place, Progress | None], dict[Place, int]]:
+        """The group's progress in each partition, and the offsets of those where it has none.
+
+        Progress counts for nothing where a reset was asked for while nobody had the partition: what the reset leaves
+        out is not to be handled first.
+        """
+        known = self.committed(places)
+        moved: dict[Place, Start] = {}
+        for place, progress in known.items():
+            reset = self._orders.control.reset_of(place[0])
+            if progress is not None and reset is not None and reset.id != progress.reset:
+                log.warning("topic %s of this group goes on from %s, by reset %s", reset.topic, reset.to, reset.id)
+                moved[place] = reset.start()
+        known |= dict.fromkeys(moved)
+        begun = self.begin([place for place, progress in known.items() if progress is None and place not in moved])
+        return known, begun | self.offsets(moved)
 
     def begin(self, places: Iterable[Place]) -> dict[Place, int]:
         """The offsets where partitions without progress begin."""

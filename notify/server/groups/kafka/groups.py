@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 import uuid
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -160,10 +161,18 @@ class KafkaGroups:
 
     def _moved(self, name: str, wish: Reset) -> list[dict[str, int]]:
         """Each partition's position before and after a reset."""
+        self._look.again()  # a preview of a second ago would show what is not so any more
         positions = [p for p in self._look.known(name).positions if p.topic == wish.topic]
         if not positions:
             raise NotFound(f"group {name[:100]!r} has no position in {wish.topic[:100]!r}")
         to = wish.start()
+        most = max(p.end for p in positions)
+        if isinstance(to, int) and to > most:
+            raise InvalidRequest(
+                f"offset {to} is beyond what topic {wish.topic!r} holds: up to {most}", "out_of_bounds"
+            )
+        if isinstance(to, datetime) and to > datetime.now(UTC):
+            raise InvalidRequest(f"{to.isoformat()} is in the future; `latest` begins now", "out_of_bounds")
         at_time: dict[Place, int] = {}
         if not isinstance(to, int | str):
             at_time = offsets.at_time(
