@@ -224,6 +224,15 @@ class Database:
         """The inbox rows of some messages."""
         return self._rows(notify_inbox, notify_inbox.c.message_id.in_(message_ids))
 
+    def inbox_count(self, group: str, most: int) -> int:
+        """How many inbox rows a group has, counted up to `most` and one more."""
+        if notify_inbox.name not in self.tables:
+            return 0
+        own = sa.select(sa.literal(1)).select_from(notify_inbox).where(notify_inbox.c.consumer_group == group)
+        with self._reading.connect() as connection:
+            query = sa.select(sa.func.count()).select_from(own.limit(most + 1).subquery())
+            return int(connection.execute(query).scalar_one())
+
     def _rows(self, table: sa.Table, condition: sa.ColumnElement[bool]) -> list[dict[str, Any]]:
         if table.name not in self.tables:
             return []

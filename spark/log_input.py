@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -278,6 +278,13 @@ class LogInput:
                 for row in pq.read_table(copy / "acks.parquet", filters=wanted).to_pylist():
                     entries["acks"].append(row | {"group": facts.consumer_groups[row["consumer_group"]]})
         return entries
+
+    def messages_of(self, transactions: Collection[bytes]) -> Iterator[dict[str, Any]]:
+        """The rows (id, no, offset, outcome, due_us) of some transactions' messages, read without Spark."""
+        for copy in self._copies:
+            columns = ["id", "no", "offset", "outcome", "due_us"]
+            wanted = [("id", "in", list(transactions))]
+            yield from pq.read_table(copy / "messages.parquet", columns=columns, filters=wanted).to_pylist()
 
     def groups(self) -> Sequence[str]:
         """Every group that has subscribed or settled, sorted."""

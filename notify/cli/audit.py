@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from notify.cli.api import AS_JSON, DRY_RUN, URL, call
+from notify.cli.audit_repair import FORCE, PLAN, REASON, REPAIR, carry_out, write_plan
+from notify.cli.audit_repair import show as show_repairs
 from notify.cli.printed import say, say_json
 from notify.errors import InvalidRequest, NotifyError, Unavailable
 from notify.wire import instant
@@ -178,17 +179,24 @@ def run(
     report: Path = REPORT,
     master: str = MASTER,
     memory: str = MEMORY,
-    repair: bool = typer.Option(False, "--repair", help="Repair findings through the server, and print the repairs."),
+    plan_file: Path | None = PLAN,
+    repair: Path | None = REPAIR,
+    force: bool = FORCE,
     dry_run: bool = DRY_RUN,
     publish: bool = typer.Option(False, "--publish", help="Send verdict and report to the server, for its console."),
-    reason: str = typer.Option(
-        "repair after an audit", "--reason", help="Why you repair; it is recorded with each repair."
-    ),
+    reason: str = REASON,
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
     """Audit once. Exit code 0: nothing is wrong; 1: something is wrong; 2: inconclusive."""
     from_us, to_us = instant_us("--from", since), instant_us("--to", to)
+    if plan_file is not None and (repair is not None or plan_file.exists()):
+        raise InvalidRequest("--plan writes a new file, and --repair carries one out: give one of them")
+    if repair is not None:
+        with spark_errors(), opened_here(database, log, kafka, storage) as inputs:
+            scratch = report / "segments"
+            rows = carry_out(inputs, repair, url, reason, scratch=scratch, force=force, dry_run=dry_run)
+        raise typer.Exit(show_repairs(rows, as_json=as_json))
     with spark_errors(), opened_here(database, log, kafka, storage) as inputs:
         from notify.spark.audit import Audit
         from notify.spark.report.files import plain, write
@@ -202,18 +210,16 @@ def run(
         tell("starting Spark")
         with session(master, memory, small=is_small(inputs)) as spark:
             result = Audit(spark, plan, inputs, report / "segments", tell).run()
-            done = None
-            if repair:
-                from notify.spark.repair import Repair
-
-                done = asyncio.run(Repair(inputs, url, reason, dry_run=dry_run).run(result.found))
+            planned = write_plan(result, inputs, plan_file, force=force) if plan_file is not None else ""
             page = write(result, report)
     if publish:
         call(url, "POST", "audits", body=published(result, page))
     if as_json:
-        say_json(plain(result) | ({"repairs": done} if done is not None else {}))
+        say_json(plain(result))
     else:
-        show(result, page, done)
+        show(result, page)
+    if planned:
+        say(planned, err=True)
     raise typer.Exit(result.exit_code)
 
 
@@ -246,7 +252,7 @@ def opened_here(database: list[str], log: list[str], kafka: list[str], storage: 
     return opened(database, log, kafka, storage)
 
 
-def show(result: Result, page: Path, done: list[dict[str, Any]] | None) -> None:
+def show(result: Result, page: Path) -> None:
     """Print the result for people."""
     from notify.spark.findings import FINDINGS
 
@@ -264,8 +270,6 @@ def show(result: Result, page: Path, done: list[dict[str, Any]] | None) -> None:
         say(f"note: {note}")
     for reason in result.reasons:
         say(f"not judged: {reason}")
-    for item in done or ():
-        say(f"repair: {item['finding']} {item['message_id']}: {item['what']}: {item['status']}")
     totals = result.totals
     say(
         f"{result.verdict}: {totals['committed']:,} committed messages, {totals['in_queues']:,} in queues, "

@@ -1,25 +1,39 @@
-"""Repairs through a real server's admin routes: previewed, recorded, repeatable; the next audit has no finding."""
+"""Repairs through a real server's admin routes: planned, reviewed, checked once more, recorded, repeatable.
+
+What took effect, is in a queue or in doubt is never sent again; a repair that is killed goes on where it was.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import sqlalchemy as sa
 
+from notify import ids
+from notify.client import Consumer, Inbox
+from notify.client.http import HttpClient
 from notify.client.table import half_message, notify_inbox
+from notify.errors import Conflict, InvalidRequest
 from notify.spark.audit import Audit
 from notify.spark.databases import Database
 from notify.spark.log_input import LogInput
-from notify.spark.repair import Repair
-from notify.spark.result import Inputs, Result
+from notify.spark.repair.carrying_out import Repair
+from notify.spark.repair.journal import Journal
+from notify.spark.repair.plan import MOST_WITHOUT_FORCE, Item, RepairPlan, read_plan
+from notify.spark.repair.planning import plan_of
+from notify.spark.result import Found, Inputs, Result
 from notify.testing.process import ServerProcess
 from tests.audit.audited import AT_ONCE, wait_until_closed
 from tests.audit.shop import TOPIC, Shop
 from tests.support.clock import eventually
+from tests.support.commands import cli
 from tests.support.databases import empty_database
 from tests.support.groups import lag, running
 from tests.support.http import admin, post
@@ -67,9 +81,49 @@ def actions(server: ServerProcess) -> list[str]:
     return [row["what"] for row in admin(server.url, "GET", "actions")["actions"]]
 
 
+def outbox_row(shop: Shop, transaction_id: str = "") -> str:
+    """A row that no relay moved; the message's id."""
+    name = transaction_id or new_id()
+    row = shop.row(name, mode="outbox", relayed=0, body=b'{"n": 99}', key="99")
+    with shop.engine.begin() as connection:
+        connection.execute(half_message.insert().values(row))
+    return f"{name}.0"
+
+
+def effect(shop: Shop, message_id: str, group: str = "points") -> None:
+    with shop.engine.begin() as connection:
+        row = {"consumer_group": group, "message_id": message_id, "created_at": sa.func.now()}
+        connection.execute(notify_inbox.insert().values(row))
+
+
+def lost(message_id: str, **evidence: Any) -> Found:
+    at_us = ids.milliseconds(ids.from_text(message_id.partition(".")[0])) * 1000
+    known = {"local": "COMMITTED", "server": "unknown", "mode": "outbox", "t_us": at_us} | evidence
+    return Found("LOST", message_id.partition(".")[0], topic=TOPIC, at_us=at_us, evidence=known)
+
+
+def result_of(*cases: Found, reasons: tuple[str, ...] = ()) -> Result:
+    totals = {"committed": 10_000}
+    return Result("FINDINGS", found=list(cases), totals=totals, reasons=list(reasons), from_us=1, to_us=2)
+
+
+def carried_out(
+    shop: Shop, server: ServerProcess, plan: RepairPlan, path: Path, *, dry_run: bool = False
+) -> list[dict[str, Any]]:
+    with opened(shop, server) as inputs:
+        repair = Repair(inputs, server.url, "a test", path.parent / "scratch")
+        return asyncio.run(repair.run(plan, path, dry_run=dry_run))
+
+
+def in_queue(server: ServerProcess) -> int:
+    queues = admin(server.url, "GET", f"topics/{TOPIC}")["queues"]
+    return sum(queue["end"] - queue["start"] for queue in queues)
+
+
 def test_findings_are_mended_and_the_next_audit_is_clean(
     spark: Any, server: ServerProcess, shop: Shop, tmp_path: Path
 ) -> None:
+    path = tmp_path / "plan.json"
     with running(shop.consumer):
         for _ in range(30):
             shop.order()
@@ -80,25 +134,31 @@ def test_findings_are_mended_and_the_next_audit_is_clean(
             expected = {"IN_DOUBT": 2, "CONFLICT": 1, "LOST": 1, "ACKED_NO_EFFECT": 3}
             assert {k: v for k, v in first.counts.items() if v and k != "REDELIVERED"} == expected
             assert first.exit_code == 1
+            plan_of(first, inputs).write(path)
+        plan = read_plan(path)
+        plan.check_force(force=False)
+        assert sorted(item.action for item in plan.items) == ["decide"] * 2 + ["redeliver"] * 3 + ["republish"] * 2
+        assert all(item.evidence["detail"] and item.evidence["effects"] == "none" for item in plan.items)
 
-            before = actions(server)
-            preview = asyncio.run(Repair(inputs, server.url, "a test", dry_run=True).run(first.found))
-            assert len(preview) == 7 and all(item["dry_run"] for item in preview)
-            assert actions(server) == before and len(shop.effects()) == 27
-
-            for expected_status in ({200, 201}, {200}):  # a repetition changes nothing
-                done = asyncio.run(Repair(inputs, server.url, "a test").run(first.found))
-                assert {item["status"] for item in done} <= expected_status, done
+        before = actions(server)
+        preview = carried_out(shop, server, plan, path, dry_run=True)
+        assert len(preview) == 7 and all(row["dry_run"] and row["status"] for row in preview), preview
+        assert actions(server) == before and len(shop.effects()) == 27
+        for expected_status in ({200, 201}, {200, 201}):  # a repetition changes nothing
+            done = carried_out(shop, server, plan, path)
+            assert {row["status"] for row in done} <= expected_status, done
         kinds = actions(server)
         assert {"transaction.commit", "transaction.rollback", "message.republish", "message.redeliver"} <= set(kinds)
-        # The committed one in doubt, the conflict, the lost one, and three repeated effects, each with an inbox row for
-        # its new id and one for its first id.
-        mended = 27 + 1 + 1 + 1 + 3 * 2
+        # The committed one in doubt, and the conflict, the lost one and three repeated effects, each with an inbox row
+        # for its new id and one for its first id.
+        mended = 27 + 1 + 2 * (1 + 1 + 3)
         eventually(lambda: len(shop.effects()) == mended and lag(server.url, "points") == 0, "the effects of these")
+        (tmp_path / "plan.json.journal").unlink()  # even without it nothing is sent twice
+        again = {row["status"] for row in carried_out(shop, server, plan, path)}
+        assert again <= {0, 200} and len(shop.effects()) == mended
         with opened(shop, server) as inputs:
             second = audited(spark, inputs, tmp_path / "scratch")
         assert (second.verdict, second.exit_code) == ("PASS", 0), (second.counts, second.reasons)
-        assert second.totals["repaired"] == 2, "the other three have effects under their own ids"
 
 
 def plant_faults(shop: Shop, server: ServerProcess) -> None:
@@ -106,7 +166,7 @@ def plant_faults(shop: Shop, server: ServerProcess) -> None:
     with contextlib.closing(Database(shop.url)) as database:
         source = database.source_id()
     # In doubt: the database committed one, and has no row of the other.
-    doubt, unknown, conflict, lost = (new_id() for _ in range(4))
+    doubt, unknown, conflict, missing = (new_id() for _ in range(4))
     shard = half(server, doubt, source)
     half(server, unknown, source)
     # Conflict: an operator forced the outcome against the database.
@@ -115,9 +175,186 @@ def plant_faults(shop: Shop, server: ServerProcess) -> None:
     with shop.engine.begin() as connection:
         for name in (doubt, conflict):
             connection.execute(half_message.insert().values(shop.row(name, shards=shard)))
-        # Lost: an outbox row that no relay moved.
-        outbox = shop.row(lost, mode="outbox", relayed=0, body=b'{"n": 99}', key="99")
-        connection.execute(half_message.insert().values(outbox))
         # Acknowledged, but the effect was deleted.
         gone = [f"{name}.0" for name in consumed[:3]]
         connection.execute(notify_inbox.delete().where(notify_inbox.c.message_id.in_(gone)))
+    outbox_row(shop, missing)  # lost: an outbox row that no relay moved
+
+
+def test_nothing_is_planned_where_an_effect_or_a_doubt_exists(server: ServerProcess, shop: Shop) -> None:
+    took_effect, was_sent, good, nowhere = (outbox_row(shop) for _ in range(4))
+    effect(shop, took_effect)
+    transaction, number = ids.parse_message_id(was_sent)
+    effect(shop, ids.message_id(ids.derived(transaction, ids.republished(number)), 0))
+    with shop.engine.begin() as connection:
+        gone = half_message.c.transaction_id == nowhere.partition(".")[0]
+        connection.execute(half_message.delete().where(gone))
+        hollow = f"{new_id()}.0"
+        connection.execute(half_message.insert().values(shop.row(hollow.partition(".")[0])))
+    queued, seen = outbox_row(shop), outbox_row(shop)
+    cases = [
+        lost(took_effect), lost(was_sent), lost(good), lost(nowhere), lost(hollow), lost(queued, queued_us=1),
+        lost(seen, effect_us=1),
+    ]  # fmt: skip
+    with opened(shop, server) as inputs:
+        plan = plan_of(result_of(*cases), inputs)
+        assert [item.message_id for item in plan.items] == [good]
+        why = {held.message_id: held.why for held in plan.held_back}
+        assert "took effect in points" in why[took_effect] and "took effect in points" in why[was_sent]
+        assert "committed" in why[nowhere] and "content" in why[hollow]
+        assert why[queued] == "it is in a queue" and "took effect" in why[seen]
+        unsure = result_of(lost(good), lost(took_effect), reasons=("a segment is missing",))
+        doubtful, forced = plan_of(unsure, inputs), plan_of(unsure, inputs, force=True)
+    assert not doubtful.items and len(doubtful.held_back) == 2
+    assert [item.message_id for item in forced.items] == [good], "forced or not: never where an effect stands"
+    for each in (doubtful, forced):
+        with pytest.raises(InvalidRequest, match="a segment is missing"):
+            each.check_force(force=False)
+
+
+def test_the_command_carries_out_a_plan_and_says_what_is_left(
+    server: ServerProcess, shop: Shop, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    names = [outbox_row(shop) for _ in range(2)]
+    with opened(shop, server) as inputs:
+        plan_of(result_of(*map(lost, names)), inputs).write(path)
+    effect(shop, names[1])
+    words = [
+        "audit", "run", "--repair", str(path), "--database", shop.url, "--log", str(server.data_dir), "--url",
+        server.url, "--reason", "a test", "--report", str(tmp_path), "--json",
+    ]  # fmt: skip
+    code, said = cli(*words)
+    assert (code, said["done"], said["left"]) == (1, 1, 1)
+    assert [row["status"] for row in said["repairs"]] == [201, 0]
+    assert cli(*words, "--plan", str(tmp_path / "other.json"))[0] == 2
+
+
+def test_rows_of_an_inbox_that_were_purged_prove_nothing(server: ServerProcess, shop: Shop) -> None:
+    message_id = outbox_row(shop)
+    with shop.engine.begin() as connection:
+        connection.execute(sa.text("UPDATE notify_source SET inbox_from = 4102444800000"))  # the year 2100
+    settled = Found("ACKED_NO_EFFECT", new_id(), groups=["points"], log="data", evidence={"acked_us": 1})
+    with opened(shop, server) as inputs:
+        plan = plan_of(result_of(lost(message_id), settled), inputs)
+    assert not plan.items and all("purged" in held.why for held in plan.held_back)
+
+
+def test_what_changes_after_the_plan_is_not_carried_out(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
+    names = took_effect, came, half_there, changed, tomb, good = [outbox_row(shop) for _ in range(6)]
+    with opened(shop, server) as inputs:
+        plan = plan_of(result_of(*map(lost, names)), inputs)
+    assert len(plan.items) == 6
+    effect(shop, took_effect)
+    message = {"topic": TOPIC, "body": "1"}
+    post(server.url, "/v1/messages", {"messages": [message | {"id": came}]})
+    half(server, half_there.partition(".")[0], "")
+    with shop.engine.begin() as connection:
+        t = half_message
+        connection.execute(t.update().where(t.c.transaction_id == changed.partition(".")[0]).values(body=b'{"n": 100}'))
+        connection.execute(t.update().where(t.c.transaction_id == tomb.partition(".")[0]).values(state="ROLLED_BACK"))
+    rows = {row["message_id"]: row for row in carried_out(shop, server, plan, tmp_path / "plan.json")}
+    assert rows[good]["status"] == 201
+    assert {name: rows[name]["status"] for name in names[:5]} == dict.fromkeys(names[:5], 0)
+    assert in_queue(server) == 2, "the one that came by itself and the good one"
+    # The server refuses the same for its own queues, whoever asks.
+    asked = {"reason": "a test", "messages": [{"id": n, "topic": TOPIC} for n in (came, half_there)]}
+    answered = admin(server.url, "POST", "messages/republish", asked)["result"]["items"]
+    assert [item["status"] for item in answered] == [409, 409]
+    assert in_queue(server) == 2
+
+
+def test_an_inbox_knows_what_is_published_again(server: ServerProcess, shop: Shop) -> None:
+    known, new = outbox_row(shop), outbox_row(shop)
+    handled: list[str] = []
+    consumer = Consumer(server.url, group="points", inbox=Inbox(shop.engine))
+    consumer.subscribe(TOPIC, start="earliest")(lambda message, session: handled.append(message.first_id))
+    effect(shop, known)  # of which neither the audit nor the server knows
+    asked = {"reason": "a test", "messages": [{"id": name, "topic": TOPIC} for name in (known, new)]}
+    with running(consumer):
+        admin(server.url, "POST", "messages/republish", asked)
+        eventually(lambda: len(handled) >= 1 and lag(server.url, "points") == 0, "both are settled")
+    assert handled == [new]
+
+
+class Killed(BaseException):
+    """Stands for the death of the process."""
+
+
+@pytest.mark.parametrize("point", ["before the call", "after the call"])
+def test_a_repair_that_is_killed_goes_on(
+    point: str, server: ServerProcess, shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "plan.json"
+    with opened(shop, server) as inputs:
+        plan = plan_of(result_of(*[lost(outbox_row(shop)) for _ in range(5)]), inputs)
+    call = HttpClient.call
+
+    async def dying(self: HttpClient, method: str, *rest: Any, **named: Any) -> bytes:
+        if point == "after the call":
+            await call(self, method, *rest, **named)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HttpClient, "call", dying)
+        with pytest.raises(Killed):
+            carried_out(shop, server, plan, path)
+    journal = tmp_path / "plan.json.journal"
+    assert [json.loads(line)["state"] for line in journal.read_text().splitlines()] == ["begun"] * 5
+    with journal.open("a") as file:
+        file.write('{"key": "republish:cut sho')
+    rows = carried_out(shop, server, plan, path)
+    assert {row["status"] for row in rows} <= {200, 201} and in_queue(server) == 5
+    assert {row["detail"] for row in carried_out(shop, server, plan, path)} == {"done before"}
+    assert in_queue(server) == 5
+
+
+def test_one_process_at_a_time_carries_a_plan_out(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    with opened(shop, server) as inputs:
+        plan = plan_of(result_of(lost(outbox_row(shop))), inputs)
+    with Journal(path), pytest.raises(Conflict):
+        carried_out(shop, server, plan, path)
+
+
+def item(number: int) -> Item:
+    return Item(f"republish:{number}", "republish", "LOST", f"{new_id()}.0", "publish it again")
+
+
+def plan_with(items: list[Item], needs_force: tuple[str, ...] = ()) -> RepairPlan:
+    return RepairPlan(1, "", "", "", "FINDINGS", {}, [], list(needs_force), items, [])
+
+
+def test_what_looks_like_a_lost_input_is_forced_by_a_person(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
+    many = plan_with([item(n) for n in range(MOST_WITHOUT_FORCE + 1)])
+    with pytest.raises(InvalidRequest, match="501 repairs"):
+        many.check_force(force=False)
+    many.check_force(force=True)
+    plan_with(many.items[1:]).check_force(force=False)  # a person took one out
+    few = result_of(*[lost(outbox_row(shop)) for _ in range(11)])
+    few.totals["committed"] = 20
+    wiped = [
+        Found("ACKED_NO_EFFECT", new_id(), groups=["points"], log="data", evidence={"acked_us": 1}) for _ in range(11)
+    ]
+    effect(shop, f"{new_id()}.0")
+    with opened(shop, server) as inputs:
+        plan = plan_of(result_of(*wiped), inputs)
+        assert len(plan.items) == 11 and "inbox of group points lacks 11 effects and has 1" in plan.needs_force[0]
+        assert "11 of 20 committed" in plan_of(few, inputs).needs_force[0]
+    with pytest.raises(InvalidRequest, match="--force"):
+        plan.check_force(force=False)
+
+
+def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    plan = plan_with([item(1), item(2)])
+    plan.write(path)
+    assert read_plan(path) == plan
+    with pytest.raises(InvalidRequest, match="not overwritten"):
+        plan.write(path)
+    for text in ("", "{}", '{"items": 1}', msgspec.json.encode(plan_with([item(1)] * 2)).decode()):
+        path.write_text(text)
+        with pytest.raises(InvalidRequest):
+            read_plan(path)
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        read_plan(tmp_path / "none.json")

@@ -13,12 +13,13 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from notify import ids
-from notify.errors import NotFound, NotifyError
+from notify.errors import Conflict, NotFound, NotifyError
+from notify.message import FIRST_ID
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.core.core import Core
 from notify.server.jobs.redrive import send_to_group
 from notify.storage.queues import Store
-from notify.storage.records import StoredMessage
+from notify.storage.records import State, StoredMessage
 from notify.wire import PackedMessages, PackedPublished, decode_payload
 
 AT_ONCE = 1000
@@ -120,14 +121,31 @@ async def _half_of(core: Core, transaction: bytes, number: int) -> StoredMessage
 
 
 async def _published(core: Core, lost: Lost) -> PackedPublished:
-    """The message to publish in place of one that is lost. Raises InvalidRequest, NotFound."""
+    """The message to publish in place of one that is lost.
+
+    Its consumers see the first id, too: an inbox that has the effect under that one skips it. Raises InvalidRequest,
+    NotFound; Conflict where the message is in a queue here, or has no outcome yet.
+    """
     transaction, number = ids.parse_message_id(lost.id)
+    await _check_lost(core, transaction, number)
     again = ids.message_id(ids.derived(transaction, ids.republished(number)), 0)
+    first = {FIRST_ID: ids.message_id(transaction, number)}
     if lost.topic is not None:
         fields = lost.model_dump(exclude={"id"}, exclude_none=True)
-        return msgspec.convert(fields | {"id": again}, PackedPublished)
+        return msgspec.convert(fields | {"id": again, "headers": (lost.headers or {}) | first}, PackedPublished)
     p = decode_payload((await _half_of(core, transaction, number)).payload)
-    return PackedPublished(id=again, topic=p.topic, body=p.body, key=p.key, tag=p.tag, headers=p.headers, ttl=p.ttl)
+    headers = (p.headers or {}) | first
+    return PackedPublished(id=again, topic=p.topic, body=p.body, key=p.key, tag=p.tag, headers=headers, ttl=p.ttl)
+
+
+async def _check_lost(core: Core, transaction: bytes, number: int) -> None:
+    """Raises Conflict where a message is in a queue of this server, or may still come into one by itself."""
+    for m in core.queues.messages(transaction):
+        if m.message_no == number:
+            raise Conflict(f"it is in a queue: {m.topic}/{m.queue}@{m.offset}", "in_a_queue")
+    stored = await core.store.transaction(transaction)
+    if stored is not None and stored.state in (State.PREPARED, State.PARKED):
+        raise Conflict(f"it is {stored.state.name}: check it, or decide it first", "in_doubt")
 
 
 def _in_a_queue(store: Store, group: str, message_id: str) -> StoredMessage:

@@ -1,0 +1,177 @@
+"""Carrying out a plan through the server's admin routes: exactly its items, each checked once more, each recorded.
+
+What the databases and logs say now counts: an item whose message took effect, came into a queue or into doubt since the
+plan was made is not carried out. The server refuses the same for its own queues.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from notify.check import HalfMessage, Outcome
+from notify.check.listener import CheckUnavailable
+from notify.check.local import answer
+from notify.client.http import HttpClient
+from notify.errors import NotifyError
+from notify.spark.databases import Database
+from notify.spark.repair.checks import HELD, Now
+from notify.spark.repair.journal import Journal
+from notify.spark.repair.plan import Item, RepairPlan
+from notify.spark.repair.standing import AT_ONCE, parts
+from notify.spark.result import Inputs
+from notify.wire import JSON
+
+CALL_SECONDS = 60.0
+DECIDED_AT_ONCE = 20
+"""Outcomes between two lines of the journal: each is a request of its own."""
+Row = dict[str, Any]
+
+
+class Repair:
+    """Carries out items of plans."""
+
+    def __init__(self, inputs: Inputs, url: str, reason: str, scratch: Path) -> None:
+        """`scratch`: for copies of the logs' segments. `reason` is recorded with each repair."""
+        self._inputs = inputs
+        self._url = url
+        self._reason = reason
+        self._scratch = scratch
+        self._dry_run = False
+
+    async def run(
+        self, plan: RepairPlan, path: Path, say: Callable[[Row], None] = lambda row: None, *, dry_run: bool = False
+    ) -> list[Row]:
+        """A row for each item: key, finding, message_id, what, status (of HTTP; 0: held back), detail, as.
+
+        `path`: the plan's, beside which the journal stands. `say` gets each row as it is known. With `dry_run` nothing
+        changes. Raises Conflict where another process carries out this plan, Unavailable where an input is away.
+        """
+        self._dry_run = dry_run
+        rows: dict[str, Row] = {}
+        http = HttpClient(self._url)
+        try:
+            with nullcontext() if dry_run else Journal(path) as journal:
+                done = {} if journal is None else dict(journal.done)
+                for item in plan.items:
+                    if item.key in done:
+                        rows[item.key] = _row(item, done[item.key]["status"], "done before")
+                        say(rows[item.key])
+                for several in _alike([item for item in plan.items if item.key not in done]):
+                    for row in await self._batch(http, several, journal):
+                        rows[row["key"]] = row
+                        say(row)
+        finally:
+            http.close()
+        return [rows[item.key] | {"dry_run": dry_run} for item in plan.items]
+
+    async def _batch(self, http: HttpClient, items: Sequence[Item], journal: Journal | None) -> list[Row]:
+        """Check items of one kind, and carry out those that may be."""
+        now = Now.of(self._inputs, items, self._scratch)
+        rows = {item.key: _row(item, *settled) for item in items if (settled := now.settled(item)) is not None}
+        ready = [item for item in items if item.key not in rows]
+        if journal is not None:
+            journal.begin(item.key for item in ready)
+        if ready and ready[0].action == "decide":
+            done = [await self._decide(http, item) for item in ready]
+        elif ready and ready[0].action == "republish":
+            done = await self._republish(http, ready, now)
+        elif ready:
+            done = await self._redeliver(http, ready)
+        else:
+            done = []
+        rows |= {row["key"]: row for row in done}
+        if journal is not None:
+            journal.note({name: row[name] for name in ("key", "status", "detail", "as")} for row in rows.values())
+        return [rows[item.key] for item in items]
+
+    # --- outcomes ---------------------------------------------------------------------------------------------
+
+    async def _decide(self, http: HttpClient, item: Item) -> Row:
+        transaction = item.message_id.partition(".")[0]
+        try:
+            outcome = await self._asked(http, transaction, item.outcome)
+            if outcome != item.outcome:
+                return _row(item, HELD, f"the database says {outcome} by now: make a new plan")
+            await self._post(http, f"transactions/{transaction}/{outcome}", {})
+        except CheckUnavailable as error:
+            return _row(item, HELD, str(error))
+        except NotifyError as error:
+            return _row(item, error.status, str(error))
+        return _row(item, 200, "")
+
+    async def _asked(self, http: HttpClient, transaction: str, planned: str) -> str:
+        """The outcome that the half's database tells. Raises CheckUnavailable if that database was not given."""
+        raw = await http.call("GET", f"/v1/admin/transactions/{transaction}", b"", CALL_SECONDS, JSON)
+        half: dict[str, Any] = msgspec.json.decode(raw)
+        decided = {"COMMITTED": "commit", "ROLLED_BACK": "rollback"}.get(half["state"])
+        if decided is not None:  # decided since the audit; recording it again changes nothing
+            return decided
+        for database in self._inputs.databases:
+            if database.source_id() == half["source"]:
+                if self._dry_run:  # asking the database may insert a tombstone
+                    return planned
+                asked = HalfMessage(
+                    id=transaction, producer_group=half["producer_group"], source=half["source"],
+                    shard=half["shard"], attempt=half["checks_answered"], messages=[],
+                )  # fmt: skip
+                return "commit" if _answer(database, asked) is Outcome.COMMIT else "rollback"
+        raise CheckUnavailable(
+            f"the half came from source {half['source'] or '(none)'}, and no given database is that source"
+        )
+
+    # --- messages ---------------------------------------------------------------------------------------------
+
+    async def _republish(self, http: HttpClient, items: Sequence[Item], now: Now) -> list[Row]:
+        messages = [{"id": item.message_id} | now.rows[item.message_id][0].message for item in items]
+        return await self._all(http, items, "messages/republish", {"messages": messages})
+
+    async def _redeliver(self, http: HttpClient, items: Sequence[Item]) -> list[Row]:
+        path = f"groups/{quote(items[0].group, safe='')}/redeliver"
+        return await self._all(http, items, path, {"ids": [item.message_id for item in items]})
+
+    async def _all(self, http: HttpClient, items: Sequence[Item], path: str, body: dict[str, Any]) -> list[Row]:
+        try:
+            answered = await self._post(http, path, body)
+        except NotifyError as error:
+            return [_row(item, error.status, str(error)) for item in items]
+        return [
+            _row(item, each.get("status", 200), each.get("detail", ""), each.get("as", ""))
+            for item, each in zip(items, answered["result"]["items"], strict=True)
+        ]
+
+    async def _post(self, http: HttpClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        data = json.dumps(body | {"reason": self._reason, "dry_run": self._dry_run}).encode()
+        raw = await http.call("POST", f"/v1/admin/{path}", data, CALL_SECONDS, JSON)
+        reply: dict[str, Any] = msgspec.json.decode(raw)
+        return reply
+
+
+def _row(item: Item, status: int, detail: str, again: str = "") -> Row:
+    known = {"key": item.key, "finding": item.finding, "message_id": item.message_id, "what": item.what}
+    return known | {"status": status, "detail": detail, "as": again or item.again}
+
+
+def _alike(items: Sequence[Item]) -> list[list[Item]]:
+    """Items of one action and group, in requests of a bounded size."""
+    by_kind: dict[tuple[str, str], list[Item]] = {}
+    for item in items:
+        by_kind.setdefault((item.action, item.group), []).append(item)
+    return [
+        part
+        for (action, _), several in by_kind.items()
+        for part in parts(several, DECIDED_AT_ONCE if action == "decide" else AT_ONCE)
+    ]
+
+
+def _answer(database: Database, half: HalfMessage) -> Outcome:
+    with database.connect() as connection:
+        outcome = answer(connection, half)
+        connection.commit()
+        return outcome

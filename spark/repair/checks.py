@@ -1,0 +1,97 @@
+"""Whether items may still be carried out, by all that stands for their messages now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from notify.spark.repair.plan import Item
+from notify.spark.repair.standing import LocalRow, Places, effects_of, places_of, rows_of
+from notify.spark.result import Inputs
+
+HELD = 0
+
+
+class Settled(NamedTuple):
+    """The fate of an item that is not carried out: 200, it was before; 0, it is held back."""
+
+    status: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """All that databases and logs have for some items."""
+
+    effects: Mapping[str, set[str]]
+    rows: Mapping[str, list[LocalRow]]
+    places: Places
+    inbox_from_us: int
+
+    @classmethod
+    def of(cls, inputs: Inputs, items: Sequence[Item], scratch: Path) -> Now:
+        """Raises Unavailable where an input does not answer."""
+        names = [item.message_id for item in items]
+        both = names + [item.again for item in items if item.again]
+        # The logs first: what comes into a queue afterwards has its effect later still.
+        places = places_of(inputs.logs, both, scratch)
+        effects, rows = effects_of(inputs.databases, both), rows_of(inputs.databases, names)
+        return cls(effects, rows, places, max((database.purged()[1] for database in inputs.databases), default=0))
+
+    def settled(self, item: Item) -> Settled | None:
+        """Whether an item is not to be carried out; None if it is."""
+        if item.action == "decide":
+            return self._held(self._why_not_decide(item))
+        if item.again in self.places.queued:
+            return Settled(200, "it was sent again before")
+        return self._held(
+            self._why_not_republish(item) if item.action == "republish" else self._why_not_redeliver(item)
+        )
+
+    @staticmethod
+    def _held(why: str) -> Settled | None:
+        return Settled(HELD, why) if why else None
+
+    def _groups(self, item: Item) -> set[str]:
+        return self.effects.get(item.message_id, set()) | self.effects.get(item.again, set())
+
+    def _why_not_decide(self, item: Item) -> str:
+        states = {row.state for row in self.rows.get(item.message_id, ())}
+        if self._groups(item):
+            return "it took effect since the plan was made"
+        if item.outcome == "commit" and states != {"COMMITTED"}:
+            return "the database does not say commit any more: make a new plan"
+        if item.outcome == "rollback" and "COMMITTED" in states:
+            return "the database says commit by now: make a new plan"
+        return ""
+
+    def _why_not_republish(self, item: Item) -> str:
+        rows = self.rows.get(item.message_id, [])
+        if groups := self._groups(item):
+            return f"it took effect in {', '.join(sorted(groups))}"
+        if item.message_id in self.places.queued:
+            return "it is in a queue by now"
+        if item.message_id in self.places.waiting:
+            return "it waits for its time"
+        if item.message_id in self.places.undecided:
+            return "the server has no outcome of it: decide that first"
+        if {row.state for row in rows} != {"COMMITTED"}:
+            return "no given database has it as committed"
+        if rows[0].digest != item.content:
+            return "the local row has changed since the plan was made"
+        return self._why_not_judged(item)
+
+    def _why_not_redeliver(self, item: Item) -> str:
+        if item.group in self._groups(item):
+            return f"it took effect in {item.group}"
+        return self._why_not_judged(item)
+
+    def _why_not_judged(self, item: Item) -> str:
+        since_us = int(
+            item.evidence.get("acked_us") or item.evidence.get("queued_us") or item.evidence.get("t_us") or 0
+        )
+        if since_us < self.inbox_from_us:
+            return "rows of inboxes from that time are purged by now: nobody knows whether it took effect"
+        return ""

@@ -1,0 +1,101 @@
+"""The plan of a repair: what would be done for which finding, each item with its evidence, as a file for people.
+
+A person may take items out of the file. Each item is checked again before it is carried out.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from notify.errors import InvalidRequest
+
+VERSION = 1
+MOST_WITHOUT_FORCE = 500
+"""So many findings at once rarely have a cause of their own each: a person who knows the cause says --force."""
+Action = Literal["decide", "republish", "redeliver"]
+
+
+class Item(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One repair. `key` is the same for it in every plan."""
+
+    key: str
+    action: Action
+    finding: str
+    message_id: str
+    what: str
+    """In words."""
+    outcome: str = ""
+    """`decide`: commit or rollback, as the database said when the plan was made."""
+    group: str = ""
+    """`redeliver`: the group that gets the message."""
+    again: str = ""
+    """The id under which the message is sent again. Its consumers see the first id, too: their inboxes know it."""
+    content: str = ""
+    """`republish`: a digest of the message as the local row has it; empty where the server's half has it."""
+    evidence: dict[str, Any] = {}
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A finding that is not repaired, and why."""
+
+    finding: str
+    message_id: str
+    why: str
+    evidence: dict[str, Any] = {}
+
+
+class RepairPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`doubts`: why the audit is no ground for repairs; there are items nevertheless only where a person forced it."""
+
+    notify_repair_plan: int
+    made_at: str
+    audited_from: str
+    audited_to: str
+    verdict: str
+    counts: dict[str, int]
+    doubts: list[str]
+    needs_force: list[str]
+    """Signs that a whole input is lost: a person who knows better says --force."""
+    items: list[Item]
+    held_back: list[Held]
+
+    def check_force(self, *, force: bool) -> None:
+        """Raises InvalidRequest without `force` for a plan that a person has to force."""
+        why = [f"the audit doubts itself: {doubt}" for doubt in self.doubts[:1]]
+        if self.items:
+            why += self.needs_force
+        if len(self.items) > MOST_WITHOUT_FORCE:
+            why.append(f"{len(self.items):,} repairs at once (more than {MOST_WITHOUT_FORCE}) usually have one cause")
+        if why and not force:
+            raise InvalidRequest(f"--repair: {'; '.join(why)}. Look at the plan; --force carries it out nevertheless")
+
+    def write(self, path: Path) -> None:
+        """Write it for people, durable. Raises InvalidRequest where a plan stands there already."""
+        if path.exists():
+            raise InvalidRequest(f"--plan: {path} exists; a plan is not overwritten, it may be half carried out")
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        with temporary.open("wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+
+
+def read_plan(path: Path) -> RepairPlan:
+    """Raises InvalidRequest for a file that is no plan of this version."""
+    try:
+        plan = msgspec.json.decode(path.read_bytes(), type=RepairPlan)
+    except OSError as error:
+        raise InvalidRequest(f"--repair: {path} cannot be read: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"--repair: {path} is no plan of `notify audit run --plan`: {error}") from None
+    if plan.notify_repair_plan != VERSION:
+        raise InvalidRequest(f"--repair: {path} was written by another version; make a new plan")
+    keys = [item.key for item in plan.items]
+    if len(set(keys)) < len(keys):
+        raise InvalidRequest(f"--repair: {path} has an item twice")
+    return plan

@@ -1,0 +1,185 @@
+"""Making a plan of an audit's findings: what can be repaired without harm, and what is held back, each with its why.
+
+* IN_DOUBT: asks the database as a check does, and records its answer. If the database has no row, a tombstone is
+  inserted, so that the transaction can no longer commit.
+* LOST and CONFLICT, if the database committed: publishes the message again, from the local row if that has a body
+  (outbox), otherwise from the server's half.
+* ACKED_NO_EFFECT: sends the message again, only to the group whose inbox lacks it.
+
+Nothing is sent again where an effect, a place in a queue or a doubt exists. Other findings need a person: a message
+that should not have been delivered cannot be called back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from notify import ids
+from notify.spark.findings import BY_NAME
+from notify.spark.repair.plan import VERSION, Held, Item, RepairPlan
+from notify.spark.repair.standing import effects_of, parts, rows_of
+from notify.spark.result import Found, Inputs, Result
+from notify.wire import instant
+
+FEW = 10
+"""So many lost messages, or missing effects, are no sign that a whole input is missing."""
+MOST_HELD = 1000
+"""The most findings that are listed as held back, of each class."""
+
+
+def plan_of(result: Result, inputs: Inputs, *, force: bool = False) -> RepairPlan:
+    """The plan for an audit's result. Changes nothing; asks the databases for effects and rows of what it plans.
+
+    `force`: plan although the audit doubts itself, as after a restore, where a person knows what the log lacks.
+    """
+    cases = [f for f in result.found if BY_NAME[f.finding].is_bad and not f.evidence.get("repaired")]
+    planned: list[Item | Held] = []
+    if result.reasons and not force:
+        why = "the audit has reasons to doubt itself (see doubts): put those right, and audit again"
+        planned += [_held(f, why) for f in cases]
+    else:
+        for part in parts(cases):
+            planned += _Part(inputs, part).planned()
+    items = [each for each in planned if isinstance(each, Item)]
+    return RepairPlan(
+        VERSION,
+        instant(time.time_ns() // 1000),
+        instant(result.from_us),
+        instant(result.to_us),
+        result.verdict,
+        {name: count for name, count in result.counts.items() if count},
+        list(result.reasons),
+        _alarming(result, inputs, items),
+        items,
+        _fewer(each for each in planned if isinstance(each, Held)),
+    )
+
+
+def _alarming(result: Result, inputs: Inputs, items: Sequence[Item]) -> list[str]:
+    """Signs that a whole input is lost rather than single messages."""
+    reasons = []
+    lost = sum(item.action == "republish" for item in items)
+    committed = result.totals.get("committed", 0)
+    if lost > FEW and 2 * lost > committed:
+        reasons.append(f"{lost:,} of {committed:,} committed messages are in no queue: a log may be missing instead")
+    missing: dict[str, int] = {}
+    for item in items:
+        if item.action == "redeliver":
+            missing[item.group] = missing.get(item.group, 0) + 1
+    for group, count in sorted(missing.items()):
+        there = sum(database.inbox_count(group, count) for database in inputs.databases)
+        if count > FEW and count > there:
+            reasons.append(
+                f"the inbox of group {group} lacks {count:,} effects and has {there:,}: its rows may be gone instead"
+            )
+    return reasons
+
+
+def _fewer(held: Iterable[Held]) -> list[Held]:
+    kept: list[Held] = []
+    by_class: dict[str, int] = {}
+    for each in held:
+        by_class[each.finding] = by_class.get(each.finding, 0) + 1
+        if by_class[each.finding] <= MOST_HELD:
+            kept.append(each)
+    more = {name: count - MOST_HELD for name, count in by_class.items() if count > MOST_HELD}
+    return kept + [Held(name, "", f"and {count:,} more") for name, count in more.items()]
+
+
+def _held(f: Found, why: str) -> Held:
+    return Held(f.finding, f.message_id, why, {"detail": f.detail} | f.evidence)
+
+
+class _Part:
+    """Some cases, with what the databases have of them."""
+
+    def __init__(self, inputs: Inputs, cases: Sequence[Found]) -> None:
+        self._cases = cases
+        self._over_kafka = not inputs.logs
+        sent_again = [f for f in cases if f.finding in ("LOST", "CONFLICT", "ACKED_NO_EFFECT", "IN_DOUBT")]
+        names = [f.message_id for f in sent_again] + [name for f in sent_again for name in _again(f).values()]
+        self._effects = effects_of(inputs.databases, names)
+        self._rows = rows_of(inputs.databases, [f.message_id for f in sent_again])
+        purged = [database.purged()[1] for database in inputs.databases]
+        self._inbox_from_us = max(purged, default=0)
+
+    def planned(self) -> Iterator[Item | Held]:
+        for f in self._cases:
+            if f.finding == "IN_DOUBT":
+                if f.message_no == 0:
+                    yield self._decided(f)
+            elif f.finding in ("LOST", "CONFLICT"):
+                yield self._republished(f)
+            elif f.finding == "ACKED_NO_EFFECT":
+                yield from self._redelivered(f)
+            else:
+                yield _held(f, f"needs a person: {BY_NAME[f.finding].action}")
+
+    def _decided(self, f: Found) -> Item | Held:
+        if groups := self._effects.get(f.message_id):
+            return _held(f, f"it has no outcome, and took effect in {_listed(groups)}: somebody has to look")
+        states = {row.state for row in self._rows.get(f.message_id, ())}
+        if len(states) > 1:
+            return _held(f, "one database committed it, and another rolled it back")
+        outcome = "commit" if states == {"COMMITTED"} else "rollback"
+        row = {"COMMITTED": "the row of a commit", "ROLLED_BACK": "a tombstone"}.get(next(iter(states), ""), "no row")
+        return self._item(f, f"ask the database, which has {row}, and record {outcome}", outcome=outcome)
+
+    def _republished(self, f: Found) -> Item | Held:
+        rows = self._rows.get(f.message_id, [])
+        why = ""
+        if f.evidence.get("local") != "COMMITTED" or {row.state for row in rows} != {"COMMITTED"}:
+            why = "no given database has it as committed: effects of it, if there are any, are undone by hand"
+        elif groups := self._effects.get(f.message_id, set()) | self._effects.get(_again(f)[""], set()):
+            why = f"it took effect in {_listed(groups)}: a log is missing rather than the message"
+        elif f.evidence.get("effect_us"):
+            why = "it took effect: a log is missing rather than the message"
+        elif f.evidence.get("queued_us"):
+            why = "it is in a queue"
+        elif self._over_kafka:
+            why = "no server has these queues: notify bridge --backfill-from sends it to Kafka again"
+        elif f.at_us < self._inbox_from_us:
+            why = "rows of inboxes from that time are purged: nobody knows whether it took effect"
+        elif not rows[0].message and not f.evidence.get("half_us"):
+            why = "neither the local row nor a half has its content: send it again from the business data"
+        if why:
+            return _held(f, why)
+        where = "the local row" if rows[0].message else "the server's half"
+        what = f"publish it again from {where}, to every group of its topic"
+        return self._item(f, what, again=_again(f)[""], content=rows[0].digest)
+
+    def _redelivered(self, f: Found) -> Iterator[Item | Held]:
+        for group, again in _again(f).items():
+            if group in self._effects.get(f.message_id, set()) | self._effects.get(again, set()):
+                yield _held(f, f"it took effect in {group} since the audit")
+            elif not f.log:
+                yield _held(f, f"no server has its queue: reset group {group} over Kafka, whose inbox skips the rest")
+            elif f.evidence.get("acked_us", f.evidence.get("queued_us", 0)) < self._inbox_from_us:
+                yield _held(f, f"rows of the inbox from that time are purged: nobody knows whether {group} had it")
+            else:
+                yield self._item(f, f"send it to {group} again", group=group, again=again)
+
+    def _item(self, f: Found, what: str, **fields: str) -> Item:
+        action = BY_NAME[f.finding].repair
+        key = ":".join(part for part in (action, f.message_id, fields.get("group", "")) if part)
+        shown = {"topic": f.topic, "queue": f.queue, "offset": f.offset, "producer_group": f.producer_group}
+        known = {name: value for name, value in shown.items() if value not in ("", None)}
+        evidence = {"detail": f.detail, "at": instant(f.at_us), "effects": "none"} | known | f.evidence
+        return Item(key, action, f.finding, f.message_id, what, evidence=evidence, **fields)  # type: ignore[arg-type]
+
+
+def _again(f: Found) -> dict[str, str]:
+    """The ids under which a case's message is sent again, by group ("": to all)."""
+    if f.finding not in ("LOST", "CONFLICT", "ACKED_NO_EFFECT"):
+        return {}
+    transaction, number = ids.parse_message_id(f.message_id)
+    if f.finding == "ACKED_NO_EFFECT":
+        salts = {group: ids.redelivered(group, number) for group in f.groups}
+    else:
+        salts = {"": ids.republished(number)}
+    return {group: ids.message_id(ids.derived(transaction, salt), 0) for group, salt in salts.items()}
+
+
+def _listed(groups: Iterable[str]) -> str:
+    return ", ".join(sorted(groups))

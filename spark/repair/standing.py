@@ -1,0 +1,120 @@
+"""Effects, local rows and places in queues of messages, as they are now: looked up by id, without Spark."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from notify import ids
+from notify.errors import Unavailable
+from notify.spark.databases import Database
+from notify.spark.log_input import LogInput
+
+AT_ONCE = 500
+"""Ids in one query, and messages in one request."""
+
+
+def parts(values: Iterable[Any], most: int = AT_ONCE) -> Iterator[list[Any]]:
+    """Values in lists of at most so many."""
+    rest = iter(values)
+    while part := list(islice(rest, most)):
+        yield part
+
+
+def effects_of(databases: Sequence[Database], message_ids: Iterable[str]) -> dict[str, set[str]]:
+    """The consumer groups in which each message took effect, by its inbox rows in any of the databases."""
+    groups: dict[str, set[str]] = {}
+    for part in parts(dict.fromkeys(message_ids)):
+        for database in databases:
+            for row in database.inbox_of(part):
+                groups.setdefault(row["message_id"], set()).add(row["consumer_group"])
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRow:
+    """`message`: the message's fields as the server takes them; empty where the row has no body."""
+
+    state: str
+    message: dict[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """A digest of the message; empty where there is none."""
+        if not self.message:
+            return ""
+        return hashlib.sha256(msgspec.json.encode(self.message, order="sorted")).hexdigest()
+
+
+def rows_of(databases: Sequence[Database], message_ids: Iterable[str]) -> dict[str, list[LocalRow]]:
+    """The local rows of messages, of every database that has one. A tombstone stands for all of its transaction."""
+    rows: dict[str, list[LocalRow]] = {}
+    for part in parts(dict.fromkeys(message_ids)):
+        wanted = {name: name.partition(".")[0] for name in part}
+        for database in databases:
+            known: dict[str, list[dict[str, Any]]] = {}
+            for row in database.rows_of(sorted(set(wanted.values()))):
+                known.setdefault(row["transaction_id"], []).append(row)
+            for name, transaction in wanted.items():
+                for row in known.get(transaction, ()):
+                    if row["state"] == "ROLLED_BACK" or f"{transaction}.{row['message_no']}" == name:
+                        rows.setdefault(name, []).append(LocalRow(row["state"], _message_of(row)))
+    return rows
+
+
+def _message_of(row: dict[str, Any]) -> dict[str, Any]:
+    if row["body"] is None:
+        return {}
+    fields = {
+        "topic": row["topic"],
+        "body_base64": base64.b64encode(row["body"]).decode(),
+        "key": row["key"],
+        "tag": row["tag"],
+        "headers": json.loads(row["headers"]) if row["headers"] else None,
+        "ttl": row["ttl"],
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Message ids: in queues, waiting for their time, and undecided."""
+
+    queued: frozenset[str]
+    waiting: frozenset[str]
+    undecided: frozenset[str]
+
+
+def places_of(logs: Sequence[LogInput], message_ids: Iterable[str], scratch: Path) -> Places:
+    """Where messages are in the logs as they are now. Raises Unavailable where a log is not whole."""
+    wanted = sorted({ids.from_text(name.partition(".")[0]) for name in message_ids})
+    queued: set[str] = set()
+    waiting: set[str] = set()
+    halves: set[str] = set()
+    decided: set[bytes] = set()
+    """Transactions: the outcome may be in another segment than the halves, as one row for all messages."""
+    for known in logs if wanted else ():
+        log = LogInput(known.directory, known.name)  # its segments as they are now
+        log.prepare(None, scratch)
+        if log.problems:
+            raise Unavailable(f"nothing is repaired while log {log.name} is not whole: {log.problems[0]}")
+        for row in log.messages_of(wanted):
+            name = ids.message_id(row["id"], row["no"])
+            if row["offset"] is not None:
+                queued.add(name)
+            elif row["outcome"] == 1 and row["due_us"] is not None:
+                waiting.add(name)
+            if row["outcome"]:
+                decided.add(row["id"])
+            else:
+                halves.add(name)
+    undecided = {name for name in halves - queued if ids.from_text(name.partition(".")[0]) not in decided}
+    return Places(frozenset(queued), frozenset(waiting - queued), frozenset(undecided))
