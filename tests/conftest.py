@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from tests.support import databases, mariadb11, workers
 from tests.support.databases import DATABASES, empty_database
 from tests.support.kafka import KafkaNode
 from tests.support.mariadb11 import MARIADB_11
+from tests.support.queues import Embedded, Queue
 from tests.support.shop import Base, Order, Shop, make_engine
 
 if TYPE_CHECKING:
@@ -203,6 +204,22 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     ).start()
     yield process
     process.stop()
+
+
+@pytest.fixture(scope="session", params=["queue server", "Kafka"])
+def queue(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queue]:
+    """Where consumers receive: the session's server, or its Kafka node beside a server that shows Kafka's groups."""
+    if request.param == "queue server":
+        with closing(Embedded(request.getfixturevalue("server").url)) as embedded:
+            yield embedded
+        return
+    kafka_url = request.getfixturevalue("kafka_url")
+    from tests.support.kafka_queues import Kafka
+
+    shown = ServerProcess(tmp_path_factory.mktemp("shown"), flags=["--kafka", kafka_url]).start()
+    with closing(Kafka(kafka_url, shown.url)) as kafka:
+        yield kafka
+    shown.stop()
 
 
 @pytest.fixture(scope="session")

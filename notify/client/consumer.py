@@ -189,7 +189,7 @@ class _Consumer:
                 from notify.client.kafka.loop import KafkaLoop
                 from notify.client.kafka.plan import Plan
 
-                bounds = (self._concurrency, self._batch, self._lease, self._drain)
+                bounds = (self._concurrency, self._batch, self._lease, self._drain, bool(self._token or self._tls))
                 named = (self.url, self.group, self.instance, self._handlers, self._call_counted)
                 plan = Plan(*named, lambda: self._is_stopped or self._left is not None, *bounds)
                 await KafkaLoop(plan).run(self._stopping)

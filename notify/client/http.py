@@ -108,7 +108,8 @@ class HttpClient:
         """`tls` and `token`: what to believe and to show; None: what the environment says (notify/client/login.py)."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidRequest(f"{url!r} is not a server's address; it should read http://host:port")
+            of_kafka = "; only consumers, bridges and relays reach Kafka themselves" if parts.scheme == "kafka" else ""
+            raise InvalidRequest(f"{url!r} is not a server's address; it should read http://host:port{of_kafka}")
         self.url = url.rstrip("/")
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)

@@ -36,8 +36,15 @@ class Plan:
     batch: int
     lease: float
     drain: float
+    has_login: bool = False
+    """Whether a token or TLS of a Notify server was given."""
 
     def __post_init__(self) -> None:
+        if self.has_login:
+            raise InvalidRequest(
+                "a consumer over Kafka takes no token= and no tls=: security.protocol, sasl.username and what else the "
+                "brokers want stand in the URL, or in the file that NOTIFY_KAFKA_SETTINGS names"
+            )
         if len({SHARING[handler.mode] for handler in self.handlers.values()}) > 1:
             raise InvalidRequest(
                 "over Kafka a group has one way to share its partitions: shared and ordered go together, broadcast is "

@@ -1,0 +1,102 @@
+"""Where the queue is, a queue server or Kafka: tests of promises to consumers run on both with the same bodies."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from notify import ids
+from notify.client import Message
+from notify.client.loop import LoopThread
+from notify.message import encode_body
+from notify.sinks.sink import open_sink
+from notify.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
+from tests.support import groups
+from tests.support.http import admin
+
+
+class Sender:
+    """Publishes as a bridge does, to whichever queue: transactions that are committed."""
+
+    def __init__(self, url: str) -> None:
+        self._source = f"s{ids.to_text(ids.new_id())}"
+        self._thread = LoopThread("a-test-sends")
+        self._position = 0
+        self._sink, self._epoch = self._thread.run(self._open(url))
+
+    async def _open(self, url: str) -> tuple[Any, int]:
+        sink = open_sink(url)
+        epoch, _ = await sink.claim(self._source)
+        return sink, epoch
+
+    def send(self, *messages: Message) -> list[str]:
+        """Publish each message in a transaction of its own, all in one batch; their ids, `{transaction}.0`."""
+        transactions = [BridgedTransaction(ids.to_text(ids.new_id()), "senders", [_packed(m)]) for m in messages]
+        self.again(*transactions)
+        return [f"{t.id}.0" for t in transactions]
+
+    def again(self, *transactions: BridgedTransaction) -> None:
+        """Publish a batch of transactions, which may have been published before."""
+        batch = PackedBridgeBatch(
+            epoch=self._epoch, expected_position=str(self._position or ""), position=str(self._position + 1),
+            transactions=list(transactions),
+        )  # fmt: skip
+        assert not self._thread.run(self._sink.append(self._source, batch)).refused
+        self._position += 1
+
+    def close(self) -> None:
+        self._thread.run(self._sink.close())
+        self._thread.close()
+
+
+def _packed(message: Message) -> PackedMessage:
+    body, headers = encode_body(message)
+    key = None if message.key is None else str(message.key)
+    return PackedMessage(message.topic, key=key, tag=message.tag, headers=headers, ttl=message.ttl, body=body)
+
+
+class Queue(Protocol):
+    """`url`: where consumers receive. `admin_url`: the server that shows its groups, and steers them."""
+
+    url: str
+    admin_url: str
+    sender: Sender
+    is_kafka: bool
+
+    def make_topic(self, topic: str, queues: int = 1) -> None: ...
+
+    def is_consumed(self, group: str, instances: int = 1) -> bool:
+        """Whether so many instances of a group receive messages."""
+        ...
+
+    def is_settled(self, group: str) -> bool:
+        """Whether nothing is left for a group: each message is done or a dead letter."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Embedded:
+    """A queue server."""
+
+    is_kafka = False
+
+    def __init__(self, url: str) -> None:
+        self.url = self.admin_url = url
+        self.sender = Sender(url)
+
+    def make_topic(self, topic: str, queues: int = 1) -> None:
+        admin(self.url, "PUT", f"topics/{topic}", {"queues": queues})
+
+    def is_consumed(self, group: str, instances: int = 1) -> bool:
+        return groups.is_subscribed(self.url, group) and _instances(self.url, group) >= instances
+
+    def is_settled(self, group: str) -> bool:
+        return groups.is_subscribed(self.url, group) and groups.lag(self.url, group) == 0
+
+    def close(self) -> None:
+        self.sender.close()
+
+
+def _instances(url: str, group: str) -> int:
+    """How many instances of a group there are, as its server shows them."""
+    return sum(i["state"] != "gone" for i in admin(url, "GET", f"groups/{group}")["instances"])
