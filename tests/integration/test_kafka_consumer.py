@@ -18,7 +18,6 @@ from tests.support.groups import running
 
 pytest.importorskip("confluent_kafka")
 
-from notify.client.kafka import loop
 from notify.kafka import control
 from notify.kafka.groups import dead_letter_topic, old_retry_topics, owner_topic, retry_topic
 from notify.kafka.progress import Progress

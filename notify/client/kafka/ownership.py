@@ -129,9 +129,7 @@ class Ownership:
             new = [place for place in places if not self._assignment.has(place)]
             if not new or not self._is_owner:
                 return
-            known = await self._feed.call_patiently(self._starts.committed, new)
-            without = [place for place, progress in known.items() if progress is None]
-            begun = await self._feed.call_patiently(self._starts.begin, without)
+            known, begun = await self._feed.call_patiently(self._starts.positions, new)
             await self._feed.call(self._open, known, begun)
 
     def _open(self, known: Mapping[Place, Progress | None], begun: Mapping[Place, int]) -> None:
