@@ -21,6 +21,7 @@ pytest.importorskip("confluent_kafka")
 from notify.kafka import control
 from notify.kafka.groups import dead_letter_topic, old_retry_topics, owner_topic, retry_topic
 from notify.kafka.progress import Progress
+from notify.message import DEAD_LETTER_REASON
 from notify.server.groups.kafka import snapshot
 from tests.support.kafka_consumers import (
     admin_of,
@@ -254,12 +255,20 @@ def test_a_dead_letter_frees_its_key(kafka: str, unique: str) -> None:
             raise DeadLetter("never")
 
     letters = Consumer(kafka, group=f"{unique}-letters")
-    letters.subscribe(dead_letter_topic(unique), start="earliest")(dead)
+
+    @letters.subscribe(dead_letter_topic(unique), start="earliest", retry_min=0.1)
+    def read(message: Any) -> None:
+        if message.attempt == 1:
+            raise RuntimeError("the letter's own reason stays")
+        dead(message)
+
     with running(consumer):
         eventually(lambda: done(kafka, unique, unique, 3), "everything to be done")
         assert seen.texts == ["x0", "x0", "x1", "x2"]
         with running(letters):
             eventually(lambda: sorted(dead.texts) == ["x0", "x1"], "both dead letters")
+    why = {m.text: (m.headers["notify-dead-letter-attempts"], m.headers[DEAD_LETTER_REASON]) for m in dead.messages}
+    assert why == {"x0": ("2", "RuntimeError: never works"), "x1": ("1", "never")}
 
 
 def test_the_wait_is_the_groups_own(kafka: str, unique: str) -> None:

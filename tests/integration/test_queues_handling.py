@@ -108,19 +108,6 @@ def test_return_is_ack_raise_is_retry_dead_letter_is_dead(queue: Queue, unique: 
     assert {m["body"]: m["headers"]["notify-dead-letter-attempts"] for m in dead} == {"poison": "1", "never": "3"}
     assert reasons(queue, unique) == {"poison": "cannot be", "never": "ValueError: never"}
     assert {(m["headers"]["notify-dead-letter-topic"], m["headers"]["h"]) for m in dead} == {(unique, "v")}
-    read: dict[str, tuple[str, str]] = {}
-    reader = Consumer(queue.url, group=f"{unique}-reader")
-    own = ("notify-dead-letter-reason", "notify-dead-letter-attempts")
-
-    @reader.subscribe(f"dead-letter.{unique}", start="earliest", retry_min=0.01)
-    def read_letter(message: ReceivedMessage) -> None:
-        if message.attempt == 1:
-            raise ValueError("a letter that fails keeps its own reason")
-        read[message.text] = tuple(message.headers[name] for name in own)  # type: ignore[assignment]
-
-    with running(reader):
-        eventually(lambda: len(read) == 2, "both letters as a topic's messages")
-    assert read == {"poison": ("cannot be", "1"), "never": ("ValueError: never", "3")}
 
 
 def test_the_wait_doubles_up_to_its_bound(queue: Queue, unique: str) -> None:
