@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import datetime
 import hashlib
 import hmac
 import http.server
-import ipaddress
 import json
 import socket
 import ssl
@@ -24,10 +22,8 @@ from urllib.parse import urlsplit
 
 import jwt
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.x509.oid import NameOID
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from notify.client import Message, TransactionProducer
 from notify.errors import Forbidden, InvalidRequest, Unauthorized, Unavailable
@@ -39,47 +35,10 @@ from notify.server.connections.tls import Certificates
 from notify.server.serve import serve
 from notify.settings import Settings
 from notify.testing.process import ServerProcess
+from tests.support.authority import Authority
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.http import ask
 from tests.support.servers import GuardedInMemory
-
-
-class Authority:
-    """Signs certificates for servers and clients."""
-
-    def __init__(self, directory: Path, name: str) -> None:
-        self.directory = directory
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        self.file = directory / f"{name}.pem"
-        certificate = self._signed(self._name, self._key, is_authority=True)
-        self.file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-
-    def _signed(self, subject: x509.Name, key: Any, is_authority: bool = False) -> x509.Certificate:
-        now = datetime.datetime.now(datetime.UTC)
-        builder = (
-            x509.CertificateBuilder().subject_name(subject).issuer_name(self._name).public_key(key.public_key())
-            .serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
-            .add_extension(x509.BasicConstraints(is_authority, None), critical=True)
-        )  # fmt: skip
-        if not is_authority:
-            names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-            builder = builder.add_extension(names, critical=False)
-        return builder.sign(self._key, hashes.SHA256())
-
-    def issue(self, name: str) -> Path:
-        """Make a file with a certificate for this common name, and its key."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        certificate = self._signed(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), key)
-        file = self.directory / f"{name}-issued.pem"
-        file.write_bytes(
-            certificate.public_bytes(serialization.Encoding.PEM)
-            + key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-        )
-        return file
 
 
 class Secured:
