@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import KafkaException
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from notify.errors import InvalidRequest, Unavailable
+from notify.errors import InvalidRequest
+from notify.kafka.brokers import known_topics
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import OWN_TOPICS
 from notify.kafka.records import DELAYED, POSITIONS
@@ -55,13 +55,11 @@ class KafkaInput:
     def prepare(self, from_us: int = 0, until_us: int = 0) -> None:
         """List topics, groups and offsets. `from_us`, `until_us`: only messages published then are read; 0: no bound.
 
-        Raises Unavailable if no broker answers, InvalidRequest for a missing topic.
+        Raises Unavailable if no broker answers, Unauthorized or Forbidden where they refuse, InvalidRequest for a
+        missing topic.
         """
         self.watermark_us = time.time_ns() // 1000
-        try:
-            present = sorted(self._cluster.admin().list_topics(timeout=CALL_SECONDS).topics)
-        except KafkaException as error:
-            raise Unavailable(f"Kafka at {self.brokers}: {error.args[0].str()}") from error
+        present = sorted(known_topics(self._cluster, CALL_SECONDS))
         missing = set(self.topics) - set(present)
         if missing:
             raise InvalidRequest(f"--kafka: there is no topic {', '.join(sorted(missing))}")

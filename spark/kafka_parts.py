@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 
-from notify.errors import Unavailable
+from notify.errors import NotifyError, Unavailable
+from notify.kafka.brokers import known_topics, translated
 from notify.kafka.cluster import Cluster
+from notify.kafka.rights import of_audit
 
 CALL_SECONDS = 30.0
 
@@ -58,7 +60,7 @@ def parts_of(cluster: Cluster, topics: Sequence[str]) -> list[Part]:
 def extents(cluster: Cluster, topics: Sequence[str]) -> dict[Partition, Extent]:
     """All that each partition of these topics has. Raises Unavailable."""
     try:
-        present = cluster.admin().list_topics(timeout=CALL_SECONDS).topics
+        present = known_topics(cluster, CALL_SECONDS)
         places = [Partition(name, number) for name in topics for number in sorted(present[name].partitions)]
     except KafkaException as error:
         raise _unavailable(cluster, error) from error
@@ -136,6 +138,7 @@ def _offsets(cluster: Cluster, places: Collection[Partition], wanted: OffsetSpec
     return {place: (answer.offset, answer.timestamp) for place, answer in answers.items()}
 
 
-def _unavailable(cluster: Cluster, error: Exception) -> Unavailable:
-    reason = error.args[0].str() if isinstance(error, KafkaException) else f"no answer within {CALL_SECONDS:g} s"
-    return Unavailable(f"Kafka at {cluster.brokers}: {reason}")
+def _unavailable(cluster: Cluster, error: Exception) -> NotifyError:
+    if isinstance(error, KafkaException):
+        return translated(error.args[0], cluster, of_audit())
+    return Unavailable(f"Kafka at {cluster.brokers}: no answer within {CALL_SECONDS:g} s")

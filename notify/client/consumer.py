@@ -186,13 +186,13 @@ class _Consumer:
             if self._inbox is not None:
                 await self._until_inbox_is_good(self._inbox, self._stopping)
             if self.url.startswith(SCHEME):
-                from notify.client.kafka.loop import KafkaLoop
+                from notify.client.kafka.insisting import consume
                 from notify.client.kafka.plan import Plan
 
                 bounds = (self._concurrency, self._batch, self._lease, self._drain, bool(self._token or self._tls))
                 named = (self.url, self.group, self.instance, self._handlers, self._call_counted)
                 plan = Plan(*named, lambda: self._is_stopped or self._left is not None, *bounds)
-                await KafkaLoop(plan).run(self._stopping)
+                await consume(plan, self._stopping)
             else:
                 await self._keep_sessions(self._stopping)
         finally:

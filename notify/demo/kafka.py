@@ -6,7 +6,8 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from notify.errors import Unavailable
@@ -26,10 +27,24 @@ def jars() -> Path:
     return fetched(POM, directory, "kafka_2.13-*.jar", "Kafka")
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What nodes have beside or instead of the settings below.
+
+    `listener`: one more, as `NAME://127.0.0.1:9093`. `users`: passwords by name, for SASL SCRAM-SHA-512.
+    """
+
+    settings: Mapping[str, object] = field(default_factory=dict)
+    listener: str = ""
+    users: Mapping[str, str] = field(default_factory=dict)
+
+
 class KafkaCluster:
     """A cluster of nodes, each a broker and controller, which may be killed and started again."""
 
-    def __init__(self, directory: Path, nodes: int = 1, advertised: Callable[[int], int] = int) -> None:
+    def __init__(
+        self, directory: Path, nodes: int = 1, advertised: Callable[[int], int] = int, beside: Beside = Beside()
+    ) -> None:
         """`advertised`: the port by which clients reach a broker of a port, such as a proxy's. Raises Unavailable if
         Kafka's jars are missing."""
         self._classpath = f"{jars()}/*"
@@ -37,6 +52,7 @@ class KafkaCluster:
         self._ports = free_ports(2 * nodes)
         self.nodes = nodes
         self._advertised = advertised
+        self._beside = beside
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         for node in range(nodes):
             self._configure(node)
@@ -59,12 +75,13 @@ class KafkaCluster:
         copies = min(3, self.nodes)
         place = self._directory / f"kafka-{node}"
         place.mkdir(parents=True)
-        settings = {
+        more = f",{self._beside.listener}" if self._beside.listener else ""
+        settings: dict[str, object] = {
             "process.roles": "broker,controller",
             "node.id": node + 1,
             "controller.quorum.voters": voters,
-            "listeners": f"PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}",
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self._advertised(broker)}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}{more}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self._advertised(broker)}{more}",
             "controller.listener.names": "CONTROLLER",
             "log.dirs": place / "data",
             "num.partitions": 4,
@@ -78,10 +95,14 @@ class KafkaCluster:
             "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000,
             "group.initial.rebalance.delay.ms": 0,
             "broker.session.timeout.ms": 6000,
+            **self._beside.settings,
         }
         file = place / "server.properties"
         file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        self._java(node, "kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(file)).wait(60)
+        users = []
+        for name, password in self._beside.users.items():
+            users += ["--add-scram", f"SCRAM-SHA-512=[name={name},password={password}]"]
+        self._java(node, "kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(file), *users).wait(60)
 
     def _java(self, node: int, *arguments: str) -> subprocess.Popen[bytes]:
         place = self._directory / f"kafka-{node}"

@@ -7,6 +7,7 @@ import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaException, Producer
@@ -47,6 +48,8 @@ class Cluster:
     """Not shown in a traceback or a log: passwords may be among them."""
     partitions: int = -1
     """The partitions of topics of messages that Notify makes; -1: the brokers' default."""
+    asked: str = field(default="", repr=False, compare=False)
+    """The URL as it was given."""
 
     @classmethod
     def of(cls, url: str) -> Cluster:
@@ -63,7 +66,11 @@ class Cluster:
         settings |= dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
         for name in sorted(settings.keys() & OWN_SETTINGS):
             raise InvalidRequest(f"the Kafka setting {name!r} is Notify's own; leave it out of URL and settings file")
-        return cls(brokers, settings, _partitions(settings.pop(PARTITIONS, "")))
+        return cls(brokers, settings, _partitions(settings.pop(PARTITIONS, "")), url)
+
+    def again(self) -> Cluster:
+        """This cluster with what the file of settings says now: a password may have been changed. Raises as `of`."""
+        return Cluster.of(self.asked) if self.asked else self
 
     @property
     def url(self) -> str:
@@ -83,9 +90,9 @@ class Cluster:
         fixed = {"enable.auto.commit": False, "isolation.level": "read_committed"}
         return self._made(Consumer, {**self.settings, **fixed, **own})
 
-    def admin(self) -> AdminClient:
+    def admin(self, own: Mapping[str, Any] = MappingProxyType({})) -> AdminClient:
         """A client for topics and groups. Raises InvalidRequest as above."""
-        return self._made(AdminClient, self.settings)
+        return self._made(AdminClient, {**self.settings, **own})
 
     def _made(self, kind: Callable[[dict[str, Any]], T], settings: Mapping[str, Any]) -> T:
         try:

@@ -13,8 +13,10 @@ from typing import NamedTuple
 import msgspec
 from confluent_kafka import KafkaException
 
+from notify.errors import Unavailable
 from notify.kafka.brokers import CALL_SECONDS, make_topics, newest, translated
 from notify.kafka.cluster import Cluster
+from notify.kafka.rights import of_consumer
 
 TOPIC = "notify-subscriptions"
 
@@ -76,9 +78,10 @@ class Subscriptions:
                 )
             left = producer.flush(CALL_SECONDS)
         except KafkaException as raised:
-            raise translated(raised.args[0]) from raised
+            raise translated(raised.args[0], self._cluster, of_consumer(self._group)) from raised
         if failed or left:
-            raise translated(failed[0] if failed else f"{TOPIC} was not written within {CALL_SECONDS:g} s")
+            reason = f": {failed[0]}" if failed else f" within {CALL_SECONDS:g} s"
+            raise Unavailable(f"Kafka does not take what a group notes in {TOPIC}{reason}")
         self._noted |= changed
 
 

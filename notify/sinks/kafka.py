@@ -18,11 +18,13 @@ from typing import NamedTuple, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from notify.errors import Conflict, InvalidRequest, NotifyError, Unavailable, stale_epoch
+from notify.errors import Conflict, Forbidden, InvalidRequest, NotifyError, Unauthorized, Unavailable, stale_epoch
 from notify.kafka.brokers import CALL_SECONDS, translated
 from notify.kafka.cluster import Cluster
+from notify.kafka.groups import OWN_TOPICS
 from notify.kafka.positions import Standing, encoded, make_positions_topic, positions_topic, standing
 from notify.kafka.records import Headers, due_us, headers_of
+from notify.kafka.rights import missing, of_bridge, user_of
 from notify.kafka.topics import Topics, record_bytes
 from notify.limits import check_name
 from notify.sinks.acceptance import refusal, refused
@@ -78,6 +80,10 @@ class KafkaSink:
         self._has_parts = False
         self._failed: dict[str, KafkaError] = {}
         """The errors of records that no broker took, by their transactions."""
+        self._withdrawn: NotifyError | None = None
+        """The right to a topic is missing that is Notify's own, or that took records before."""
+        self._granted: set[str] = set()
+        """Topics that took records."""
         self._bad: dict[str, Item] = {}
         """Transactions that a broker refused for good only after other batches had followed."""
         self._batch_bytes = BATCH_BYTES
@@ -91,6 +97,9 @@ class KafkaSink:
 
     def _claim(self, source: str, take_back: bool) -> tuple[int, str]:
         check_name("source", source)
+        self._source = source
+        self._cluster = self._cluster.again()
+        self._topics = Topics(self._cluster)
         make_positions_topic(self._cluster, source)
         make_wheels(self._cluster, WHEELS)
         if not take_back and 0 < self._epoch < standing(self._cluster, source).epoch:
@@ -111,7 +120,7 @@ class KafkaSink:
         producer.init_transactions(CALL_SECONDS)
         # No transaction of this source is open any more: what is committed is all that there is.
         before = standing(self._cluster, source)
-        self._source, self._epoch, self._position = source, before.epoch + 1, before.position
+        self._epoch, self._position = before.epoch + 1, before.position
         # Written at once: whoever was fenced learns from it that it was no failure of the brokers.
         producer.begin_transaction()
         self._is_open = True
@@ -156,6 +165,7 @@ class KafkaSink:
             never = self._undo(producer, batch)
             return Bridged(self._position, batch.epoch, refused=never)
         self._commit(producer, batch.position)
+        self._granted.update([record.topic for record in records])
         return answer
 
     # --- before anything is published -------------------------------------------------------------------------
@@ -182,7 +192,7 @@ class KafkaSink:
         key, value = m.key.encode() if m.key is not None else None, m.body or b""
         headers = headers_of(t, number, m, now_us)
         size = record_bytes(key, value, headers)
-        largest = self._topics.largest(m.topic)
+        largest = self._largest(m.topic)
         if size > largest:
             largest = self._topics.largest(m.topic, anew=True)
         if size > largest:
@@ -200,6 +210,14 @@ class KafkaSink:
             return Record(t.id, m.topic, key, value, headers)
         return Record(t.id, waits.topic, key, value, delayed_headers(headers, due, m.topic), waits.partition)
 
+    def _largest(self, topic: str) -> int:
+        try:
+            return self._topics.largest(topic)
+        except InvalidRequest as error:
+            if error.code == "no_topic" and topic in self._granted:  # this user could see it before
+                raise Unavailable(str(error)) from error
+            raise
+
     # --- the client's transaction -----------------------------------------------------------------------------
 
     def _place(self, producer: Producer, epoch: int, position: str) -> None:
@@ -216,6 +234,7 @@ class KafkaSink:
         producer.abort_transaction(CALL_SECONDS)
         self._is_open = self._has_parts = False
         self._failed.clear()
+        self._withdrawn = None
 
     def _undo(self, producer: Producer, batch: PackedBridgeBatch) -> list[Item]:
         """Take back what is open, since brokers did not take all of it; the transactions that they never take.
@@ -223,12 +242,15 @@ class KafkaSink:
         Raises KafkaException where others failed, too, and Unavailable where parts of earlier batches were taken back
         with it: the source is to be read again from the last position.
         """
+        if (withdrawn := self._withdrawn) is not None:
+            self._end(CLOSE_SECONDS)
+            raise withdrawn
         failed, had_parts = dict(self._failed), self._has_parts
         self._abort(producer)
         for error in failed.values():
             if error.code() not in FOR_GOOD:
                 raise KafkaException(error)
-        items = {name: Item(name, 422, code="refused", detail=f"Kafka: {e.str()}") for name, e in failed.items()}
+        items = {name: Item(name, 422, code="refused", detail=self._never(e)) for name, e in failed.items()}
         if not had_parts and items.keys() <= {t.id for t in batch.transactions}:
             return list(items.values())
         self._bad |= items
@@ -244,8 +266,19 @@ class KafkaSink:
             except BufferError:
                 producer.poll(0.1)
 
-    def _note_failure(self, name: str, error: KafkaError | None, _: Message) -> None:
+    def _never(self, error: KafkaError) -> str:
+        """Why a transaction is never taken."""
+        if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            return f"Kafka: {error.str()}: grant {user_of(self._cluster)} Write on the topic, and have it sent again"
+        return f"Kafka: {error.str()}"
+
+    def _note_failure(self, name: str, error: KafkaError | None, record: Message) -> None:
         if error is not None:
+            topic = record.topic() or ""
+            if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED and (
+                topic in self._granted or topic.startswith(OWN_TOPICS)
+            ):
+                self._withdrawn = missing(error, self._cluster, of_bridge(self._source, [topic]))
             # A failure that another one caused names no transaction to blame.
             known = self._failed.get(name)
             if known is None or known.code() not in FOR_GOOD:
@@ -261,12 +294,21 @@ class KafkaSink:
                 log.info("what was open at Kafka could not be taken back, and ends by itself: %s", error)
         self._is_open = self._has_parts = False
         self._failed.clear()
+        self._withdrawn = None
 
     async def _call(self, function: Callable[[], T]) -> T:
         """In the sink's thread. Raises Conflict where this publisher is fenced, Unavailable for the rest."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._guarded, function)
 
     def _guarded(self, function: Callable[[], T]) -> T:
+        try:
+            return self._told(function)
+        except (Unauthorized, Forbidden) as refused:
+            if self._epoch:  # it was let in before, and goes on once it is let in again
+                raise Unavailable(str(refused)) from refused
+            raise
+
+    def _told(self, function: Callable[[], T]) -> T:
         try:
             return function()
         except (KafkaException, SystemError) as raised:
@@ -286,7 +328,7 @@ class KafkaSink:
 
     def _translated(self, cause: KafkaException) -> NotifyError:
         """A publisher is also fenced where its transaction took too long, and nobody has taken over."""
-        error = translated(cause.args[0])
+        error = translated(cause.args[0], self._cluster, of_bridge(self._source or "SOURCE"))
         if isinstance(error, Conflict) and self._epoch:
             try:
                 if standing(self._cluster, self._source).epoch == self._epoch:

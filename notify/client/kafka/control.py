@@ -62,7 +62,7 @@ class Orders:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, function)
         except KafkaException as raised:
-            raise refusal(error_of(raised), self._cluster.brokers, self._group) from raised
+            raise refusal(error_of(raised), self._cluster, self._group) from raised
 
     def _read(self) -> int:
         """Read what is there, or wait for it. How many records came."""

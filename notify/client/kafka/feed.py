@@ -13,12 +13,14 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from notify.backoff import Backoff
 from notify.client.kafka.client_thread import ClientThread
 from notify.client.kafka.partitions import Partitions, Place
-from notify.client.kafka.refusals import LOGIN, error_of, is_final, refusal
+from notify.client.kafka.refusals import error_of, is_final, refusal
 from notify.client.kafka.window import Item, Window
 from notify.errors import Unavailable
 from notify.kafka import records
+from notify.kafka.brokers import known_topics
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import RETRY
+from notify.kafka.hindrance import LOGIN
 
 log = logging.getLogger("notify.consumer")
 T = TypeVar("T")
@@ -87,7 +89,7 @@ class Feed:
         try:
             return await self.thread.call(function, *arguments)
         except KafkaException as raised:
-            raise refusal(self._fault or error_of(raised), self._cluster.brokers, self._group) from raised
+            raise refusal(self._fault or error_of(raised), self._cluster, self._group) from raised
 
     async def call_patiently(self, function: Callable[..., T], *arguments: Any) -> T:
         """As `call`, again while it fails for now: the leader of a topic that was just made is not known yet, say."""
@@ -102,12 +104,11 @@ class Feed:
             await asyncio.sleep(backoff.next())
 
     def look(self) -> None:
-        """Ask the brokers for their topics, for the first time. Raises KafkaException."""
-        try:
-            self.consumer.list_topics(timeout=ANSWER_SECONDS)
-        except KafkaException:
-            self.consumer.poll(0)  # it calls back with the reason
-            raise
+        """Ask the brokers for their topics, for the first time.
+
+        Raises Unauthorized where they refuse login or certificate, Unavailable where they do not answer.
+        """
+        known_topics(self._cluster, ANSWER_SECONDS)
         self._fault = None
 
     async def poll(self, most: int, seconds: float) -> int:

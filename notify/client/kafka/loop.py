@@ -33,6 +33,8 @@ ROOM_SECONDS = 1.0
 """Handlers that take all room for so long count as slow: fetching pauses, and the group is polled nevertheless."""
 LAST_TRIES = 50
 """How often a consumer that stops tries to commit where the brokers do not take it; it comes again otherwise."""
+PROVEN_SECONDS = 30.0
+"""Rights that the consumer lacks from the beginning show within this time."""
 TOPICS_SECONDS = 5.0
 """How often topics are looked for that patterns stand for, and new partitions of an owner."""
 
@@ -62,6 +64,13 @@ class KafkaLoop:
             self._sharing = Membership(self._feed, self._starts, self._assignment)
         self._ordered = asyncio.Event()
         self._is_stopping = False
+        self._started_at = float("inf")
+        self._has_received = False
+
+    @property
+    def has_worked(self) -> bool:
+        """Whether records came, or nothing was refused for PROVEN_SECONDS."""
+        return self._has_received or time.monotonic() - self._started_at > PROVEN_SECONDS
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Until `stopping`, then until what is under way is settled.
@@ -72,6 +81,7 @@ class KafkaLoop:
         tasks: list[asyncio.Task[None]] = []
         try:
             await self._start()
+            self._started_at = time.monotonic()
             stopped = asyncio.create_task(_wait(stopping))
             tasks = [
                 asyncio.create_task(run())
@@ -118,6 +128,7 @@ class KafkaLoop:
             await self._pause_and_resume(is_holding)
             # A partition that comes while nothing is wanted is fetched until it is paused: one record at a time.
             came = await self._feed.poll(self._lot.next(time.monotonic(), came) if wants else 1, POLL_SECONDS)
+            self._has_received = self._has_received or came > 0
 
     async def _pause_and_resume(self, is_holding: bool) -> None:
         to_pause = self._partitions.to_pause(all_of_them=is_holding)

@@ -148,7 +148,7 @@ class Ownership:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, function)
         except KafkaException as raised:
-            raise refusal(error_of(raised), self._cluster.brokers, self._plan.group) from raised
+            raise refusal(error_of(raised), self._cluster, self._plan.group) from raised
 
     async def close(self) -> None:
         """Let another instance own the topics."""

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from confluent_kafka import KafkaError, KafkaException
 
-from notify.errors import Conflict, Forbidden, InvalidRequest, NotifyError, Unauthorized, Unavailable
+from notify.errors import Conflict, InvalidRequest, NotifyError, Unavailable
+from notify.kafka import hindrance, rights
+from notify.kafka.cluster import Cluster
+from notify.kafka.hindrance import LOGIN
 
-LOGIN = frozenset(
-    (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError.UNSUPPORTED_SASL_MECHANISM)
-)
-RIGHTS = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "a topic: give it Read and Describe on the group's topics, and Write and "
-    "Create on retry.{group} and dead-letter.{group}",
-    KafkaError.GROUP_AUTHORIZATION_FAILED: "the group: give it Read on the group {group}",
-    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "a transaction: give it Write on transactional ids that begin "
-    "with notify-{group}",
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "the cluster: give it IdempotentWrite, or make its topics beforehand",
-}
 OTHERS_NOW = frozenset(
     (
         KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS,
@@ -29,21 +21,14 @@ FENCED = frozenset(
 )  # fmt: skip
 
 
-def refusal(error: KafkaError, brokers: str, group: str) -> NotifyError:
-    """An error of the client that ends a call, as ours."""
-    code = error.code()
-    if code in LOGIN:
-        return Unauthorized(
-            f"Kafka at {brokers} refuses the login: {error.str()}; set sasl.username, sasl.password and sasl.mechanism "
-            "in the URL, or in the file that NOTIFY_KAFKA_SETTINGS names"
-        )
-    if code in RIGHTS:
-        return Forbidden(f"Kafka at {brokers} refuses {RIGHTS[code].format(group=group)} ({error.str()})")
-    if code == KafkaError._SSL:
-        return Unauthorized(
-            f"TLS with Kafka at {brokers} fails: {error.str()}; set ssl.ca.location to the authority's certificate, "
-            "and ssl.certificate.location and ssl.key.location where the brokers ask for one"
-        )
+def refusal(error: KafkaError, cluster: Cluster, group: str) -> NotifyError:
+    """An error of the client that ends a call, as ours. `group`: Kafka's."""
+    code, brokers = error.code(), cluster.brokers
+    if code in LOGIN or code == KafkaError._SSL:
+        return hindrance.refusal(error, cluster)
+    lacks = rights.missing(error, cluster, rights.of_consumer(group.partition("@")[0]))
+    if lacks is not None:
+        return lacks
     if code == KafkaError.OFFSET_METADATA_TOO_LARGE:
         return InvalidRequest(
             f"Kafka at {brokers} takes too little beside a group's offsets; set offset.metadata.max.bytes of the "
@@ -67,6 +52,6 @@ def is_final(error: KafkaError) -> bool:
     return (
         error.fatal()
         or error.code() in LOGIN
-        or error.code() in RIGHTS
+        or error.code() in rights.REFUSED
         or error.code() == KafkaError.OFFSET_METADATA_TOO_LARGE
     )

@@ -130,7 +130,7 @@ class Settling:
             self._producer = None
             self.is_fenced = self._for_owner
         elif is_final(error):
-            raise refusal(error, self._cluster.brokers, self._plan.kafka_group) from raised
+            raise refusal(error, self._cluster, self._plan.kafka_group) from raised
         level = logging.DEBUG if error.code() in OTHERS_NOW else logging.WARNING
         log.log(level, "Kafka does not take the offsets of group %s now: %s", self._plan.kafka_group, error.str())
 

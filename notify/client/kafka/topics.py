@@ -8,10 +8,11 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from notify.client.kafka.plan import Plan
-from notify.client.kafka.refusals import LOGIN, RIGHTS, error_of, refusal
-from notify.errors import InvalidRequest
+from notify.client.kafka.refusals import error_of, refusal
 from notify.kafka import control, groups
+from notify.kafka.brokers import not_made
 from notify.kafka.cluster import Cluster
+from notify.kafka.rights import REFUSED
 from notify.kafka.topics import LARGEST_RECORD
 
 CALL_SECONDS = 10.0
@@ -29,7 +30,7 @@ class Topics:
         self._plan = plan
         self._consumer = consumer
         self._admin = cluster.admin()
-        self._brokers = cluster.brokers
+        self._cluster = cluster
         self._partitions = cluster.partitions
         self._patterns = [
             re.compile(".*".join(re.escape(part) for part in name.split("*"))) for name in plan.handlers if "*" in name
@@ -59,10 +60,17 @@ class Topics:
             except KafkaException as raised:
                 error = error_of(raised)
                 if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                    self._see(name)
                     continue
-                if error.code() in RIGHTS or error.code() in LOGIN or error.retriable():
-                    raise refusal(error, self._brokers, group) from raised
-                raise InvalidRequest(f"Kafka refuses to make topic {name!r}: {error.str()}") from raised
+                if error.retriable():
+                    raise refusal(error, self._cluster, group) from raised
+                raise not_made(name, error, self._cluster) from raised
+
+    def _see(self, name: str) -> None:
+        """A topic that was missing, and exists: raises Forbidden where this user may not see it, KafkaException."""
+        error = self._consumer.list_topics(name, timeout=CALL_SECONDS).topics[name].error
+        if error is not None and error.code() in REFUSED:
+            raise refusal(error, self._cluster, self._plan.group)
 
     def subscribed(self) -> dict[str, int]:
         """The topics to read, by name and pattern and with those of retries, and how many partitions each has now.

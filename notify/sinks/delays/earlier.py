@@ -13,7 +13,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from notify.errors import Unavailable
-from notify.kafka.brokers import CALL_SECONDS
+from notify.kafka.brokers import CALL_SECONDS, known_topics
 from notify.kafka.cluster import Cluster
 from notify.kafka.records import DELAYED, DUE, TARGET, Headers, header, listed
 from notify.sinks.delays.delayed import delayed_headers
@@ -32,7 +32,7 @@ BATCH_BYTES = 4 << 20
 
 def move_earlier(cluster: Cluster, wheels: Wheels, now_us: Callable[[], int], topic: str = DELAYED) -> int:
     """Move what waits in the topic of earlier versions; how many messages. Raises KafkaException, Unavailable."""
-    if topic not in cluster.admin().list_topics(timeout=CALL_SECONDS).topics:
+    if topic not in known_topics(cluster):
         return 0
     consumer = cluster.consumer({"group.id": GROUP, "enable.partition.eof": True, "auto.offset.reset": "earliest"})
     try:

@@ -15,6 +15,7 @@ from confluent_kafka import KafkaException
 
 from notify.kafka.brokers import translated
 from notify.kafka.cluster import Cluster
+from notify.kafka.rights import of_bridge
 from notify.sinks.delays.earlier import move_earlier
 from notify.sinks.delays.release import Release, Released
 from notify.sinks.delays.topics import make_wheels
@@ -39,6 +40,7 @@ class Releaser:
 
     def run(self) -> None:
         """Until `stop`. Raises Unavailable or Conflict where the brokers fail, InvalidRequest where they refuse."""
+        self._cluster = self._cluster.again()
         try:
             make_wheels(self._cluster, self._wheels)
             self.total.moved += move_earlier(self._cluster, self._wheels, self._now_us)
@@ -49,7 +51,7 @@ class Releaser:
             finally:
                 release.close()
         except KafkaException as raised:
-            raise translated(raised.args[0]) from raised
+            raise translated(raised.args[0], self._cluster, of_bridge()) from raised
 
     def stop(self) -> None:
         """Have `run` return soon, from any thread."""

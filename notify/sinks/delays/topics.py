@@ -6,7 +6,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from notify.errors import InvalidRequest, Unavailable
-from notify.kafka.brokers import CALL_SECONDS, FOR_NOW
+from notify.kafka.brokers import CALL_SECONDS, FOR_NOW, known_topics, not_made
 from notify.kafka.cluster import Cluster
 from notify.kafka.records import DELAYED
 from notify.kafka.topics import LARGEST_RECORD
@@ -28,10 +28,7 @@ def make_wheels(cluster: Cluster, wheels: Wheels) -> None:
     a topic has too few partitions.
     """
     admin = cluster.admin()
-    try:
-        topics = admin.list_topics(timeout=CALL_SECONDS).topics
-    except KafkaException as raised:
-        raise Unavailable(f"Kafka at {cluster.brokers} does not answer: {raised.args[0].str()}") from raised
+    topics = known_topics(cluster)
     wanted = [(wheel.topic, wheel.slots) for wheel in wheels.wheels] + [(REFUSED, 1)]
     missing = []
     for topic, partitions in wanted:
@@ -51,4 +48,4 @@ def make_wheels(cluster: Cluster, wheels: Wheels) -> None:
             if error.code() in FOR_NOW:
                 raise Unavailable(f"Kafka does not make topic {topic!r} now: {error.str()}") from raised
             if error.code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise InvalidRequest(f"Kafka refuses to make topic {topic!r}: {error.str()}") from raised
+                raise not_made(topic, error, cluster) from raised

@@ -10,9 +10,10 @@ from typing import TypeVar
 
 from confluent_kafka import KafkaException
 
-from notify.errors import NotifyError, Unavailable
+from notify.errors import Forbidden, InvalidRequest, NotifyError, Unauthorized, Unavailable
 from notify.kafka.brokers import translated
 from notify.kafka.cluster import Cluster
+from notify.kafka.rights import of_server
 from notify.server.groups.kafka.answers import AWAY, CALL_SECONDS
 from notify.server.groups.kafka.brokers import Brokers
 
@@ -68,15 +69,22 @@ class BrokersThread:
         try:
             return self.brokers.insist(function)
         except KafkaException as raised:
-            error = raised.args[0]
-            if error.code() in AWAY:
-                raise self._went_away(translated(error)) from raised
-            raise translated(error) from raised
+            code, error = raised.args[0].code(), self._translated(raised)
+            raise (self._went_away(error) if code in AWAY else error) from raised
+        except (Unauthorized, Forbidden, InvalidRequest) as refused:
+            if isinstance(refused, InvalidRequest) and refused.code != "no_topic":
+                raise
+            raise self._went_away(Unavailable(str(refused))) from refused
         except TimeoutError:
             brokers = self.brokers.cluster.brokers
             raise self._went_away(
                 Unavailable(f"Kafka at {brokers} does not answer within {CALL_SECONDS:g} s")
             ) from None
+
+    def _translated(self, raised: KafkaException) -> NotifyError:
+        """Login and rights that the brokers refuse are the server's own: whoever asks is let in."""
+        error = translated(raised.args[0], self.brokers.cluster, of_server())
+        return Unavailable(str(error)) if isinstance(error, Unauthorized | Forbidden) else error
 
     def _went_away(self, error: NotifyError) -> NotifyError:
         self._away, self._away_until = error, time.monotonic() + AWAY_SECONDS

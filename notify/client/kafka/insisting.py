@@ -1,0 +1,42 @@
+"""A consumer that goes on: what the brokers withdrew, such as a right or a password, may be granted again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from notify.backoff import Backoff
+from notify.client.kafka.loop import KafkaLoop
+from notify.client.kafka.plan import Plan
+from notify.errors import Forbidden, InvalidRequest, Unauthorized, Unavailable
+
+log = logging.getLogger("notify.consumer")
+
+AGAIN_SECONDS, AGAIN_MAX_SECONDS = 1.0, 30.0
+
+
+async def consume(plan: Plan, stopping: asyncio.Event) -> None:
+    """Receive until `stopping`. Raises what the loop raises, until it has worked once: see KafkaLoop.run.
+
+    After that a refusal, or brokers that do not answer, end the present clients only. New ones are tried until they are
+    let in, with what the file of settings says by then. Nothing is lost meanwhile: what was not committed comes again.
+    """
+    backoff = Backoff(AGAIN_SECONDS, AGAIN_MAX_SECONDS)
+    has_worked = False
+    while not stopping.is_set():
+        loop = KafkaLoop(plan)
+        try:
+            await loop.run(stopping)
+            return
+        except (Unauthorized, Forbidden, Unavailable, InvalidRequest) as error:
+            if loop.has_worked:
+                has_worked = True
+                backoff.reset()
+            is_refusal = not isinstance(error, InvalidRequest) or error.code == "no_topic"
+            if not has_worked or not is_refusal:
+                raise
+            wait = backoff.next()
+            log.warning("group %s receives nothing, again in %.1f s: %s", plan.group, wait, error)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), wait)

@@ -1,0 +1,153 @@
+"""Why no broker answers: the address, TLS, the login. Kafka's client itself only says that there is no answer.
+
+It tells the reason to a callback, or in a line of its log, while it goes on trying. So the question is asked once more,
+by a client of its own whose callback and log are read.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import ssl
+import time
+
+from confluent_kafka import KafkaError, KafkaException
+
+from notify.errors import NotifyError, Unauthorized, Unavailable
+from notify.kafka.cluster import Cluster
+
+LOOK_SECONDS = 5.0
+"""How long a broker may take before it counts as silent. A refused login is told within one second."""
+STEP_SECONDS = 0.5
+TLS_SECONDS = 3.0
+LOGIN = frozenset(
+    (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError.UNSUPPORTED_SASL_MECHANISM)
+)
+TELLING = LOGIN | {KafkaError._SSL, KafkaError._RESOLVE, KafkaError._TRANSPORT}
+"""Errors that give a reason; that all brokers are down is none."""
+_LOG_INFO = 6
+_MECHANISMS = re.compile(r"supported mechanisms: ?([A-Z0-9, -]*)")
+_SENT_TO = re.compile(r"(?:\w+://)?([^/\s]+)/\S+: ")
+WHERE = "in the URL, or in the file that NOTIFY_KAFKA_SETTINGS names"
+
+
+def hindrance(cluster: Cluster, seconds: float = LOOK_SECONDS) -> NotifyError | None:
+    """Ask the brokers once more; what keeps them from answering, as a sentence that says what to do. None: they answer.
+
+    Unauthorized where trying again cannot help before somebody changes a setting, Unavailable for the rest. Raises
+    InvalidRequest for settings that Kafka's client refuses.
+    """
+    heard = _Heard()
+    admin = cluster.admin({"error_cb": heard.error, "logger": heard.log, "log_level": _LOG_INFO})
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            admin.list_topics(timeout=STEP_SECONDS)
+            return None
+        except KafkaException as raised:
+            last: KafkaError = raised.args[0]
+        admin.poll(0)
+        if heard.reason is not None and heard.reason.code() in LOGIN | {KafkaError._SSL}:
+            return refusal(heard.reason, cluster)
+        if time.monotonic() > deadline or heard.reason is not None or heard.closed:
+            return _unreachable(cluster, heard, last)
+
+
+def refusal(error: KafkaError, cluster: Cluster) -> Unauthorized:
+    """A login or a TLS handshake that failed, as a sentence."""
+    text = error.str()
+    if error.code() != KafkaError._SSL:
+        return Unauthorized(_login(cluster, text))
+    sent_to = _SENT_TO.match(text)
+    address = sent_to[1] if sent_to else cluster.brokers.partition(",")[0]
+    return Unauthorized(f"TLS with Kafka at {address} fails: {_tls(cluster, address) or _bare(text)}")
+
+
+def _login(cluster: Cluster, text: str) -> str:
+    mechanism = cluster.settings.get("sasl.mechanism") or cluster.settings.get("sasl.mechanisms", "GSSAPI")
+    offered = _MECHANISMS.search(text)
+    at = f"Kafka at {cluster.brokers}"
+    if offered is not None and offered[1].strip():
+        return f"{at} has no login by {mechanism}: set sasl.mechanism to {offered[1].strip()} {WHERE}"
+    if offered is not None:
+        return f"{at} asks for no login: leave the sasl settings out, and set security.protocol to PLAINTEXT or SSL"
+    user = cluster.settings.get("sasl.username", "")
+    return (
+        f"{at} refuses the login of {user!r} by {mechanism}: set sasl.username, sasl.password and sasl.mechanism "
+        f"{WHERE} ({_bare(text)})"
+    )
+
+
+def _tls(cluster: Cluster, address: str) -> str:
+    """What Python's TLS says about a broker's certificate, which is more than Kafka's client tells; "": nothing."""
+    host, _, port = address.rpartition(":")
+    settings = cluster.settings
+    try:
+        context = ssl.create_default_context(cafile=settings.get("ssl.ca.location"), cadata=settings.get("ssl.ca.pem"))
+        context.check_hostname = settings.get("ssl.endpoint.identification.algorithm", "https") != "none"
+        with socket.create_connection((host, int(port)), TLS_SECONDS) as connection:
+            context.wrap_socket(connection, server_hostname=host).close()
+    except ssl.SSLCertVerificationError as error:
+        if "match" in error.verify_message:
+            return (
+                f"the broker's certificate is for another name than {host!r}: give the brokers by the names in their "
+                "certificates, in the URL and in advertised.listeners"
+            )
+        return (
+            f"{error.verify_message}: set ssl.ca.location {WHERE} to the file of the authority that signed the "
+            "brokers' certificates"
+        )
+    except (OSError, ValueError):
+        pass
+    return ""
+
+
+def _unreachable(cluster: Cluster, heard: _Heard, last: KafkaError) -> Unavailable:
+    protocol = cluster.settings.get("security.protocol", "PLAINTEXT").upper()
+    at = f"Kafka at {cluster.brokers} does not answer"
+    text = heard.reason.str() if heard.reason is not None else heard.closed
+    if "SSL handshake failed" in text:
+        return Unavailable(
+            f"{at} to TLS: it closes the connection, as a listener without TLS does; look whether this is the port of "
+            f"the listener for {protocol}, or set security.protocol to another"
+        )
+    if heard.closed and heard.reason is None:
+        wanted = "SASL_SSL or SSL" if protocol in ("PLAINTEXT", "SASL_PLAINTEXT") else "SASL_SSL, with a login"
+        return Unavailable(
+            f"{at} to {protocol}: it closes the connection, as a listener of another protocol does; look whether this "
+            f"is the right port, and whether security.protocol should be {wanted}"
+        )
+    return Unavailable(f"{at}: {_bare(text or last.str())}; is it running there?")
+
+
+def _bare(text: str) -> str:
+    """The client's text without the address before it and the state behind it."""
+    return re.sub(r" \(after [^)]*\)$", "", _SENT_TO.sub("", text, count=1)).strip()
+
+
+class _Heard:
+    """What a client tells: `reason`, the first error that gives one, and `closed`, that a broker hung up."""
+
+    def __init__(self) -> None:
+        self.reason: KafkaError | None = None
+        self.closed = ""
+        self.log = logging.Logger("notify.kafka.hindrance", logging.DEBUG)
+        self.log.addHandler(_Lines(self))
+
+    def error(self, error: KafkaError) -> None:
+        if self.reason is None and error.code() in TELLING:
+            self.reason = error
+
+
+class _Lines(logging.Handler):
+    """Lines of the client's log."""
+
+    def __init__(self, heard: _Heard) -> None:
+        super().__init__()
+        self._heard = heard
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if "Disconnected" in text:
+            self._heard.closed = text.rpartition("]: ")[2]
