@@ -29,7 +29,7 @@ def jars() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What nodes have beside or instead of the settings below.
+    """Settings of nodes beside or instead of those below.
 
     `listener`: one more, as `NAME://127.0.0.1:9093`. `users`: passwords by name, for SASL SCRAM-SHA-512.
     """

@@ -80,7 +80,7 @@ def _login(cluster: Cluster, text: str) -> str:
 
 
 def _tls(cluster: Cluster, address: str) -> str:
-    """What Python's TLS says about a broker's certificate, which is more than Kafka's client tells; "": nothing."""
+    """The fault of a broker's certificate as Python's TLS tells it, more exactly than Kafka's client; "": none known."""
     host, _, port = address.rpartition(":")
     settings = cluster.settings
     try:
@@ -127,7 +127,7 @@ def _bare(text: str) -> str:
 
 
 class _Heard:
-    """What a client tells: `reason`, the first error that gives one, and `closed`, that a broker hung up."""
+    """The words of a client: `reason`, the first error that gives one, and `closed`, that a broker hung up."""
 
     def __init__(self) -> None:
         self.reason: KafkaError | None = None

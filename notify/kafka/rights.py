@@ -51,7 +51,7 @@ class Needs(NamedTuple):
 
 
 def of_bridge(source: str = "SOURCE", topics: Iterable[str] = ("TOPIC",)) -> Needs:
-    """Of a bridge or relay that publishes a source's messages to these topics."""
+    """The needs of a bridge or relay that publishes a source's messages to these topics."""
     published = tuple(
         Need(TOPIC, name, ("Write", "Create", "DescribeConfigs"), "messages; a topic that is missing is made")
         for name in topics
@@ -71,7 +71,7 @@ def of_bridge(source: str = "SOURCE", topics: Iterable[str] = ("TOPIC",)) -> Nee
 
 
 def of_consumer(group: str = "GROUP", topics: Iterable[str] = ("TOPIC",)) -> Needs:
-    """Of a consumer of these topics."""
+    """The needs of a consumer of these topics."""
     read = tuple(Need(TOPIC, name, ("Read",), "messages") for name in topics)
     return Needs(
         "consumer",
@@ -91,14 +91,14 @@ def of_consumer(group: str = "GROUP", topics: Iterable[str] = ("TOPIC",)) -> Nee
 
 
 def of_reader(topic: str) -> Needs:
-    """Of whoever reads one of Notify's own topics to its end."""
+    """The needs of whoever reads one of Notify's own topics to its end."""
     return Needs(
         "reader", (Need(TOPIC, topic, ("Read",), "its records"), Need(GROUP, "notify-positions", ("Read",), "reading"))
     )
 
 
 def of_server() -> Needs:
-    """Of a server that shows and steers all groups."""
+    """The needs of a server that shows and steers all groups."""
     return Needs(
         "server",
         (
@@ -117,7 +117,7 @@ def of_server() -> Needs:
 
 
 def of_audit() -> Needs:
-    """Of an audit of all topics and groups."""
+    """The needs of an audit of all topics and groups."""
     return Needs(
         "audit",
         (

@@ -213,7 +213,7 @@ def without(needs: Needs, kind: str, name: str, operation: str) -> Needs:
 
 
 class Handled:
-    """What a consumer's handler was called with: `bad` fails."""
+    """The texts that a consumer's handler was called with: `bad` fails."""
 
     def __init__(self, url: str, group: str, topic: str, mode: str = "shared") -> None:
         self.texts: list[str] = []

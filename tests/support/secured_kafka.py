@@ -30,7 +30,7 @@ from tests.support.authority import Authority
 ADMIN = "admin"
 CALL_SECONDS = 30.0
 PASSWORD = "p%={}"
-"""Of every user; signs that a URL and a file of settings have to keep as they are."""
+"""The password of every user, with signs that a URL and a file of settings have to keep as they are."""
 
 
 @dataclass(frozen=True, slots=True)
