@@ -80,7 +80,7 @@ def _login(cluster: Cluster, text: str) -> str:
 
 
 def _tls(cluster: Cluster, address: str) -> str:
-    """The fault of a broker's certificate as Python's TLS tells it, more exactly than Kafka's client; "": none known."""
+    """The fault of a broker's certificate as Python's TLS tells it, more than Kafka's client; "": none known."""
     host, _, port = address.rpartition(":")
     settings = cluster.settings
     try:
