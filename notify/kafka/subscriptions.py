@@ -29,12 +29,16 @@ class Place(NamedTuple):
 
 
 class Subscribed(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A group's subscription of a partition. `start`: the first offset that it takes in this way."""
+    """A group's subscription of a partition. `start`: the first offset that it takes in this way.
+
+    `at`: where the group was later on, at most some hours ago; 0: nobody has noted it since the start.
+    """
 
     mode: str
     start: int
     tags: tuple[str, ...] = ()
     filter: str = ""
+    at: int = 0
 
     def takes_as(self, other: Subscribed) -> bool:
         """Whether both take the same messages in the same way, wherever they began."""
@@ -49,21 +53,23 @@ class Subscriptions:
         self._group = group
         self._noted: dict[Place, Subscribed] | None = None
 
-    def note(self, wanted: Mapping[Place, Subscribed], *, begins: bool) -> None:
+    def note(self, wanted: Mapping[Place, Subscribed], *, begins: bool, renews: bool = False) -> None:
         """Note subscriptions; durable when it returns.
 
         `begins`: the group begins at these offsets, for the first time or after a reset. Otherwise it goes on there,
-        and only what has changed since the last note is written. Raises Unavailable, InvalidRequest where the topic
-        cannot be made.
+        and only what has changed since the last note is written; with `renews` also where it is. Raises Unavailable,
+        InvalidRequest where the topic cannot be made.
         """
         if self._noted is None:
             make_topics(self._cluster, [TOPIC], compacted=True)
             self._noted = {place: s for (group, place), s in read(self._cluster).items() if group == self._group}
-        changed = {
-            place: subscribed
-            for place, subscribed in wanted.items()
-            if begins or (noted := self._noted.get(place)) is None or not noted.takes_as(subscribed)
-        }
+        changed: dict[Place, Subscribed] = {}
+        for place, subscribed in wanted.items():
+            noted = self._noted.get(place)
+            if begins or noted is None or not noted.takes_as(subscribed):
+                changed[place] = subscribed
+            elif renews and max(noted.start, noted.at) < subscribed.start:
+                changed[place] = msgspec.structs.replace(noted, at=subscribed.start)
         if not changed:
             return
         failed: list[str] = []
@@ -83,6 +89,10 @@ class Subscriptions:
             reason = f": {failed[0]}" if failed else f" within {CALL_SECONDS:g} s"
             raise Unavailable(f"Kafka does not take what a group notes in {TOPIC}{reason}")
         self._noted |= changed
+
+    def last(self) -> dict[Place, int]:
+        """Where the group was when that was noted last, by partition. Raises Unavailable."""
+        return {place: max(s.start, s.at) for (group, place), s in read(self._cluster).items() if group == self._group}
 
 
 def read(cluster: Cluster) -> dict[tuple[str, Place], Subscribed]:

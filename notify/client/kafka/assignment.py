@@ -7,7 +7,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from notify.client.handlers import handler_of
 from notify.client.kafka.control import Orders
 from notify.client.kafka.handling import NAMED_IN_LOG, Handling
 from notify.client.kafka.partitions import Partitions, Place
@@ -49,12 +48,12 @@ class Assignment:
 
         A beginning is committed before anything is fetched, so that a kill on the first message loses nothing.
         """
-        await self._note({p: k.offset for p, k in known.items() if k is not None}, begins=False)
+        await self._note({p: k.offset for p, k in known.items() if k is not None})
         await self._note(begun, begins=True)
         for place, progress in known.items():
             if progress is None:
                 progress = self.beginning(place, begun[place])
-            handler = handler_of(self._plan.handlers, place[0])
+            handler = self._plan.handler_of(place[0])
             window = self._partitions.open(place, progress, in_order=handler is not None and handler.mode == "ordered")
             window.changes += place in begun
         if begun:
@@ -70,7 +69,7 @@ class Assignment:
         """Have partitions go on elsewhere, as a reset says."""
         await self._note(begun, begins=True)
         for place, offset in begun.items():
-            handler = handler_of(self._plan.handlers, place[0])
+            handler = self._plan.handler_of(place[0])
             in_order = handler is not None and handler.mode == "ordered"
             self._partitions.close([place])
             self._partitions.open(place, Progress(offset, reset=reset), in_order=in_order).changes += 1
@@ -97,22 +96,31 @@ class Assignment:
             log.warning("%d partitions were lost: what was not committed is handled again elsewhere", len(places))
         self._partitions.close(places)
 
+    async def renew(self) -> None:
+        """Commit and note anew where the group is, though nothing has changed.
+
+        Kafka forgets the offset of a partition that was not committed for a week where the group has no members, as an
+        owner's group has none, or where it rests.
+        """
+        self._settling.renew()
+        await self._note({place: window.position for place, window in self._partitions.items()}, renews=True)
+
     def places(self) -> list[Place]:
         return [place for place, _ in self._partitions.items()]
 
     def has(self, place: Place) -> bool:
         return self._partitions.get(place) is not None
 
-    async def _note(self, offsets: Mapping[Place, int], *, begins: bool) -> None:
+    async def _note(self, offsets: Mapping[Place, int], *, begins: bool = False, renews: bool = False) -> None:
         """Note what this group takes from partitions, for audits: they judge nothing without it."""
         subscribed = {}
         for place, offset in offsets.items():
-            handler = handler_of(self._plan.handlers, place[0])
+            handler = self._plan.handler_of(place[0])
             if handler is not None and not place[0].startswith(OWN_TOPICS):
                 subscribed[NotedPlace(*place)] = Subscribed(handler.mode, offset, handler.tags, handler.filter)
         if self._noted is None or not subscribed:
             return
         try:
-            await asyncio.to_thread(partial(self._noted.note, subscribed, begins=begins))
+            await asyncio.to_thread(partial(self._noted.note, subscribed, begins=begins, renews=renews))
         except NotifyError as error:
             log.warning("the subscriptions could not be noted for audits: %s", error)

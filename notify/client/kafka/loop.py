@@ -35,6 +35,8 @@ LAST_TRIES = 50
 """How often a consumer that stops tries to commit where the brokers do not take it; it comes again otherwise."""
 PROVEN_SECONDS = 30.0
 """Rights that the consumer lacks from the beginning show within this time."""
+RENEW_SECONDS = 3600.0
+"""How often all positions are committed and noted anew, so that Kafka does not forget them where nothing happens."""
 TOPICS_SECONDS = 5.0
 """How often topics are looked for that patterns stand for, and new partitions of an owner."""
 
@@ -52,9 +54,9 @@ class KafkaLoop:
         self._lot = Lot(plan.batch)
         self._handling = Handling(plan, self._partitions, self._settling, self._lot)
         self._orders = Orders(self._cluster, plan.group)
-        self._starts = Starts(plan, self._feed.consumer, self._cluster.admin(), self._orders)
         self._topics = Topics(plan, self._feed.consumer, self._cluster)
         noted = None if plan.sharing == "broadcast" else Subscriptions(self._cluster, plan.group)
+        self._starts = Starts(plan, self._feed.consumer, self._cluster.admin(), self._orders, noted)
         self._assignment = Assignment(plan, self._partitions, self._handling, self._settling, self._orders, noted)
         self._resets = Resets(self._feed, self._starts, self._assignment, self._partitions, self._orders)
         self._sharing: Membership | Ownership
@@ -85,7 +87,7 @@ class KafkaLoop:
             stopped = asyncio.create_task(_wait(stopping))
             tasks = [
                 asyncio.create_task(run())
-                for run in (self._poll, self._settling.run, self._follow_orders, self._follow_topics)
+                for run in (self._poll, self._settling.run, self._follow_orders, self._follow_topics, self._renew)
             ]
             tasks.append(asyncio.create_task(self._orders.run(self._ordered.set)))
             if isinstance(self._sharing, Ownership):
@@ -165,6 +167,11 @@ class KafkaLoop:
                 await self._resets.carry_out()
             except Unavailable as error:
                 log.warning("the topics could not be looked for, again in %g s: %s", TOPICS_SECONDS, error)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_SECONDS)
+            await self._assignment.renew()
 
     # --- the end ----------------------------------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from notify.client.handlers import Handler
+from notify.client.handlers import Handler, handler_of
 from notify.errors import InvalidRequest
-from notify.kafka.groups import kafka_group
+from notify.kafka.groups import OWN_TOPICS, kafka_group
 from notify.message import ReceivedMessage
 
 Sharing = Literal["group", "broadcast", "owner"]
@@ -56,6 +56,12 @@ class Plan:
         for handler in self.handlers.values():
             if isinstance(handler.start, int) and handler.start < 0:
                 raise InvalidRequest(f"start is an offset from 0 on, not {handler.start}")
+
+    def handler_of(self, topic: str) -> Handler | None:
+        """The handler of a topic that is read. No pattern stands for Notify's own, such as that of the retries."""
+        handler = handler_of(self.handlers, topic)
+        is_met = handler is not None and (handler.topic == topic or not topic.startswith(OWN_TOPICS))
+        return handler if is_met else None
 
     @property
     def sharing(self) -> Sharing:

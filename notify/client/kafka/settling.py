@@ -54,6 +54,11 @@ class Settling:
         self._departures.append(departure)
         self._partitions.changed.set()
 
+    def renew(self) -> None:
+        """Have the next commit be of all partitions."""
+        self._committed = {window: -1 for _, window in self._partitions.items()}
+        self._partitions.changed.set()
+
     async def run(self) -> None:
         """Commit what changes, until cancelled. Raises what trying again cannot help."""
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 
 from confluent_kafka import Consumer, IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
-from notify.client.handlers import handler_of
 from notify.client.kafka.control import Orders
 from notify.client.kafka.partitions import Place
 from notify.client.kafka.plan import Plan
+from notify.errors import NotifyError
 from notify.kafka.progress import Progress
+from notify.kafka.subscriptions import Subscriptions
+
+log = logging.getLogger("notify.consumer")
 
 log = logging.getLogger("notify.consumer")
 
@@ -24,14 +27,18 @@ Start = str | int | datetime
 class Starts:
     """A topic that is new to the group begins where its handler says; a partition or topic that is new, at its first.
 
-    Retries always begin at the earliest.
+    Retries always begin at the earliest. Kafka forgets the offsets of a group that rests (offsets.retention.minutes, a
+    week): it goes on where it was noted last, and receives what it did after that note again.
     """
 
-    def __init__(self, plan: Plan, consumer: Consumer, admin: AdminClient, orders: Orders) -> None:
+    def __init__(
+        self, plan: Plan, consumer: Consumer, admin: AdminClient, orders: Orders, noted: Subscriptions | None
+    ) -> None:
         self._plan = plan
         self._consumer = consumer
         self._admin = admin
         self._orders = orders
+        self._noted = noted
         self._starts: dict[str, Start] = {}
 
     def look(self, topics: Mapping[str, int]) -> None:
@@ -39,7 +46,7 @@ class Starts:
         places = [(topic, n) for topic, partitions in topics.items() for n in range(partitions)]
         known = {place[0] for place, progress in self.committed(places).items() if progress is not None}
         for topic in topics:
-            handler = handler_of(self._plan.handlers, topic)
+            handler = self._plan.handler_of(topic)
             # A topic that a pattern stands for, and that an older group does not know, was made later than the group.
             if topic not in known and handler is not None and ("*" not in handler.topic or not known):
                 self._starts[topic] = handler.start if handler.start is not None else "latest"
@@ -71,7 +78,30 @@ class Starts:
 
     def begin(self, places: Iterable[Place]) -> dict[Place, int]:
         """The offsets where partitions without progress begin."""
-        return self.offsets({place: self._starts.get(place[0], "earliest") for place in places})
+        starts: dict[Place, Start] = {place: self._starts.get(place[0], "earliest") for place in places}
+        return self.offsets(starts | self._forgotten(starts))
+
+    def _forgotten(self, places: Collection[Place]) -> dict[Place, Start]:
+        """Where the group was in those of the partitions that it has read before."""
+        if self._noted is None or not places:
+            return {}
+        try:
+            last = self._noted.last()
+        except NotifyError as error:
+            log.warning("whether group %s was here before cannot be read: %s", self._plan.group, error)
+            return {}
+        known = {place: last[place] for place in places if place in last}
+        if not known:
+            return {}
+        log.warning(
+            "Kafka has forgotten the offsets of group %s in %d partitions (offsets.retention.minutes): it goes on "
+            "where that was noted last, and what it handled later comes again",
+            self._plan.group,
+            len(known),
+        )
+        ends = self._listed({place: OffsetSpec.latest() for place in known})  # type: ignore[no-untyped-call]
+        # A topic that ends before that was deleted and made anew.
+        return {place: at if at <= ends[place] else "earliest" for place, at in known.items()}
 
     def offsets(self, wanted: Mapping[Place, Start]) -> dict[Place, int]:
         """The offset of each start. An instant after the last record is the end; an offset is kept within the bounds.
