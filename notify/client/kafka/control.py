@@ -19,7 +19,11 @@ from notify.kafka.control import TOPIC, Control
 T = TypeVar("T")
 log = logging.getLogger("notify.consumer")
 
-POLL_SECONDS = 1.0
+POLL_SECONDS = 0.2
+"""A consumer that stops waits for a call that reads."""
+FETCH_MILLISECONDS = 100
+"""How long a broker may wait for further records before it says that the topic ends: each start waits for that."""
+CALL_SECONDS = 10.0
 AT_ONCE = 1000
 """The most records that one call reads, so that a consumer that ends does not wait for the topic's end."""
 SILENCE_SECONDS = 60.0
@@ -35,14 +39,14 @@ class Orders:
         self._pool = ThreadPoolExecutor(1, "notify-kafka-control")
         self._consumer: Consumer = cluster.consumer(
             # Kafka's client wants a group's name; nothing is committed, nobody is a member.
-            {"group.id": f"{group}-control", "enable.partition.eof": True}
+            {"group.id": f"{group}-control", "enable.partition.eof": True, "fetch.wait.max.ms": FETCH_MILLISECONDS}
         )
         self._at_end = False
         self.control = Control()
 
     async def catch_up(self) -> None:
         """Read to the end. Raises Unavailable where the brokers do not give it."""
-        await self._call(lambda: self._consumer.assign([TopicPartition(TOPIC, 0, OFFSET_BEGINNING)]))
+        await self._call(self._begin)
         heard = time.monotonic()
         while not self._at_end:
             if await self._call(self._read):
@@ -63,6 +67,10 @@ class Orders:
             return await asyncio.get_running_loop().run_in_executor(self._pool, function)
         except KafkaException as raised:
             raise refusal(error_of(raised), self._cluster, self._group) from raised
+
+    def _begin(self) -> None:
+        self._consumer.list_topics(TOPIC, timeout=CALL_SECONDS)  # a client that knows no leader yet waits half a second
+        self._consumer.assign([TopicPartition(TOPIC, 0, OFFSET_BEGINNING)])
 
     def _read(self) -> int:
         """Read what is there, or wait for it. How many records came."""
