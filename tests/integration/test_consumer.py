@@ -9,10 +9,8 @@ import functools
 import logging
 import os
 import threading
-import time
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,60 +47,6 @@ def producer(server: ServerProcess, unique: str) -> Iterator[TransactionProducer
         yield producer
 
 
-@pytest.mark.parametrize("with_inbox", [False, True])
-def test_a_handler_that_returns_its_work_undone_has_not_handled_the_message(
-    server: ServerProcess, producer: TransactionProducer, unique: str, with_inbox: bool, tmp_path: Path
-) -> None:
-    """A plain function that returns a coroutine, as a lambda may, fails. Its message was settled, its work not run."""
-    done: list[str] = []
-
-    async def work(message: ReceivedMessage, session: Any = None) -> None:
-        done.append(message.text)
-
-    inbox = None
-    if with_inbox:
-        engine = sa.create_engine(f"sqlite:///{tmp_path}/inbox.db")
-        use_explicit_begin(engine)
-        create_tables(engine)
-        inbox = Inbox(engine)
-    consumer = Consumer(server.url, group=unique, inbox=inbox)
-    consumer.subscribe(unique, start="earliest", max_attempts=2, retry_min=0.01)(lambda *given: work(*given))
-    producer.publish(Message(unique, "an order"))
-    with running(consumer, subscribed=True):
-        eventually(lambda: lag(server.url, unique) == 0, "the message to be settled")
-    letters = admin(server.url, "GET", f"groups/{unique}/dead-letters")["messages"]
-    assert len(letters) == 1 and "which nobody runs" in letters[0]["headers"]["notify-dead-letter-reason"]
-    assert not done
-
-
-def test_return_is_ack_raise_is_retry_dead_letter_is_dead(
-    server: ServerProcess, producer: TransactionProducer, unique: str
-) -> None:
-    seen: list[tuple[str, int]] = []
-    consumer = Consumer(server.url, group=unique)
-
-    @consumer.subscribe(unique, start="earliest", max_attempts=3, retry_min=0.1)
-    def handle(message: ReceivedMessage) -> None:
-        seen.append((message.text, message.attempt))
-        if message.text == "once more" and message.attempt == 1:
-            raise ValueError("not yet")
-        if message.text == "poison":
-            raise DeadLetter("cannot be")
-        if message.text == "never":
-            raise ValueError("never")
-
-    for body in ("good", "once more", "poison", "never"):
-        producer.publish(Message(unique, body))
-    with running(consumer, subscribed=True):
-        eventually(lambda: lag(server.url, unique) == 0, "all messages to be settled")
-    assert sorted(seen) == [
-        ("good", 1), ("never", 1), ("never", 2), ("never", 3), ("once more", 1), ("once more", 2), ("poison", 1),
-    ]  # fmt: skip
-    letters = admin(server.url, "GET", f"groups/{unique}/dead-letters")["messages"]
-    assert {m["body"]: m["headers"]["notify-dead-letter-attempts"] for m in letters} == {"poison": "1", "never": "3"}
-    assert all(m["headers"]["notify-dead-letter-topic"] == unique for m in letters)
-
-
 def test_a_slow_handler_keeps_its_lease(frozen_server: InMemoryServer, unique: str) -> None:
     attempts: list[int] = []
     is_done = threading.Event()
@@ -127,25 +71,6 @@ def test_a_slow_handler_keeps_its_lease(frozen_server: InMemoryServer, unique: s
         eventually(lambda: consumer.handled == 1, "the handler's return")
     assert attempts == [1] and lag(frozen_server.url, unique) == 0
     assert metric(frozen_server.url, "notify_leases_expired_total") == ran_out
-
-
-def test_stopping_finishes_what_is_under_way(server: ServerProcess, producer: TransactionProducer, unique: str) -> None:
-    consumer = Consumer(server.url, group=unique, concurrency=2)
-    has_begun, may_end = threading.Event(), threading.Event()
-
-    @consumer.subscribe(unique, start="earliest")
-    def handle(message: ReceivedMessage) -> None:
-        has_begun.set()
-        assert may_end.wait(PATIENCE_SECONDS)
-
-    producer.publish(Message(unique, "x"))
-    with running(consumer):
-        assert has_begun.wait(PATIENCE_SECONDS)
-        consumer.stop()
-        time.sleep(0.1)  # time for a faulty consumer to drop its work: a shorter one would only miss that fault
-        may_end.set()
-    assert consumer.handled == 1
-    assert lag(server.url, unique) == 0
 
 
 @pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])
@@ -278,21 +203,6 @@ def test_an_error_that_is_no_text_fails_no_ack_beside_it(
     assert consumer.handled == len(names) - 4
     letters = admin(url, "GET", "groups/g/dead-letters")["messages"]
     assert [letter["headers"]["notify-dead-letter-reason"] for letter in letters] == ["never \\udcff"]
-
-
-def test_tags_filter(server: ServerProcess, producer: TransactionProducer, unique: str) -> None:
-    seen: list[str] = []
-    consumer = Consumer(server.url, group=unique)
-
-    @consumer.subscribe(unique, start="earliest", tags=["vip"])
-    def handle(message: ReceivedMessage) -> None:
-        seen.append(message.text)
-
-    for n in range(20):
-        producer.publish(Message(unique, str(n), tag="vip" if n % 4 == 0 else "plain" if n % 2 else None))
-    with running(consumer, subscribed=True):
-        eventually(lambda: lag(server.url, unique) == 0, "all messages to be settled or passed over")
-    assert sorted(map(int, seen)) == [0, 4, 8, 12, 16]
 
 
 def test_the_inbox_makes_a_redelivery_harmless(

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from notify.client import Consumer, DeadLetter
-from notify.errors import Conflict, InvalidRequest, Unavailable
+from notify.errors import Unavailable
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running
 
 pytest.importorskip("confluent_kafka")
 
 from notify.kafka import control
-from notify.kafka.groups import dead_letter_topic, old_retry_topics, owner_topic, retry_topic
+from notify.kafka.groups import dead_letter_topic, old_retry_topics, retry_topic
 from notify.kafka.progress import Progress
 from notify.message import DEAD_LETTER_REASON
 from notify.server.groups.kafka import snapshot
@@ -217,29 +217,6 @@ def test_a_retry_that_waits_survives_rebalances(kafka: str, unique: str) -> None
 # --- order, back-off, dead letters ----------------------------------------------------------------------------
 
 
-def test_ordered_blocks_a_key_until_it_succeeds_and_no_other(kafka: str, unique: str) -> None:
-    make_topic(kafka, unique)
-    produce(kafka, unique, ["x0", "x1", "x2", "y0", "y1"])
-    seen, others = Seen(), threading.Event()
-    consumer = Consumer(kafka, group=unique)
-
-    @consumer.subscribe(unique, mode="ordered", start="earliest", retry_min=0.1, retry_max=0.1)
-    def handle(message: Any) -> None:
-        seen(message)
-        if message.text == "y1":
-            others.set()
-        if message.text == "x1" and not (others.is_set() and message.attempt >= 3):
-            raise RuntimeError("again")
-
-    with running(consumer):
-        eventually(lambda: done(kafka, unique, unique, 5), "everything to be done")
-    first = list(dict.fromkeys(seen.texts))
-    assert [text for text in first if text[0] == "x"] == ["x0", "x1", "x2"]
-    assert [text for text in seen.texts if text[0] == "y"] == ["y0", "y1"]
-    assert seen.texts.index("y1") < seen.texts.index("x2"), "another key waits for nobody"
-    assert seen.texts.count("x1") >= 3 and seen.texts.count("x2") == 1
-
-
 def test_a_dead_letter_frees_its_key(kafka: str, unique: str) -> None:
     make_topic(kafka, unique)
     produce(kafka, unique, ["x0", "x1", "x2"])
@@ -360,54 +337,7 @@ def test_patterns_tags_and_filters(kafka: str, unique: str) -> None:
         eventually(lambda: tagged.texts == ["vip"], "the tagged one")
 
 
-def test_modes_that_share_differently_are_refused_together(kafka: str, unique: str) -> None:
-    consumer = Consumer(kafka, group=unique)
-    consumer.subscribe(unique, mode="exclusive")(lambda message: None)
-    consumer.subscribe(f"{unique}-b")(lambda message: None)
-    with pytest.raises(InvalidRequest, match="a consumer with a group of its own for each"):
-        consumer.run(signals=False)
-
-
-def test_broadcast_reaches_every_instance_and_each_has_its_own_retries(kafka: str, unique: str) -> None:
-    make_topic(kafka, unique)
-    seen = {"a": Seen(), "b": Seen()}
-
-    def instance(name: str) -> Consumer:
-        consumer = Consumer(kafka, group=unique, instance=name)
-
-        @consumer.subscribe(unique, mode="broadcast", retry_min=0.1, retry_max=0.1)
-        def handle(message: Any) -> None:
-            seen[name](message)
-            if name == "a" and message.attempt == 1:
-                raise RuntimeError("again")
-
-        return consumer
-
-    with running(instance("a"), instance("b")):
-        for name in seen:
-            eventually(lambda name=name: is_assigned(kafka, f"{unique}@{name}"), "its partition")  # type: ignore[misc]
-        produce(kafka, unique, ["news"])
-        for name in seen:
-            eventually(lambda name=name: done(kafka, f"{unique}@{name}", unique, 1), "it")  # type: ignore[misc]
-    assert (seen["a"].texts, seen["b"].texts) == (["news", "news"], ["news"])
-
-
 # --- one owner ------------------------------------------------------------------------------------------------
-
-
-def test_a_second_exclusive_instance_is_refused(kafka: str, unique: str) -> None:
-    make_topic(kafka, unique, 3)
-    seen = Seen()
-    first, second = Consumer(kafka, group=unique, instance="first"), Consumer(kafka, group=unique, instance="second")
-    first.subscribe(unique, mode="exclusive", start="earliest")(seen)
-    second.subscribe(unique, mode="exclusive")(seen)
-    with running(first):
-        eventually(lambda: is_assigned(kafka, owner_topic(unique)), "the owner")
-        with pytest.raises(Conflict, match="instance first owns"):
-            second.run(signals=False)
-        produce(kafka, unique, [f"{n}" for n in range(9)])
-        eventually(lambda: done(kafka, unique, unique, 9), "the first to go on")
-    assert len(seen.texts) == 9
 
 
 def test_a_topic_that_a_consumer_makes_has_the_partitions_asked_for(kafka: str, unique: str) -> None:
@@ -493,25 +423,6 @@ def test_pause_resume_and_reset(kafka: str, unique: str) -> None:
 
 
 # --- the end, and what cannot be ------------------------------------------------------------------------------
-
-
-def test_stopping_finishes_what_is_under_way(kafka: str, unique: str) -> None:
-    make_topic(kafka, unique)
-    produce(kafka, unique, ["under way", "waits"], key=b"k")
-    begun, release, seen = threading.Event(), threading.Event(), Seen()
-    consumer = Consumer(kafka, group=unique, concurrency=1)
-
-    @consumer.subscribe(unique, start="earliest")
-    def handle(message: Any) -> None:
-        begun.set()
-        assert release.wait(PATIENCE_SECONDS)
-        seen(message)
-
-    with running(consumer):
-        assert begun.wait(PATIENCE_SECONDS)
-        consumer.stop()
-        release.set()
-    assert seen.texts == ["under way"] and at(kafka, unique).offset == 1
 
 
 def test_a_broker_that_is_not_there_is_named(unique: str) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from notify.client import Consumer, Message, ReceivedMessage, TransactionProducer
+from notify.client import Consumer, ReceivedMessage
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
@@ -99,32 +97,6 @@ def test_order_survives_a_kill(killed_server: ServerProcess, unique: str) -> Non
     killed_server.kill()
     killed_server.start()
     assert bodies(x.receive(unique)) == ["b1", "a2"]
-
-
-def test_handlers_see_each_key_in_order(server: ServerProcess, unique: str) -> None:
-    """Through the SDK, over several queues, with two consumers and some failures, each key's order is kept."""
-    publish(server.url, unique, ["first use makes the topic"])
-    seen: dict[str, list[int]] = defaultdict(list)
-    lock = threading.Lock()
-    chance = random.Random(7)
-    consumers = [Consumer(server.url, group=unique, concurrency=8) for _ in range(2)]
-
-    def handle(message: ReceivedMessage) -> None:
-        time.sleep(chance.random() * 0.01)  # handlers take unlike times: only then could keys get out of order
-        if message.attempt == 1 and chance.random() < 0.02:
-            raise ValueError("now and then")
-        with lock:
-            seen[message.key or ""].append(message.json()["n"])
-
-    for consumer in consumers:
-        consumer.subscribe(unique, mode="ordered", retry_min=0.1)(handle)
-    with running(*consumers, subscribed=True):
-        with TransactionProducer(server.url, group=unique) as producer:
-            for n in range(40):
-                for key in "abcdefgh":
-                    producer.publish(Message(unique, {"n": n}, key=key))
-        eventually(lambda: sum(map(len, seen.values())) >= 320, "320 messages to be handled")
-    assert seen == {key: list(range(40)) for key in "abcdefgh"}
 
 
 # --- exclusive and failover -----------------------------------------------------------------------------------

@@ -14,19 +14,16 @@ import pytest
 
 from tests.support.databases import ForWorkers
 
-_KAFKA = "tests/integration/test_kafka"
+_KAFKA = "tests/integration/test_kafka_"
 TOGETHER = {
     "the audit": ("tests/audit/",),
-    "Kafka's consumers": (
-        f"{_KAFKA}_consumer",
-        f"{_KAFKA}_groups",
-        f"{_KAFKA}_subscriptions",
-        "tests/integration/test_queues_",
-    ),
-    "Kafka's movers": (_KAFKA, "tests/contract/test_sinks_by_position.py", "tests/integration/test_layouts.py"),
+    "Kafka's consumers": tuple(_KAFKA + part for part in ("consumer", "forgotten", "hostile", "stopping", "subscr")),
+    "Kafka's groups": (f"{_KAFKA}groups", "tests/integration/test_queues_"),
+    "Kafka's delays": (f"{_KAFKA}delays", "tests/integration/test_kafka.py", "tests/integration/test_layouts.py"),
+    "Kafka's sinks": (f"{_KAFKA}sink", f"{_KAFKA}bridge", "tests/contract/test_sinks_by_position.py"),
 }
 """Tests whose path begins with one of these share a worker: one Spark session for all tests of the audit, and a Kafka
-node for each half of its tests. The first that fits counts."""
+node for several files. No more than that, since a worker's tests run one after the other."""
 
 ONE_BY_ONE = ("tests/simulation/",)
 """Tests of these files go to whichever worker is free."""
@@ -36,8 +33,8 @@ LONGEST_FIRST = (
     "tests/simulation/",
     "tests/crash/",
     "tests/browser/",
-    *TOGETHER["Kafka's consumers"],
-    *TOGETHER["Kafka's movers"],
+    *(beginning for together, beginnings in TOGETHER.items() if "Kafka" in together for beginning in beginnings),
+    f"{_KAFKA}secured",
     "tests/integration/test_bridge.py",
 )
 """The order in which work is given out: long tests begin first, so that the workers end together."""
