@@ -8,6 +8,8 @@ The offset is that of the first record which is not done. The metadata is JSON i
 | `notify` | 1, the version of this encoding |
 | `done` | which records behind the offset are done: base64 of zlib of a bitmap, bit n (lowest first) for offset + n |
 | `failed` | [[n, attempts], …]: how often the handlers of the record at offset + n have failed |
+| `begun` | [n, …]: an attempt of the record at offset + n has begun; it is noted only where a process died before |
+| `left` | true: whoever had the partition left it in peace, with no handler under way |
 | `reset` | the id of the last reset of the topic that was carried out here (control.py) |
 
 Fields that are empty are left out. Metadata of another kind, such as another tool's, counts as none.
@@ -29,6 +31,8 @@ MOST_SPAN = 16_384
 """The most offsets from the first record that is not done to the last that may be handled."""
 MOST_FAILED = 64
 """The most records of a partition whose attempts are counted at a time."""
+MOST_BEGUN = 16
+"""The most records of a partition whose attempts are noted before they begin."""
 MOST_ID_CHARACTERS = 64
 
 
@@ -37,22 +41,29 @@ class _Metadata(msgspec.Struct, omit_defaults=True):
     done: str = ""
     failed: list[tuple[int, int]] = []
     reset: str = ""
+    begun: list[int] = []
+    left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`done`: offsets above `offset`. `failed`: attempts that were made, by offset."""
+    """`done`: offsets above `offset`. `failed`: attempts that failed, by offset. `begun`: the offsets of attempts whose
+    end is not known. `left`: no handler was under way any more, and none was to begin."""
 
     offset: int
     done: frozenset[int] = frozenset()
     failed: Mapping[int, int] = field(default_factory=dict)
     reset: str = ""
+    begun: frozenset[int] = frozenset()
+    left: bool = False
 
     def metadata(self) -> str:
         """As the commit's metadata. The bounds above are the caller's to keep."""
         failed = [(offset - self.offset, attempts) for offset, attempts in sorted(self.failed.items())]
-        text = msgspec.json.encode(_Metadata(VERSION, _bitmap(self.offset, self.done), failed, self.reset)).decode()
-        assert len(text) <= MOST_CHARACTERS, "a window keeps MOST_SPAN and MOST_FAILED"
+        begun = sorted(offset - self.offset for offset in self.begun)
+        fields = _Metadata(VERSION, _bitmap(self.offset, self.done), failed, self.reset, begun, self.left)
+        text = msgspec.json.encode(fields).decode()
+        assert len(text) <= MOST_CHARACTERS, "a window keeps MOST_SPAN, MOST_FAILED and MOST_BEGUN"
         return text
 
     @classmethod
@@ -65,7 +76,8 @@ class Progress:
             done = frozenset(_offsets(offset, known.done))
         except (msgspec.DecodeError, binascii.Error, zlib.error):
             return cls(offset)
-        return cls(offset, done, {offset + n: attempts for n, attempts in known.failed}, known.reset)
+        failed = {offset + n: attempts for n, attempts in known.failed}
+        return cls(offset, done, failed, known.reset, frozenset(offset + n for n in known.begun), known.left)
 
 
 def _bitmap(base: int, offsets: Iterable[int]) -> str:

@@ -15,6 +15,7 @@ from notify.client import Consumer, DeadLetter
 from notify.errors import Unavailable
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running
+from tests.support.kafka import committed
 
 pytest.importorskip("confluent_kafka")
 
@@ -135,6 +136,21 @@ def test_attempts_survive_a_kill(kafka: str, unique: str, tmp_path: Path) -> Non
     with running(consumer):
         eventually(lambda: done(kafka, unique, unique, 1), "the message to be done")
     assert [message.attempt for message in seen.messages] == [made + 1]
+
+
+def test_a_message_that_kills_its_process_becomes_a_dead_letter(kafka: str, unique: str, tmp_path: Path) -> None:
+    """The first death counts for nothing; after it each attempt is noted before it begins. Its neighbour is handled."""
+    make_topic(kafka, unique)
+    produce(kafka, unique, ["kill", "a"])
+    for _ in range(4):
+        with worker(kafka, unique, unique, tmp_path / "calls", {"start": "earliest", "max_attempts": 2}) as one:
+            eventually(lambda p=one.process: p.poll() is not None or done(kafka, unique, unique, 2), "its end")  # type: ignore[misc]
+            if one.process.poll() is None:
+                break
+    assert [attempt for text, attempt in one.seen() if text == "kill"] == [1, 1, 2]
+    assert "a" in [text for text, _ in one.seen()]
+    (letter,) = committed(kafka, dead_letter_topic(unique), 1)
+    assert dict(letter.headers())["notify-reason"] == b"2 attempts, the last one ended with its process"
 
 
 def test_a_slow_handler_holds_up_nobody_else(kafka: str, unique: str) -> None:

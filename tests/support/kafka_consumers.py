@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -115,7 +116,7 @@ class Worker:
 
 @contextmanager
 def worker(url: str, group: str, topic: str, notes: Path, options: Mapping[str, Any]) -> Iterator[Worker]:
-    """Run this module as a consumer: a text that begins with `slow` never ends, one with `bad` fails."""
+    """Run this module as a consumer: a text that begins with `slow` never ends, `bad` fails, `kill` ends it all."""
     arguments = json.dumps({"url": url, "group": group, "topic": topic, "notes": str(notes), "options": dict(options)})
     process = subprocess.Popen([sys.executable, "-m", "tests.support.kafka_consumers", arguments])
     try:
@@ -140,6 +141,8 @@ def main() -> None:
             notes.write(json.dumps([message.text, message.attempt]) + "\n")
         if message.text.startswith("slow"):
             threading.Event().wait()
+        if message.text.startswith("kill"):
+            os._exit(9)
         if message.text.startswith("bad"):
             raise RuntimeError("bad")
 

@@ -10,13 +10,14 @@ import pytest
 from notify.errors import InvalidRequest
 from notify.kafka.control import Control, Reset
 from notify.kafka.groups import FIRST_WAIT_SECONDS, RETRY_PARTITIONS, old_retry_topics, retry_partition, retry_topic
-from notify.kafka.progress import MOST_CHARACTERS, MOST_FAILED, MOST_ID_CHARACTERS, MOST_SPAN, Progress
+from notify.kafka.progress import MOST_BEGUN, MOST_CHARACTERS, MOST_FAILED, MOST_ID_CHARACTERS, MOST_SPAN, Progress
 
 
 def test_progress_is_read_as_it_was_written() -> None:
     for progress in (
         Progress(0),
         Progress(7, frozenset({9, 10, 4000}), {7: 3, 8: 1}, "reset-1"),
+        Progress(3, begun=frozenset({3, 5}), left=True),
         Progress(1 << 62, frozenset({(1 << 62) + 5})),
     ):
         assert Progress.of(progress.offset, progress.metadata()) == progress
@@ -29,7 +30,8 @@ def test_the_fullest_window_fits_into_a_commit() -> None:
         chance = random.Random(seed)
         done = frozenset(base + n for n in range(1, MOST_SPAN) if chance.random() < 0.5)
         failed = {base + n: 1000 for n in chance.sample(range(MOST_SPAN), MOST_FAILED)}
-        metadata = Progress(base, done, failed, "x" * MOST_ID_CHARACTERS).metadata()
+        begun = frozenset(base + n for n in chance.sample(range(MOST_SPAN), MOST_BEGUN))
+        metadata = Progress(base, done, failed, "x" * MOST_ID_CHARACTERS, begun, left=True).metadata()
         assert len(metadata) <= MOST_CHARACTERS and metadata.isascii()
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from notify.client.kafka.window import Item, Window
-from notify.kafka.progress import MOST_FAILED, MOST_SPAN, Progress
+from notify.kafka.progress import MOST_BEGUN, MOST_FAILED, MOST_SPAN, Progress
 
 BIG = 1 << 30
 
@@ -15,12 +15,12 @@ BIG = 1 << 30
 def window(
     progress: Progress | None = None, *, in_order: bool = False, most: int = 100, most_bytes: int = BIG
 ) -> Window:
-    return Window(progress or Progress(0), in_order=in_order, most=most, most_bytes=most_bytes)
+    return Window(progress or Progress(0, left=True), in_order=in_order, most=most, most_bytes=most_bytes)
 
 
 def filled(keys: str, *, in_order: bool = False, progress: Progress | None = None) -> Window:
     """A window with a record for each letter, which is its key."""
-    w = window(progress or Progress(0), in_order=in_order)
+    w = window(progress, in_order=in_order)
     for offset, key in enumerate(keys):
         w.add(Item(offset, key.encode(), 1, None))
     return w
@@ -28,6 +28,7 @@ def filled(keys: str, *, in_order: bool = False, progress: Progress | None = Non
 
 def taken(w: Window) -> list[Item]:
     items = []
+    w.noted(w.note(MOST_BEGUN))
     while (item := w.take()) is not None:
         items.append(item)
     return items
@@ -64,6 +65,42 @@ def test_attempts_survive_a_kill() -> None:
     committed = w.progress()
     again = filled("ab", progress=Progress.of(committed.offset, committed.metadata()))
     assert [(item.offset, item.attempt) for item in taken(again)] == [(1, 3)]
+
+
+def test_an_attempt_that_killed_its_process_counts() -> None:
+    w = filled("ab", progress=Progress(0))  # whoever had it died
+    assert w.take() is None and w.has_to_note
+    items = w.note(1)
+    assert [item.offset for item in items] == [0] and w.take() is None, "its commit is not made yet"
+    committed = w.progress()
+    w.noted(items)
+    assert w.take() is items[0] and w.take() is None
+    again = filled("ab", progress=Progress.of(committed.offset, committed.metadata()))
+    assert again.has_orphan_to_note and not again.tries_orphan
+    assert [(item.attempt, item.is_orphan) for item in taken(again)] == [(2, True), (1, False)]
+    assert again.tries_orphan and again.tries == 2
+
+
+def test_a_partition_that_is_left_in_peace_has_nothing_to_note() -> None:
+    w = filled("ab", progress=Progress(0))
+    first = w.note(1)
+    w.noted(first)
+    item = w.take()
+    assert item is not None
+    w.stop()
+    assert not w.progress().left and w.progress().begun == {0}
+    w.finish(item)
+    left = w.progress()
+    assert left == Progress(1, left=True)
+    again = filled("ab", progress=Progress.of(left.offset, left.metadata()))
+    assert not again.has_to_note and [item.attempt for item in taken(again)] == [1]
+
+
+def test_what_was_noted_and_did_not_begin_is_not_counted_where_the_consumer_stops() -> None:
+    w = filled("ab", progress=Progress(0))
+    w.noted(w.note(2))
+    w.stop()
+    assert w.progress() == Progress(0, left=True)
 
 
 def test_a_failed_one_blocks_its_key_and_no_other() -> None:
@@ -123,7 +160,10 @@ def test_it_is_full_by_count_bytes_span_and_failures() -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_random_histories_with_kills(seed: int) -> None:
-    """Records of a few keys come, fail, leave, are done; the process is killed between. The model is a list."""
+    """Records of a few keys come, fail, leave, are done; the process is killed between. The model is a list.
+
+    After a kill each attempt is noted by a commit before it begins, and counts if the next kill comes before its end.
+    """
     chance = random.Random(seed)
     in_order = bool(seed % 2)
     offsets = sorted(chance.sample(range(400), 120))  # compacted topics and transactions leave gaps
@@ -134,7 +174,9 @@ def test_random_histories_with_kills(seed: int) -> None:
     committed = Progress(0)
     w, fetched, now, held, uncommitted = window(in_order=in_order), 0, 0, [], set()  # type: ignore[var-annotated]
     for _ in range(20_000):
-        action = chance.choice(("fetch", "take", "take", "finish", "finish", "fail", "leave", "wake", "commit", "kill"))
+        action = chance.choice(
+            ("fetch", "take", "take", "finish", "finish", "fail", "leave", "wake", "commit", "kill", "note")
+        )
         if action == "fetch" and fetched < len(offsets) and not w.is_full:
             w.add(Item(offsets[fetched], keys[offsets[fetched]], 1, None))
             fetched += 1
@@ -159,16 +201,20 @@ def test_random_histories_with_kills(seed: int) -> None:
         elif action == "wake":
             now += 1
             w.wake(now)
-        elif action == "commit" or (action == "kill" and chance.random() < 0.03):
+        elif action in ("commit", "note") or (action == "kill" and chance.random() < 0.03):
+            noted = w.note(chance.randrange(5)) if action == "note" else []
             committed = Progress.of(w.progress().offset, w.progress().metadata())
             for offset in uncommitted:
                 finished[offset] = finished.get(offset, 0) + 1
             uncommitted.clear()
+            w.noted(noted)
             if action == "kill":
                 w, held = window(committed, in_order=in_order), []
-                attempts = {o: n for o, n in attempts.items() if o in committed.failed}
+                attempts = {o: committed.failed.get(o, 0) + (o in committed.begun) for o in offsets}
                 fetched = next((n for n, o in enumerate(offsets) if o >= committed.offset), len(offsets))
         if len(finished) == len(offsets):
             break
     assert finished == dict.fromkeys(offsets, 1)
+    for offset in offsets[fetched:]:  # killed in that moment, it knows these as done
+        w.add(Item(offset, keys[offset], 1, None))
     assert w.progress() == Progress(offsets[-1] + 1)

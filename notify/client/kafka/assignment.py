@@ -55,15 +55,14 @@ class Assignment:
                 progress = self.beginning(place, begun[place])
             handler = self._plan.handler_of(place[0])
             window = self._partitions.open(place, progress, in_order=handler is not None and handler.mode == "ordered")
-            window.changes += place in begun
-        if begun:
-            await self._settling.settle()
+            window.changes += progress.left  # from now on it is not left in peace if this process dies
+        await self._settling.settle()
         return {place: window.position for place, window in self._partitions.items() if place in known}
 
     def beginning(self, place: Place, offset: int) -> Progress:
         """Progress of a group that begins: a reset from before counts as carried out."""
         reset = self._orders.control.reset_of(place[0])
-        return Progress(offset, reset=reset.id if reset else "")
+        return Progress(offset, reset=reset.id if reset else "", left=True)
 
     async def move(self, begun: Mapping[Place, int], reset: str) -> dict[Place, int]:
         """Have partitions go on elsewhere, as a reset says."""
@@ -72,7 +71,8 @@ class Assignment:
             handler = self._plan.handler_of(place[0])
             in_order = handler is not None and handler.mode == "ordered"
             self._partitions.close([place])
-            self._partitions.open(place, Progress(offset, reset=reset), in_order=in_order).changes += 1
+            begun_there = Progress(offset, reset=reset, left=True)
+            self._partitions.open(place, begun_there, in_order=in_order).changes += 1
         await self._settling.settle()
         return dict(begun)
 

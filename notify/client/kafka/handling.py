@@ -48,13 +48,15 @@ class Handling:
         self._timer: asyncio.TimerHandle | None = None
         self.moved = asyncio.Event()
         """Set when a handler has returned, and so little is ready that more is to be fetched."""
+        self.noting = asyncio.Event()
+        """Set when there is room for items whose attempts are to be noted first."""
         self.is_held = False
         """Nothing new is handled: the group is paused, or the consumer stops."""
 
     def begin(self) -> None:
         """Handle what is ready, as far as there is room."""
         skipped = 0
-        while not self.is_held and not self._plan.is_stopped() and len(self._tasks) < self._most:
+        while self.room:
             taken = self._partitions.take()
             if taken is None:
                 break
@@ -63,12 +65,24 @@ class Handling:
                 if skipped == SKIPPED_AT_ONCE:
                     asyncio.get_running_loop().call_soon(self.begin)
                     break
+        if self._partitions.has_to_note and self.room:
+            self.noting.set()
         self._wait_for_the_next()
+
+    @property
+    def room(self) -> int:
+        """How many handlers more may begin now."""
+        return 0 if self.is_held or self._plan.is_stopped() else self._most - len(self._tasks)
 
     def _begin_one(self, window: Window, item: Item) -> bool:
         """Begin to handle an item; False where no handler is to see it."""
         topic = _topic_of(item.record)
         handler = handler_of(self._plan.handlers, topic)
+        if item.is_orphan and item.attempt > retries.most_attempts(handler):
+            item.attempt -= 1
+            error = DeadLetter(f"{item.attempt} attempts, the last one ended with its process")
+            self._fail(window, item, handler, topic, error)
+            return False
         try:
             is_wanted = handler is None or self._is_wanted(handler, topic, item.record)
             message = _message(topic, item) if is_wanted else None

@@ -13,6 +13,7 @@ from notify.client.kafka.feed import Feed
 from notify.client.kafka.handling import NAMED_IN_LOG, Handling
 from notify.client.kafka.lot import Lot
 from notify.client.kafka.membership import Membership
+from notify.client.kafka.noting import Noting
 from notify.client.kafka.ownership import Ownership
 from notify.client.kafka.partitions import Partitions
 from notify.client.kafka.plan import Plan
@@ -53,6 +54,7 @@ class KafkaLoop:
         self._settling = Settling(plan, self._cluster, self._feed, self._partitions)
         self._lot = Lot(plan.batch)
         self._handling = Handling(plan, self._partitions, self._settling, self._lot)
+        self._noting = Noting(self._partitions, self._settling, self._handling)
         self._orders = Orders(self._cluster, plan.group)
         self._topics = Topics(plan, self._feed.consumer, self._cluster)
         noted = None if plan.sharing == "broadcast" else Subscriptions(self._cluster, plan.group)
@@ -87,8 +89,11 @@ class KafkaLoop:
             stopped = asyncio.create_task(_wait(stopping))
             tasks = [
                 asyncio.create_task(run())
-                for run in (self._poll, self._settling.run, self._follow_orders, self._follow_topics, self._renew)
-            ]
+                for run in (
+                    self._poll, self._settling.run, self._noting.run, self._follow_orders, self._follow_topics,
+                    self._renew,
+                )
+            ]  # fmt: skip
             tasks.append(asyncio.create_task(self._orders.run(self._ordered.set)))
             if isinstance(self._sharing, Ownership):
                 tasks.append(asyncio.create_task(self._sharing.run()))
@@ -187,6 +192,8 @@ class KafkaLoop:
                 "for any more, and will be delivered again: %s",
                 len(left), self._plan.drain, ", ".join(left[:NAMED_IN_LOG]),
             )  # fmt: skip
+        for _, window in self._partitions.items():
+            window.stop()
         for _ in range(LAST_TRIES):
             if await self._settling.settle() or time.monotonic() > deadline:
                 break

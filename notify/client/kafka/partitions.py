@@ -32,6 +32,8 @@ class Partitions:
         """Partitions that are not fetched, because their windows are full or nothing is to be handled."""
         self.changed = asyncio.Event()
         """Set when there may be something to commit."""
+        self.has_to_note = False
+        """Whether attempts may have to be noted before they begin."""
 
     def open(self, place: Place, progress: Progress, *, in_order: bool) -> Window:
         self.close([place])
@@ -74,6 +76,7 @@ class Partitions:
         if window.is_closed:
             return
         self.changed.set()
+        self.has_to_note = self.has_to_note or window.has_to_note
         if window.ready:
             self._turns.setdefault(window)
         due_us = window.next_due_us

@@ -36,7 +36,11 @@ def wait_of(handler: Handler | None, attempt: int) -> float:
 
 
 def is_last(handler: Handler | None, attempt: int, error: BaseException) -> bool:
-    return isinstance(error, DeadLetter) or attempt >= (handler.max_attempts if handler else MAX_ATTEMPTS)
+    return isinstance(error, DeadLetter) or attempt >= most_attempts(handler)
+
+
+def most_attempts(handler: Handler | None) -> int:
+    return handler.max_attempts if handler else MAX_ATTEMPTS
 
 
 def dead_letter(group: str, window: Window, item: Item, topic: str, error: BaseException) -> Departure:

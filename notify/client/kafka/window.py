@@ -10,15 +10,21 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import Any
 
-from notify.kafka.progress import MOST_FAILED, MOST_SPAN, Progress
+from notify.kafka.progress import MOST_BEGUN, MOST_FAILED, MOST_SPAN, Progress
 
 FORGET_AT = 1024
 """Offsets that are done are looked through when there are so many."""
+NOTED = 512
+"""Where a process died, attempts of so many records are noted before they begin. One that kills its process is among
+them, now or after some more that are done: about as many end between two commits, at most."""
 
 
 @dataclass(slots=True)
 class Item:
-    """A record that is not done. `attempt`: the number of the next one, from 1. `due_us`: not to be handled before."""
+    """A record that is not done. `attempt`: the number of the next one, from 1. `due_us`: not to be handled before.
+
+    `is_orphan`: its last attempt was noted when it began, and ended with its process.
+    """
 
     offset: int
     key: bytes | None
@@ -26,10 +32,14 @@ class Item:
     record: Any
     attempt: int = 1
     due_us: int = 0
+    is_orphan: bool = False
 
 
 class Window:
-    """An item is behind another of its key, waits until it is due, is ready, is handled, or leaves; then it is done."""
+    """An item is behind another of its key, waits until it is due, is ready, is handled, or leaves; then it is done.
+
+    In a partition that was not left in peace, an item's attempt is noted before it is ready.
+    """
 
     def __init__(self, progress: Progress, *, in_order: bool, most: int, most_bytes: int) -> None:
         """`in_order`: of each key one at a time. It is full with `most` items or `most_bytes`."""
@@ -38,6 +48,12 @@ class Window:
         self._open: OrderedDict[int, Item] = OrderedDict()
         self._done = set(progress.done)
         self._failed = dict(progress.failed)
+        for offset in progress.begun:
+            self._failed[offset] = self._failed.get(offset, 0) + 1
+        self._orphans = progress.begun
+        self._to_note = 0 if progress.left else NOTED
+        self._not_noted: deque[Item] = deque()
+        self._begun: set[int] = set()
         self._next = progress.offset
         self._ready: deque[Item] = deque()
         self._due: list[tuple[int, int]] = []
@@ -64,6 +80,7 @@ class Window:
             self.changes += 1
             return False
         item.attempt += self._failed.get(item.offset, 0)
+        item.is_orphan = item.offset in self._orphans
         self._open[item.offset] = item
         self._bytes += item.size
         if self._in_order and item.key is not None:
@@ -84,12 +101,36 @@ class Window:
         if item.due_us:
             heapq.heappush(self._due, (item.due_us, item.offset))
         else:
+            self._admit(item)
+
+    def _admit(self, item: Item) -> None:
+        if self._to_note:
+            self._to_note -= 1
+            self._not_noted.append(item)
+        else:
             self._ready.append(item)
+
+    def note(self, most: int) -> list[Item]:
+        """At most so many items whose attempts the next commit notes; they are ready once it is made (`noted`).
+
+        An orphan is the first of them, or comes with a later call.
+        """
+        count = min(most, len(self._not_noted), MOST_BEGUN - len(self._begun)) if not self._is_stopped else 0
+        items: list[Item] = []
+        while len(items) < count and not (items and self._not_noted[0].is_orphan):
+            items.append(self._not_noted.popleft())
+        self._begun.update([item.offset for item in items])
+        self.changes += bool(items)
+        return items
+
+    def noted(self, items: list[Item]) -> None:
+        """The attempts of these items are noted."""
+        self._ready.extend(items)
 
     def wake(self, now_us: int) -> None:
         """Items that are due by now become ready."""
         while self._due and self._due[0][0] <= now_us:
-            self._ready.append(self._open[heapq.heappop(self._due)[1]])
+            self._admit(self._open[heapq.heappop(self._due)[1]])
 
     def take(self) -> Item | None:
         """The next item to handle; None where none is ready, or the first that is not done is too far behind."""
@@ -102,11 +143,14 @@ class Window:
     def put_back(self, item: Item) -> None:
         """An item that was taken is not handled after all."""
         self._handled.discard(item.offset)
+        self._begun.discard(item.offset)
         self._ready.appendleft(item)
 
     def stop(self) -> None:
-        """Nothing more is taken; what was taken may still end."""
+        """Nothing more is taken; what was taken may still end. The partition is left in peace once it has."""
         self._is_stopped = True
+        self._begun &= self._handled
+        self.changes += 1
 
     # --- an item's fate ---------------------------------------------------------------------------------------
 
@@ -116,6 +160,7 @@ class Window:
         del self._open[offset]
         self._handled.discard(offset)
         self._leaving.discard(offset)
+        self._begun.discard(offset)
         self._failed.pop(offset, None)
         self._bytes -= item.size
         self._done.add(offset)
@@ -132,7 +177,9 @@ class Window:
     def fail(self, item: Item, due_us: int) -> None:
         """An item that was taken failed: its next attempt is due then, and with `in_order` its key waits for it."""
         self._handled.discard(item.offset)
+        self._begun.discard(item.offset)
         self._failed[item.offset] = self._failed.get(item.offset, 0) + 1
+        item.is_orphan = False
         item.attempt += 1
         item.due_us = due_us
         heapq.heappush(self._due, (due_us, item.offset))
@@ -166,7 +213,8 @@ class Window:
         if len(failed) > MOST_FAILED:
             most = sorted(failed, key=lambda offset: failed[offset], reverse=True)[:MOST_FAILED]
             failed = {offset: failed[offset] for offset in most}
-        return Progress(position, done, failed, self.reset)
+        begun = frozenset(offset for offset in self._begun if offset not in self._leaving)
+        return Progress(position, done, failed, self.reset, begun, self._is_stopped and not self._handled)
 
     @property
     def is_full(self) -> bool:
@@ -191,6 +239,25 @@ class Window:
     @property
     def ready(self) -> int:
         return len(self._ready)
+
+    @property
+    def has_to_note(self) -> bool:
+        """Whether items wait until their attempts are noted, and there is room for that."""
+        return bool(self._not_noted) and len(self._begun) < MOST_BEGUN and not self._is_stopped
+
+    @property
+    def tries(self) -> int:
+        """Items whose attempts were noted and have not ended."""
+        return len(self._begun)
+
+    @property
+    def has_orphan_to_note(self) -> bool:
+        """Whether the next item to note is an orphan."""
+        return self.has_to_note and self._not_noted[0].is_orphan
+
+    @property
+    def tries_orphan(self) -> bool:
+        return not self._orphans.isdisjoint(self._begun)
 
     @property
     def next_due_us(self) -> int | None:
