@@ -17,11 +17,12 @@ import typer
 from notify.check.listener import CheckUnavailable
 from notify.check.question import read_source
 from notify.cli.api import AS_JSON, URL, call
+from notify.cli.kafka.line import Line
 from notify.cli.printed import say, say_json
 from notify.client import TransactionProducer
 from notify.client.purge import Purged, counts, purge, purge_by_force
 from notify.client.table import create_tables, new_source
-from notify.errors import NotifyError
+from notify.errors import InvalidRequest, NotifyError
 from notify.kafka.records import SCHEME
 from notify.pooler import REMEDY, TRANSACTION, pool_mode
 from notify.relay.relay import Relay
@@ -140,11 +141,19 @@ def doctor(
     create: bool = typer.Option(False, "--create-tables", help="Make missing tables in the database."),
     bridge: bool = typer.Option(False, "--bridge", help="Also check whether its binlog can be bridged without gaps."),
     fresh_source: bool = typer.Option(False, "--new-source", help="Give a cloned database a source id of its own."),
+    kafka: str = typer.Option("", "--kafka", help="Check this Kafka cluster (kafka://…) instead of a server."),
+    role: str = typer.Option(
+        "", "--as", help="With --kafka: the rights of bridge:SOURCE, consumer:GROUP, server or audit, too."
+    ),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Check the server and a database; each finding says what to do. Exit code 1 if there are findings."""
-    findings = _server_findings(url)
-    facts: dict[str, Any] = {"server": url}
+    """Check the server or Kafka, and a database; each finding says what to do. Exit code 1 if there are findings."""
+    if role and not kafka:
+        raise InvalidRequest("--as goes with --kafka: name the cluster")
+    lines = _kafka_lines(kafka, role) if kafka else []
+    bad = [f"{line.check}: {line.text}" for line in lines if line.level in ("warn", "fail")]
+    findings = bad if kafka else _server_findings(url)
+    facts: dict[str, Any] = {"kafka": [dataclasses.asdict(line) for line in lines]} if kafka else {"server": url}
     if dsn is not None:
         with opened(dsn) as engine:
             if create:
@@ -152,14 +161,22 @@ def doctor(
             if fresh_source:
                 with engine.begin() as connection:
                     facts["new_source"] = new_source(connection)
-            findings += _database_findings(engine, facts) if not bridge else _bridge_findings(engine)
+            findings = findings + (_database_findings(engine, facts) if not bridge else _bridge_findings(engine))
     result = {"ok": not findings, "findings": findings} | facts
     if as_json:
         say_json(result)
     else:
-        for finding in findings or ["nothing is wrong"]:
-            say(finding)
+        for text in [*map(str, lines), *findings[len(bad) :]] or ["nothing is wrong"]:
+            say(text)
     raise typer.Exit(1 if findings else 0)
+
+
+def _kafka_lines(url: str, role: str) -> list[Line]:
+    try:
+        from notify.cli.kafka.checkup import checkup
+    except ImportError as error:
+        raise InvalidRequest(f"--kafka needs the extra kafka: pip install 'notify-tx[kafka]' ({error})") from None
+    return checkup(url, role)
 
 
 def _server_findings(url: str) -> list[str]:

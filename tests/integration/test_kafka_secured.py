@@ -380,3 +380,19 @@ def test_a_right_that_is_withdrawn_for_a_while_costs_a_consumer_nothing(
         secured.grant(user, [read])
         handled.have("later")
     assert f"user '{user}'" in caplog.text
+
+
+def test_the_doctor_names_rights_that_a_role_lacks(secured: SecuredKafka, unique: str) -> None:
+    topic, plain = f"orders.{unique}", secured.cluster.url
+    make_topics(Cluster.of(plain), [topic])
+    needs = rights.of_consumer(unique, [topic])
+    role = f"consumer:{unique}"
+    code, good = cli("doctor", "--kafka", secured.url(secured.user(needs)), "--as", role, "--json")
+    mine = [line for line in good["kafka"] if line["check"] == "right of a consumer"]
+    assert {line["level"] for line in mine} == {"ok", "unknown"}, mine
+    assert f"Read on topic {topic} (messages)" in [line["text"] for line in mine if line["level"] == "ok"]
+    user = secured.user(without(needs, GROUP, unique, "Read"))
+    code, bad = cli("doctor", "--kafka", secured.url(user), "--as", role, "--json")
+    assert code == 1
+    lacks = f"grant user '{user}' Read on groups that begin with {unique}"
+    assert any(lacks in finding for finding in bad["findings"]), bad["findings"]

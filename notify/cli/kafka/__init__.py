@@ -1,0 +1,1 @@
+"""`notify doctor --kafka`: looks whether a Kafka cluster keeps what Notify promises with it."""

@@ -1,0 +1,67 @@
+"""Transactions that are open in a partition for longer than any of Notify's may be: they hide what follows them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+from notify.cli.kafka.line import NAMED, Line, named
+from notify.cli.kafka.seen import Seen
+from notify.kafka.brokers import CALL_SECONDS
+from notify.kafka.cluster import Cluster
+
+OLD_SECONDS = 180.0
+"""The brokers end a transaction of Notify's after 60 s."""
+READ_SECONDS = 5.0
+TOOL = "kafka-transactions.sh --bootstrap-server … find-hanging"
+
+
+def lines(seen: Seen) -> Iterator[Line]:
+    places = [TopicPartition(name, number) for name, topic in seen.topics.items() for number in topic.partitions]
+    admin = seen.cluster.admin()
+    try:
+        stable = _ends(admin, places, IsolationLevel.READ_COMMITTED)
+        ends = _ends(admin, places, IsolationLevel.READ_UNCOMMITTED)
+        opened = [place for place in places if stable[_key(place)] < ends[_key(place)]]
+        ages = {_key(p): _age(seen.cluster, p, stable[_key(p)]) for p in opened[:NAMED]}
+    except (KafkaException, TimeoutError) as error:
+        yield Line("transactions", "unknown", f"open ones cannot be looked for: {error}; {TOOL} does")
+        return
+    old = [f"{place} for {age:.0f} s" for place, age in ages.items() if age > OLD_SECONDS]
+    if old:
+        text = f"open for too long, so readers of committed records wait: {named(old)}; {TOOL} names its producer"
+        yield Line("transactions", "fail", text)
+    else:
+        text = f"open in {len(opened)} partitions; {TOOL} tells by whom, Kafka's client does not"
+        yield Line("transactions", "ok", text)
+
+
+def _key(place: TopicPartition) -> str:
+    return f"{place.topic}/{place.partition}"
+
+
+def _ends(admin: Any, places: Iterable[TopicPartition], level: IsolationLevel) -> dict[str, int]:
+    asked = {place: OffsetSpec.latest() for place in places}  # type: ignore[no-untyped-call]
+    if not asked:
+        return {}
+    answers = admin.list_offsets(asked, isolation_level=level, request_timeout=CALL_SECONDS)
+    return {_key(place): answer.result(CALL_SECONDS + 1).offset for place, answer in answers.items()}
+
+
+def _age(cluster: Cluster, place: TopicPartition, offset: int) -> float:
+    """Seconds since the first record was written that is hidden; 0 where there is none."""
+    consumer = cluster.consumer({"group.id": "notify-readers", "isolation.level": "read_uncommitted"})
+    try:
+        consumer.assign([TopicPartition(place.topic, place.partition, offset)])
+        record = consumer.poll(READ_SECONDS)
+        if record is None:
+            return 0.0
+        if (error := record.error()) is not None:
+            raise KafkaException(error)
+        return time.time() - record.timestamp()[1] / 1000
+    finally:
+        consumer.close()
