@@ -32,6 +32,7 @@ from notify.kafka.cluster import SETTINGS_FILE, Cluster
 from notify.kafka.groups import dead_letter_topic
 from notify.kafka.hindrance import hindrance
 from notify.kafka.rights import GROUP, TOPIC, TRANSACTIONAL_ID, Need, Needs
+from notify.kafka.subscriptions import TOPIC as SUBSCRIPTIONS
 from tests.support.kafka import committed
 from tests.support.kafka_consumers import produce
 from tests.support.secured_kafka import ADMIN, SecuredKafka
@@ -230,6 +231,11 @@ class Handled:
         eventually(lambda: set(wanted) <= set(self.texts), f"{wanted} to be handled")
 
 
+def noted_by(url: str) -> set[str]:
+    """The groups that noted what they take."""
+    return {key.decode().partition("/")[0] for key in newest(Cluster.of(url), SUBSCRIPTIONS)}
+
+
 @pytest.mark.parametrize("mode", ["shared", "ordered", "exclusive", "broadcast"])
 def test_a_consumer_needs_these_rights_and_no_more(secured: SecuredKafka, unique: str, mode: str) -> None:
     topic, plain = f"orders.{unique}", secured.cluster.url
@@ -241,8 +247,7 @@ def test_a_consumer_needs_these_rights_and_no_more(secured: SecuredKafka, unique
         assert letter.value() == b"bad"
     assert sorted(handled.texts) == ["bad", "bad", "good"]
     if mode != "broadcast":
-        noted = newest(Cluster.of(plain), "notify-subscriptions")
-        assert any(key.decode().startswith(f"{unique}/") for key in noted), "what audits need to know was noted"
+        assert unique in noted_by(plain), "what audits need to know was noted"
 
 
 CONSUMER_LACKS = [
@@ -298,6 +303,30 @@ def test_a_server_needs_these_rights_and_no_more(
         assert len(admin("POST", f"groups/{unique}/dead-letters/redrive")["result"]["items"]) == 1
     finally:
         server.stop()
+
+
+def test_an_audit_needs_these_rights_and_no_more(secured: SecuredKafka, unique: str) -> None:
+    pytest.importorskip("pyspark")
+    from notify.spark.kafka_input import KafkaInput
+
+    topic, plain = f"orders.{unique}", secured.cluster.url
+    asyncio.run(_published(plain, unique, topic))
+    with running(Handled(plain, unique, topic).consumer):
+        eventually(
+            lambda: any(key.decode().startswith(f"{unique}/") for key in newest(Cluster.of(plain), SUBSCRIPTIONS))
+        )
+        (record,) = committed(plain, topic, 1)
+    (name,) = [value for key, value in record.headers() if key == "notify-id"]
+    audited = KafkaInput(secured.url(secured.user(rights.of_audit())), [topic])
+    audited.prepare()
+    assert list(audited.groups()) == [unique]
+    assert [group for group, _ in audited.progress.subscribed if group == unique]
+    assert [bridged.source for bridged in audited.bridges if bridged.source == unique]
+    transaction = bytes.fromhex(name.decode().partition(".")[0].replace("-", ""))
+    assert [row["no"] for row in audited.records_of(transaction)] == [0]
+    audited = KafkaInput(secured.url(secured.user(Needs("audit", ()))), [topic])
+    with pytest.raises(InvalidRequest, match=f"no topic {topic}"):
+        audited.prepare()
 
 
 # --- what comes and goes --------------------------------------------------------------------------------------

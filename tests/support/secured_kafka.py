@@ -124,7 +124,9 @@ class SecuredKafka:
         return Grant(need.kind, need.name, operations)
 
     def grant(self, user: str, grants: Iterable[Grant]) -> None:
-        self._finish(self._admin.create_acls([b for grant in grants for b in grant.bindings(user)]))
+        bindings = [b for grant in grants for b in grant.bindings(user)]
+        if bindings:
+            self._finish(self._admin.create_acls(bindings))
 
     def withdraw(self, user: str, grant: Grant) -> None:
         self._finish(

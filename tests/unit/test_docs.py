@@ -74,6 +74,22 @@ def test_the_findings_are_documented() -> None:
     assert findings_table() in page.read_text(), f"paste this into {page}:\n{findings_table()}"
 
 
+def rights_table() -> str:
+    from notify.kafka import rights
+
+    rows = ["| role | resource | name | operations | for |", "|---|---|---|---|---|"]
+    for needs in (rights.of_bridge(), rights.of_consumer(), rights.of_server(), rights.of_audit()):
+        for need in needs.needs:
+            rows.append(f"| {needs.role} | {need.kind} | `{need.name}` | {', '.join(need.operations)} | {need.why} |")
+    return "\n".join(rows)
+
+
+def test_the_rights_at_kafka_are_documented() -> None:
+    pytest.importorskip("confluent_kafka")
+    page = ROOT / "docs" / "operating.md"
+    assert rights_table() in page.read_text(), f"paste this into {page}:\n{rights_table()}"
+
+
 def test_links_lead_somewhere() -> None:
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
