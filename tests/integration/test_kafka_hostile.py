@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from notify.client import AsyncConsumer, Consumer
+from notify.errors import Conflict
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running
 
@@ -21,10 +22,12 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from notify.client.kafka import modes
 from notify.kafka import control
 from notify.kafka.cluster import Cluster
 from notify.kafka.control import Control
-from tests.support.kafka_consumers import CALL_SECONDS, admin_of, make_topic, produce, progress
+from notify.kafka.groups import owner_topic
+from tests.support.kafka_consumers import CALL_SECONDS, admin_of, is_assigned, make_topic, produce, progress
 
 pytestmark = pytest.mark.filterwarnings("error")
 YEAR_55840 = 1_700_000_000_000_000
@@ -90,6 +93,30 @@ def test_many_orders_of_operators_hold_up_no_start(kafka_url: str, unique: str) 
     again = Consumer(kafka_url, group=unique)
     again.subscribe(unique)(handle)
     with running(again):
+        assert arrived.wait(PATIENCE_SECONDS)
+
+
+@pytest.mark.parametrize(("first", "second"), [("shared", "exclusive"), ("failover", "ordered")])
+def test_a_group_does_not_mix_an_owner_and_members(
+    kafka_url: str, unique: str, first: Any, second: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the two handled every message: Kafka takes an owner's transactions beside the members' commits."""
+    monkeypatch.setattr(modes, "PASSING_SECONDS", 0.1)
+    make_topic(kafka_url, unique)
+    group = owner_topic(unique) if first == "failover" else unique
+    standing, other = Consumer(kafka_url, group=unique), Consumer(kafka_url, group=unique)
+    standing.subscribe(unique, mode=first)(lambda message: None)
+    other.subscribe(unique, mode=second)(lambda message: None)
+    with running(standing):
+        eventually(lambda: is_assigned(kafka_url, group), "the first consumer")
+        with pytest.raises(Conflict) as raised:
+            other.run(signals=False)
+    assert raised.value.code == "mode_in_use"
+    last = Consumer(kafka_url, group=unique)
+    arrived = threading.Event()
+    last.subscribe(unique, mode=second, start="earliest")(lambda message: arrived.set())
+    with running(last):  # nobody of the other mode is there any more
+        produce(kafka_url, unique, ["a"])
         assert arrived.wait(PATIENCE_SECONDS)
 
 

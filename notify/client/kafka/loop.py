@@ -13,6 +13,7 @@ from notify.client.kafka.feed import Feed
 from notify.client.kafka.handling import NAMED_IN_LOG, Handling
 from notify.client.kafka.lot import Lot
 from notify.client.kafka.membership import Membership
+from notify.client.kafka.modes import OtherModes
 from notify.client.kafka.noting import Noting
 from notify.client.kafka.ownership import Ownership
 from notify.client.kafka.partitions import Partitions
@@ -61,6 +62,7 @@ class KafkaLoop:
         self._starts = Starts(plan, self._feed.consumer, self._cluster.admin(), self._orders, noted)
         self._assignment = Assignment(plan, self._partitions, self._handling, self._settling, self._orders, noted)
         self._resets = Resets(self._feed, self._starts, self._assignment, self._partitions, self._orders)
+        self._modes = OtherModes(plan, self._cluster)
         self._sharing: Membership | Ownership
         if plan.sharing == "owner":
             self._sharing = Ownership(plan, self._cluster, self._feed, self._starts, self._settling, self._assignment)
@@ -80,7 +82,8 @@ class KafkaLoop:
         """Until `stopping`, then until what is under way is settled.
 
         Raises Unavailable where the brokers cannot be reached at first, Unauthorized, Forbidden and InvalidRequest
-        where they refuse, Conflict where an exclusive group has another instance.
+        where they refuse, Conflict where an exclusive group has another instance, or a group has consumers of another
+        mode.
         """
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -113,6 +116,7 @@ class KafkaLoop:
         topics = await self._feed.call_patiently(self._topics.subscribed)
         await self._feed.call_patiently(self._starts.look, topics)
         self._obey()
+        await self._modes.refuse()
         if isinstance(self._sharing, Membership):
             await self._sharing.begin(topics)
         await self._sharing.subscribe(topics)
@@ -163,10 +167,17 @@ class KafkaLoop:
         self._handling.is_held = is_held
 
     async def _follow_topics(self) -> None:
-        """Look for new topics of patterns and new partitions of an owner, and for resets that came with a rebalance."""
+        """Look for new topics of patterns and new partitions of an owner, and for resets that came with a rebalance.
+
+        Also once for consumers of another mode that began when this one did: by now each sees the other.
+        """
+        is_alone = False
         while True:
             await asyncio.sleep(TOPICS_SECONDS)
             try:
+                if not is_alone:
+                    await self._modes.refuse()
+                    is_alone = True
                 topics = await self._feed.call(self._topics.subscribed)
                 await self._sharing.subscribe(topics)
                 await self._resets.carry_out()
