@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -338,7 +338,7 @@ def watch(
     from_us = instant_us("--from", since)
     with spark_errors(), opened_here(database, log, kafka, storage) as checked:
         from notify.spark.result import Plan
-        from notify.spark.watch import Auditing, Watch
+        from notify.spark.watch.watching import Auditing, Watch
 
         names = [d.name for d in checked.databases]
         queries = effect_queries(effects, names)
@@ -358,7 +358,8 @@ def watch(
                 emit=lambda line: say_json(line) if as_json else say(_said(line)),
                 alarm_url=alarm_url,
             )
-            watching.run(stop, windows)
+            with closing(watching):
+                watching.run(stop, windows)
 
 
 def _said(line: dict[str, Any]) -> str:

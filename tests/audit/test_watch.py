@@ -1,4 +1,5 @@
-"""A watch reports every finding exactly once, however it ends, and revises findings about late messages.
+"""A watch says every finding exactly once, and alarms at least once, however it ends; it revises findings about late
+messages, says when nothing can be judged, and stays within its bounds.
 
 Most tests use fake audits; the last one runs real audits. `make audit-watch` does the same beside a running shop with
 real kills.
@@ -9,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,16 @@ import pytest
 from notify import ids
 from notify.bench.made_run import CONSUMERS, PRODUCERS, Made, made_run, payload_of, transaction_id
 from notify.client.table import half_message
-from notify.errors import Unavailable
-from notify.spark import watch as watch_module
+from notify.errors import Conflict, InvalidRequest, Unavailable
 from notify.spark.databases import Database
 from notify.spark.log_input import LogInput
 from notify.spark.result import Found, Inputs, Plan, Result
-from notify.spark.watch import RECHECKS, Auditing, Watch
+from notify.spark.watch import alarms as alarms_module
+from notify.spark.watch import ledger as ledger_module
+from notify.spark.watch.ledger import DROPPED, Ledger, Position
+from notify.spark.watch.lines import Lines
+from notify.spark.watch.watching import QUIET_SECONDS, RECHECKS, Auditing, Watch
+from notify.storage import crash_point
 from notify.storage.groups import SettleKind
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction
@@ -42,52 +47,100 @@ class Killed(BaseException):
     """Stands for the death of the process."""
 
 
-class Shop:
-    """A shop that loses messages in the first and the third window; one of them only comes late.
+class Receiver:
+    """Takes alarms, or answers with `status`."""
 
-    Each audit, line and sync is a step at which the watch may be killed.
-    """
+    def __init__(self) -> None:
+        self.status = 204
+        self.refuses = ""
+        """An alarm with this in its key is answered with 400."""
+        self.taken: list[dict[str, Any]] = []
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                status = 400 if receiver.refuses and receiver.refuses in body["key"] else receiver.status
+                if status < 300:
+                    receiver.taken.append(body)
+                self.send_response(status)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Says nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/"
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def keys(self) -> list[str]:
+        return [body["key"] for body in self.taken]
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with contextlib.closing(Receiver()) as receiver:
+        yield receiver
+
+
+class Steps:
+    """Each point that a watch reaches, and each audit and line, is a step at which it may be killed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.lost = {BEGIN_US: ["a.0", "b.0"], BEGIN_US + 2 * SECOND: ["c.0"]}
-        self.steps = 0
-        self.last_step = 0
+        self.reached: list[str] = []
+        self.last = 0
         """The step at which the watch is killed; 0: never."""
+        monkeypatch.setattr(crash_point, "reached", self.step)
+
+    def begin(self, last: int = 0) -> None:
+        self.reached, self.last = [], last
+
+    def step(self, name: str) -> None:
+        self.reached.append(name)
+        if len(self.reached) == self.last:
+            raise Killed
+
+
+class Shop:
+    """A shop that loses messages in the first and the third window; one of them only comes late."""
+
+    def __init__(self, steps: Steps, alarm_url: str = "") -> None:
+        self.lost = {BEGIN_US: ["a.0", "b.0"], BEGIN_US + 2 * SECOND: ["c.0"]}
+        self.steps = steps
         self.said: list[dict[str, Any]] = []
+        self._alarm_url = alarm_url
         self._latest_us = 0
-        self._fsync = os.fsync
-        monkeypatch.setattr(watch_module.os, "fsync", self._sync)
 
     def begin(self, last_step: int = 0) -> None:
         """Start again without audits and lines."""
-        self.steps, self.last_step, self.said, self._latest_us = 0, last_step, [], 0
+        self.steps.begin(last_step)
+        self.said, self._latest_us = [], 0
 
     def audit(self, plan: Plan) -> Result:
-        self._step()
-        assert plan.closes_by_clock and plan.to_us - plan.from_us == SECOND
-        lost = self.lost.get(plan.from_us, [])
+        self.steps.step("audit")
+        assert plan.closes_by_clock
         self._latest_us = max(self._latest_us, plan.from_us)
+        lost = [name for at_us, names in self.lost.items() if plan.from_us <= at_us < plan.to_us for name in names]
         if self._latest_us > plan.from_us:  # audited again
             lost = [message for message in lost if message != "a.0"]
-        cases = [Found("LOST", message.partition(".")[0]) for message in lost]
+        cases = [Found("LOST", message.partition(".")[0], at_us=plan.from_us) for message in lost]
         return Result("FINDINGS" if cases else "PASS", found=cases, totals={"committed": 1})
 
     def emit(self, line: dict[str, Any]) -> None:
-        self._step()
+        self.steps.step("emit")
         self.said.append(line)
 
-    def _sync(self, file: int) -> None:
-        self._step()
-        self._fsync(file)
-        self._step()
-
-    def _step(self) -> None:
-        self.steps += 1
-        if self.steps == self.last_step:
-            raise Killed
-
     def watch(self, state: Path) -> Watch:
-        return Watch(self.audit, Plan(BEGIN_US, 0, 1, 1), state, window_seconds=1, emit=self.emit)
+        plan = Plan(BEGIN_US, 0, 1, 1)
+        return Watch(self.audit, plan, state, window_seconds=1, emit=self.emit, alarm_url=self._alarm_url)
+
+    def run(self, state: Path, windows: int) -> None:
+        with contextlib.closing(self.watch(state)) as watch:
+            watch.run(threading.Event(), windows)
 
 
 def lines(state: Path) -> list[dict[str, Any]]:
@@ -98,33 +151,40 @@ def watched_with_a_death(shop: Shop, state: Path, step: int, cut_line: bool) -> 
     """Watch all windows, and kill the watch once."""
     shop.begin(step)
     with contextlib.suppress(Killed):
-        shop.watch(state).run(threading.Event(), WINDOWS)
-    if cut_line and state.exists():
+        shop.run(state, WINDOWS)
+    if cut_line and (state / "findings.jsonl").exists():
         with (state / "findings.jsonl").open("a") as file:
             file.write('{"kind": "finding", "key": "LOST:cut sho')
-    shop.last_step = 0
-    again = shop.watch(state)
-    done = (again.state.next_us - BEGIN_US) // SECOND
-    if done < WINDOWS:
-        again.run(threading.Event(), WINDOWS - done)
+    shop.steps.last = 0
+    with contextlib.closing(shop.watch(state)) as again:
+        done = (again.position.next_us - BEGIN_US) // SECOND
+        again.run(threading.Event(), max(1, WINDOWS - done))
 
 
-def test_a_watch_that_is_killed_anywhere_says_everything_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shop = Shop(monkeypatch)
-    shop.watch(tmp_path / "whole").run(threading.Event(), WINDOWS)
-    whole, steps = shop.said, shop.steps
+def test_a_watch_that_is_killed_anywhere_says_and_alarms_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receiver: Receiver
+) -> None:
+    steps = Steps(monkeypatch)
+    shop = Shop(steps, receiver.url)
+    shop.begin()
+    shop.run(tmp_path / "whole", WINDOWS + 1)
+    whole, reached = shop.said, steps.reached
     assert [line["kind"] for line in whole] == ["finding", "finding", "window", "window", "finding", "revision",
-                                                "window", "window"]  # fmt: skip
-    for step in range(1, steps + 1):
-        for cut_line in (False, True):
-            state = tmp_path / f"{step}-{cut_line}"
-            watched_with_a_death(shop, state, step, cut_line)
-            kept = Counter((line["kind"], line["key"]) for line in lines(state))
-            assert kept == Counter((line["kind"], line["key"]) for line in lines(tmp_path / "whole")), step
-            # An emitted line is not emitted again; the line at which the watch died is only in the file.
-            emitted = Counter((line["kind"], line["window_us"], line.get("key")) for line in shop.said)
-            missing = Counter((line["kind"], line["window_us"], line.get("key")) for line in whole) - emitted
-            assert max(emitted.values()) == 1 and missing.total() <= 3, (step, missing)
+                                                "window", "window", "window"]  # fmt: skip
+    alarmed = sorted(f"LOST:{name}:" for name in ("a.0", "b.0", "c.0"))
+    assert sorted(receiver.keys()) == alarmed
+    assert set(crash_point.WATCH_POINTS) - set(reached) == {"watch.before_rename"}, "which has a test of its own"
+    for step in range(1, len(reached) + 1):
+        receiver.taken.clear()
+        state = tmp_path / str(step)
+        watched_with_a_death(shop, state, step, cut_line=step % 2 == 0)
+        kept = Counter((line["kind"], line["key"]) for line in lines(state))
+        assert kept == Counter((line["kind"], line["key"]) for line in lines(tmp_path / "whole")), step
+        twice = reached[step - 1] == "watch.after_alarm"
+        assert sorted(set(receiver.keys())) == alarmed and len(receiver.taken) == len(alarmed) + twice, step
+        # An emitted line is not emitted again; those of the window at whose end the watch died are in the file.
+        emitted = Counter((line["kind"], line["window_us"], line.get("key")) for line in shop.said)
+        assert max(emitted.values()) == 1, step
 
 
 class Hurried(threading.Event):
@@ -134,8 +194,10 @@ class Hurried(threading.Event):
         return self.is_set()
 
 
-def test_an_input_that_is_away_holds_the_window_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shop = Shop(monkeypatch)
+def test_an_input_that_is_away_holds_the_window_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receiver: Receiver
+) -> None:
+    shop = Shop(Steps(monkeypatch))
     away = [True, True, False]
 
     def audit(plan: Plan) -> Result:
@@ -143,10 +205,196 @@ def test_an_input_that_is_away_holds_the_window_up(tmp_path: Path, monkeypatch: 
             raise Unavailable("the database is away")
         return shop.audit(plan)
 
-    watch = Watch(audit, Plan(BEGIN_US + SECOND, 0, 1, 1), tmp_path / "state", window_seconds=1, emit=shop.emit)
-    watch.run(Hurried(), 1)
+    plan = Plan(BEGIN_US + SECOND, 0, 1, 1)
+    watch = Watch(audit, plan, tmp_path / "state", window_seconds=1, emit=shop.emit, alarm_url=receiver.url)
+    with contextlib.closing(watch):
+        watch.run(Hurried(), 1)
     assert [line["kind"] for line in shop.said] == ["failure", "failure", "window"]
     assert shop.said[-1]["window_us"] == BEGIN_US + SECOND
+    assert [body["detail"] for body in receiver.taken] == ["the database is away"], "once for a window"
+
+
+class Scripted:
+    """A watch of which each window's result is made by a function of its start."""
+
+    def __init__(self, state: Path, made: Callable[[int], Result], alarm_url: str = "", seconds: float = 1.0) -> None:
+        self.said: list[dict[str, Any]] = []
+        self.audits = 0
+        self._made = made
+        self.watch = Watch(
+            self._audit, Plan(BEGIN_US, 0, 1, 1), state, window_seconds=seconds, emit=self.said.append,
+            alarm_url=alarm_url,
+        )  # fmt: skip
+
+    def _audit(self, plan: Plan) -> Result:
+        self.audits += 1
+        return self._made(plan.from_us)
+
+    def run(self, windows: int) -> Scripted:
+        with contextlib.closing(self.watch):
+            self.watch.run(threading.Event(), windows)
+        return self
+
+    def kinds(self) -> list[str]:
+        return [line["kind"] for line in self.said if line["kind"] != "window"]
+
+
+def test_a_window_that_cannot_be_judged_is_an_alarm_with_its_reasons(tmp_path: Path, receiver: Receiver) -> None:
+    reasons = {0: "log a ends at 10", 1: "log a ends at 11", 2: "database b is empty", 4: "log a ends at 14"}
+
+    def made(start: int) -> Result:
+        reason = reasons.get((start - BEGIN_US) // SECOND)
+        return Result("INCONCLUSIVE" if reason else "PASS", [reason] if reason else [], totals={"committed": 1})
+
+    said = Scripted(tmp_path, made, receiver.url).run(5)
+    assert said.kinds() == ["inconclusive", "inconclusive", "over", "over", "inconclusive"]
+    assert [body["detail"] for body in receiver.taken] == [reasons[0], reasons[2], reasons[4]]
+    assert len(set(receiver.keys())) == 3
+    assert [line["reasons"] for line in said.said if line["kind"] == "window"][1] == [reasons[1]]
+
+
+def test_silence_is_an_alarm_only_after_an_hour(tmp_path: Path, receiver: Receiver) -> None:
+    quiet = Result("INCONCLUSIVE", ["no local row lies in the audited range"], totals={"committed": 0, "rows": 0})
+    windows = round(QUIET_SECONDS / 600)
+    assert Scripted(tmp_path, lambda start: quiet, receiver.url, 600).run(windows - 1).kinds() == []
+    assert Scripted(tmp_path, lambda start: quiet, receiver.url, 600).run(3).kinds() == ["inconclusive"]
+    assert [body["detail"] for body in receiver.taken] == ["no input has had anything to audit for 1.0 h"]
+
+
+def test_damage_without_a_time_is_said_once(tmp_path: Path, receiver: Receiver) -> None:
+    damage = Result("FINDINGS", found=[Found("CORRUPT", detail="a frame", log="data")], totals={"committed": 1})
+    for _ in range(2):
+        Scripted(tmp_path, lambda start: damage, receiver.url).run(6)
+    assert [line["kind"] for line in lines(tmp_path)] == ["finding"] and len(receiver.taken) == 1
+
+
+def test_findings_in_every_window_do_not_double_the_audits(tmp_path: Path) -> None:
+    def made(start: int) -> Result:
+        return Result("FINDINGS", found=[Found("GHOST", f"t{start}", at_us=start)], totals={"committed": 1})
+
+    watched = Scripted(tmp_path, made).run(60)
+    assert watched.audits <= 80
+
+
+def test_an_audit_in_doubt_revises_nothing(tmp_path: Path) -> None:
+    def made(start: int) -> Result:
+        if watched.audits == 1:
+            return Result("FINDINGS", found=[Found("LOST", "a", at_us=start)], totals={"committed": 1})
+        return Result("INCONCLUSIVE", ["a segment is missing"], totals={"committed": 1})
+
+    watched = Scripted(tmp_path, made)
+    assert "revision" not in watched.run(6).kinds()
+
+
+def test_alarms_wait_for_their_receiver(tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarms_module, "FIRST_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(alarms_module, "LONGEST_WAIT_SECONDS", 0.0)
+
+    def made(start: int) -> Result:
+        number = (start - BEGIN_US) // SECOND
+        found = [Found("LOST", f"m{number}", at_us=start)] if number < 3 else []
+        return Result("FINDINGS", found=found, totals={"committed": 1})
+
+    receiver.status = 503
+    Scripted(tmp_path, made, receiver.url).run(3)
+    assert receiver.taken == []
+    receiver.status, receiver.refuses = 204, "m1"
+    Scripted(tmp_path, made, receiver.url).run(1)
+    assert receiver.keys() == ["LOST:m0.0:", "LOST:m2.0:"], "what is refused holds up no other"
+    receiver.refuses = ""
+    Scripted(tmp_path, made, receiver.url).run(1)
+    assert set(receiver.keys()) <= {f"LOST:m{n}.0:" for n in range(3)}
+    with pytest.raises(InvalidRequest, match="alarm-url"):
+        Scripted(tmp_path, made, "receiver:80")
+
+
+def test_alarms_and_findings_that_are_known_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "MOST_ALARMS", 10)
+    monkeypatch.setattr(ledger_module, "MOST_KNOWN", 10)
+    with contextlib.closing(Ledger(tmp_path)) as ledger:
+        for n in range(25):
+            with ledger.transaction():
+                ledger.add_alarm(f"LOST:{n}", {"kind": "finding"})
+                ledger.bound_alarms()
+                ledger.know(f"LOST:{n}", 0, n)
+                ledger.forget()
+        kept = ledger.alarms(1, 100)
+        assert [a.key for a in kept if a.key != DROPPED] == [f"LOST:{n}" for n in range(15, 25)]
+        assert [a.body["dropped"] for a in kept if a.key == DROPPED] == [15]
+        assert [ledger.is_known(f"LOST:{n}") for n in (14, 15, 24)] == [False, True, True]
+
+
+def test_lines_go_to_files_of_a_bounded_size_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(monkeypatch)
+
+    def write(state: Path, kept_files: int) -> None:
+        with contextlib.closing(Ledger(state)) as ledger:
+            if ledger.position is None:
+                with ledger.transaction():
+                    ledger.move(Position(0))
+            Lines(ledger, 100, kept_files).write()
+            while ledger.position is not None and ledger.position.window < 20:
+                with ledger.transaction():
+                    number = ledger.position.window
+                    ledger.add_lines([{"n": number}, {"n": number + 0.5}])
+                    ledger.move(
+                        Position(
+                            **{f: getattr(ledger.position, f) for f in Position.__slots__} | {"window": number + 1}
+                        )
+                    )
+                Lines(ledger, 100, kept_files).write()
+
+    write(tmp_path / "whole", 1000)
+    count = len(steps.reached)
+    assert "watch.before_rename" in steps.reached
+    wanted = [n / 2 for n in range(40)]
+    for step in range(1, count + 1):
+        steps.begin(step)
+        state = tmp_path / str(step)
+        with contextlib.suppress(Killed):
+            write(state, 1000)
+        steps.last = 0
+        write(state, 1000)
+        files = [*sorted(state.glob("findings-*.jsonl")), state / "findings.jsonl"]
+        written = [json.loads(line)["n"] for f in files if f.exists() for line in f.read_text().splitlines()]
+        assert written == wanted, step
+    write(tmp_path / "bounded", 2)
+    assert len(list((tmp_path / "bounded").glob("findings-*.jsonl"))) == 2
+
+
+def test_one_watch_at_a_time_has_a_state(tmp_path: Path) -> None:
+    watched = Scripted(tmp_path, lambda start: Result("PASS"))
+    with contextlib.closing(watched.watch), pytest.raises(Conflict, match="another watch"):
+        Scripted(tmp_path, lambda start: Result("PASS"))
+    (tmp_path / "watch.db").write_bytes(b"no database at all" * 100)
+    with pytest.raises(InvalidRequest, match="damaged"):
+        Scripted(tmp_path, lambda start: Result("PASS"))
+
+
+def test_the_state_of_an_earlier_version_is_taken_over(tmp_path: Path) -> None:
+    waiting = [{"from_us": BEGIN_US, "to_us": BEGIN_US + SECOND, "turn": 0, "due": 3}]
+    (tmp_path / "state.json").write_text(
+        json.dumps({"next_us": BEGIN_US + 2 * SECOND, "window": 2, "waiting": waiting})
+    )
+    line = {"kind": "finding", "window_us": BEGIN_US, "key": "LOST:a.0:", "finding": "LOST"}
+    (tmp_path / "findings.jsonl").write_text(json.dumps(line) + "\n" + '{"kind": "find')
+
+    def made(start: int) -> Result:
+        lost = [Found("LOST", "a", at_us=BEGIN_US)] if start > BEGIN_US else []
+        return Result("FINDINGS", found=lost, totals={"committed": 1})
+
+    watched = Scripted(tmp_path, made).run(2)
+    assert watched.kinds() == ["revision"], "said before, and now it no longer applies"
+    assert [line["kind"] for line in lines(tmp_path)] == ["finding", "revision"]
+
+
+def test_a_state_that_was_lost_says_nothing_again_that_stands_in_the_file(tmp_path: Path) -> None:
+    def made(start: int) -> Result:
+        return Result("FINDINGS", found=[Found("LOST", f"t{start}", at_us=start)], totals={"committed": 1})
+
+    Scripted(tmp_path, made).run(3)
+    (tmp_path / "watch.db").unlink()
+    assert Scripted(tmp_path, made).run(4).kinds() == ["finding"]
 
 
 # --- with real audits -----------------------------------------------------------------------------------------------
@@ -199,11 +447,13 @@ def test_what_comes_late_is_revised(spark: Any, tmp_path: Path) -> None:
         plan = Plan(run.made.first_us, 0, 1, 1)
         return Watch(audit, plan, tmp_path / "state", window_seconds=1, emit=said.append)
 
-    watch().run(threading.Event(), 1)
+    with contextlib.closing(watch()) as first:
+        first.run(threading.Event(), 1)
     key = f"LOST:{ids.to_text(run.id)}.0:"
     assert [(line["kind"], line.get("key")) for line in said] == [("finding", key), ("window", None)]
     run.arrive()
     said.clear()
-    watch().run(threading.Event(), RECHECKS[0])
+    with contextlib.closing(watch()) as second:
+        second.run(threading.Event(), RECHECKS[0])
     assert [(line["kind"], line.get("key")) for line in said] == [("window", None), ("revision", key), ("window", None)]
     assert [line["committed"] for line in said if line["kind"] == "window"] == [100, 100]

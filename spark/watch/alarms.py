@@ -1,0 +1,117 @@
+"""Alarms on their way to a URL: each at least once, in order, until the receiver takes it.
+
+They are in the ledger with what they announce. The header `idempotency-key` is the same for a repetition.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import logging
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+
+from prometheus_client import Gauge
+
+from notify.backoff import Backoff
+from notify.errors import InvalidRequest
+from notify.spark.watch.ledger import Alarm, Ledger
+from notify.storage import crash_point
+
+log = logging.getLogger("notify.audit")
+
+CALL_SECONDS = 5.0
+ROUND_SECONDS = 20.0
+"""A round of sending takes so long at most; then the next window has its turn."""
+AT_ONCE = 100
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
+MOST_REFUSALS = 10
+"""An alarm that the receiver refuses so often is dropped."""
+WAITING = Gauge("notify_audit_alarms_waiting", "Alarms that their receiver has not taken.")
+
+
+def post(url: str, alarm: Alarm) -> None:
+    """Raises OSError; HTTPError, one of them, where the receiver refuses."""
+    name = hashlib.sha256(alarm.key.encode()).hexdigest()
+    headers = {"content-type": "application/json", "idempotency-key": name}
+    request = urllib.request.Request(url, json.dumps(alarm.body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=CALL_SECONDS):
+            pass
+    except http.client.HTTPException as error:
+        raise OSError(f"no answer of HTTP: {error!r}") from error
+
+
+class Alarms:
+    """Sends what the ledger has. Without a URL alarms are only logged."""
+
+    def __init__(
+        self, ledger: Ledger, url: str, clock: Callable[[], float], send: Callable[[str, Alarm], None] = post
+    ) -> None:
+        """Raises InvalidRequest for a URL that is none."""
+        if url and not url.startswith(("http://", "https://")):
+            raise InvalidRequest(f"--alarm-url {url!r} is no http:// or https:// URL")
+        self._ledger = ledger
+        self._url = url
+        self._clock = clock
+        self._send = send
+        self._backoff = Backoff(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS)
+        self._again = 0.0
+        """When to try again after the receiver was away, by the clock."""
+
+    def add(self, key: str, body: dict[str, object]) -> None:
+        """Within the ledger's transaction."""
+        if self._url:
+            self._ledger.add_alarm(key, {**body, "key": key})
+            self._ledger.bound_alarms()
+
+    def say(self, body: dict[str, object]) -> None:
+        """In the log."""
+        log.error("%s %s: %s", body.get("finding", body["kind"]), body.get("message_id", ""), body.get("detail", ""))
+
+    def send(self) -> None:
+        """Send what is due, for ROUND_SECONDS at most. A receiver that is away is tried again later."""
+        if self._url and self._clock() >= self._again:
+            self._send_due(time.monotonic() + ROUND_SECONDS)
+            WAITING.set(self._ledger.alarms_waiting())
+
+    def _send_due(self, until: float) -> None:
+        while due := self._ledger.alarms(int(self._clock() * 1e6), AT_ONCE):
+            for alarm in due:
+                if not self._sent(alarm) or time.monotonic() >= until:
+                    return
+
+    def _sent(self, alarm: Alarm) -> bool:
+        """Whether to go on with the next one."""
+        crash_point.reached("watch.before_alarm")
+        try:
+            self._send(self._url, alarm)
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code < 500 and error.code not in (408, 429):
+                self._refused(alarm, error.code)
+                return True
+            return self._away(error)
+        except OSError as error:
+            return self._away(error)
+        crash_point.reached("watch.after_alarm")
+        self._ledger.alarm_done(alarm.id)
+        self._backoff.reset()
+        return True
+
+    def _refused(self, alarm: Alarm, status: int) -> None:
+        if alarm.tries + 1 >= MOST_REFUSALS:
+            log.error("an alarm is dropped, because %s refuses it with %d: %s", self._url, status, alarm.key)
+            self._ledger.alarm_done(alarm.id)
+            return
+        wait = min(FIRST_WAIT_SECONDS * 2.0**alarm.tries, LONGEST_WAIT_SECONDS)
+        self._ledger.alarm_refused(alarm.id, int((self._clock() + wait) * 1e6))
+
+    def _away(self, error: OSError) -> bool:
+        wait = self._backoff.next()
+        self._again = self._clock() + wait
+        log.warning("alarms do not reach %s, again in %.0f s: %s", self._url, wait, error)
+        return False

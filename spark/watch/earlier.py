@@ -1,0 +1,42 @@
+"""A new ledger learns what was said before: from findings.jsonl, and from the `state.json` of earlier versions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from notify.spark.watch.ledger import Ledger, Position, Waiting
+
+
+def take_over(ledger: Ledger, directory: Path, start_us: int) -> Position:
+    """Where the watch begins: at `start_us`, or where an earlier version was. Within the ledger's transaction.
+
+    Nothing that findings.jsonl has is said again, also where the ledger was lost.
+    """
+    state, lines = directory / "state.json", directory / "findings.jsonl"
+    saved: dict[str, Any] = json.loads(state.read_text()) if state.exists() else {}
+    window = int(saved.get("window", 0))
+    size = 0
+    if lines.exists():
+        with lines.open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # a kill cut it short: its window is audited again
+                size += len(line)
+                _take(ledger, line, window)
+    ledger.forget()
+    for each in saved.get("waiting", ()):
+        ledger.wait(Waiting(each["from_us"], each["to_us"], each["turn"], each["due"]))
+    return Position(int(saved.get("next_us", start_us)), window, file_offset=size)
+
+
+def _take(ledger: Ledger, line: bytes, window: int) -> None:
+    try:
+        said: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return  # a line within which an earlier version was killed
+    if said.get("kind") == "finding":
+        ledger.know(said["key"], said["window_us"], window)
+    elif said.get("kind") == "revision":
+        ledger.revise(said["key"])

@@ -1,0 +1,221 @@
+"""The state of a watch in one SQLite file: position, findings that were said, lines and alarms that are on their way.
+
+A window's findings, its lines, its alarms and the new position are one transaction: after a kill all of them stand, or
+none does and the window is audited again. The tables are bounded.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from notify.errors import Conflict, InvalidRequest
+
+MOST_KNOWN = 200_000
+"""The most findings that the watch knows by their keys. Those that it saw longest ago are forgotten."""
+MOST_WAITING = 50
+"""The most windows that wait to be audited again; beyond that the oldest keep their findings."""
+MOST_ALARMS = 10_000
+"""The most alarms that wait for their receiver; beyond that the oldest are dropped, which is an alarm."""
+DROPPED = "DROPPED"
+_TABLES = """
+CREATE TABLE IF NOT EXISTS position (next_us INTEGER, window INTEGER, attempts INTEGER, rechecked INTEGER,
+    quiet_since_us INTEGER, file_number INTEGER, file_offset INTEGER);
+CREATE TABLE IF NOT EXISTS known (key TEXT PRIMARY KEY, window_us INTEGER, seen INTEGER, revised INTEGER) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS known_by_window ON known (window_us);
+CREATE INDEX IF NOT EXISTS known_by_seen ON known (seen);
+CREATE TABLE IF NOT EXISTS waiting (from_us INTEGER PRIMARY KEY, to_us INTEGER, turn INTEGER, due INTEGER);
+CREATE TABLE IF NOT EXISTS conditions (key TEXT PRIMARY KEY, since_us INTEGER) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS lines (id INTEGER PRIMARY KEY AUTOINCREMENT, body TEXT);
+CREATE TABLE IF NOT EXISTS alarms (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT, body TEXT, tries INTEGER DEFAULT 0,
+    due_us INTEGER DEFAULT 0);
+"""
+
+
+@dataclass(slots=True)
+class Position:
+    """`attempts`: how often the audit of the next window was begun. `rechecked`: the window of the last recheck."""
+
+    next_us: int
+    window: int = 0
+    attempts: int = 0
+    rechecked: int = -1_000_000
+    quiet_since_us: int = 0
+    """Since when nothing at all was there to audit; 0: something was."""
+    file_number: int = 1
+    file_offset: int = 0
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A window with findings that will be audited again, after window number `due`."""
+
+    from_us: int
+    to_us: int
+    turn: int
+    due: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    id: int
+    key: str
+    body: dict[str, Any]
+    tries: int
+
+
+class Ledger:
+    """One process at a time has it. Raises Conflict where another has, InvalidRequest for a file that is damaged."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        path = directory / "watch.db"
+        self._db = sqlite3.connect(path, timeout=0, isolation_level=None)
+        try:
+            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute("BEGIN EXCLUSIVE")
+            for statement in _TABLES.split(";"):
+                self._db.execute(statement)
+            self._db.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            self._db.close()
+            raise Conflict(f"another watch has the state in {directory}: {error}", "watch_runs") from None
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            raise InvalidRequest(
+                f"the watch's state in {path} is damaged ({error}): move it away to begin anew"
+            ) from None
+        row = self._db.execute("SELECT * FROM position").fetchone()
+        self.position: Position | None = Position(*row) if row is not None else None
+        """As it was committed; None for a new state."""
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All changes within are made, or none."""
+        self._db.execute("BEGIN")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def move(self, position: Position) -> None:
+        self._db.execute("DELETE FROM position")
+        fields = [getattr(position, name) for name in Position.__slots__]
+        self._db.execute(f"INSERT INTO position VALUES ({','.join('?' * len(fields))})", fields)
+        self.position = position
+
+    # --- findings ---------------------------------------------------------------------------------------------
+
+    def is_known(self, key: str) -> bool:
+        """Whether a finding was said, and not revised since."""
+        row = self._db.execute("SELECT revised FROM known WHERE key = ?", [key]).fetchone()
+        return row is not None and not row[0]
+
+    def know(self, key: str, window_us: int, seen: int) -> None:
+        """A finding of a window was said, or seen again."""
+        self._db.execute(
+            "INSERT INTO known VALUES (?, ?, ?, 0) ON CONFLICT (key) DO UPDATE SET "
+            "seen = excluded.seen, revised = 0, window_us = iif(revised, excluded.window_us, window_us)",
+            [key, window_us, seen],
+        )
+
+    def revise(self, key: str) -> None:
+        self._db.execute("UPDATE known SET revised = 1 WHERE key = ?", [key])
+
+    def said_of(self, window_us: int) -> set[str]:
+        """The keys of a window's findings that stand."""
+        rows = self._db.execute("SELECT key FROM known WHERE window_us = ? AND NOT revised", [window_us])
+        return {row[0] for row in rows}
+
+    def forget(self) -> None:
+        """Keep the table of findings within its bound."""
+        (count,) = self._db.execute("SELECT count(*) FROM known").fetchone()
+        if count > MOST_KNOWN:
+            oldest = "SELECT key FROM known ORDER BY seen LIMIT ?"
+            self._db.execute(f"DELETE FROM known WHERE key IN ({oldest})", [count - MOST_KNOWN])
+
+    # --- windows to audit again -------------------------------------------------------------------------------
+
+    def wait(self, waiting: Waiting) -> None:
+        fields = [waiting.from_us, waiting.to_us, waiting.turn, waiting.due]
+        self._db.execute("INSERT OR REPLACE INTO waiting VALUES (?, ?, ?, ?)", fields)
+        newest = "SELECT from_us FROM waiting ORDER BY from_us DESC LIMIT ?"
+        self._db.execute(f"DELETE FROM waiting WHERE from_us NOT IN ({newest})", [MOST_WAITING])
+
+    def done_waiting(self, from_us: int) -> None:
+        self._db.execute("DELETE FROM waiting WHERE from_us = ?", [from_us])
+
+    def due(self, window: int) -> list[Waiting]:
+        """The windows that are due, the oldest first."""
+        rows = self._db.execute("SELECT * FROM waiting WHERE due <= ? ORDER BY from_us", [window])
+        return [Waiting(*row) for row in rows]
+
+    # --- conditions -------------------------------------------------------------------------------------------
+
+    def conditions(self) -> set[str]:
+        """What was wrong with the audit itself in the last window, such as an input that stalls."""
+        return {row[0] for row in self._db.execute("SELECT key FROM conditions")}
+
+    def set_condition(self, key: str, since_us: int) -> None:
+        self._db.execute("INSERT OR IGNORE INTO conditions VALUES (?, ?)", [key, since_us])
+
+    def end_condition(self, key: str) -> None:
+        self._db.execute("DELETE FROM conditions WHERE key = ?", [key])
+
+    # --- on their way -----------------------------------------------------------------------------------------
+
+    def add_lines(self, lines: Iterable[dict[str, Any]]) -> None:
+        self._db.executemany("INSERT INTO lines (body) VALUES (?)", ([json.dumps(line)] for line in lines))
+
+    def lines(self, most: int) -> list[tuple[int, str]]:
+        """The next lines for the file, with their numbers."""
+        return list(self._db.execute("SELECT id, body FROM lines ORDER BY id LIMIT ?", [most]))
+
+    def written(self, last: int) -> None:
+        """Lines up to this number are in the file."""
+        self._db.execute("DELETE FROM lines WHERE id <= ?", [last])
+
+    def add_alarm(self, key: str, body: dict[str, Any]) -> None:
+        self._db.execute("INSERT INTO alarms (key, body) VALUES (?, ?)", [key, json.dumps(body)])
+
+    def bound_alarms(self) -> None:
+        """Drop the oldest alarms beyond the bound; one alarm counts them."""
+        (count,) = self._db.execute("SELECT count(*) FROM alarms WHERE key <> ?", [DROPPED]).fetchone()
+        surplus = count - MOST_ALARMS
+        if surplus <= 0:
+            return
+        oldest = "SELECT id FROM alarms WHERE key <> ? ORDER BY id LIMIT ?"
+        self._db.execute(f"DELETE FROM alarms WHERE id IN ({oldest})", [DROPPED, surplus])
+        earlier = self._db.execute("SELECT body FROM alarms WHERE key = ?", [DROPPED]).fetchone()
+        dropped = surplus + (json.loads(earlier[0])["dropped"] if earlier else 0)
+        self._db.execute("DELETE FROM alarms WHERE key = ?", [DROPPED])
+        detail = f"{dropped} alarms were dropped, because the receiver was away for too long: see findings.jsonl"
+        self.add_alarm(DROPPED, {"kind": "dropped", "key": DROPPED, "dropped": dropped, "detail": detail})
+
+    def alarms(self, now_us: int, most: int) -> list[Alarm]:
+        """The alarms that are due, in the order in which they came."""
+        rows = self._db.execute(
+            "SELECT id, key, body, tries FROM alarms WHERE due_us <= ? ORDER BY id LIMIT ?", [now_us, most]
+        )
+        return [Alarm(number, key, json.loads(body), tries) for number, key, body, tries in rows]
+
+    def alarms_waiting(self) -> int:
+        return int(self._db.execute("SELECT count(*) FROM alarms").fetchone()[0])
+
+    def alarm_done(self, number: int) -> None:
+        self._db.execute("DELETE FROM alarms WHERE id = ?", [number])
+
+    def alarm_refused(self, number: int, due_us: int) -> None:
+        self._db.execute("UPDATE alarms SET tries = tries + 1, due_us = ? WHERE id = ?", [due_us, number])
