@@ -13,7 +13,6 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from notify.storage.groups import SettleKind
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.sql.rows import moment_of
+from tests.support.receiver import Receiver
 from tests.support.shop import make_engine
 
 SECOND = 1_000_000
@@ -45,40 +45,6 @@ WINDOWS = 4
 
 class Killed(BaseException):
     """Stands for the death of the process."""
-
-
-class Receiver:
-    """Takes alarms, or answers with `status`."""
-
-    def __init__(self) -> None:
-        self.status = 204
-        self.refuses = ""
-        """An alarm with this in its key is answered with 400."""
-        self.taken: list[dict[str, Any]] = []
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                status = 400 if receiver.refuses and receiver.refuses in body["key"] else receiver.status
-                if status < 300:
-                    receiver.taken.append(body)
-                self.send_response(status)
-                self.end_headers()
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """Says nothing."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/"
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def keys(self) -> list[str]:
-        return [body["key"] for body in self.taken]
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ watch died before it could note that. The watch's memory is sampled, too.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -22,11 +23,13 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+from notify.storage.crash_point import WATCH_POINTS
 from notify.testing.databases import postgresql
 from notify.testing.process import ServerProcess
 from notify.testing.usage import resident_mb
 from tests.audit.shop import Shop
 from tests.support.clock import eventually
+from tests.support.receiver import Receiver
 
 WINDOW = 10.0
 LONGEST_SECONDS = 600
@@ -46,10 +49,12 @@ class Watching:
         self.lines: list[tuple[float, dict[str, Any]]] = []
         self.process: subprocess.Popen[str] | None = None
 
-    def start(self) -> Watching:
+    def start(self, crash_at: str = "") -> Watching:
+        """`crash_at`: a point of crash_point.py at which the process kills itself."""
         self.process = subprocess.Popen(
-            self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
+            self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            env=os.environ | {"NOTIFY_CRASH_AT": crash_at},
+        )  # fmt: skip
         threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
         return self
 
@@ -73,11 +78,22 @@ class Watching:
     def lines_of(self, kind: str) -> list[tuple[float, dict[str, Any]]]:
         return [line for line in self.lines if line[1]["kind"] == kind]
 
+    def died(self) -> bool:
+        """Whether it killed itself; then its JVM is killed, too."""
+        assert self.process is not None
+        if self.process.poll() != -signal.SIGKILL:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        return True
+
     def wait_for(self, windows: int) -> None:
-        """Wait until so many windows are audited; fails if the watch ends."""
+        """Wait until so many windows are audited; fails if the watch ends by itself. One that was killed is started."""
 
         def audited() -> bool:
             assert self.process is not None and self.process.stderr is not None
+            if self.died():
+                self.start()
             assert self.process.poll() is None, self.process.stderr.read()
             return self.windows() >= windows
 
@@ -87,14 +103,18 @@ class Watching:
         return len({line["window_us"] for _, line in self.lines_of("window")})
 
 
-def watch(shop: Shop, watching: Watching, server: ServerProcess, windows: int, kills: int) -> list[str]:
-    """Lose a message in every fourth window, kill the watch several times and the server once; return complaints."""
+def watch(
+    shop: Shop, watching: Watching, server: ServerProcess, receiver: Receiver, windows: int, kills: int
+) -> list[str]:
+    """Lose a message in every fourth window, kill the watch at each point and the server once; return complaints."""
     watching.start()
     watching.wait_for(1)
     chance = random.Random(7)
     lost: dict[str, float] = {}
     memory: list[float] = []
+    points = [point for point in WATCH_POINTS if point != "watch.before_rename"]  # of files of 64 MB
     kill_at = set(chance.sample(range(5, windows - 5), kills))
+    die_at = dict(zip(range(6, windows - 6, max(1, (windows - 12) // len(points))), points, strict=False))
     stall_at = windows // 2
     seen = 0
     complaints: list[str] = []
@@ -110,6 +130,11 @@ def watch(shop: Shop, watching: Watching, server: ServerProcess, windows: int, k
                 time.sleep(chance.uniform(0, WINDOW))  # anywhere in a window
                 watching.kill()
                 watching.start()
+            if at in die_at:
+                # Before a loss, so that a point that only findings reach is reached soon.
+                watching.kill()
+                watching.start(die_at[at])
+                lost[shop.lose()] = time.time()
             if at == stall_at:
                 server.kill()
                 time.sleep(2 * WINDOW)  # windows in which the log does not grow
@@ -121,6 +146,10 @@ def watch(shop: Shop, watching: Watching, server: ServerProcess, windows: int, k
     said = Counter(line["message_id"] for line in lines if line["kind"] == "finding" and line["finding"] == "LOST")
     if said != Counter(lost.keys()):
         complaints.append(f"planted {len(lost)}, said {len(said)}, most often {said.most_common(1)}")
+    alarmed = Counter(key for key in receiver.keys() if key.startswith("LOST:"))
+    twice = sum(alarmed.values()) - len(alarmed)
+    if {key.split(":")[1] for key in alarmed} != set(lost) or twice > kills + len(die_at):
+        complaints.append(f"planted {len(lost)}, alarmed {len(alarmed)}, {twice} of them again")
     others = Counter(line["finding"] for line in lines if line["kind"] == "finding") - Counter(LOST=len(lost))
     # While the server is away, groups cannot settle; no other finding is allowed.
     if set(others) - {"UNDELIVERED"}:
@@ -140,7 +169,7 @@ def watch(shop: Shop, watching: Watching, server: ServerProcess, windows: int, k
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--windows", type=int, default=36)
+    parser.add_argument("--windows", type=int, default=60)
     parser.add_argument("--kills", type=int, default=3)
     given = parser.parse_args()
     with ExitStack() as stack:
@@ -148,11 +177,12 @@ def main() -> int:
         url = stack.enter_context(postgresql())
         server = ServerProcess(directory / "data").start()
         stack.callback(server.stop)
-        watching = Watching(url, server, directory / "state")
+        receiver = stack.enter_context(closing(Receiver()))
+        watching = Watching(url, server, directory / "state", "--alarm-url", receiver.url)
         shop = stack.enter_context(closing(Shop(url, server.url)))
         with shop.busy(pause_seconds=0.02):
             try:
-                complaints = watch(shop, watching, server, given.windows, given.kills)
+                complaints = watch(shop, watching, server, receiver, given.windows, given.kills)
             finally:
                 if watching.process is not None and watching.process.poll() is None:
                     watching.kill()
