@@ -165,7 +165,7 @@ class Ledger:
     # --- conditions -------------------------------------------------------------------------------------------
 
     def conditions(self) -> set[str]:
-        """What was wrong with the audit itself in the last window, such as an input that stalls."""
+        """All that was wrong with the audit itself in the last window, such as an input that stalls."""
         return {row[0] for row in self._db.execute("SELECT key FROM conditions")}
 
     def set_condition(self, key: str, since_us: int) -> None:

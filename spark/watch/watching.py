@@ -284,7 +284,7 @@ class Watch:
             said = self._ledger.said_of(window.from_us)
             for key in sorted(said - keys):
                 name = key.partition(":")[0]
-                # What an audit that doubts itself does not see may be there nevertheless.
+                # An audit that doubts itself may not see what is there nevertheless.
                 if name in REVISED and not result.reasons:
                     said.discard(key)
                     self._ledger.revise(key)

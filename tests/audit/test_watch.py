@@ -138,7 +138,7 @@ def test_a_watch_that_is_killed_anywhere_says_and_alarms_everything(
     assert [line["kind"] for line in whole] == ["finding", "finding", "window", "window", "finding", "revision",
                                                 "window", "window", "window"]  # fmt: skip
     alarmed = sorted(f"LOST:{name}:" for name in ("a.0", "b.0", "c.0"))
-    assert sorted(receiver.keys()) == alarmed
+    assert sorted(receiver.alarm_keys()) == alarmed
     assert set(crash_point.WATCH_POINTS) - set(reached) == {"watch.before_rename"}, "which has a test of its own"
     for step in range(1, len(reached) + 1):
         receiver.taken.clear()
@@ -147,7 +147,7 @@ def test_a_watch_that_is_killed_anywhere_says_and_alarms_everything(
         kept = Counter((line["kind"], line["key"]) for line in lines(state))
         assert kept == Counter((line["kind"], line["key"]) for line in lines(tmp_path / "whole")), step
         twice = reached[step - 1] == "watch.after_alarm"
-        assert sorted(set(receiver.keys())) == alarmed and len(receiver.taken) == len(alarmed) + twice, step
+        assert sorted(set(receiver.alarm_keys())) == alarmed and len(receiver.taken) == len(alarmed) + twice, step
         # An emitted line is not emitted again; those of the window at whose end the watch died are in the file.
         emitted = Counter((line["kind"], line["window_us"], line.get("key")) for line in shop.said)
         assert max(emitted.values()) == 1, step
@@ -215,7 +215,7 @@ def test_a_window_that_cannot_be_judged_is_an_alarm_with_its_reasons(tmp_path: P
     said = Scripted(tmp_path, made, receiver.url).run(5)
     assert said.kinds() == ["inconclusive", "inconclusive", "over", "over", "inconclusive"]
     assert [body["detail"] for body in receiver.taken] == [reasons[0], reasons[2], reasons[4]]
-    assert len(set(receiver.keys())) == 3
+    assert len(set(receiver.alarm_keys())) == 3
     assert [line["reasons"] for line in said.said if line["kind"] == "window"][1] == [reasons[1]]
 
 
@@ -266,10 +266,10 @@ def test_alarms_wait_for_their_receiver(tmp_path: Path, receiver: Receiver, monk
     assert receiver.taken == []
     receiver.status, receiver.refuses = 204, "m1"
     Scripted(tmp_path, made, receiver.url).run(1)
-    assert receiver.keys() == ["LOST:m0.0:", "LOST:m2.0:"], "what is refused holds up no other"
+    assert receiver.alarm_keys() == ["LOST:m0.0:", "LOST:m2.0:"], "what is refused holds up no other"
     receiver.refuses = ""
     Scripted(tmp_path, made, receiver.url).run(1)
-    assert set(receiver.keys()) <= {f"LOST:m{n}.0:" for n in range(3)}
+    assert set(receiver.alarm_keys()) <= {f"LOST:m{n}.0:" for n in range(3)}
     with pytest.raises(InvalidRequest, match="alarm-url"):
         Scripted(tmp_path, made, "receiver:80")
 

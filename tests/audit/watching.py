@@ -146,7 +146,7 @@ def watch(
     said = Counter(line["message_id"] for line in lines if line["kind"] == "finding" and line["finding"] == "LOST")
     if said != Counter(lost.keys()):
         complaints.append(f"planted {len(lost)}, said {len(said)}, most often {said.most_common(1)}")
-    alarmed = Counter(key for key in receiver.keys() if key.startswith("LOST:"))
+    alarmed = Counter(key for key in receiver.alarm_keys() if key.startswith("LOST:"))
     twice = sum(alarmed.values()) - len(alarmed)
     if {key.split(":")[1] for key in alarmed} != set(lost) or twice > kills + len(die_at):
         complaints.append(f"planted {len(lost)}, alarmed {len(alarmed)}, {twice} of them again")

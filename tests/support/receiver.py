@@ -34,7 +34,7 @@ class Receiver:
         self.url = f"http://127.0.0.1:{self._server.server_port}/"
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
-    def keys(self) -> list[str]:
+    def alarm_keys(self) -> list[str]:
         return [body["key"] for body in self.taken]
 
     def close(self) -> None:
