@@ -1,13 +1,11 @@
 """Groups wherever the queue is, a queue server or Kafka: where they begin, how instances share, and how they are led.
 
-What Kafka cannot do is here as the refusal that it gives, with its sentence (docs/distributed.md has the table).
+What Kafka cannot do is in test_queues_refusals.py.
 """
 
 from __future__ import annotations
 
-import itertools
 import random
-import ssl
 import threading
 import time
 from collections import Counter, defaultdict
@@ -17,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from notify.client import Consumer, DeadLetter, Message, Reader, ReceivedMessage, TransactionProducer
-from notify.errors import Conflict, InvalidRequest
+from notify.client import Consumer, DeadLetter, Message, ReceivedMessage
+from notify.errors import Conflict
 from tests.support.clock import eventually
 from tests.support.groups import redrive, running
 from tests.support.http import REASON, admin, ask
@@ -319,66 +317,3 @@ def test_a_letter_that_is_sent_again_begins_anew(queue: Queue, unique: str) -> N
         eventually(lambda: len(seen) == 3, "the third call")
         eventually(lambda: queue.is_settled(unique), "it to be settled")
     assert seen == [(attempt, name, {"h": "v"}) for attempt in (1, 2, 1)]
-
-
-# --- what Kafka cannot do -------------------------------------------------------------------------------------
-
-MIXES = list(itertools.combinations(("shared", "ordered", "broadcast", "exclusive", "failover"), 2))
-
-
-@pytest.mark.parametrize(("one", "other"), MIXES)
-def test_modes_of_one_group(queue: Queue, unique: str, one: str, other: str) -> None:
-    """A queue server has a mode for each topic; over Kafka a group shares its partitions in one way."""
-    consumer = Consumer(queue.url, group=unique, instance="i")
-    consumer.subscribe(unique, mode=one)(lambda message: None)
-    consumer.subscribe(f"{unique}-2", mode=other)(lambda message: None)
-    if queue.is_kafka and (one, other) != ("shared", "ordered"):
-        sentence = "not both" if (one, other) == ("exclusive", "failover") else "one way to share its partitions"
-        with pytest.raises(InvalidRequest, match=sentence):
-            consumer.run(signals=False)
-        return
-    with running(consumer):
-        group = f"{unique}@i" if one == "broadcast" else unique
-        eventually(lambda: queue.is_consumed(group), "the consumer to receive")
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
-        ("POST", "/v1/messages", {"messages": []}),
-        ("POST", "/v1/groups/{name}/receive", {"instance": "i"}),
-        ("GET", "/v1/topics/{name}/queues/0/messages?offset=0&max=1", None),
-        ("PUT", "/v1/admin/topics/{name}", {"queues": 2}),
-        ("POST", "/v1/admin/topics/{name}/purge", {"before": 0, "dry_run": True}),
-        ("PUT", "/v1/admin/groups/{name}/subscriptions/{name}", {"mode": "shared"}),
-        ("DELETE", "/v1/admin/groups/{name}/subscriptions/{name}", {}),
-        ("GET", "/v1/admin/groups/{name}/priorities", None),
-        ("PUT", "/v1/admin/groups/{name}/priorities", {"classes": [{"name": "all", "weight": 1, "topics": ["*"]}]}),
-        ("GET", "/v1/admin/messages?topic={name}&key=k", None),
-    ],
-)
-def test_what_the_server_beside_kafka_does_not_do_is_refused(
-    queue: Queue, method: str, path: str, body: dict[str, Any] | None
-) -> None:
-    """With a sentence. A queue server has an answer of its own to each."""
-    sent = body if body is None or "admin" not in path else {"reason": REASON} | body
-    status, answer = ask(queue.admin_url, method, path.format(name="nobody"), sent)
-    is_refused = status == 421 and any(text in answer["detail"] for text in ("queues are Kafka's", "groups of Kafka"))
-    assert is_refused == queue.is_kafka, (status, answer)
-
-
-def test_producers_and_readers_need_a_server() -> None:
-    for make in (
-        lambda url: Reader(url).read("t"),
-        lambda url: TransactionProducer(url, group="g").publish(Message("t", "x")),
-    ):
-        with pytest.raises(InvalidRequest, match="only consumers, bridges and relays reach Kafka"):
-            make("kafka://127.0.0.1:9")
-
-
-def test_a_consumer_over_kafka_says_what_it_does_not_take() -> None:
-    for unused in ({"token": "t"}, {"tls": ssl.create_default_context()}):
-        consumer = Consumer("kafka://127.0.0.1:9", group="g", **unused)  # type: ignore[arg-type]
-        consumer.subscribe("t")(lambda message: None)
-        with pytest.raises(InvalidRequest, match="NOTIFY_KAFKA_SETTINGS"):
-            consumer.run(signals=False)

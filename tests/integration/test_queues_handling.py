@@ -353,18 +353,6 @@ def test_with_an_inbox_each_message_has_one_effect(queue: Queue, unique: str, in
     assert ("3", 2) in attempts
 
 
-def test_without_an_inbox_only_a_queue_server_knows_ids(queue: Queue, unique: str) -> None:
-    transaction = BridgedTransaction(ids.to_text(ids.new_id()), "senders", [_packed(Message(unique, "twice"))])
-    queue.sender.again(transaction)
-    queue.sender.again(transaction)
-    seen: list[str] = []
-    consumer = Consumer(queue.url, group=unique)
-    consumer.subscribe(unique, start="earliest")(lambda message: seen.append(message.id))
-    with running(consumer):
-        eventually(lambda: queue.is_settled(unique), "all messages to be settled")
-    assert seen == [f"{transaction.id}.0"] * (2 if queue.is_kafka else 1)
-
-
 def _packed(message: Message) -> PackedMessage:
     body, headers = encode_body(message)
     return PackedMessage(message.topic, body=body, headers=headers)
