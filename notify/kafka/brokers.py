@@ -8,6 +8,7 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Messag
 from confluent_kafka.admin import NewTopic, TopicMetadata  # type: ignore[attr-defined]
 
 from notify.errors import InvalidRequest, NotifyError, Unauthorized, Unavailable, stale_epoch
+from notify.kafka.answers import answered
 from notify.kafka.cluster import Cluster
 from notify.kafka.hindrance import LOGIN, hindrance, refusal
 from notify.kafka.rights import REFUSED, Needs, missing, of_reader, user_of
@@ -82,10 +83,10 @@ def make_topics(cluster: Cluster, names: list[str], *, compacted: bool = False, 
     wanted = [NewTopic(name, num_partitions=partitions, replication_factor=-1, config=config) for name in names]
     missing = [topic for topic in wanted if topic.topic not in known]
     admin = cluster.admin()
-    made = admin.create_topics(missing) if missing else {}
+    made = admin.create_topics(missing, request_timeout=CALL_SECONDS) if missing else {}
     for name, done in made.items():
         try:
-            done.result(CALL_SECONDS)
+            answered(done, CALL_SECONDS)
         except KafkaException as raised:
             error = raised.args[0]
             if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:

@@ -33,11 +33,6 @@ DELAYED = "notify-delayed"
 Headers = list[tuple[str, str | bytes | None]]
 
 
-def brokers_of(url: str) -> str:
-    """`kafka://a:9092,b:9092` without its scheme."""
-    return url.removeprefix(SCHEME).rstrip("/")
-
-
 def headers_of(t: BridgedTransaction, number: int, m: PackedMessage, now_us: int) -> Headers:
     """The headers of a transaction's message."""
     headers: Headers = [(ID, f"{t.id}.{number}".encode()), (GROUP, t.producer_group.encode())]

@@ -11,6 +11,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]
 
 from notify.errors import InvalidRequest
+from notify.kafka.answers import answered
 from notify.kafka.brokers import CALL_SECONDS, make_topics
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import OWN_TOPICS
@@ -56,7 +57,7 @@ class Topics:
         resource = ConfigResource(ConfigResource.Type.TOPIC, name)
         admin = self._cluster.admin()  # its calls end with it
         try:
-            config = admin.describe_configs([resource])[resource].result(CALL_SECONDS)
+            config = answered(admin.describe_configs([resource], request_timeout=CALL_SECONDS)[resource], CALL_SECONDS)
         except KafkaException:
             return UNKNOWN
         return int(config["max.message.bytes"].value)

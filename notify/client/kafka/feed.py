@@ -44,7 +44,7 @@ _SIZES = {
 last of them: its default of 1 s would be the consumer's rate, about 12,000 small records a second."""
 POLLED_BYTES = 4 << 20
 """One poll takes records of so much memory at most, and one record more."""
-PASSING = frozenset(
+CLIENT_RECOVERS = frozenset(
     (
         KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION,
         KafkaError._MAX_POLL_EXCEEDED, KafkaError._PARTITION_EOF, KafkaError._TRANSPORT,
@@ -146,7 +146,7 @@ class Feed:
         return came, ends
 
     def _take_error(self, error: KafkaError) -> None:
-        if is_final(error) or not (error.retriable() or error.code() in PASSING):
+        if is_final(error) or not (error.retriable() or error.code() in CLIENT_RECOVERS):
             raise KafkaException(error)
         log.debug("Kafka: %s", error.str())
 

@@ -14,7 +14,8 @@ from confluent_kafka import KafkaError, KafkaException
 from notify.client.kafka.feed import SESSION_SECONDS
 from notify.client.kafka.plan import Plan
 from notify.client.kafka.refusals import error_of, refusal
-from notify.errors import Conflict, Unavailable
+from notify.errors import Conflict
+from notify.kafka.answers import answered
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import owner_topic
 
@@ -50,9 +51,7 @@ class OtherModes:
     def _are_there(self) -> bool:
         described = self._admin.describe_consumer_groups([self._group], request_timeout=CALL_SECONDS)
         try:
-            return bool(described[self._group].result(CALL_SECONDS + 1.0).members)
-        except TimeoutError:
-            raise Unavailable(f"Kafka at {self._cluster.brokers} does not say who is in {self._group!r}") from None
+            return bool(answered(described[self._group], CALL_SECONDS).members)
         except KafkaException as raised:
             if error_of(raised).code() in _UNKNOWN:
                 return False

@@ -23,6 +23,7 @@ from notify.client.kafka.refusals import error_of, is_final, refusal
 from notify.client.kafka.settling import Settling
 from notify.client.kafka.starting import Starts
 from notify.errors import Conflict, NotifyError, Unavailable
+from notify.kafka.answers import answered
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import owner_topic
 from notify.kafka.progress import Progress
@@ -107,7 +108,7 @@ class Ownership:
         """
         admin = self._cluster.admin()
         described = admin.describe_consumer_groups([self._group], request_timeout=CALL_SECONDS)
-        members = described[self._group].result(CALL_SECONDS).members
+        members = answered(described[self._group], CALL_SECONDS).members
         own = self._consumer.memberid()
         if not own:
             raise Unavailable(f"this instance is no member of {self._group!r} yet")
@@ -117,7 +118,13 @@ class Ownership:
     async def _gain(self) -> None:
         """Fence the former owner first, then go on where it committed."""
         self._feed.member = await self._feed.call(self._feed.consumer.consumer_group_metadata)
-        await asyncio.to_thread(self._settling.claim)
+        try:
+            await asyncio.to_thread(self._settling.claim)
+        except KafkaException as raised:
+            if is_final(error_of(raised)):
+                raise refusal(error_of(raised), self._cluster, self._plan.group) from raised
+            log.warning("group %s cannot be claimed now, again soon: %s", self._plan.group, error_of(raised).str())
+            return
         self._is_owner = True
         log.info("this instance owns the topics of group %s", self._plan.group)
         await self._take_new()

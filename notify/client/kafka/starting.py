@@ -13,6 +13,7 @@ from notify.client.kafka.control import Orders
 from notify.client.kafka.partitions import Place
 from notify.client.kafka.plan import Plan
 from notify.errors import NotifyError
+from notify.kafka.answers import answered
 from notify.kafka.progress import Progress
 from notify.kafka.subscriptions import Subscriptions
 
@@ -135,4 +136,4 @@ class Starts:
         answers = self._admin.list_offsets(
             asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=CALL_SECONDS
         )
-        return {(p.topic, p.partition): answer.result(CALL_SECONDS).offset for p, answer in answers.items()}
+        return {(p.topic, p.partition): answered(answer, CALL_SECONDS).offset for p, answer in answers.items()}

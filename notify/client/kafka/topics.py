@@ -10,6 +10,7 @@ from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 from notify.client.kafka.plan import Plan
 from notify.client.kafka.refusals import error_of, refusal
 from notify.kafka import control, groups
+from notify.kafka.answers import answered
 from notify.kafka.brokers import not_made
 from notify.kafka.cluster import Cluster
 from notify.kafka.rights import REFUSED
@@ -54,9 +55,9 @@ class Topics:
             wanted.append(_made(groups.owner_topic(group), 1, {}))
         known = self._consumer.list_topics(timeout=CALL_SECONDS).topics
         missing = [topic for topic in wanted if topic.topic not in known]
-        for name, made in (self._admin.create_topics(missing) if missing else {}).items():
+        for name, made in (self._admin.create_topics(missing, request_timeout=CALL_SECONDS) if missing else {}).items():
             try:
-                made.result(CALL_SECONDS)
+                answered(made, CALL_SECONDS)
             except KafkaException as raised:
                 error = error_of(raised)
                 if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
