@@ -31,6 +31,7 @@ STEPS = (
     Step("a bridge killed", ("-m", "tests.crash.bridge", "--kills", "15", "--rotations", "4"), 10),
     Step("servers killed, MariaDB", ("-m", "tests.crash.cluster", "--database", "mariadb", "--seconds", "40"), 8),
     Step("servers killed, PostgreSQL", ("-m", "tests.crash.cluster", "--database", "postgresql", "--seconds", "40"), 8),
+    Step("a history over Kafka", ("-m", "tests.history.run", "--over-kafka", "--seconds", "180"), 15),
     Step("fuzzed routes", ("-m", "tests.fuzz", "--cases", "4000"), 10),
     Step("planted faults", ("-m", "tests.audit.campaign", "--transactions", "100000", "--each", "25"), 12),
 )

@@ -157,6 +157,10 @@ class KafkaCluster:
         self._processes[node].kill()
         self._processes[node].wait(30)
 
+    def signal_node(self, node: int, number: int) -> None:
+        """Send a node a signal, such as SIGSTOP, after which it must get SIGCONT."""
+        self._processes[node].send_signal(number)
+
     def stop(self) -> None:
         for process in self._processes.values():
             process.terminate()

@@ -23,27 +23,24 @@ from notify.client import (
     AsyncConsumer,
     AsyncTransactionProducer,
     Consumer,
-    DeadLetter,
     Inbox,
     Message,
     ReceivedMessage,
     TransactionProducer,
 )
 from notify.errors import NotifyError
+from tests.history.messages import TOPIC, messages, rows, topic_of
+from tests.history.misbehaviour import Misbehaviour
 from tests.history.tables import EffectRow, Intent, Notes, open_engine
 
-TOPIC = "history"
-ORDERED = "history.ordered"
-FEW = "history.few"
-"""The topic with few messages, for three groups in modes in which one instance does all the work."""
-SHARES = ((FEW, 2), (ORDERED, 5), (TOPIC, 10))
-"""Two of ten messages go to the first topic, three to the second, and the others to the last."""
 KEYS = 12
 """The number of keys of each caller."""
 MESSAGES_AT_ONCE = 16
 OUTBOX_CALLER = 3
 """The caller that sends in outbox mode alone: a bridge or relay keeps the order in which it committed its messages."""
 HALF_SECONDS = 3.0
+MAX_ATTEMPTS = 6
+RETRIES = {"retry_min": 0.2, "retry_max": 2.0}
 
 
 class ChangedMind(Exception):
@@ -103,24 +100,11 @@ class Caller:
         return self._hold.exists()
 
 
-def _topic(number: str, place: int) -> str:
-    """The topic of an intent's message, computed from its number."""
-    drawn = (int(number[:8], 16) + place) % 10
-    return next(topic for topic, below in SHARES if drawn < below)
-
-
-def _messages(number: str, key: str, count: int = 1) -> list[Message]:
-    return [Message(_topic(number, n), {"number": f"{number}.{n}", "key": key}, key=key) for n in range(count)]
-
-
-def _rows(number: str, key: str, count: int = 1) -> list[Intent]:
-    return [Intent(number=f"{number}.{n}", key=key, topic=_topic(number, n)) for n in range(count)]
-
-
 def produce(spec: dict[str, Any]) -> None:
     """Produce by decorator, session, Core connection and outbox, each in a thread of its own."""
     engine = open_engine(spec["dsn"])
     notes = Notes(Path(spec["notes"]))
+    most_delay = spec["most_delay"]
     options: dict[str, Any] = {"half_timeout": HALF_SECONDS}
     producer = TransactionProducer(spec["url"], group=spec["source"], engine=engine, **options)
     outbox_engine = open_engine(spec["dsn"])
@@ -130,8 +114,8 @@ def produce(spec: dict[str, Any]) -> None:
     def decorated(caller: Caller) -> Callable[[str, str], None]:
         @producer.transactional(sessions)
         def send(session: Session, number: str, key: str) -> None:
-            session.add_all(_rows(number, key, MESSAGES_AT_ONCE))
-            for message in _messages(number, key, MESSAGES_AT_ONCE):
+            session.add_all(rows(number, key, MESSAGES_AT_ONCE))
+            for message in messages(number, key, most_delay, MESSAGES_AT_ONCE):
                 producer.send(session, message)
             if caller.chance.random() < 0.15:
                 session.flush()
@@ -142,11 +126,11 @@ def produce(spec: dict[str, Any]) -> None:
     def by_session(caller: Caller) -> Callable[[str, str], None]:
         def send(number: str, key: str) -> None:
             with sessions() as session, producer.transaction(session) as transaction:
-                session.add_all(_rows(number, key))
+                session.add_all(rows(number, key))
                 with session.begin_nested() as savepoint:
                     transaction.send(Message(TOPIC, {"number": "never", "key": key}, key=key))
                     savepoint.rollback()
-                transaction.send(_messages(number, key)[0])
+                transaction.send(messages(number, key, most_delay)[0])
                 if caller.chance.random() < 0.15:
                     raise ChangedMind
 
@@ -155,8 +139,9 @@ def produce(spec: dict[str, Any]) -> None:
     def by_core(caller: Caller) -> Callable[[str, str], None]:
         def send(number: str, key: str) -> None:
             with engine.connect() as connection, producer.transaction(connection) as transaction:
-                connection.execute(sa.insert(Intent), {"number": f"{number}.0", "key": key, "topic": _topic(number, 0)})
-                transaction.send(_messages(number, key)[0])
+                row = {"number": f"{number}.0", "key": key, "topic": topic_of(f"{number}.0")}
+                connection.execute(sa.insert(Intent), row)
+                transaction.send(messages(number, key, most_delay)[0])
                 if caller.chance.random() < 0.15:
                     raise ChangedMind
 
@@ -165,8 +150,8 @@ def produce(spec: dict[str, Any]) -> None:
     def by_outbox(caller: Caller) -> Callable[[str, str], None]:
         def send(number: str, key: str) -> None:
             with outbox_sessions() as session, session.begin():
-                session.add_all(_rows(number, key))
-                outbox.send(session, _messages(number, key)[0])
+                session.add_all(rows(number, key))
+                outbox.send(session, messages(number, key, most_delay)[0])
                 if caller.chance.random() < 0.15:
                     raise ChangedMind
             time.sleep(0.02)  # the pace of the outbox: a relay or bridge moves it one step later
@@ -196,6 +181,7 @@ async def _produce_async(spec: dict[str, Any], notes: Notes) -> None:
     from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
     engine = create_async_engine(spec["async_dsn"], pool_pre_ping=True)
+    most_delay = spec["most_delay"]
     caller = Caller(spec, 99, notes)
     async with AsyncTransactionProducer(
         spec["url"], group=spec["source"], engine=engine, half_timeout=HALF_SECONDS
@@ -207,8 +193,8 @@ async def _produce_async(spec: dict[str, Any], notes: Notes) -> None:
             number, key = caller.begin()
             try:
                 async with AsyncSession(engine) as session, session.begin():
-                    session.add_all(_rows(number, key))
-                    await producer.send(session, _messages(number, key)[0])
+                    session.add_all(rows(number, key))
+                    await producer.send(session, messages(number, key, most_delay)[0])
                     if caller.chance.random() < 0.15:
                         raise ChangedMind
             except ChangedMind:
@@ -223,25 +209,6 @@ async def _produce_async(spec: dict[str, Any], notes: Notes) -> None:
     await engine.dispose()
 
 
-class Misbehaviour:
-    """Misbehaviour of handlers: slow, failing, hanging for longer than the lease, refusing for good."""
-
-    def __init__(self, notes: Notes, group: str) -> None:
-        self._notes = notes
-        self._group = group
-        self._chance = random.Random()
-
-    def before(self, number: str) -> float:
-        """The seconds that the handler takes. Raises the handler's failure."""
-        chance = self._chance.random()
-        if chance < 0.004 and self._group != "broadcast":  # its dead letters cannot be redriven
-            self._notes.add("refused", self._group, number)
-            raise DeadLetter("a handler refuses it for good")
-        if chance < 0.02:
-            raise ValueError("a handler fails")
-        return 7.0 if chance < 0.0205 else 0.05 if chance < 0.04 else 0.0
-
-
 def _row(who: str, message: ReceivedMessage) -> EffectRow:
     body = message.json()
     return EffectRow(
@@ -254,22 +221,29 @@ def _row(who: str, message: ReceivedMessage) -> EffectRow:
     )
 
 
+def _subscription(spec: dict[str, Any]) -> dict[str, Any]:
+    tags = [spec["tag"]] if spec["tag"] else []
+    return {
+        "mode": spec["mode"], "tags": tags, "filter": spec["filter"], "start": "earliest", "max_attempts": MAX_ATTEMPTS
+    } | RETRIES  # fmt: skip
+
+
 def consume(spec: dict[str, Any]) -> None:
     """Consume with an inbox, in one group and mode."""
     engine = open_engine(spec["dsn"])
-    misbehaviour = Misbehaviour(Notes(Path(spec["notes"])), spec["group"])
+    misbehaviour = Misbehaviour(Path(spec["notes"]), spec["group"], MAX_ATTEMPTS)
     options = {"group": spec["group"], "instance": spec["instance"], "lease": 3.0, "concurrency": 8}
     if spec.get("async_dsn"):
         asyncio.run(_consume_async(spec, misbehaviour, options))
         return
 
     def take(message: ReceivedMessage, session: Session) -> None:
-        time.sleep(misbehaviour.before(message.json()["number"]))  # a slow handler
+        time.sleep(misbehaviour.before(message))  # a slow handler
         session.add(_row(spec["who"], message))
 
     while True:
         consumer = Consumer(spec["url"], inbox=Inbox(engine), **options)
-        consumer.subscribe(spec["topic"], mode=spec["mode"], start="earliest", retry_min=0.2, retry_max=2.0)(take)
+        consumer.subscribe(spec["topic"], **_subscription(spec))(take)
         try:
             consumer.run()
             return
@@ -284,12 +258,12 @@ async def _consume_async(spec: dict[str, Any], misbehaviour: Misbehaviour, optio
     engine = create_async_engine(spec["async_dsn"], pool_pre_ping=True, pool_size=10)
 
     async def take(message: ReceivedMessage, session: Any) -> None:
-        await asyncio.sleep(misbehaviour.before(message.json()["number"]))  # a slow handler
+        await asyncio.sleep(misbehaviour.before(message))  # a slow handler
         session.add(_row(spec["who"], message))
 
     while True:
         consumer = AsyncConsumer(spec["url"], inbox=Inbox(engine), **options)
-        consumer.subscribe(spec["topic"], mode=spec["mode"], start="earliest", retry_min=0.2, retry_max=2.0)(take)
+        consumer.subscribe(spec["topic"], **_subscription(spec))(take)
         try:
             await consumer.run()
             return

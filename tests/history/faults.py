@@ -1,4 +1,4 @@
-"""Faults of a history: stops of processes, disks and databases, and cheap changes."""
+"""Faults of a history: stops of processes, disks, databases and Kafka's nodes, and cheap changes beside them."""
 
 from __future__ import annotations
 
@@ -7,24 +7,43 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from notify.demo.kafka import KafkaCluster
 from notify.errors import NotifyError
 from notify.testing.process import ServerProcess
-from tests.history.actors import FEW, ORDERED, TOPIC
-from tests.history.administration import admin, redrive
+from tests.history.administration import Failed
+from tests.history.changes import UNDONE_SECONDS, Changes
 from tests.history.stage import Stage
 from tests.support.clock import eventually
 
-MOST_QUEUES = 200
 STOPPED_SECONDS = (1.0, 5.0)
 """Seconds of a stop, longer and shorter than the consumers' leases of 3 s."""
-UNDONE_SECONDS = 120.0
-"""The longest wait for a fault to be undone, on a machine that a history loads."""
-RETRIES = {"retry_min": 0.2, "retry_max": 2.0}
+STOPPED_SECONDS_OF_KAFKA = (1.0, 9.0)
+"""Longer and shorter than the 6 s after which Kafka gives a silent member's partitions to others."""
+JOINED_SECONDS = (2.0, 8.0)
+Kinds = Mapping[str, Callable[[], None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """Seconds between two faults of one sort, in the mean."""
+
+    servers: float
+    databases: float
+    nodes: float
+    kills: float
+    freezes: float
+    """0: kills and freezes by turns, with the pause of kills."""
+    rebalances: float
+    changes: float
+
+
+PAUSES = Pauses(servers=3.0, databases=0.3, nodes=0.0, kills=0.3, freezes=0.0, rebalances=0.0, changes=0.2)
+PAUSES_OVER_KAFKA = Pauses(servers=8.0, databases=3.0, nodes=1.0, kills=3.0, freezes=1.0, rebalances=2.0, changes=0.5)
+"""Fewer stops: there are more processes, each of which takes a second of CPU to start, and each must come to work."""
 
 
 class Faults:
@@ -33,23 +52,39 @@ class Faults:
     def __init__(self, stage: Stage, seed: int) -> None:
         self._stage = stage
         self._chance = random.Random(seed)
+        self._stopped_seconds = STOPPED_SECONDS_OF_KAFKA if stage.scene.kafka else STOPPED_SECONDS
         self.done: Counter[str] = Counter()
         """How often each fault was made."""
         self.refused: Counter[str] = Counter()
-        """Cheap faults that the server refused, for example because it was away."""
+        """How often a fault was refused, for example because the server was away."""
+        self.refusals: Counter[str] = Counter()
+        """The refusals, by their texts."""
+        self.failed: list[str] = []
+        """A sentence for each request that a server failed on by a fault of its own."""
+        self.died: list[str] = []
+        """A sentence for each server that ended by itself."""
         self._over = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._go_on, args=(kinds, pause))
+        changes = Changes(stage, self._chance)
+        pauses = PAUSES_OVER_KAFKA if stage.scene.kafka else PAUSES
+        self._kinds = [
+            (kinds, pause)
             for kinds, pause in (
-                *((self._stops_of(name, server), 3.0) for name, server in stage.servers.by_name.items()),
-                (self._stops_of_databases(), 0.3),
-                (self._stops_of_nodes(), 3.0),
-                (self._stops_of_actors(), 0.3),
-                (self._cheap(), 0.2),
+                *((self._stops_of(name, server), pauses.servers) for name, server in stage.servers.by_name.items()),
+                (self._stops_of_databases(), pauses.databases),
+                (self._stops_of_nodes(), pauses.nodes),
+                *self._stops_of_actors(pauses),
+                (self._rebalances(), pauses.rebalances),
+                (changes.kinds(), pauses.changes),
             )
             if kinds
         ]
+        self._threads = [threading.Thread(target=self._go_on, args=of) for of in self._kinds]
         self._failure: BaseException | None = None
+
+    @property
+    def never_made(self) -> list[str]:
+        """The kinds of faults that were not made once."""
+        return [name for kinds, _ in self._kinds for name in kinds if not self.done[name]]
 
     def start(self) -> None:
         for thread in self._threads:
@@ -62,9 +97,12 @@ class Faults:
             thread.join()
         if self._failure is not None:
             raise self._failure
+        for name, server in self._stage.servers.by_name.items():
+            if self._look(name, server):
+                server.start()
 
-    def _go_on(self, kinds: dict[str, Callable[[], None]], pause: float) -> None:
-        waiting = [name for name in kinds if name == "server killed"]  # however short the history is
+    def _go_on(self, kinds: Kinds, pause: float) -> None:
+        waiting = [name for name in kinds if name in ("server killed", "node killed")]  # however short the history is
         try:
             while not self._over.wait(pause * 2 * self._chance.random()):
                 if not waiting:
@@ -72,22 +110,25 @@ class Faults:
                 name = waiting.pop()
                 try:
                     kinds[name]()
-                except NotifyError:
+                except Failed as failure:
+                    self.failed.append(f"{name}: {failure}: {''.join(self._stage.servers.queue.output)[-4000:]}")
+                except NotifyError as refusal:
                     self.refused[name] += 1
+                    self.refusals[f"{name}: {refusal}"] += 1
                 else:
                     self.done[name] += 1
         except BaseException as error:
             self._failure = error
 
-    # --- stops -------------------------------------------------------------------------------------------------
+    # --- kinds -------------------------------------------------------------------------------------------------
 
-    def _stops_of(self, name: str, server: ServerProcess) -> dict[str, Callable[[], None]]:
+    def _stops_of(self, name: str, server: ServerProcess) -> Kinds:
         return {
-            f"{name} killed": lambda: self._kill(server),
-            f"{name} stopped": lambda: self._stop_a_while(server.process),
+            f"{name} killed": lambda: self._kill(name, server),
+            f"{name} frozen": lambda: self._freeze(server.process),
         }
 
-    def _stops_of_databases(self) -> dict[str, Callable[[], None]]:
+    def _stops_of_databases(self) -> Kinds:
         stage = self._stage
         kinds: dict[str, Callable[[], None]] = {}
         for name, database in stage.scene.databases.items():
@@ -96,23 +137,45 @@ class Faults:
             kinds["disk full"] = self._fill_disk
         return kinds
 
-    def _stops_of_nodes(self) -> dict[str, Callable[[], None]]:
+    def _stops_of_nodes(self) -> Kinds:
         kafka = self._stage.scene.kafka
-        return {} if kafka is None else {"node killed": lambda: self._kill_node(kafka)}
+        if kafka is None:
+            return {}
+        return {"node killed": lambda: self._kill_node(kafka), "node frozen": lambda: self._freeze_node(kafka)}
 
-    def _stops_of_actors(self) -> dict[str, Callable[[], None]]:
+    def _stops_of_actors(self, pauses: Pauses) -> list[tuple[Kinds, float]]:
+        """Kills and freezes: by turns, or with pauses of their own."""
+        kills, freezes = self._kills_of_actors(), self._freezes_of_actors()
+        return (
+            [({**kills, **freezes}, pauses.kills)]
+            if pauses.freezes == 0.0
+            else [(kills, pauses.kills), (freezes, pauses.freezes)]
+        )
+
+    def _kills_of_actors(self) -> Kinds:
+        return {f"{name} killed": actor.restart for name, actor in self._stage.actors.items()}
+
+    def _freezes_of_actors(self) -> Kinds:
         stage = self._stage
         kinds: dict[str, Callable[[], None]] = {}
-        for name in stage.actors:
-            kinds[f"{name} killed"] = lambda name=name: stage.restart(name)  # type: ignore[misc]
-        for name in ("consumer shared", "consumer ordered", *stage.movers):
-            kinds[f"{name} stopped"] = lambda name=name: self._stop_a_while(  # type: ignore[misc]
-                stage.actors[name].process
+        all_of_them = [name for name in stage.actors if name.startswith("consumer ")]
+        consumers = all_of_them if stage.scene.kafka else ["consumer shared", "consumer ordered"]
+        for name in (*consumers, *stage.movers):
+            kinds[f"{name} frozen"] = lambda name=name: self._freeze(stage.actors[name].process)  # type: ignore[misc]
+        for name in stage.movers if stage.scene.kafka else ():
+            kinds[f"{name} replaced while frozen"] = lambda name=name: stage.actors[name].replace(  # type: ignore[misc]
+                self._chance.uniform(*self._stopped_seconds)
             )
         return kinds
 
-    def _kill(self, server: ServerProcess) -> None:
+    def _rebalances(self) -> Kinds:
+        return {f"{name} joined and left": lambda name=name: self._visit(name) for name in self._stage.guests}  # type: ignore[misc]
+
+    # --- stops -------------------------------------------------------------------------------------------------
+
+    def _kill(self, name: str, server: ServerProcess) -> None:
         """Kill a server and start it again, which it refuses while its disk is full."""
+        self._look(name, server)
         server.kill()
 
         def is_started() -> bool:
@@ -124,9 +187,16 @@ class Faults:
 
         eventually(is_started, f"{server.url} to start again", UNDONE_SECONDS)
 
-    def _stop_a_while(self, process: Any) -> None:
+    def _look(self, name: str, server: ServerProcess) -> bool:
+        """Whether a server has ended by itself; that is noted."""
+        code = None if server.process is None else server.process.poll()
+        if code is not None:
+            self.died.append(f"{name} ended by itself with {code}: {''.join(server.output)[-2000:]}")
+        return code is not None
+
+    def _freeze(self, process: Any) -> None:
         process.send_signal(signal.SIGSTOP)
-        time.sleep(self._chance.uniform(*STOPPED_SECONDS))  # how long it is stopped
+        time.sleep(self._chance.uniform(*self._stopped_seconds))  # how long it is stopped
         process.send_signal(signal.SIGCONT)
 
     def _restart(self, database: Any) -> None:
@@ -141,73 +211,20 @@ class Faults:
         kafka.start_node(node)
         kafka.wait_for_node(node)
 
+    def _freeze_node(self, kafka: KafkaCluster) -> None:
+        node = self._chance.randrange(kafka.nodes)
+        kafka.signal_node(node, signal.SIGSTOP)
+        time.sleep(self._chance.uniform(*self._stopped_seconds))  # how long it is stopped
+        kafka.signal_node(node, signal.SIGCONT)
+
     def _fill_disk(self) -> None:
         self._stage.room.fill()
         time.sleep(self._chance.uniform(0.5, 3.0))  # how long it is full
         self._stage.room.free()
 
-    # --- cheap changes -----------------------------------------------------------------------------------------
-
-    def _cheap(self) -> dict[str, Callable[[], None]]:
-        everywhere: dict[str, Callable[[], None]] = {
-            "replayed": self._replay,
-            "redriven": lambda: redrive(self._stage.url, self._chance.choice(("shared", "ordered", "failover"))),
-            "paused": self._pause,
-        }
-        if self._stage.servers.kafka_url:  # Kafka keeps no modes, and a topic that grows there moves its keys
-            return everywhere
-        return everywhere | {"topic grown": self._grow, "mode changed": self._change_mode}
-
-    def _admin(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        return admin(self._stage.url, method, path, body)
-
-    def _grow(self) -> None:
-        topic = self._chance.choice((TOPIC, ORDERED, FEW))
-        queues = len(self._admin("GET", f"topics/{topic}")["queues"])
-        if queues < MOST_QUEUES:
-            self._admin("PUT", f"topics/{topic}", {"queues": queues + 1})
-
-    def _change_mode(self) -> None:
-        """Change a mode for a moment; consumers that start meanwhile are refused and try again."""
-        path = f"groups/shared/subscriptions/{TOPIC}"
-        try:
-            mode = self._chance.choice(("failover", "ordered"))
-            self._admin("PUT", path, {"mode": mode, "force": True, **RETRIES})
-            time.sleep(0.2)  # how long it is so
-        finally:  # also where the answer was lost
-            self._insist("PUT", path, {"mode": "shared", "force": True, **RETRIES})
-
-    def _replay(self) -> None:
-        """Reset a group by a few seconds; one that is further behind is left alone, as it would skip messages."""
-        since = datetime.now(UTC) - timedelta(seconds=self._chance.uniform(2.0, 20.0))
-        to = {"topic": TOPIC, "to": since.isoformat()}
-        preview = self._admin("POST", "groups/shared/reset", to | {"dry_run": True})
-        if not any(queue["left_out"] for queue in preview["result"]["queues"]):
-            self._admin("POST", "groups/shared/reset", to)
-
-    def _pause(self) -> None:
-        group = self._chance.choice(("shared", "ordered", "failover"))
-        try:
-            self._admin("POST", f"groups/{group}/pause")
-            time.sleep(0.3)  # how long it is paused
-        finally:  # also where the answer was lost
-            self._insist("POST", f"groups/{group}/resume")
-
-    def _insist(self, method: str, path: str, body: dict[str, Any] | None = None) -> None:
-        """Repeat a request until it succeeds, also after the end of the faults, so that every change is undone."""
-
-        refusals: list[NotifyError] = []
-
-        def is_done() -> bool:
-            try:
-                self._admin(method, path, body)
-            except NotifyError as refusal:
-                refusals[:] = [refusal]
-                return False
-            return True
-
-        try:
-            eventually(is_done, f"{method} {path} to be carried out", UNDONE_SECONDS)
-        except AssertionError as complaint:
-            complaint.add_note(f"the last refusal: {refusals}")
-            raise
+    def _visit(self, name: str) -> None:
+        """Have another instance join a group, and leave it again."""
+        guest = self._stage.guests[name]
+        guest.start()
+        time.sleep(self._chance.uniform(*JOINED_SECONDS))  # how long it takes part
+        guest.leave()

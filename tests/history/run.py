@@ -1,6 +1,8 @@
 """`make crash-history SECONDS=600`: everything at once on PostgreSQL and MariaDB, under every fault.
 
-The last line is the verdict; INCONCLUSIVE if a database cannot run here.
+`make crash-movers` and `make crash-kafka` are the same with other servers. The last line is the verdict: INCONCLUSIVE
+if a database cannot run here, and over Kafka also if there were too few messages or faults, or a kind of fault was
+never made.
 """
 
 from __future__ import annotations
@@ -23,15 +25,24 @@ from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.postgresql_server import PostgreSqlServer
 from notify.testing.reachable import NotAvailable
 from tests.history.checker import History, counts, violations
+from tests.history.facts import NOTED, history_of, noted
 from tests.history.faults import Faults
+from tests.history.messages import is_delayed
 from tests.history.room import small_disk
 from tests.history.scene import Scene
+from tests.history.settling import settle
 from tests.history.stage import Stage
 
 DISK_MEGABYTES = 1024
 KAFKA_NODES = 3
 SETTLE_SECONDS = 180.0
 LOOK_SECONDS = 2.0
+
+
+LONG_SECONDS, LONG_DELAY, SHORT_DELAY = 120.0, 70.0, 5.0
+"""In a history of so many seconds messages are delayed for more than a minute, which is another topic in Kafka."""
+MESSAGES, NODE_KILLS, OTHER_FAULTS = 50_000 / 600, 20 / 600, 50 / 600
+"""The least of a history over Kafka, each second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +52,12 @@ class Outcome:
     history: History
     violations: list[str]
     faults: Counter[str]
+    never_made: list[str]
+    """Kinds of faults that were not made once."""
+    refusals: Counter[str]
+    """Texts of the refusals of faults that could not be made."""
+    endings: Counter[str]
+    """How often each process ended by itself."""
 
 
 def play(directory: Path, seconds: float, seed: int, scene: Scene) -> Outcome:
@@ -48,6 +65,7 @@ def play(directory: Path, seconds: float, seed: int, scene: Scene) -> Outcome:
     with ExitStack() as stack:
         room = stack.enter_context(small_disk(directory / "disk", DISK_MEGABYTES))
         stage = Stage(directory, room, scene)
+        stack.callback(stage.keep_output)
         stage.start(stack)
         faults = Faults(stage, seed)
         faults.start()
@@ -58,9 +76,50 @@ def play(directory: Path, seconds: float, seed: int, scene: Scene) -> Outcome:
                 time.sleep(min(LOOK_SECONDS, left))  # the pause between two looks
         finally:
             faults.stop()
-        unsettled = stage.settle(SETTLE_SECONDS)
-        history = stage.history(unsettled)
-    return Outcome(history, violations(history), faults.done)
+        unsettled = settle(stage, SETTLE_SECONDS)
+        stage.end()
+        for line in unsettled:
+            print(f"waited in vain: {line}", flush=True)
+        history = history_of(stage, unsettled)
+        history.died += faults.died
+        history.failed += faults.failed
+        made = faults.done + noted(stage)
+        made["message delayed"] = sum(map(is_delayed, history.committed)) if scene.most_delay else 0
+        never = faults.never_made + [name for name in (*NOTED, "message delayed") if not made[name]]
+        return Outcome(history, violations(history), made, never, faults.refusals, stage.supervisor.endings())
+
+
+def shortage(outcome: Outcome, seconds: float) -> str:
+    """Why a history over Kafka shows too little; "" if it does not."""
+    node_kills = outcome.faults["node killed"]
+    not_faults = {"message delayed", *NOTED}
+    others = sum(count for name, count in outcome.faults.items() if name not in not_faults) - node_kills
+    short = [
+        f"{had:,} {what} of {round(least * seconds):,}"
+        for had, what, least in (
+            (len(outcome.history.committed), "messages", MESSAGES),
+            (node_kills, "kills of nodes", NODE_KILLS),
+            (others, "other faults", OTHER_FAULTS),
+        )
+        if had < round(least * seconds)
+    ]
+    return "; ".join(short + [f"never made: {name}" for name in outcome.never_made])
+
+
+def report(outcome: Outcome) -> None:
+    history = outcome.history
+    told = Counter(history.answers.values())
+    print(f"{len(history.committed):,} messages committed; callers were told {dict(told)}")
+    print(f"{len(history.effects):,} effects in {len(history.expected)} groups")
+    if history.records is not None:
+        print(f"{len(history.records):,} committed records in Kafka")
+    for names in (outcome.faults, outcome.endings):
+        for name, count in sorted(names.items()):
+            print(f"  {count:5} {name}")
+    for refusal, count in outcome.refusals.most_common(20):
+        print(f"  {count:5} refused: {refusal}")
+    for line in outcome.violations[:50]:
+        print(line)
 
 
 def main() -> int:
@@ -68,7 +127,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--over-databases", action="store_true", help="servers store their transactions in databases")
-    parser.add_argument("--over-kafka", action="store_true", help="they do, and Kafka has the queues")
+    parser.add_argument("--over-kafka", action="store_true", help="they do, and three nodes of Kafka have the queues")
+    parser.add_argument("--keep", action="store_true", help="keep what is left of it, whatever the verdict")
     options = parser.parse_args()
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
@@ -88,27 +148,25 @@ def main() -> int:
                 kafka = KafkaCluster(directory, nodes=KAFKA_NODES).start()
                 stack.callback(kafka.stop)
             is_over_databases = options.over_databases or options.over_kafka
-            scene = Scene(sources, servers, is_over_databases=is_over_databases, kafka=kafka)
+            delay = LONG_DELAY if options.seconds >= LONG_SECONDS else SHORT_DELAY
+            scene = Scene(sources, servers, most_delay=delay, is_over_databases=is_over_databases, kafka=kafka)
             outcome = play(directory, options.seconds, seed, scene)
     except (NotAvailable, Unavailable) as reason:
         print(f"VERDICT: INCONCLUSIVE {reason}")
         return 2
-    history = outcome.history
-    told = Counter(history.answers.values())
-    print(f"{len(history.committed):,} messages committed; callers were told {dict(told)}")
-    print(f"{len(history.effects):,} effects in {len(history.expected)} groups")
-    for name, count in sorted(outcome.faults.items()):
-        print(f"  {count:5} {name}")
-    for line in outcome.violations[:50]:
-        print(line)
+    report(outcome)
     summary = ", ".join(f"{kind} {count}" for kind, count in counts(outcome.violations).items())
     verdict = "FAIL" if outcome.violations else "PASS"
-    if outcome.violations:
+    short = shortage(outcome, options.seconds) if options.over_kafka else ""
+    if short and verdict == "PASS":
+        verdict = f"INCONCLUSIVE ({short})"
+    if verdict != "PASS" or options.keep:
         print(f"what was left of it is in {directory}")
     else:
         shutil.rmtree(directory, ignore_errors=True)
-    print(f"VERDICT: {verdict} {len(history.committed):,} messages, {sum(outcome.faults.values())} faults: {summary}")
-    return 1 if outcome.violations else 0
+    faults = sum(outcome.faults.values())
+    print(f"VERDICT: {verdict} {len(outcome.history.committed):,} messages, {faults} faults: {summary}")
+    return 1 if outcome.violations else 2 if short else 0
 
 
 if __name__ == "__main__":

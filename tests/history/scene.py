@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,14 @@ class Scene:
     """The servers of those databases that may be restarted."""
     callers: int = 4
     """Callers of each producer."""
+    most_delay: float = 5.0
+    """The longest delay of a message, in seconds."""
     is_over_databases: bool = False
     """Whether the same databases store the servers' transactions, each a shard."""
     kafka: KafkaCluster | None = None
     """The cluster that has the queues; it needs `is_over_databases`."""
+    groups: Sequence[str] = ()
+    """The groups that take part; (): all."""
 
     def servers(self, directory: Path) -> Servers:
         """The servers, not started yet. The registry is in one of the databases, so it is away while that restarts."""

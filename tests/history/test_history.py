@@ -22,7 +22,7 @@ def sound() -> History:
         committed={"a.0": "t", "b.0": "t"},
         intents={"a", "b"},
         answers={"a": "committed", "c": "rolled back", "d": "refused"},
-        expected={"g": "t"},
+        expected={"g": {"a.0", "b.0"}},
         ordered=frozenset(("g",)),
         effects=[
             Effect("g", "a.0", "k", 0, 1, "2026-01-01T00:00:01Z"),
@@ -42,6 +42,9 @@ PLANTED = {
     ),
     "PHANTOM": lambda h: h.effects.append(Effect("g", "c.0", "other", 0, 5, "2026-01-01T00:00:03Z")),
     "DISORDER": lambda h: h.effects.reverse(),
+    "EARLY": lambda h: h.early.append("a.0 was handled in g 1 s before it was due"),
+    "FAILED": lambda h: h.failed.append("POST groups/g/pause was answered with 500"),
+    "DIED": lambda h: h.died.append("consumer g ended with -6"),
     "STUCK": lambda h: h.unsettled.append("group g is 1 behind"),
     "OPPOSITE": lambda h: h.opposite.append("x is COMMITTED in one, and ROLLED_BACK at the server"),
     "ANSWER": lambda h: h.answers.update(e="committed"),

@@ -24,6 +24,7 @@ from notify.testing import forked
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.delayed import interrupt_producers, send_delayed, signal_self, texts_of
 from tests.support.kafka import KafkaNode, committed
+from tests.support.kafka_consumers import is_assigned
 
 pytest.importorskip("confluent_kafka")
 
@@ -181,6 +182,24 @@ def test_several_releasers_share_the_slots_while_others_come_and_go(kafka_node: 
         texts_of(kafka_node.url, unique, 1000)
     assert Counter(texts_of(kafka_node.url, unique, 1000)) == Counter(names)
     assert first.total.released + second.total.released + third.total.released == 1000
+
+
+def test_slots_that_wait_go_to_another_releaser_and_come_back(kafka_node: KafkaNode, unique: str) -> None:
+    """A partition that is paused when it leaves a releaser is read again when it comes back."""
+    clock, cluster = Clock(), Cluster.of(kafka_node.url)
+    wheels = wheels_of(SHAPE, unique, LATE_US)
+    sender = Sender(cluster, wheels, clock, unique)
+    for seconds in range(1, 11):
+        assert sender.send(f"{seconds}", clock.now_us + seconds * SECOND_US) == f"{unique}.seconds"
+    with releasing(kafka_node.url, wheels, clock) as first:
+        sender.send("now", clock.now_us + 1)
+        clock.now_us += 1
+        eventually(lambda: first.total.released == 1, "it to read the slots")
+        with releasing(kafka_node.url, wheels, clock):
+            eventually(lambda: is_assigned(kafka_node.url, release.GROUP, 2), "both to have slots")
+        eventually(lambda: is_assigned(kafka_node.url, release.GROUP, 1), "the first to have all of them again")
+        clock.now_us += 11 * SECOND_US
+        eventually(lambda: first.total.released == 11, "all to be released")
 
 
 # --- in time ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,122 @@
+"""Cheap changes of a history, made by a server's admin routes: replays, redrives, pauses, more queues, other modes."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from notify.errors import Conflict, NotifyError
+from tests.history.actors import RETRIES
+from tests.history.administration import admin, redrive
+from tests.history.messages import ORDERED, TOPIC, TOPICS
+from tests.history.stage import Stage
+from tests.support.clock import eventually
+
+MOST_QUEUES = 200
+UNDONE_SECONDS = 120.0
+"""The longest wait for a fault to be undone, on a machine that a history loads."""
+COMMAND_SECONDS = 60.0
+STEERED = ("shared", "ordered", "failover")
+"""The groups that are paused, and whose dead letters are sent again beside all faults."""
+
+
+class Changes:
+    """Raises NotifyError where a server is away, or a change cannot be now."""
+
+    def __init__(self, stage: Stage, chance: random.Random) -> None:
+        self._stage = stage
+        self._chance = chance
+
+    def kinds(self) -> Mapping[str, Callable[[], None]]:
+        everywhere: dict[str, Callable[[], None]] = {
+            "replayed": self._replay,
+            "redriven": lambda: self._redrive(by_command=False),
+            "paused": self._pause,
+        }
+        if self._stage.scene.kafka:  # Kafka keeps no modes, and a topic that grows there moves its keys
+            return everywhere | {"redriven by command": lambda: self._redrive(by_command=True)}
+        return everywhere | {"topic grown": self._grow, "mode changed": self._change_mode}
+
+    def _admin(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        return admin(self._stage.url, method, path, body)
+
+    def _redrive(self, *, by_command: bool) -> None:
+        waiting = [
+            group
+            for group in STEERED
+            if any(not x["redriven"] for x in self._admin("GET", f"groups/{group}/dead-letters?max=10000")["messages"])
+        ]
+        if not waiting:
+            raise Conflict("no group has dead letters")
+        group = self._chance.choice(waiting)
+        if not by_command:
+            redrive(self._stage.url, group)
+            return
+        words = ["dead-letter", "redrive", group, "--reason", "a history", "--url", self._stage.url]
+        done = subprocess.run(
+            [sys.executable, "-m", "notify.cli.main", *words],
+            capture_output=True, text=True, check=False, timeout=COMMAND_SECONDS,
+        )  # fmt: skip
+        if done.returncode:
+            raise Conflict(f"{' '.join(words)}: {done.stderr}")
+
+    def _grow(self) -> None:
+        topic = self._chance.choice(TOPICS)
+        queues = len(self._admin("GET", f"topics/{topic}")["queues"])
+        if queues < MOST_QUEUES:
+            self._admin("PUT", f"topics/{topic}", {"queues": queues + 1})
+
+    def _change_mode(self) -> None:
+        """Change a mode for a moment; consumers that start meanwhile are refused and try again."""
+        path = f"groups/shared/subscriptions/{TOPIC}"
+        try:
+            mode = self._chance.choice(("failover", "ordered"))
+            self._admin("PUT", path, {"mode": mode, "force": True, **RETRIES})
+            time.sleep(0.2)  # how long it is so
+        finally:  # also where the answer was lost
+            self._insist("PUT", path, {"mode": "shared", "force": True, **RETRIES})
+
+    def _replay(self) -> None:
+        """Reset a group by a few seconds; a partition that is further behind would skip messages."""
+        since = datetime.now(UTC) - timedelta(seconds=self._chance.uniform(2.0, 20.0))
+        group, topic = self._chance.choice((("shared", TOPIC), ("ordered", ORDERED)))
+        to = {"topic": topic, "to": since.isoformat()}
+        queues = self._admin("POST", f"groups/{group}/reset", to | {"dry_run": True})["result"]["queues"]
+        # Over Kafka the reset is carried out later, and finds the same records only where there is one by now.
+        least = 1 if self._stage.scene.kafka else 0
+        if any(queue["left_out"] or queue["again"] < least for queue in queues):
+            raise Conflict(f"group {group} is too far behind")
+        self._admin("POST", f"groups/{group}/reset", to)
+
+    def _pause(self) -> None:
+        group = self._chance.choice(STEERED)
+        # Consumers over Kafka obey within 5 s.
+        seconds = self._chance.uniform(0.3, 6.0) if self._stage.scene.kafka else 0.3
+        try:
+            self._admin("POST", f"groups/{group}/pause")
+            time.sleep(seconds)  # how long it is paused
+        finally:  # also where the answer was lost
+            self._insist("POST", f"groups/{group}/resume")
+
+    def _insist(self, method: str, path: str, body: dict[str, Any] | None = None) -> None:
+        """Repeat a request until it succeeds, also after the end of the faults, so that every change is undone."""
+        refusals: list[NotifyError] = []
+
+        def is_done() -> bool:
+            try:
+                self._admin(method, path, body)
+            except NotifyError as refusal:
+                refusals[:] = [refusal]
+                return False
+            return True
+
+        try:
+            eventually(is_done, f"{method} {path} to be carried out", UNDONE_SECONDS)
+        except AssertionError as complaint:
+            complaint.add_note(f"the last refusal: {refusals}")
+            raise

@@ -1,0 +1,97 @@
+"""The facts of a history, gathered from its databases, servers, notes, and Kafka."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import sqlalchemy as sa
+
+from notify.client.table import half_message
+from tests.history.actors import OUTBOX_CALLER
+from tests.history.administration import admin
+from tests.history.checker import Effect, History
+from tests.history.kafka_log import committed_records
+from tests.history.messages import TOPICS, is_delayed
+from tests.history.stage import Stage
+from tests.history.tables import EffectRow, Intent, open_engine, read_notes
+from tests.history.takers import IN_ORDER
+from tests.support.http import ask
+
+NOTED_AS = {
+    "failed": "handler failed",
+    "refused": "message refused for good",
+    "poison": "poison used up its attempts",
+    "deadly": "message killed its process",
+}
+NOTED = tuple(NOTED_AS.values())
+
+
+def history_of(stage: Stage, unsettled: Sequence[str]) -> History:
+    """While the servers still run."""
+    history = History(ordered=IN_ORDER, unsettled=list(unsettled), died=stage.supervisor.crashed())
+    for name, dsn in stage.sources.items():
+        _read_database(stage, history, name, dsn)
+    history.expected = {
+        taker.who: {number for number, topic in history.committed.items() if taker.wants(number, topic)}
+        for taker in stage.takers
+    }
+    for path in sorted(stage.directory.glob("*.notes")):
+        for kind, *words in read_notes(path):
+            if kind == "told" and len(words) == 2:
+                history.answers[words[0]] = words[1]
+            elif kind == "early" and len(words) == 3:
+                history.early.append(f"{words[1]} was handled in {words[0]} {words[2]} s before it was due")
+    for group in stage.groups_with_letters:
+        letters = admin(stage.url, "GET", f"groups/{group}/dead-letters?max=10000")["messages"]
+        history.refused_for_good[group] = {json.loads(letter["body"])["number"] for letter in letters}
+    if stage.scene.kafka:
+        history.records = committed_records(stage.scene.kafka.brokers, TOPICS)
+    return history
+
+
+def noted(stage: Stage) -> Counter[str]:
+    """How often handlers failed, refused and died."""
+    notes = [words[0] for path in stage.directory.glob("consumer *.notes") for words in read_notes(path)]
+    return Counter(NOTED_AS[word] for word in notes if word in NOTED_AS)
+
+
+def _read_database(stage: Stage, history: History, name: str, dsn: str) -> None:
+    engine = open_engine(dsn)
+    with engine.connect() as connection:
+        rows = connection.execute(sa.select(Intent.number, Intent.key, Intent.topic).order_by(Intent.id)).all()
+        for row in rows:
+            is_late = stage.scene.most_delay > 0 and is_delayed(row.number)
+            if row.key.startswith(f"{name}{OUTBOX_CALLER}-") and not is_late:
+                history.moved_in_order.setdefault(row.key, []).append(row.number)
+        numbers = {row.number: row.topic for row in rows}
+        history.committed |= numbers
+        history.intents |= {number.partition(".")[0] for number in numbers}
+        for row in connection.execute(sa.select(EffectRow).order_by(EffectRow.id)):
+            history.effects.append(Effect(row.who, row.number, row.key, row.queue, row.offset, row.committed_at))
+        h = half_message.c
+        halves = connection.execute(sa.select(h.transaction_id, h.mode, h.state).distinct()).all()
+    engine.dispose()
+    # The queue server alone knows what an outbox sent; Kafka knows no states.
+    knowing = [(stage.any_sender, False), *([] if stage.scene.kafka else [(stage.servers.queue, True)])]
+    for server, of_outbox in knowing:
+        sent_there = [half for half in halves if (half.mode == "outbox") == of_outbox]
+        states = {half.transaction_id: half.state for half in sent_there}
+        history.opposite += _opposite(name, server.url, states)
+
+
+def _opposite(source: str, url: str, halves: Mapping[str, str]) -> list[str]:
+    """Transactions whose outcome on a server is the opposite of the database's (`halves`: states by id)."""
+    wrong = []
+    ids = list(halves)
+    for first in range(0, len(ids), 1000):
+        request = {"producer_group": source, "ids": ids[first : first + 1000]}
+        status, answer = ask(url, "POST", "/v1/transactions/states", request)
+        assert status == 200, answer
+        for item in answer["items"]:
+            wanted = "ROLLED_BACK" if halves[item["id"]] == "ROLLED_BACK" else "COMMITTED"
+            said = item.get("state", "unknown")
+            if said != wanted and not (said == "unknown" and wanted == "ROLLED_BACK"):
+                wrong.append(f"{item['id']} is {wanted} in {source}, and {said} at the server")
+    return wrong

@@ -1,0 +1,31 @@
+"""A short history over one node of Kafka, which is killed, frozen and started again like everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.history.run import play
+from tests.history.scene import Scene
+from tests.support.databases import empty_database
+from tests.support.kafka import KafkaNode
+
+pytest.importorskip("confluent_kafka")
+
+SECONDS = 8.0
+
+
+def test_a_short_history_over_kafka(tmp_path: Path, database_urls: Mapping[str, str], kafka_node: KafkaNode) -> None:
+    with empty_database("postgresql", database_urls, tmp_path) as url:
+        scene = Scene(
+            {"pg": url}, callers=4, is_over_databases=True, kafka=kafka_node.cluster,
+            groups=("shared", "ordered", "failover"),
+        )  # fmt: skip
+        outcome = play(tmp_path, SECONDS, 1, scene)
+    assert outcome.violations == []
+    assert outcome.faults["node killed"] >= 1
+    assert outcome.faults["message delayed"] >= 1
+    assert len(outcome.history.records or ()) == len(outcome.history.committed) > 100
+    assert outcome.history.moved_in_order
