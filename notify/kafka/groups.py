@@ -46,6 +46,14 @@ def dead_letter_topic(group: str) -> str:
     return DEAD_LETTER + group
 
 
+def transactional_id(kafka_group: str, instance: str = "") -> str:
+    """The transactional id of an instance of a Kafka group, or that of the group's owner, which fences the last one.
+
+    No name has a slash, and no other part of Notify begins its ids so: nobody fences somebody else.
+    """
+    return f"notify-group.{kafka_group}/{instance}" if instance else f"notify-group.{kafka_group}"
+
+
 def owner_topic(group: str) -> str:
     return OWNER + group
 

@@ -85,7 +85,7 @@ def of_consumer(group: str = "GROUP", topics: Iterable[str] = ("TOPIC",)) -> Nee
             Need(GROUP, f"{group}*", ("Read",), "positions"),
             Need(GROUP, f"notify-owner.{group}", ("Read",), "the owner, in modes exclusive and failover"),
             Need(GROUP, "notify-positions", ("Read",), "reading what the group noted"),
-            Need(TRANSACTIONAL_ID, f"notify-{group}*", ("Write",), "a failed message moves once"),
+            Need(TRANSACTIONAL_ID, f"notify-group.{group}*", ("Write",), "a failed message moves once"),
         ),
     )
 

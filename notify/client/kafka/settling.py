@@ -18,6 +18,7 @@ from notify.client.kafka.retries import Departure
 from notify.client.kafka.window import Window
 from notify.errors import Conflict
 from notify.kafka.cluster import Cluster
+from notify.kafka.groups import transactional_id
 from notify.kafka.progress import Progress
 
 log = logging.getLogger("notify.consumer")
@@ -143,10 +144,11 @@ class Settling:
 
     def claim(self) -> None:
         """Make the producer of transactions; whoever has its transactional id is fenced. Raises KafkaException."""
-        name = self._plan.kafka_group if self._for_owner else f"{self._plan.kafka_group}-{self._plan.instance}"
         producer = self._cluster.producer(
             {
-                "transactional.id": f"notify-{name}",
+                "transactional.id": transactional_id(
+                    self._plan.kafka_group, "" if self._for_owner else self._plan.instance
+                ),
                 "transaction.timeout.ms": round(TRANSACTION_SECONDS * 1000),
                 "message.max.bytes": RECORD_BYTES,
             }
