@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
     AclBindingFilter,
@@ -26,9 +27,11 @@ from notify.demo.kafka import Beside, KafkaCluster
 from notify.kafka.rights import Need, Needs
 from notify.testing.ports import free_port
 from tests.support.authority import Authority
+from tests.support.clock import eventually
 
 ADMIN = "admin"
 CALL_SECONDS = 30.0
+LOGIN_SECONDS = 2.0
 PASSWORD = "p%={}"
 """The password of every user, with signs that a URL and a file of settings have to keep as they are."""
 
@@ -105,16 +108,25 @@ class SecuredKafka:
     # --- the administrator ------------------------------------------------------------------------------------
 
     def add_user(self, name: str, password: str = PASSWORD) -> None:
-        """Make a user, or give one another password."""
+        """Make a user, or give one another password, and wait until the broker knows it."""
         credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
         wanted = UserScramCredentialUpsertion(name, credential, password.encode())
         self._finish(self._admin.alter_user_scram_credentials([wanted]))
+        eventually(lambda: self._lets_in(name, password), f"{name} to be let in")
+
+    def _lets_in(self, name: str, password: str) -> bool:
+        client = AdminClient({"bootstrap.servers": self.brokers, "log_level": 0, **self.settings(name, password)})
+        try:
+            client.list_topics(timeout=LOGIN_SECONDS)
+        except KafkaException:
+            return False
+        return True
 
     def user(self, needs: Needs) -> str:
         """A new user with these rights alone."""
         name = f"u{uuid.uuid4().hex[:8]}"
-        self.add_user(name)
         self.grant(name, [self.grant_of(need) for need in needs.needs])
+        self.add_user(name)  # the broker learns in this order: it knows the rights once it lets the user in
         return name
 
     @staticmethod
