@@ -1,23 +1,21 @@
-"""Kafka's brokers: making topics, reading a compacted one, and what their errors mean."""
+"""Kafka's brokers: making topics, waiting for answers, and what their errors mean."""
 
 from __future__ import annotations
 
 import time
 
-from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import NewTopic, TopicMetadata  # type: ignore[attr-defined]
 
 from notify.errors import InvalidRequest, NotifyError, Unauthorized, Unavailable, stale_epoch
 from notify.kafka.answers import answered
 from notify.kafka.cluster import Cluster
 from notify.kafka.hindrance import LOGIN, hindrance, refusal
-from notify.kafka.rights import REFUSED, Needs, missing, of_reader, user_of
+from notify.kafka.rights import REFUSED, Needs, missing, user_of
 
 CALL_SECONDS = 20.0
 FIRST_ANSWER_SECONDS = 2.0
 """After so long it is asked why there is no answer."""
-FETCH_MILLISECONDS = 20
-"""How long a broker may wait for further records before it says that a partition ends. The default is half a second."""
 LEAST_OF_BROKERS = 1_048_588
 """`message.max.bytes` of brokers that nobody has configured."""
 FOR_NOW = frozenset(
@@ -29,7 +27,12 @@ FOR_NOW = frozenset(
 )  # fmt: skip
 """Errors with which a topic is not made for now: too few brokers are there for its copies, too."""
 
-
+COMPACTED = {
+    "cleanup.policy": "compact", "segment.bytes": str(16 << 20), "segment.ms": "86400000",
+    "min.compaction.lag.ms": "86400000", "min.cleanable.dirty.ratio": "0.1",
+}  # fmt: skip
+"""A record stays for a day, so that an audit sees that day's; older ones go soon. By default the segment that is
+written to, of 1 GB or a week, is never compacted."""
 SILENT = frozenset((KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT, KafkaError._RESOLVE))
 """Errors that only say that there is no answer."""
 
@@ -76,7 +79,7 @@ def make_topics(cluster: Cluster, names: list[str], *, compacted: bool = False, 
     brokers do not answer or cannot do it now, InvalidRequest where they refuse.
     """
     known = known_topics(cluster)
-    config = {"cleanup.policy": "compact"} if compacted else {}
+    config = dict(COMPACTED) if compacted else {}
     if largest > LEAST_OF_BROKERS:
         config["max.message.bytes"] = str(largest)
     partitions = 1 if compacted else cluster.partitions
@@ -105,71 +108,3 @@ def not_made(name: str, error: KafkaError, cluster: Cluster) -> InvalidRequest:
             "no_topic",
         )
     return InvalidRequest(f"Kafka refuses to make topic {name!r}: {error.str()}. Make it, or rename it", "no_topic")
-
-
-def latest(cluster: Cluster, topic: str, key: bytes, *, whole: bool = False) -> bytes | None:
-    """The last committed value of a key in a compacted topic of one partition; None where there is none.
-
-    `whole`: wait for the outcome of transactions that are open. Raises Unavailable.
-    """
-    value: bytes | None = None
-    for message in _read_through(cluster, topic, whole):
-        if message.key() == key:
-            value = message.value()
-    return value
-
-
-def newest(cluster: Cluster, topic: str) -> dict[bytes, bytes]:
-    """The last committed value of each key in a compacted topic of one partition; empty where there is no such topic.
-
-    Raises Unavailable.
-    """
-    try:
-        values: dict[bytes, bytes] = {}
-        for message in _read_through(cluster, topic, whole=False):
-            key, value = message.key() or b"", message.value()
-            if value is None:
-                values.pop(key, None)
-            else:
-                values[key] = value
-        return values
-    except KafkaException as raised:
-        raise translated(raised.args[0], cluster, of_reader(topic)) from raised
-
-
-def _read_through(cluster: Cluster, topic: str, whole: bool) -> list[Message]:
-    """Every committed record of partition 0 up to where it ended when this was called; none if there is no topic."""
-    partition = TopicPartition(topic, 0, OFFSET_BEGINNING)
-    if topic not in known_topics(cluster):
-        return []
-    until = _end(cluster, partition) if whole else 0
-    own = {"group.id": "notify-positions", "enable.partition.eof": True, "fetch.wait.max.ms": FETCH_MILLISECONDS}
-    consumer = cluster.consumer(own)
-    records: list[Message] = []
-    try:
-        consumer.assign([partition])
-        deadline = time.monotonic() + CALL_SECONDS
-        while time.monotonic() < deadline:
-            message = consumer.poll(1.0)
-            if message is None:
-                continue
-            error = message.error()
-            if error is None:
-                records.append(message)
-            elif error.code() == KafkaError._PARTITION_EOF:
-                if (message.offset() or 0) >= until:
-                    return records
-            elif not error.retriable():
-                raise KafkaException(error)
-        raise Unavailable(f"Kafka does not give topic {topic!r} within {CALL_SECONDS:g} s")
-    finally:
-        consumer.close()
-
-
-def _end(cluster: Cluster, partition: TopicPartition) -> int:
-    """The offset behind the last record of a partition, those of open transactions included."""
-    consumer = cluster.consumer({"group.id": "notify-positions", "isolation.level": "read_uncommitted"})
-    try:
-        return int(consumer.get_watermark_offsets(partition, timeout=CALL_SECONDS)[1])
-    finally:
-        consumer.close()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from notify.kafka.brokers import latest, make_topics
+from notify.kafka.brokers import make_topics
 from notify.kafka.cluster import Cluster
+from notify.kafka.compacted import latest
 from notify.kafka.records import POSITIONS
 
 SHARED = POSITIONS

@@ -14,8 +14,9 @@ import msgspec
 from confluent_kafka import KafkaException
 
 from notify.errors import Unavailable
-from notify.kafka.brokers import CALL_SECONDS, make_topics, newest, translated
+from notify.kafka.brokers import CALL_SECONDS, make_topics, translated
 from notify.kafka.cluster import Cluster
+from notify.kafka.compacted import newest
 from notify.kafka.rights import of_consumer
 
 TOPIC = "notify-subscriptions"

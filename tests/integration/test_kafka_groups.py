@@ -24,8 +24,8 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from notify.kafka import control, groups, records
-from notify.kafka.brokers import newest
 from notify.kafka.cluster import Cluster
+from notify.kafka.compacted import newest
 from notify.kafka.progress import Progress
 from notify.kafka.subscriptions import Place, Subscribed, Subscriptions
 from notify.sinks.kafka import KafkaSink

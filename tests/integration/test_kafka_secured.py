@@ -27,8 +27,9 @@ pytest.importorskip("confluent_kafka")
 
 from notify.client import create_tables
 from notify.kafka import rights
-from notify.kafka.brokers import known_topics, make_topics, newest
+from notify.kafka.brokers import known_topics, make_topics
 from notify.kafka.cluster import SETTINGS_FILE, Cluster
+from notify.kafka.compacted import newest
 from notify.kafka.groups import dead_letter_topic
 from notify.kafka.hindrance import hindrance
 from notify.kafka.rights import GROUP, TOPIC, TRANSACTIONAL_ID, Need, Needs

@@ -6,6 +6,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from notify.errors import InvalidRequest, Unavailable
+from notify.kafka.answers import answered
 from notify.kafka.brokers import CALL_SECONDS, FOR_NOW, known_topics, not_made
 from notify.kafka.cluster import Cluster
 from notify.kafka.records import DELAYED
@@ -42,7 +43,7 @@ def make_wheels(cluster: Cluster, wheels: Wheels) -> None:
     made = admin.create_topics(missing, operation_timeout=CALL_SECONDS) if missing else {}
     for topic, done in made.items():
         try:
-            done.result(CALL_SECONDS)
+            answered(done, CALL_SECONDS)
         except KafkaException as raised:
             error = raised.args[0]
             if error.code() in FOR_NOW:
