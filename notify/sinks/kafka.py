@@ -38,14 +38,18 @@ log = logging.getLogger("notify.bridge")
 TRANSACTION_SECONDS = 60.0
 BATCH_BYTES = 1 << 20
 """The most bytes of records that the client sends together."""
+MOST_TOGETHER = 10_000
+"""The most records that it sends together, as by default."""
 CLOSE_SECONDS = 5.0
-FOR_GOOD = frozenset(
+OF_A_RECORD = frozenset(
     (
         KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_RECORD,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION, KafkaError.POLICY_VIOLATION,
+        KafkaError.POLICY_VIOLATION,
     )
 )  # fmt: skip
-"""Errors of a record that another attempt meets again."""
+"""Errors of a record that another attempt meets again. All that the client sent together may get the error of one."""
+FOR_GOOD = OF_A_RECORD | {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION}
+"""These and the errors of a topic."""
 BY_KEY = -1
 """The partition that the client's partitioner chooses."""
 T = TypeVar("T")
@@ -85,8 +89,10 @@ class KafkaSink:
         self._granted: set[str] = set()
         """Topics that took records."""
         self._bad: dict[str, Item] = {}
-        """Transactions that a broker refused for good only after other batches had followed."""
+        """Transactions that a broker refused for good, and that were not named yet to whoever appends."""
         self._batch_bytes = BATCH_BYTES
+        self._is_to_send_alone = self._sends_alone = False
+        """Whether each record is a request of its own: for the next client, and for this one."""
 
     async def claim(self, source: str, *, take_back: bool = True) -> tuple[int, str]:
         """Fence every earlier publisher of the source; the position behind what was committed last.
@@ -112,11 +118,13 @@ class KafkaSink:
                 "linger.ms": 5,
                 "compression.type": "lz4",
                 "batch.size": self._batch_bytes,
+                "batch.num.messages": 1 if self._is_to_send_alone else MOST_TOGETHER,
                 "queue.buffering.max.messages": 1_000_000,
                 "queue.buffering.max.kbytes": 256 << 10,
                 "delivery.report.only.error": True,
             }
         )
+        self._sends_alone = self._is_to_send_alone
         producer.init_transactions(CALL_SECONDS)
         # No transaction of this source is open any more: what is committed is all that there is.
         before = standing(self._cluster, source)
@@ -138,6 +146,8 @@ class KafkaSink:
     def _append(self, batch: PackedBridgeBatch) -> Bridged:
         if self._producer is None:
             raise Unavailable("the source is not claimed: claim it first")
+        if self._sends_alone and not self._is_to_send_alone:
+            raise Unavailable("Kafka has taken what was refused beside others: claiming again, for larger requests")
         producer = self._producer
         if batch.rollback and self._has_parts:  # nothing but the parts that are rolled back is in it
             if batch.commit:
@@ -166,6 +176,7 @@ class KafkaSink:
             return Bridged(self._position, batch.epoch, refused=never)
         self._commit(producer, batch.position)
         self._granted.update([record.topic for record in records])
+        self._is_to_send_alone = self._is_to_send_alone and not batch.transactions
         return answer
 
     # --- before anything is published -------------------------------------------------------------------------
@@ -239,22 +250,27 @@ class KafkaSink:
     def _undo(self, producer: Producer, batch: PackedBridgeBatch) -> list[Item]:
         """Take back what is open, since brokers did not take all of it; the transactions that they never take.
 
-        Raises KafkaException where others failed, too, and Unavailable where parts of earlier batches were taken back
-        with it: the source is to be read again from the last position.
+        Raises KafkaException where nothing was refused for good, and Unavailable where the source is to be read again
+        from the last position: parts of earlier batches were taken back with it; or the client counts records that the
+        broker has not, and every later one would fail; or it is not known yet which records are to blame.
         """
         if (withdrawn := self._withdrawn) is not None:
             self._end(CLOSE_SECONDS)
             raise withdrawn
         failed, had_parts = dict(self._failed), self._has_parts
         self._abort(producer)
-        for error in failed.values():
-            if error.code() not in FOR_GOOD:
-                raise KafkaException(error)
-        items = {name: Item(name, 422, code="refused", detail=self._never(e)) for name, e in failed.items()}
-        if not had_parts and items.keys() <= {t.id for t in batch.transactions}:
+        refused = {name: error for name, error in failed.items() if error.code() in FOR_GOOD}
+        if not refused:
+            raise KafkaException(next(iter(failed.values())))
+        of_records = [name for name, error in refused.items() if error.code() in OF_A_RECORD]
+        if len(of_records) > 1 and not self._sends_alone:
+            self._is_to_send_alone = True
+            raise Unavailable(f"Kafka refuses some of {len(of_records)} transactions: sending their records one by one")
+        items = {name: Item(name, 422, code="refused", detail=self._never(e)) for name, e in refused.items()}
+        if not of_records and not had_parts and items.keys() <= {t.id for t in batch.transactions}:
             return list(items.values())
         self._bad |= items
-        raise Unavailable(f"Kafka refuses {len(items)} transactions of a large one: publishing the others of it again")
+        raise Unavailable(f"Kafka refuses {len(items)} transactions: publishing what came with them again")
 
     def _produce(self, producer: Producer, record: Record) -> None:
         name, topic, key, value, headers, partition = record

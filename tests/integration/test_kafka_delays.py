@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -324,6 +324,38 @@ def test_what_is_no_delayed_message_holds_up_no_other(kafka_node: KafkaNode, uni
 
 class Killed(Exception):
     """Stands for the death of a process."""
+
+
+def test_two_that_move_it_at_once_move_each_message_once(
+    kafka_node: KafkaNode, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both looked where the topic ends before one fenced the other: it moved again what had moved since."""
+    clock, cluster = Clock(), Cluster.of(kafka_node.url)
+    wheels = wheels_of(SHAPE, f"{unique}.wheels", LATE_US)
+    make_wheels(cluster, wheels)
+    old = f"{unique}.old"
+    make_topic(cluster, old, {"cleanup.policy": "compact"})
+    old_producer = cluster.producer({})
+    for n in range(20):
+        headers = [("notify-due", str(clock.now_us).encode()), ("notify-topic", unique.encode())]
+        old_producer.produce(old, f"{n}".encode(), f"id-{n}".encode(), headers=headers)
+    own = [("notify-due", b"when it is time"), ("notify-topic", b"a user's own header")]
+    old_producer.produce(old, b"no delayed message", b"strange", headers=own)
+    old_producer.flush(PATIENCE_SECONDS)
+    producer, moved = Cluster.producer, []
+
+    def behind_another(self: Cluster, settings: Mapping[str, Any]) -> Any:
+        if not moved:
+            moved.append(0)
+            moved.append(earlier.move_earlier(cluster, wheels, clock, old))
+        return producer(self, settings)
+
+    monkeypatch.setattr(Cluster, "producer", behind_another)
+    moved.append(earlier.move_earlier(cluster, wheels, clock, old))
+    clock.now_us += 10 * SECOND_US
+    with releasing(kafka_node.url, wheels, clock):
+        records = committed(kafka_node.url, unique, 20)
+    assert sorted(int(r.value()) for r in records) == list(range(20)) and moved[2] == 0
 
 
 def test_what_waits_in_the_topic_of_earlier_versions_moves_once(kafka_node: KafkaNode, unique: str) -> None:

@@ -34,6 +34,7 @@ from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from notify.kafka.brokers import make_topics
 from notify.kafka.cluster import Cluster
+from notify.kafka.positions import standing
 from notify.kafka.records import POSITIONS, header, listed, own_headers
 from notify.sinks import kafka
 
@@ -131,6 +132,50 @@ def test_an_open_transaction_of_another_source_hides_no_position(url: str, uniqu
             producer.abort_transaction(PATIENCE_SECONDS)
 
     use(url, work)
+
+
+class Counting:
+    """A consumer of Kafka that counts the records it gives."""
+
+    records = 0
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def poll(self, timeout: float) -> Any:
+        message = self._consumer.poll(timeout)
+        Counting.records += message is not None
+        return message
+
+    def consume(self, most: int, timeout: float) -> Any:
+        messages = self._consumer.consume(most, timeout)
+        Counting.records += len(messages)
+        return messages
+
+
+def test_a_position_is_read_from_the_end(url: str, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy source writes a record a batch: all of a week's were read at each claim, within 20 s or never."""
+    topic, cluster = f"{POSITIONS}.{unique}", Cluster.of(url)
+    make_topics(cluster, [topic], compacted=True)
+    producer = cluster.producer({"transactional.id": f"writes-{unique}"})
+    producer.init_transactions(PATIENCE_SECONDS)
+    producer.begin_transaction()
+    producer.produce(topic, b'{"epoch": 7, "position": "own"}', unique.encode())
+    for n in range(5000):
+        producer.produce(topic, f'{{"epoch": 3, "position": "{n}"}}'.encode(), b"another")
+    producer.commit_transaction(PATIENCE_SECONDS)
+    consumer = Cluster.consumer
+    monkeypatch.setattr(Cluster, "consumer", lambda self, own: Counting(consumer(self, own)))
+    assert standing(cluster, unique).position == "own"  # it is behind whatever is looked at first
+    Counting.records = 0
+    producer.begin_transaction()
+    producer.produce(topic, b'{"epoch": 8, "position": "newest"}', unique.encode())
+    producer.commit_transaction(PATIENCE_SECONDS)
+    assert standing(cluster, unique).position == "newest"
+    assert Counting.records < 1100
 
 
 def test_the_topic_of_earlier_versions_is_read_to_its_end_once(url: str, unique: str) -> None:
@@ -267,6 +312,40 @@ def test_what_kafka_never_takes_is_listed_and_the_relay_goes_on(
         done = asyncio.run(Relay(engine, url).run(once=True))
         assert (done.sent, done.refused) == (4, 4)
         check_poison(url, engine, f"order.{unique}", never)
+
+
+def test_what_comes_with_a_record_that_is_refused_is_not_refused(url: str, unique: str) -> None:
+    """A broker refuses all that is sent together for the sake of one: its neighbours were refused for good."""
+    cluster = Cluster.of(url)
+    config = {"cleanup.policy": "compact"}
+    admin = cluster.admin()
+    made = admin.create_topics([NewTopic(unique, num_partitions=1, replication_factor=1, config=config)])
+    made[unique].result(PATIENCE_SECONDS)
+    good = [sent(unique, f"{n}", key="k") for n in range(5)]
+
+    async def append_until_it_is_there(sink: Sink, position: str, some: list[BridgedTransaction]) -> set[str]:
+        """As a bridge does it: claims again, and leaves out what is refused, whose ids these are."""
+        refused: set[str] = set()
+        for _ in range(20):
+            try:
+                epoch, _ = await sink.claim(unique, take_back=False)
+                while named := (await append(sink, unique, epoch, position, *some)).refused:
+                    refused |= {item.id for item in named}
+                    some = [t for t in some if t.id not in refused]
+                return refused
+            except Unavailable:
+                continue
+        raise AssertionError("it is never there")
+
+    async def work(sink: Sink) -> None:
+        bad = [sent(unique, "no key") for _ in range(2)]
+        some = [*good[:2], bad[0], *good[2:3], bad[1], good[3]]
+        assert await append_until_it_is_there(sink, "1", some) == {each.id for each in bad}
+        one = sent(unique, "no key")
+        assert await append_until_it_is_there(sink, "2", [one, good[4]]) == {one.id}
+
+    use(url, work)
+    assert texts(url, unique, 5) == [f"{n}" for n in range(5)]
 
 
 def test_what_kafka_never_takes_is_listed_and_the_bridge_goes_on(url: str, binlog_url: str, unique: str) -> None:

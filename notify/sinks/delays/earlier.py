@@ -6,6 +6,7 @@ whatever happens in between. The transactional id is the one that earlier versio
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,9 +16,11 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from notify.errors import Unavailable
 from notify.kafka.brokers import CALL_SECONDS, known_topics
 from notify.kafka.cluster import Cluster
-from notify.kafka.records import DELAYED, DUE, TARGET, Headers, header, listed
+from notify.kafka.records import DELAYED, DUE, TARGET, Headers, header, listed, number
 from notify.sinks.delays.delayed import delayed_headers
 from notify.sinks.delays.wheels import Wheels
+
+log = logging.getLogger("notify.delays")
 
 EARLIER_ID = "notify-delays"
 """The transactional id of earlier versions."""
@@ -26,6 +29,11 @@ GROUP = "notify-delays-earlier"
 EARLIER_KEY = "notify-key"
 END_SECONDS = 90.0
 """A transaction that is open in the topic ends by then: the publisher's time-out is 60 s."""
+OPEN_SECONDS = 5.0
+PAUSE_SECONDS = 0.2
+NO_COORDINATOR = frozenset(
+    (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS)
+)
 BATCH = 500
 BATCH_BYTES = 4 << 20
 
@@ -36,12 +44,14 @@ def move_earlier(cluster: Cluster, wheels: Wheels, now_us: Callable[[], int], to
         return 0
     consumer = cluster.consumer({"group.id": GROUP, "enable.partition.eof": True, "auto.offset.reset": "earliest"})
     try:
-        start = max(0, consumer.committed([TopicPartition(topic, 0)], CALL_SECONDS)[0].offset)
-        end = consumer.get_watermark_offsets(TopicPartition(topic, 0), CALL_SECONDS)[1]
+        start, end = _extent(consumer, topic)
         if start >= end:
             return 0
         producer = cluster.producer({"transactional.id": EARLIER_ID, "compression.type": "lz4"})
         producer.init_transactions(CALL_SECONDS)
+        start, end = _extent(consumer, topic)  # another one that was fenced just now may have moved some
+        if start >= end:
+            return 0
         waiting: dict[bytes, int] = {}
         for message in _read(consumer, topic, start, end):
             if message.value() is None and not listed(message):
@@ -52,10 +62,25 @@ def move_earlier(cluster: Cluster, wheels: Wheels, now_us: Callable[[], int], to
         for message in _read(consumer, topic, start, end):
             if waiting.get(message.key()) == message.offset():
                 moving.move(message, wheels, now_us())
+            moving.commit_what_is_old()
         moving.commit(end)
         return len(waiting)
     finally:
         consumer.close()
+
+
+def _extent(consumer: Consumer, topic: str) -> tuple[int, int]:
+    """The offsets between which messages may wait."""
+    partition = TopicPartition(topic, 0)
+    deadline = time.monotonic() + CALL_SECONDS
+    while True:
+        try:
+            start = max(0, consumer.committed([partition], CALL_SECONDS)[0].offset)
+            return start, int(consumer.get_watermark_offsets(partition, CALL_SECONDS)[1])
+        except KafkaException as raised:
+            if raised.args[0].code() not in NO_COORDINATOR or time.monotonic() > deadline:
+                raise
+            time.sleep(PAUSE_SECONDS)  # until the cluster has made its topic of groups' offsets, or moved it
 
 
 class _Moving:
@@ -66,29 +91,41 @@ class _Moving:
         self._consumer = consumer
         self._topic = topic
         self._count = self._size = 0
+        self._began = time.monotonic()
         producer.begin_transaction()
 
     def move(self, message: Any, wheels: Wheels, now_us: int) -> None:
         """Put a message into its slot, and a tombstone where it waited."""
         headers = listed(message)
-        due, target, key = (header(headers, name) for name in (DUE, TARGET, EARLIER_KEY))
+        due, target, key = number(headers, DUE), header(headers, TARGET), header(headers, EARLIER_KEY)
         if due is None or target is None:
+            log.error("record %d of %s is no delayed message: left out", message.offset(), self._topic)
             return
         plain: Headers = [each for each in headers if each[0] not in (DUE, TARGET, EARLIER_KEY)]
         # One that is due waits for a moment more: a release can put aside what its topic refuses.
-        place = wheels.place(max(int(due), now_us + 1), now_us)
+        place = wheels.place(max(due, now_us + 1), now_us)
         assert place is not None
         value = message.value() or b""
         record_key = key.encode() if key is not None else None
-        waiting = delayed_headers(plain, int(due), target)
+        waiting = delayed_headers(plain, due, target)
+        if not self._count:
+            self._began = time.monotonic()
         self._producer.produce(place.topic, value, record_key, place.partition, headers=waiting)
         self._producer.produce(self._topic, None, message.key())
         self._count += 1
         self._size += len(value)
         if self._count >= BATCH or self._size >= BATCH_BYTES:
-            self._producer.commit_transaction(CALL_SECONDS)
-            self._producer.begin_transaction()
-            self._count = self._size = 0
+            self._commit()
+
+    def commit_what_is_old(self) -> None:
+        """Commit what has been open for some time: Kafka ends a transaction after a minute."""
+        if self._count and time.monotonic() - self._began > OPEN_SECONDS:
+            self._commit()
+
+    def _commit(self) -> None:
+        self._producer.commit_transaction(CALL_SECONDS)
+        self._producer.begin_transaction()
+        self._count = self._size = 0
 
     def commit(self, end: int) -> None:
         """Note that everything before an offset has moved."""

@@ -32,6 +32,7 @@ SESSION_SECONDS = 6
 """Killed or frozen, a releaser holds its partitions for so long."""
 TRANSACTION_SECONDS = 10
 """The brokers abort the transaction of one that was killed after so long; readers of its topics wait until then."""
+PROPAGATION_SECONDS = 3
 BATCH_RECORDS = 1000
 BATCH_BYTES = 4 << 20
 READ_AHEAD_KB = 8 << 10
@@ -90,6 +91,8 @@ class Release:
                 "transactional.id": f"notify-delays-{name}",
                 "transaction.timeout.ms": TRANSACTION_SECONDS * 1000,
                 "compression.type": "lz4",
+                # So long may a topic be unknown that was made a moment ago; by default 30 s, longer than a transaction.
+                "topic.metadata.propagation.max.ms": PROPAGATION_SECONDS * 1000,
             }
         )
         self._producer.init_transactions(CALL_SECONDS)
