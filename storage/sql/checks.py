@@ -18,6 +18,8 @@ from notify.storage.sql.tables import server_half_message
 from notify.wire import Payload
 
 LOOK_EVERY_US = 500_000
+MOST_GROUPS = 1000
+"""With so many producer groups noted, those that may be looked for again are forgotten."""
 """How often a server looks for due checks of a group that polls it."""
 _t = server_half_message.c
 
@@ -77,6 +79,8 @@ class SqlChecks:
 
         claimed = await self._database.run(claim)
         if len(claimed) < limit:
+            if len(self._look_us) >= MOST_GROUPS:  # names come from callers; most are asked for once
+                self._look_us = {group: at for group, at in self._look_us.items() if at > now_us}
             self._look_us[producer_group] = now_us + LOOK_EVERY_US
         return claimed
 

@@ -60,7 +60,8 @@ class Database:
                     raise invalid_value(cause) from None
                 again = isinstance(cause, Again | Duplicate) or (isinstance(cause, Gone) and not attempt)
                 if attempt + 1 == ATTEMPTS or not again:
-                    raise Unavailable(f"shard {self.shard!r}: the database does not answer ({error.orig})") from None
+                    does = "does not answer" if isinstance(cause, Gone) else "refuses it"
+                    raise Unavailable(f"shard {self.shard!r}: the database {does} ({error.orig})") from None
         raise AssertionError("the loop returns or raises")
 
 

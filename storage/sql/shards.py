@@ -27,6 +27,7 @@ from notify.wire import Payload
 log = structlog.get_logger("notify.sql")
 
 PROBE_SECONDS = 1.0
+MAY_KNOW = "a database does not answer, and may be the one that knows; try again"
 
 T = TypeVar("T")
 
@@ -226,15 +227,24 @@ class SqlShards:
             raise failed or Unavailable("no database answers; try again")
         return found
 
+    async def _first(self, ask: Callable[[SqlStore], Awaitable[T | None]]) -> T | None:
+        """The answer of the one that has any. Raises Unavailable where none has, and one that may have does not answer.
+        """
+        answers = await self._each(ask)
+        answer = next((a for a in answers if a is not None), None)
+        if answer is None and len(answers) < len(self.by_name):
+            raise Unavailable(MAY_KNOW)
+        return answer
+
     async def states(self, ids: Sequence[bytes]) -> list[State | None]:
         if len(self.healthy()) < len(self.by_name):
-            raise Unavailable("a database does not answer, and may be the one that knows; try again")
+            raise Unavailable(MAY_KNOW)
         answers = await self._each(lambda store: store.states(ids))
         return [next((s for s in states if s is not None), None) for states in zip(*answers, strict=True)]
 
     async def producer_groups(self, ids: Sequence[bytes]) -> list[str | None]:
         if len(self.healthy()) < len(self.by_name):
-            raise Unavailable("a database does not answer, and may be the one that knows; try again")
+            raise Unavailable(MAY_KNOW)
         answers = await self._each(lambda store: store.producer_groups(ids))
         return [next((g for g in groups if g is not None), None) for groups in zip(*answers, strict=True)]
 
@@ -261,10 +271,13 @@ class SqlShards:
     async def checking(self, transaction_id: bytes, shard: str | None = None) -> Checking | None:
         if shard is not None:
             return await self._at(shard).checking(transaction_id)
-        return next((c for c in await self._each(lambda s: s.checking(transaction_id)) if c is not None), None)
+        return await self._first(lambda s: s.checking(transaction_id))
 
     async def resume_checks(self, transaction_id: bytes, now_us: int, *, anew: bool) -> bool:
-        return any(await self._each(lambda s: s.resume_checks(transaction_id, now_us, anew=anew)))
+        async def resumed(store: SqlStore) -> bool | None:
+            return await store.resume_checks(transaction_id, now_us, anew=anew) or None
+
+        return await self._first(resumed) is not None
 
     async def half_contents(self, claimed: Sequence[Due]) -> list[list[Payload]]:
         contents: dict[tuple[str, bytes], list[Payload]] = {}
@@ -304,7 +317,7 @@ class SqlShards:
     # --- for the administrator --------------------------------------------------------------------------------
 
     async def transaction(self, transaction_id: bytes) -> Transaction | None:
-        return next((t for t in await self._each(lambda s: s.transaction(transaction_id)) if t is not None), None)
+        return await self._first(lambda s: s.transaction(transaction_id))
 
     async def in_doubt(self) -> InDoubt:
         return await counted(self.undecided)

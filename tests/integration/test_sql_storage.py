@@ -19,7 +19,8 @@ from notify.databases import DROPPED, REFUSED, RELAYED
 from notify.errors import Conflict, InvalidRequest, NotifyError, StorageFailed, Unavailable
 from notify.storage.checks import CheckAnswer
 from notify.storage.records import NewMessage, NewTransaction, PartlyStored, Put, State
-from notify.storage.sql import engines, movers, registry, schema, writer
+from notify.storage.sql import checks, engines, movers, registry, schema, writer
+from notify.storage.sql.database import Database
 from notify.storage.sql.dialect import Gone
 from notify.storage.sql.engines import open_engine, opened
 from notify.storage.sql.key_map import KeyMap
@@ -516,6 +517,8 @@ def test_a_shard_that_fails_is_left_out_and_comes_back(database_urls: dict[str, 
             assert (await store.decide([(t.id, "g", State.COMMITTED)], now()))[0].changed, (
                 "without a shard it goes to all"
             )
+            places = {p.shard: some.id for some in [sent() for _ in range(40)] for p in await store.put([some], now())}
+            here, elsewhere = places["a"], places["b"]
             keyed = sent(key="some key")
             home = store.shard_of(keyed)
             assert {(await store.put([sent(key="some key")], now()))[0].shard for _ in range(10)} == {home}
@@ -540,8 +543,11 @@ def test_a_shard_that_fails_is_left_out_and_comes_back(database_urls: dict[str, 
                     [refused, sent(), sent(key=next(k for k in map(str, range(99)) if place(k) == "a"))], now()
                 )
             assert [isinstance(r, Unavailable) for r in partly.value.results] == [True, False, False]
-            with pytest.raises(Unavailable):
-                await store.states([t.id])
+            for asked in (store.states([t.id]), store.transaction(elsewhere), store.checking(elsewhere),
+                          store.resume_checks(elsewhere, now(), anew=True)):  # fmt: skip
+                with pytest.raises(Unavailable):
+                    await asked
+            assert await store.transaction(here) is not None
             # Database b comes back.
             proxy.reopen()
 
@@ -558,6 +564,30 @@ def test_a_shard_that_fails_is_left_out_and_comes_back(database_urls: dict[str, 
 
         asyncio.run(run())
         proxy.close()
+
+
+def test_a_database_that_refuses_is_not_said_to_be_away(tmp_path: Path) -> None:
+    async def run() -> None:
+        database = Database(f"sqlite:///{tmp_path}/empty.db", "a")
+        with pytest.raises(Unavailable, match=r"refuses it .*no such table"):
+            await database.run(lambda connection: connection.exec_driver_sql("SELECT 1 FROM missing"))
+        database.close()
+
+    asyncio.run(run())
+
+
+def test_groups_that_ask_for_checks_take_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller may name as many producer groups as it likes."""
+    monkeypatch.setattr(checks, "MOST_GROUPS", 3)
+    url = f"sqlite:///{tmp_path}/x.db"
+    make_storage(url)
+
+    async def scenario(store: SqlStore) -> None:
+        for n in range(10):
+            assert await store.claim_checks(f"g{n}", n * SECOND, 5, SECOND) == []
+        assert sum(bool(store.next_check_us(f"g{n}")) for n in range(10)) <= 3
+
+    use(url, scenario)
 
 
 def test_the_same_id_is_stored_once_whoever_is_asked(database_urls: dict[str, str], tmp_path: Path) -> None:
