@@ -29,6 +29,9 @@ REPORTED, REPORTED_CHARACTERS = 20, 300
 GONE = "rows_gone"
 """The code of a transaction that was to be tried again, and whose rows nobody has any more."""
 GONE_DETAIL = "its rows are not in the database any more: it cannot be sent; restore them and try again, or drop it"
+UNLISTED = "unlisted"
+"""The code of a transaction that was refused before the database had a list."""
+UNLISTED_DETAIL = "its target refused it before this database had a list; its mover's log of that time says why"
 
 _r = notify_refused.c
 
@@ -104,6 +107,21 @@ def note(connection: Connection, mover: str, refusals: Iterable[Refusal]) -> Non
                 connection.execute(notify_refused.insert().values(fixed | values))
         except sa.exc.IntegrityError:
             connection.execute(again)  # it is dropped, or another mover has put it there meanwhile
+
+
+def adopt(connection: Connection, mover: str, outbox: Outbox) -> int:
+    """Put on the list what is marked as refused and is not there, a thousand at most; how many.
+
+    A mover marked them while the database had no list. `mover`: who puts them there.
+    """
+    t = outbox.table.c
+    strange = sa.select(t.transaction_id).where(
+        t.relayed == REFUSED, t.message_no == 0, t.transaction_id.not_in(sa.select(_r.transaction_id))
+    )
+    names = [str(name) for name in connection.scalars(strange.limit(MOST_AT_ONCE))]
+    unlisted = [Refusal(name, *outbox.whose(connection, name), 422, UNLISTED, UNLISTED_DETAIL) for name in names]
+    note(connection, mover, unlisted)
+    return len(names)
 
 
 def to_retry(connection: Connection, limit: int = 100) -> list[str]:

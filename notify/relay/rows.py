@@ -53,10 +53,10 @@ class Rows:
 
         Raises InvalidRequest where the database has none.
         """
-        if len(self.outboxes) == len(OUTBOXES):
+        if self._has_list and len(self.outboxes) == len(OUTBOXES):
             return
         outboxes = present(self._engine)
-        if outboxes and len(outboxes) == len(self.outboxes):
+        if self._has_list and outboxes and len(outboxes) == len(self.outboxes):
             return
         if not outboxes:
             raise InvalidRequest(
@@ -64,12 +64,26 @@ class Rows:
                 "service, or `notify storage upgrade`"
             )
         self._has_list = refused.ensure(self._engine)
-        if not self._has_list:
+        if self._has_list:
+            self._adopt(outboxes)
+        elif not self.outboxes:
             log.warning(
                 "the database has no table notify_refused, and this user may not make it: refused messages are in "
                 "this log only, and in their table with relayed = 2; run create_tables with a user that may"
             )
         self.outboxes = outboxes
+
+    def _adopt(self, outboxes: list[Outbox]) -> None:
+        """List what was refused while there was no list."""
+        for outbox in outboxes:
+            while True:
+                with self._engine.begin() as connection:
+                    adopted = refused.adopt(connection, self._mover, outbox)
+                if not adopted:
+                    break
+                log.warning(
+                    "%d transactions of %s were refused without a list, and are on it now", adopted, outbox.table.name
+                )
 
     def source(self) -> str:
         """The database's source id. Raises InvalidRequest where it has none."""

@@ -25,6 +25,7 @@ from notify.databases import REFUSED
 from notify.limits import LIMITS
 from notify.outbox import LOCAL, source_name
 from notify.refused import DROPPED_STATE
+from notify.relay import relay
 from notify.relay.leases import BUCKETS, Leases, MySqlLease, PostgreSqlLeases
 from notify.relay.relay import Relay
 from notify.sinks.queue_server import QueueSink
@@ -193,11 +194,42 @@ def test_a_database_without_the_list_is_relayed_too(
     outbox.add("good")
     with outbox.engine.begin() as connection:
         notify_refused.drop(connection)
-    monkeypatch.setattr(refused, "ensure", lambda engine: False)
-    assert relay_once(outbox, server.url) == (1, 1)
+    with monkeypatch.context() as planted:
+        planted.setattr(refused, "ensure", lambda engine: False)
+        assert relay_once(outbox, server.url) == (1, 1)
     with outbox.engine.connect() as connection:
         relayed = sa.select(half_message.c.relayed).where(half_message.c.transaction_id == name)
         assert connection.scalar(relayed) == REFUSED
+    # Somebody makes the list: what was refused before is on it, with its own reason where it is refused again.
+    other = outbox.add("x", topic="no name")
+    assert relay_once(outbox, server.url) == (0, 1)
+    with outbox.engine.connect() as connection:
+        codes = {row["transaction_id"]: row["code"] for row in refused.listed(connection)}
+    assert codes == {name: "unlisted", other: "invalid_name"}
+
+
+def test_a_relay_finds_a_list_that_is_made_while_it_runs(
+    outbox: Outbox, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asked once, when it started."""
+    monkeypatch.setattr(relay, "ANNOUNCE_SECONDS", 0.01)
+    outbox.add("x", producer_group="no name")
+    with outbox.engine.begin() as connection:
+        notify_refused.drop(connection)
+    ensure, may_not = refused.ensure, [True]
+    monkeypatch.setattr(refused, "ensure", lambda engine: not may_not and ensure(engine))
+
+    async def run() -> None:
+        moving = Relay(outbox.engine, server.url)
+        task = asyncio.ensure_future(moving.run(interval=0.01))
+        await eventually_async(lambda: task.done() or moving.total.refused, "the refusal")
+        may_not.clear()
+        await eventually_async(lambda: task.done() or moving.listed, "the refusal to be listed")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert moving.listed == 1
+
+    asyncio.run(run())
 
 
 def test_more_than_one_request_at_once_is_cut(outbox: Outbox, server: ServerProcess, unique: str) -> None:
