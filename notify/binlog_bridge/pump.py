@@ -12,7 +12,8 @@ import logging
 import sys
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -26,10 +27,10 @@ from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.position import Position
 from notify.binlog_bridge.read_ahead import ReadAhead
-from notify.binlog_bridge.reader import BinlogReader, Damaged
+from notify.binlog_bridge.reader import BinlogReader
 from notify.binlog_bridge.refusals import Refusals
 from notify.binlog_bridge.retrying import Retrying
-from notify.binlog_bridge.stream import SameServerId
+from notify.binlog_bridge.stream import Damaged, SameServerId
 from notify.binlog_bridge.totals import Totals
 from notify.binlog_bridge.unfinished import Filling, sent_again, without
 from notify.errors import Conflict, InvalidRequest, StorageFailed, Unavailable
@@ -41,6 +42,7 @@ from notify.sinks.sink import PutsById, Sink, open_sink
 from notify.storage.sql.engines import with_driver
 from notify.wire import Bridged, Item, PackedBridgeBatch
 
+T = TypeVar("T")
 log = logging.getLogger("notify.bridge")
 
 IDLE_SECONDS = 1.0
@@ -64,6 +66,10 @@ WRONG_ADDRESS = (1044, 1045, 1049)
 CAUGHT_UP_US = 10_000_000
 """A source that sends heartbeats only had nothing new so long ago, at the latest."""
 FIRST_SERVER_ID = 740_000_000
+
+
+class TargetAway(Unavailable):
+    """The target does not answer, or takes nothing for now: another candidate for the source would not help."""
 
 
 class Superseded(StorageFailed):
@@ -143,7 +149,7 @@ class Bridge:
                     self._count_damage(error)
                     wait = backoff.next()
                     log.warning("again in %.1f s: %s", wait, error)
-                    if not isinstance(error, Conflict) and len(self._engines) > 1:
+                    if not isinstance(error, Conflict | TargetAway) and len(self._engines) > 1:
                         self._at = (self._at + 1) % len(self._engines)
                 await asyncio.sleep(backoff.next() if wait is None else wait)
                 if self.totals.batches > moved:
@@ -169,8 +175,8 @@ class Bridge:
             self._damaged += 1
             if self._damaged >= DAMAGED_TIMES * len(self._engines):
                 raise Unreadable(
-                    f"an event of the source's binlog had a wrong checksum {self._damaged} times: the file is damaged. "
-                    "Nothing was skipped: start with --backfill, which takes what is missing from the table"
+                    f"an event of the source's binlog could not be read {self._damaged} times: the file is damaged "
+                    f"({error}). Nothing was skipped: start with --backfill, which takes what is missing from the table"
                 ) from error
 
     def _next_candidate_or(self, error: Purged) -> None:
@@ -214,17 +220,17 @@ class Bridge:
         The result names all that was refused. Raises Unavailable where the source does not take the note.
         """
         refused: list[Item] = []
-        while (answer := await sink.append(self.name, batch)).refused:
+        while (answer := await _of_target(sink.append(self.name, batch))).refused:
             for_now = next((item for item in answer.refused if is_for_now(item)), None)
             if for_now is not None:
-                raise Unavailable(f"the target does not take {for_now.id} for now: {for_now.detail}")
+                raise TargetAway(f"the target does not take {for_now.id} for now: {for_now.detail}")
             by_id = {t.id: t for t in batch.transactions}
             await self._note([Refusal.of(by_id[item.id], item) for item in answer.refused if item.id in by_id])
             refused += answer.refused
             names = {item.id for item in answer.refused}
             rest = [t for t in batch.transactions if t.id not in names]
             if len(rest) == len(batch.transactions):
-                raise Unavailable(f"the target refuses what is not in the batch: {', '.join(sorted(names)[:3])}")
+                raise TargetAway(f"the target refuses what is not in the batch: {', '.join(sorted(names)[:3])}")
             batch = msgspec.structs.replace(batch, transactions=rest, position=without(batch.position, names))
         totals = self.totals
         totals.stored += answer.stored
@@ -244,7 +250,7 @@ class Bridge:
         `fill`, `since_us`: see `run`.
         """
         # A bridge that lost its connection because another one reads now must not take the source back from it.
-        epoch, text = await sink.claim(self.name, take_back=False)
+        epoch, text = await _of_target(sink.claim(self.name, take_back=False))
         if names := sent_again(text):
             await asyncio.to_thread(self._refusals.settle, self._engine, names)
         if fill or Filling.of(text) is not None:
@@ -328,6 +334,14 @@ class Bridge:
     def _source_us(self) -> int:
         """The time by the source's clock, in microseconds."""
         return _now_us() + self._clock_offset_us
+
+
+async def _of_target(answer: Awaitable[T]) -> T:
+    """The target's answer. Raises TargetAway instead of Unavailable."""
+    try:
+        return await answer
+    except Unavailable as error:
+        raise TargetAway(str(error)) from error
 
 
 def _has_content(batch: PackedBridgeBatch) -> bool:

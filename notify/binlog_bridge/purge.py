@@ -17,6 +17,7 @@ from sqlalchemy.sql import ColumnElement
 
 from notify.binlog_bridge import source
 from notify.binlog_bridge.position import MariaDbSet, Position, parse
+from notify.binlog_bridge.unfinished import Filling
 from notify.client.table import (
     delete_transactions,
     half_message,
@@ -66,7 +67,10 @@ async def _has_passed(sink: Sink, name: str, end: str, engine: Engine) -> bool:
     """Wait until the bridge has read up to `end`; False where there is no bridge."""
     until = time.monotonic() + WAIT_SECONDS
     while True:
-        known = Position.of(await sink.position(name))
+        text = await sink.position(name)
+        if Filling.of(text) is not None:
+            raise Unavailable(f"a backfill of source {name!r} is under way: purge when it is done")
+        known = Position.of(text)
         if known is None:
             return False
         await asyncio.to_thread(_check_history, engine, known)

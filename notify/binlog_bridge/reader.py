@@ -14,10 +14,9 @@ from notify.binlog_bridge.events import FORMAT, GTIDS, MARIADB_GTID, QUERY, ROTA
 from notify.binlog_bridge.history import History, gtid_list, previous_gtids, server_uuid
 from notify.binlog_bridge.open_transaction import OpenTransaction, savepoint_name
 from notify.binlog_bridge.position import GtidSet, MariaDbSet, MySqlSet, Position
-from notify.binlog_bridge.stream import BinlogStream
+from notify.binlog_bridge.stream import BinlogStream, Damaged
 from notify.binlog_bridge.tables import Tables
 from notify.clock import wall_clock
-from notify.errors import Unavailable
 from notify.wire import BridgedTransaction, PackedBridgeBatch
 
 BATCH_TRANSACTIONS = 2000
@@ -30,12 +29,6 @@ _WITH_CRC32 = 1
 _CHECKSUM_BYTES = 4
 _BODY = 20
 """A packet begins with one byte that says it is an event; then come 19 bytes of header."""
-
-
-class Damaged(Unavailable):
-    """An event has a wrong checksum: on its way, or in the source's file."""
-
-    code = "damaged_event"
 
 
 Read = tuple[PackedBridgeBatch, int]

@@ -73,7 +73,8 @@ class Refusals:
         for outbox, some in zip(outboxes, places, strict=True):
             for page in cut(some, RETRIED_BYTES):
                 with engine.connect() as connection:
-                    yield readable(connection, outbox, [place.id for place in page])
+                    messages = readable(connection, outbox, [place.id for place in page])
+                yield messages  # no connection is held while they are sent, nor by a bridge that is stopped then
 
     def report(self, engine: Engine) -> RefusedReport | None:
         """The list as the queue's console shows it; None where the source has none. Raises SQLAlchemyError."""

@@ -26,6 +26,20 @@ SILENT_SECONDS = 10.0
 RECEIVE_BYTES = 1 << 18
 
 
+PASSING = (
+    "memory allocation failed", "failed on fseek", "failed on setting", "read error", "shutdown in progress",
+    "bogus data in log event", "truncated in the middle of event", "event crc check failed", "corrupted",
+)  # fmt: skip
+"""Parts of the texts with which a source ends a stream (error 1236) although it has what follows: it lacks memory or
+disk, or a file is damaged. Every other text is taken for a position that is gone."""
+
+
+class Damaged(Unavailable):
+    """An event is damaged: on its way, or in the source's file."""
+
+    code = "damaged_event"
+
+
 class SameServerId(Unavailable):
     """Somebody reads with this bridge's server id: for a moment that may be its own last connection."""
 
@@ -141,6 +155,8 @@ def refusal(packet: bytes) -> Exception:
     text = packet[9:].decode("utf-8", "replace")
     if "server_uuid/server_id" in text:
         return SameServerId(f"another bridge or replica reads with this server id ({text})")
+    if code == 1236 and any(part in text.lower() for part in PASSING):
+        return Damaged(f"the source cannot read its own binlog for now ({text})")
     if code == 1236:
         return Purged(
             f"the source does not have what follows this bridge's position ({text}). Nothing was skipped: start with "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -46,6 +47,7 @@ from tests.support.bridges import move, numbers, outbox
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.groups import drain, subscribe
 from tests.support.http import admin
+from tests.support.proxy import Proxy
 
 
 @pytest.fixture
@@ -63,6 +65,33 @@ def test_outbox_rows_reach_the_log_once_in_commit_order(url: str, server: Server
     assert numbers(server, unique, 45) == wanted
     shown = next(b for b in admin(server.url, "GET", "bridges")["bridges"] if b["source"] == bridge.name)
     assert shown["rows"] == 45 and shown["lag_seconds"] >= 0 and shown["silent_seconds"] >= 0
+
+
+def test_a_queue_that_is_away_costs_no_change_of_the_source(
+    url: str, server: ServerProcess, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The bridge went to the source's replica, which may be behind, for the sake of a queue that did not answer."""
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(3))
+    proxy = Proxy("127.0.0.1", sa.make_url(server.url).port or 0)
+    proxy.close()
+    replica = socket.create_server(("127.0.0.1", 0))
+    replica.setblocking(False)
+    other = sa.make_url(url).set(port=replica.getsockname()[1]).render_as_string(hide_password=False)
+
+    async def run() -> None:
+        bridge = Bridge([url, other], f"http://127.0.0.1:{proxy.port}")
+        task = asyncio.ensure_future(bridge.run(once=True))
+        await eventually_async(lambda: task.done() or caplog.text.count("again in") > 1, "two tries")
+        proxy.reopen()
+        await asyncio.wait_for(task, PATIENCE_SECONDS)
+
+    with replica:
+        asyncio.run(run())
+        with pytest.raises(BlockingIOError):
+            replica.accept()
+    proxy.close()
+    assert numbers(server, unique, 3) == [0, 1, 2]
 
 
 def test_the_servers_table_is_bridged_when_it_commits(url: str, server: ServerProcess, unique: str) -> None:

@@ -13,7 +13,7 @@ from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.position import MariaDbSet, MySqlSet, Position
 from notify.binlog_bridge.reader import PART_BYTES, Assembly
-from notify.binlog_bridge.stream import SameServerId, refusal
+from notify.binlog_bridge.stream import Damaged, SameServerId, refusal
 from notify.errors import InvalidRequest, Unavailable
 from tests.support.binlog import (
     AT,
@@ -144,11 +144,15 @@ def test_what_cannot_be_read_whole_stops_it(packets: list[bytes | None], match: 
         ("Cannot replicate because the master purged required binary logs.", Purged),
         ("Error: connecting slave requested to start from GTID 0-1-5, which is not in the master's binlog", Purged),
         ("A slave with the same server_uuid/server_id as this slave has connected to the master", SameServerId),
+        ("binlog truncated in the middle of event; consider out of disk space on master; the first event …", Damaged),
+        ("bogus data in log event; the first event 'bin.000001' at 4", Damaged),
+        ("memory allocation failed reading log event", Damaged),
+        ("a text of a later version", Purged),
     ],
 )
 def test_refusals_of_a_source(text: str, kind: type[Exception]) -> None:
     error = refusal(b"\xff" + struct.pack("<H", 1236) + b"#HY000" + text.encode())
-    assert type(error) is kind
+    assert type(error) is kind and text[:60] in str(error)
     assert isinstance(refusal(b"\xff" + struct.pack("<H", 1045) + b"#28000no"), Unavailable)
 
 

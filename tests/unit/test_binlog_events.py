@@ -14,7 +14,8 @@ from notify.binlog_bridge.events import EVENT_TYPES, Treatment
 from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.open_transaction import OpenTransaction, savepoint_name
 from notify.binlog_bridge.position import Position
-from notify.binlog_bridge.reader import PART_BYTES, Assembly, Damaged
+from notify.binlog_bridge.reader import PART_BYTES, Assembly
+from notify.binlog_bridge.stream import Damaged
 from notify.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.support.binlog import SERVER, XID, event, gtid, gtids_of, mapped, query, read, row, rows, values
 
