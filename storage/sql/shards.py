@@ -228,7 +228,7 @@ class SqlShards:
         return found
 
     async def _first(self, ask: Callable[[SqlStore], Awaitable[T | None]]) -> T | None:
-        """The answer of the one that has any. Raises Unavailable where none has, and one that may have does not answer."""
+        """The answer of the one that has any. Raises Unavailable where none has, and one that may does not answer."""
         answers = await self._each(ask)
         answer = next((a for a in answers if a is not None), None)
         if answer is None and len(answers) < len(self.by_name):
