@@ -125,7 +125,7 @@ class KafkaLoop:
 
     async def _poll(self) -> None:
         """Fetch while little is ready, and poll the group in any case: it would take a silent member for dead."""
-        is_holding, came = False, 0
+        is_holding = False
         while True:
             self._handling.begin()
             is_held = self._handling.is_held
@@ -138,7 +138,8 @@ class KafkaLoop:
             is_holding = not wants
             await self._pause_and_resume(is_holding)
             # A partition that comes while nothing is wanted is fetched until it is paused: one record at a time.
-            came = await self._feed.poll(self._lot.next(time.monotonic(), came) if wants else 1, POLL_SECONDS)
+            came = await self._feed.poll(self._lot.next(time.monotonic()) if wants else 1, POLL_SECONDS)
+            self._lot.came(time.monotonic(), came)
             self._has_received = self._has_received or came > 0
 
     async def _pause_and_resume(self, is_holding: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from functools import partial
 from typing import Any
 
@@ -26,8 +27,10 @@ log = logging.getLogger("notify.consumer")
 CALL_SECONDS = 20.0
 TRANSACTION_SECONDS = 10.0
 """A process that is killed within a transaction holds up readers of its topics for so long."""
-GATHER_SECONDS = 0.05
+GATHER_SECONDS, GATHER_MAX_SECONDS = 0.05, 0.5
 """Between two commits: what ends within this time is committed together."""
+SHARE = 4
+"""While a commit takes its time, nothing is fetched: the pause after it is so many times as long."""
 RETRY_SECONDS, RETRY_MAX_SECONDS = 0.2, 5.0
 RECORD_BYTES = 4 << 20
 """The client's bound of a record: a message of the most bytes, with all that a retry adds to its headers."""
@@ -66,9 +69,11 @@ class Settling:
         while True:
             await self._partitions.changed.wait()
             self._partitions.changed.clear()
+            began = time.monotonic()
             if await self.settle():
                 backoff.reset()
-                await asyncio.sleep(GATHER_SECONDS)
+                took = time.monotonic() - began
+                await asyncio.sleep(min(max(GATHER_SECONDS, SHARE * took), GATHER_MAX_SECONDS))
             else:
                 self._partitions.changed.set()
                 await asyncio.sleep(backoff.next())
