@@ -104,6 +104,8 @@ class SavedState(msgspec.Struct, kw_only=True):
     patterns: list[Subscription]
     priorities: dict[str, Priorities]
     released: tuple[int, int]
+    dropped_to: int | None = None
+    """Position below which segments were dropped on purpose. None: written before that was recorded."""
 
 
 class Checkpoint(msgspec.Struct):
@@ -193,6 +195,7 @@ def capture(state: LogState) -> Callable[[], SavedState]:
     patterns = [copy.copy(s) for s in state.patterns.values()]
     priorities = copy.deepcopy(state.priorities)
     released = state.times.released
+    dropped_to = state.dropped_to
 
     def saved() -> SavedState:
         producers, undecided = _saved_pending(pending)
@@ -217,6 +220,7 @@ def capture(state: LogState) -> Callable[[], SavedState]:
             patterns=patterns,
             priorities=priorities,
             released=released,
+            dropped_to=dropped_to,
         )
 
     return saved
@@ -259,6 +263,7 @@ def restore(state: LogState, saved: SavedState) -> None:
         state.pending.schedule(pending.producer.group, half.next_check_us, (half.id,))
     state.times.released = saved.released
     state.moved = dict(saved.moved)
+    state.dropped_to = saved.dropped_to or 0
 
 
 def _saved_pending(undecided: list[Pending]) -> tuple[list[SavedProducer], list[SavedPending]]:

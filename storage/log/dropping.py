@@ -45,6 +45,7 @@ class Dropper:
         """`live`: the entries of it that are needed. With `keep_ids` all its ids are found as before."""
         carried = await self._carrier.carry(part, live, now_us)
         await self._sealer.idle()
+        self._state.dropped_to = part.end  # durable with the checkpoint, and so before the segment is gone
         await self._checkpoints.take()
         if keep_ids or live.any():
             entries = part.entries.copy()

@@ -91,6 +91,8 @@ class Opening:
             part.is_complete = True
             parts.being_sealed.append(part)
         if segments[0].base:
+            if saved is not None and saved.state.dropped_to is None:
+                self._state.dropped_to = segments[0].base  # an older version dropped them, and recorded nothing
             self._find_starts()
         self._state.times.load()
         return opened

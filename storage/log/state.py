@@ -40,6 +40,8 @@ class LogState:
         self.producer_numbers: dict[str, int] = {"": 0}
         self.moved: dict[int, int] = {}
         """Payloads that were carried out of a dropped segment: position as entries know it, to where it is now."""
+        self.dropped_to = 0
+        """Position below which segments were dropped on purpose: whoever reads the log tells that from a loss."""
         self.parts = Parts()
         self.times = TimeIndex(self.parts)
 

@@ -13,7 +13,8 @@ import pytest
 from notify.errors import Unavailable
 from notify.storage.checks import Due
 from notify.storage.groups import SettleKind, Subscription
-from notify.storage.log import LogStore, journal
+from notify.storage.log import LogStore, checkpoint, journal
+from notify.storage.log.disk import Disk
 from notify.storage.log.husks import MOST_HUSKS
 from notify.storage.names import redriven_id, redriven_id_without_topic, retry_topic
 from notify.storage.records import NewMessage, NewTransaction, Put, State
@@ -493,3 +494,46 @@ def husks_of(directory: Path) -> list[Path]:
     """The indexes of dropped segments."""
     first = min(path.stem for path in directory.glob("*.log"))
     return [path for path in directory.glob("*.idx") if path.stem < first]
+
+
+def test_what_was_dropped_is_recorded(tmp_path: Path) -> None:
+    """A reader of the files tells a segment that retention dropped from one that was lost."""
+    directory = tmp_path / "log"
+
+    async def run() -> None:
+        store = opened(directory)
+        await store.open(T0)
+        await store.create_topic(Topic("t"))
+        await store.checkpoint()
+        assert recorded(directory).dropped_to == 0
+        await fill(store, 60, T0)
+        assert await store.retain(T0 + 2 * HOUR) > 0
+        first = store.segments.first_base
+        assert recorded(directory).dropped_to == first > 0
+        await store.close()
+        store = opened(directory)
+        await store.open(T0 + 2 * HOUR)
+        await store.checkpoint()
+        assert recorded(directory).dropped_to == first
+        await store.close()
+        # A checkpoint of a version that did not record it: the next start takes what is there for what was kept.
+        saved = checkpoint.load(Disk(directory))
+        assert saved is not None
+        saved.state.dropped_to = None
+        for file in directory.glob("*.ckpt"):
+            file.unlink()
+        name = checkpoint.checkpoint_name(saved.position)
+        (directory / name).write_bytes(checkpoint.encoded(saved.state, saved.position, saved.time_us))
+        store = opened(directory)
+        await store.open(T0 + 2 * HOUR)
+        await store.checkpoint()
+        assert recorded(directory).dropped_to == first
+        await store.close()
+
+    asyncio.run(run())
+
+
+def recorded(directory: Path) -> checkpoint.SavedState:
+    saved = checkpoint.load(Disk(directory))
+    assert saved is not None
+    return saved.state
