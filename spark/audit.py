@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import or_
 from pathlib import Path
 
 from pyspark import StorageLevel
@@ -18,15 +20,22 @@ from notify.spark import findings, kafka_searches, measures, searches
 from notify.spark.cases import Cases
 from notify.spark.catalog import Bridged
 from notify.spark.coverage import Coverage, cover
-from notify.spark.findings import SKEW_US
+from notify.spark.databases import Span
+from notify.spark.dead import dead
+from notify.spark.findings import BAD, BY_NAME, SKEW_US
 from notify.spark.kafka_input import KafkaInput
 from notify.spark.life import Groups
+from notify.spark.log_input import EVERYTHING
+from notify.spark.malformed import malformed
+from notify.spark.proof import Proof, refuse_doubled, refuse_foreign
 from notify.spark.result import Found, Inputs, Plan, Result
 from notify.spark.rows import MessageRows, hashes
 from notify.spark.verdict import judge
 
 _BYPASS = "spark.sql.execution.bypassPartialAggregation"
 ROWS_A_PARTITION = 300_000
+REREAD_BYTES = 256 << 20
+"""So much of the logs is compared with its copies again in each window of a watch; a single audit compares all."""
 MOST_PARTITIONS = 2000
 
 
@@ -55,7 +64,12 @@ class Audit:
         self._inputs = inputs
         self._scratch = scratch
         self._progress = progress
-        self.result = Result()
+        unknown = set(plan.fail_on) - BY_NAME.keys()
+        if unknown:
+            raise InvalidRequest(
+                f"--fail-on: there is no class {', '.join(sorted(unknown))}; there are {', '.join(BY_NAME)}"
+            )
+        self.result = Result(bad=(*BAD, *plan.fail_on))
         self._mark = time.monotonic()
 
     def _step(self, name: str) -> None:
@@ -90,10 +104,11 @@ class Audit:
         rows = message_rows.read().persist(StorageLevel.MEMORY_AND_DISK)
         self._spark.conf.set(_BYPASS, "false")
         try:
-            newest_row_us = self._judge_rows(rows, message_rows)
+            newest_row_us = self._judge_rows(rows, message_rows, coverage)
         finally:
             rows.unpersist()
         self._search(coverage)
+        self._search_malformed(coverage)
         self._step("order, damage, gaps, effects")
         judge(self._plan, result, newest_row_us)
         result.seconds = round(time.monotonic() - started, 2)
@@ -106,12 +121,16 @@ class Audit:
         is_large = partitions > self._spark.sparkContext.defaultParallelism
         self._spark.conf.set("spark.sql.adaptive.enabled", str(is_large).lower())
 
-    def _judge_rows(self, rows: DataFrame, message_rows: MessageRows) -> int:
+    def _judge_rows(self, rows: DataFrame, message_rows: MessageRows, coverage: Coverage) -> int:
         """Figures and cases of the messages' rows; the time of the newest local row."""
         result = self.result
         bucket_us = round(self._plan.bucket_seconds * 1e6)
         topics = {value: name for name, value in hashes(self._spark, sorted(self._topic_names())).items()}
-        result.buckets = measures.count(rows, bucket_us, topics)
+        blocks = self._groups.blocks
+        result.buckets = measures.count(rows, bucket_us, topics, blocks)
+        done = [reduce(or_, (bucket.pop(f"done{b}") or 0 for bucket in result.buckets), 0) for b in range(blocks)]
+        proof = Proof(self._inputs, result, coverage.from_us, coverage.to_us)
+        proof.of_inboxes(self._groups.of(done))
         for name in measures.TOTALS:
             result.totals[name] = sum(bucket[name] for bucket in result.buckets)
         result.counts = {f.name: sum(bucket.get(f.name, 0) for bucket in result.buckets) for f in findings.FINDINGS}
@@ -142,10 +161,12 @@ class Audit:
     # --- inputs -----------------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
+        refuse_doubled(self._inputs)
         for log in self._inputs.logs:
             self._progress(f"reading log {log.name}: {len(log.segments)} segments")
-            log.prepare(self._spark, self._scratch)
+            log.prepare(self._spark, self._scratch, REREAD_BYTES if self._plan.closes_by_clock else EVERYTHING)
             self.result.reasons += [f"log {log.name}: {problem}" for problem in log.problems]
+        refuse_foreign(self._inputs)
         # As for ids, and as long again for the records' own times.
         slack_us = 2 * (SKEW_US + round(max(self._plan.max_transaction_seconds, self._plan.deliver_seconds) * 1e6))
         for kafka in self._inputs.kafka:
@@ -179,22 +200,33 @@ class Audit:
             )
             self._add_gaps(coverage, log.name, log.catalog.bridges)
             self._progress("checking the order")
-            self._add("DISORDER", searches.disorder(self._spark, log, coverage.span))
+            self._add("DISORDER", *searches.disorder(self._spark, log, coverage.span))
+            letters = dead(self._spark, log, coverage.from_us, coverage.to_us)
+            self._add("DEAD", letters.cases, letters.count)
+            result.dead += letters.by_reason
         if not self._plan.effects:
             result.not_checked["DUP_EFFECT"] = "name the business effects with --effects"
         for name, query in self._plan.effects:
             database = next((d for d in self._inputs.databases if d.name == name or not name), None)
             if database is None:
                 raise InvalidRequest(f"--effects names database {name!r}, which was not given with --database")
-            self._add("DUP_EFFECT", searches.doubled(self._spark, database, query, coverage.between))
+            self._add("DUP_EFFECT", *searches.doubled(self._spark, database, query, coverage.between))
         for kafka in self._inputs.kafka:
             self._add("CORRUPT", [c for c in kafka_searches.corrupt(self._spark, kafka) if coverage.holds(c.at_us)])
             self._add_gaps(coverage, kafka.name, kafka.bridges)
             self._progress("checking the order")
-            self._add("DISORDER", kafka_searches.disorder(self._spark, kafka, self._inputs.databases, coverage.span))
+            self._add("DISORDER", *kafka_searches.disorder(self._spark, kafka, self._inputs.databases, coverage.span))
             self._note_unjudged(kafka)
+        if self._inputs.kafka and not self._inputs.logs:
+            result.not_checked["DEAD"] = "over Kafka see notify dead-letter list"
         if not self._inbox_groups:
             result.not_checked["ACKED_NO_EFFECT"] = "no database given has inbox rows"
+
+    def _search_malformed(self, coverage: Coverage) -> None:
+        span = coverage.span and Span(coverage.from_us, coverage.to_us)
+        for database in self._inputs.databases:
+            count, cases = malformed(database, span)
+            self._add("MALFORMED", cases, count)
 
     def _add_gaps(self, coverage: Coverage, name: str, bridges: Sequence[Bridged]) -> None:
         self._add("BRIDGE_GAP", [g for g in searches.gaps(name, bridges) if coverage.holds(g.at_us)])
@@ -215,6 +247,7 @@ class Audit:
             named = ", ".join(sorted(known.filtered)[:20])
             result.notes.append(f"not checked for ACKED_NO_EFFECT, because their subscriptions have filters: {named}")
 
-    def _add(self, name: str, cases: list[Found]) -> None:
-        self.result.counts[name] = self.result.counts.get(name, 0) + len(cases)
+    def _add(self, name: str, cases: list[Found], count: int | None = None) -> None:
+        """`count`: how many there are, if not all are in `cases`."""
+        self.result.counts[name] = self.result.counts.get(name, 0) + (len(cases) if count is None else count)
         self.result.found += cases

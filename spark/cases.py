@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from notify import ids
 from notify.spark import findings, life, searches
-from notify.spark.evidence import STATES, detail
+from notify.spark.evidence import LOCAL, STATES, detail
 from notify.spark.findings import BY_NAME
 from notify.spark.life import Groups
 from notify.spark.result import Found, Inputs
@@ -78,11 +78,18 @@ class Cases:
         times = ("t_us", "half_us", "due_us", "queued_us", "acked_us", "effect_us")
         case.evidence = {key: row[key] for key in times if row[key] is not None}
         case.evidence |= {
-            "local": STATES.get(row["local"], "no row"),
+            "local": LOCAL.get(row["local"], "no row"),
             "server": STATES.get(row["outcomes"], "PREPARED" if row["half_us"] else "unknown"),
+            "sent_from": self._origin(row["origin"]),
             "mode": "" if state is None else "outbox" if state & life.OUTBOX else "half",
         }
         return case
+
+    def _origin(self, number: int | None) -> str:
+        """The database that a half came from; "" if that is not known."""
+        if number is None:
+            return ""
+        return "a database that was not given" if number == life.ABROAD else self._inputs.databases[number].name
 
     def _groups_of(self, name: str, row: dict[str, Any]) -> list[str]:
         """The consumer groups that a case concerns."""
@@ -98,6 +105,10 @@ class Cases:
             inboxes = [groups.mask(sorted(self._inbox_groups), b) for b in range(groups.blocks)]
             acked, effects = masks("acked"), masks("effects")
             return groups.of([a & i & ~e for a, i, e in zip(acked, inboxes, effects, strict=True)])
+        if name == "ORPHAN_ROW" and row["place"] is not None:
+            readers = [-1 if row[f"readers{b}"] is None else row[f"readers{b}"] for b in range(groups.blocks)]
+            known = zip(readers, masks("expected"), masks("settled"), masks("attempted"), strict=True)
+            return groups.of([e & ~(r | x | s | a) for e, (r, x, s, a) in zip(masks("effects"), known, strict=True)])
         return groups.of(masks("attempted")) if name == "REDELIVERED" else []
 
     def came_later(self, cases: Sequence[Found]) -> list[Found]:

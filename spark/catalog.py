@@ -21,6 +21,8 @@ class Subscribed:
     starts: list[int]
     """The first offset that the group is to receive of each queue; 0 for queues beyond the list."""
     since_us: int
+    inbox_from_us: int = -1
+    """The inbox of its consumers has rows of messages committed from then on; -1: they have told of no inbox."""
     moved: list[int] = field(default_factory=list)
     """Positions in the log where an operator reset the group: order is compared only between them."""
 
@@ -47,6 +49,8 @@ class Catalog:
     """The number of queues of each topic number."""
     producer_groups: dict[int, str] = field(default_factory=dict)
     subscriptions: dict[tuple[str, str], Subscribed] = field(default_factory=dict)
+    ever: set[tuple[str, str]] = field(default_factory=set)
+    """(group, topic) of each subscription that there was, also of those that ended."""
     bridges: list[Bridged] = field(default_factory=list)
     trimmed: dict[tuple[int, int], int] = field(default_factory=dict)
     """The offset of each (topic number, queue) below which messages were dropped on purpose."""
@@ -70,6 +74,7 @@ def learn(catalog: Catalog, position: int, time_us: int, record: meta.Meta | Non
         case meta.StartSet():
             catalog.trimmed[(record.topic, record.queue)] = record.offset
         case meta.Unsubscribed():
+            catalog.ever.add((record.group, record.topic))
             catalog.subscriptions.pop((record.group, record.topic), None)
         case meta.TopicDeleted():
             for key in [key for key in catalog.subscriptions if key[1] == record.name]:
@@ -92,5 +97,6 @@ def _learn_subscription(
         if before is not None and key in seen:
             moved.append(position)
     since = before.since_us if before and key in seen else time_us
-    catalog.subscriptions[key] = Subscribed(s.group, s.topic, s.mode, starts, since, moved)
+    catalog.subscriptions[key] = Subscribed(s.group, s.topic, s.mode, starts, since, s.inbox_from_us, moved)
+    catalog.ever.add(key)
     seen.add(key)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ MESSAGES = pa.schema(
         ("id", pa.binary()),
         ("no", pa.int32()),
         ("producer_group", pa.int32()),  # number of its name; 0: sent without a transaction
-        ("source", pa.int32()),  # number of the half's database in the segment's list; -1: unknown
+        ("source", pa.int64()),  # hash of the id of the half's database, see source_hash; null: unknown
         ("half_us", pa.int64()),  # when the half was stored
         ("outcome", pa.int8()),  # 1 COMMITTED, 2 ROLLED_BACK, 0 none in this segment
         ("decided_us", pa.int64()),
@@ -66,7 +68,23 @@ QUEUE = pa.schema(
 )
 """The queues as the index has them: a row for each place of a message."""
 
+_OF_RELAY = "relay-"
+_SOURCE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 _SPARK_TYPES = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "bool": "boolean"}
+
+
+def source_of(name: str) -> str:
+    """The id of the database that a sender names; "" for what is no such id.
+
+    A relay by position names itself `relay-` and the id of its database; a bridge may have any name.
+    """
+    source = name.removeprefix(_OF_RELAY)
+    return source if _SOURCE.match(source) else ""
+
+
+def source_hash(source: str) -> int:
+    """The number that stands for a database's id in columns; 0 for ""."""
+    return int.from_bytes(blake2b(source.encode(), digest_size=8).digest(), "big", signed=True) if source else 0
 
 
 def spark_schema(fields: Iterable[pa.Field]) -> str:
@@ -112,11 +130,13 @@ def queue_of(entries: NDArray[np.void], columns: Sequence[str]) -> pa.Table:
 
 def messages_of(entries: NDArray[np.void]) -> pa.Table:
     """The table of messages from index entries alone, without what groups settled."""
-    return message_rows(entries, np.full(len(entries), -1, np.int32))[0]
+    return message_rows(entries, np.zeros(len(entries), np.int64))[0]
 
 
-def message_rows(table: NDArray[np.void], sources: NDArray[np.int32]) -> tuple[pa.Table, NDArray[np.int64]]:
+def message_rows(table: NDArray[np.void], sources: NDArray[np.int64]) -> tuple[pa.Table, NDArray[np.int64]]:
     """One row for each message, with its half, outcome and place if these entries have them; and each entry's row.
+
+    `sources`: for each entry the hash of its half's database, 0 where that is not known.
 
     A message that is in several queues, or twice in one, has a row for each place. A rollback whose half is in another
     segment has one row, number 0, without `half_us`.
@@ -142,7 +162,7 @@ def message_rows(table: NDArray[np.void], sources: NDArray[np.int32]) -> tuple[p
 
 def _message_table(
     table: NDArray[np.void],
-    sources: NDArray[np.int32],
+    sources: NDArray[np.int64],
     row: NDArray[np.int64],
     transaction: NDArray[np.int64],
     first: NDArray[np.int64],
@@ -176,7 +196,7 @@ def _message_table(
             ids_of(base, None),
             pa.array(base["message_no"].astype(np.int32)),
             pa.array(base["producer_group"].astype(np.int32)),
-            pa.array(sources[first]),
+            pa.array(sources[first], mask=sources[first] == 0),
             pa.array(half_us, mask=no_half),
             pa.array(outcome),
             pa.array(decided_us, mask=outcome == 0),

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from notify.spark.databases import Span
 from notify.spark.findings import SKEW_US, Terms
-from notify.spark.result import Inputs, Plan, Result
+from notify.spark.proof import Proof
+from notify.spark.result import Covered, Inputs, Plan, Result
+from notify.spark.times import instant_text
+
+MOST_HOLES = 20
+"""The most unreadable parts that are told from each other."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,8 @@ class Coverage:
     """The range of ids that transactions in the audited range can have; None: all ids."""
     has_start: bool
     """Whether the plan names the start of the range."""
+    origins: Mapping[str, int]
+    """The number of each database with local rows, by its source id."""
 
     @property
     def between(self) -> tuple[int, int] | None:
@@ -54,6 +62,11 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
             f"--from is before {instant_text(whole_from)}: older local rows were purged, or older segments deleted"
         )
     from_us, to_us = max(plan.from_us, whole_from), plan.to_us or now_us
+    for log in inputs.logs:
+        result.reasons += [f"log {log.name}: {part}" for part in log.unread(from_us - SKEW_US - longest_us)]
+    proof = Proof(inputs, result, from_us, to_us)
+    proof.of_logs()
+    origins = proof.of_sources()
     watermark_us = now_us if plan.closes_by_clock else min(entry["watermark_us"] for entry in result.inputs)
     skew_us = max((abs(database.clock_offset_us) for database in inputs.databases), default=0)
     closed_before_us = watermark_us - longest_us - skew_us
@@ -65,9 +78,34 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
         rows_from_us=rows_from,
         inbox_from_us=inbox_from,
         log_from_us=log_from,
+        slack_us=SKEW_US + longest_us,
+        holes=_holes(inputs, now_us),
     )
     result.from_us, result.to_us, result.closed_us = from_us, to_us, min(to_us, closed_before_us)
-    return Coverage(from_us, to_us, result.closed_us, terms, _span(plan, from_us, to_us), bool(plan.from_us))
+    _range(result, plan)
+    span = _span(plan, from_us, to_us)
+    return Coverage(from_us, to_us, result.closed_us, terms, span, bool(plan.from_us), origins)
+
+
+def _range(result: Result, plan: Plan) -> None:
+    """Note the times that were asked for and those that can be judged."""
+    asked = f"{instant_text(plan.from_us) if plan.from_us else 'the oldest data'} to " + (
+        instant_text(plan.to_us) if plan.to_us else "now"
+    )
+    judged = (
+        f"{instant_text(result.from_us) if result.from_us else 'the oldest data'} to {instant_text(result.closed_us)}"
+    )
+    result.coverage.append(
+        Covered("all inputs", "range", asked, judged, not plan.from_us or plan.from_us >= result.from_us)
+    )
+
+
+def _holes(inputs: Inputs, now_us: int) -> tuple[tuple[int, int], ...]:
+    """The times of what could not be read of logs, together if there are many."""
+    holes = sorted((hole.from_us, hole.to_us or now_us) for log in inputs.logs for hole in log.holes)
+    if len(holes) > MOST_HOLES:
+        holes = [(holes[0][0], max(end for _, end in holes))]
+    return tuple(holes)
 
 
 def _note_queues(inputs: Inputs, result: Result) -> int:
@@ -96,8 +134,3 @@ def _span(plan: Plan, from_us: int, to_us: int) -> Span | None:
         return None
     slack_us = SKEW_US + round(plan.max_transaction_seconds * 1e6)
     return Span(max(0, from_us - slack_us), to_us + slack_us if plan.to_us else 1 << 52)
-
-
-def instant_text(us: int) -> str:
-    """An instant as people read it, to the second, in UTC."""
-    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(us / 1e6))

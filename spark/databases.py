@@ -7,6 +7,7 @@ timestamps depends on time zones. MariaDB is read as `jdbc:mysql:` (with its own
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +16,14 @@ from typing import Any
 
 import sqlalchemy as sa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from sqlalchemy.engine.url import URL
 
 from notify import ids
 from notify.client.table import half_message, notify_inbox, notify_source
 from notify.databases import database_now
 from notify.errors import InvalidRequest, Unavailable
+from notify.spark.expressions import Expressions
 from notify.storage.sql.engines import open_engine
 from notify.storage.sql.rows import microseconds_of, text_of
 from notify.storage.sql.schema import check_version
@@ -65,6 +68,7 @@ class Database:
             raise InvalidRequest(
                 f"--database: the audit cannot read {self.kind}; it reads PostgreSQL, MySQL, MariaDB and SQLite"
             )
+        self._sql = Expressions(self.kind)
         self.name = name or self.url.database or self.kind
         try:
             with self._reading.connect() as connection:
@@ -118,6 +122,18 @@ class Database:
             row = connection.execute(sa.select(t.purged_before, t.rows_from, t.inbox_from)).first()
         return (0, 0) if row is None else (max(row[0], row[1]) * 1000, row[2] * 1000)
 
+    def rows(self, query: str) -> Sequence[sa.Row[Any]]:
+        """The rows of a query."""
+        with self._reading.connect() as connection:
+            return connection.exec_driver_sql(query).all()
+
+    def has_rows(self, table: sa.Table) -> bool:
+        """Whether a table has any row."""
+        if table.name not in self.tables:
+            return False
+        with self._reading.connect() as connection:
+            return connection.execute(sa.select(sa.literal(1)).select_from(table).limit(1)).first() is not None
+
     def producer_groups(self) -> set[str]:
         """The producer groups that have local rows here."""
         return self._distinct(half_message.c.producer_group)
@@ -147,38 +163,42 @@ class Database:
     def local_rows(self, spark: SparkSession, span: Span | None) -> DataFrame | None:
         """Rows of half_message with ids made in `span`; None if there is no such table.
 
-        Columns: id, no, producer_group, is_outbox, is_tombstone, topic, at_us.
+        Columns: id, no, producer_group, is_outbox, state (1 COMMITTED, 2 ROLLED_BACK, 3 unknown), topic, at_us.
         """
         if half_message.name not in self.tables:
             return None
+        edges = self._id_edges(half_message.c.transaction_id, span)
+        guarded = self._has_odd(half_message.name, "transaction_id", edges, self._sql.is_id("transaction_id"))
         columns = (
-            f"{self._id('transaction_id')} AS id, message_no AS no, producer_group, "
+            f"{self._sql.id_bytes('transaction_id', guarded=guarded)} AS id, message_no AS no, producer_group, "
             "CASE WHEN mode = 'outbox' THEN 1 ELSE 0 END AS is_outbox, "
-            "CASE WHEN state = 'ROLLED_BACK' THEN 1 ELSE 0 END AS is_tombstone, "
-            f"topic, {self._us('created_at')} AS at_us"
+            "CASE state WHEN 'COMMITTED' THEN 1 WHEN 'ROLLED_BACK' THEN 2 ELSE 3 END AS state, "
+            f"topic, {self._sql.microseconds('created_at')} AS at_us"
         )
-        schema = "id binary, no int, producer_group string, is_outbox int, is_tombstone int, topic string, at_us bigint"
-        conditions = self._by_ids(half_message.c.transaction_id, span)
-        return self._read(spark, half_message.name, columns, conditions, schema)
+        schema = "id binary, no int, producer_group string, is_outbox int, state int, topic string, at_us bigint"
+        return _with_ids(self._read(spark, half_message.name, columns, _between("transaction_id", edges), schema))
 
     def effects(self, spark: SparkSession, span: Span | None) -> DataFrame | None:
-        """Rows (id, no, consumer_group, at_us) of notify_inbox made from the start of `span` on; None without it."""
+        """Rows of notify_inbox made from the start of `span` on; None without the table.
+
+        Columns: id, no, consumer_group, replay, at_us.
+        """
         if notify_inbox.name not in self.tables:
             return None
-        number = {
-            "postgresql": "CAST(substr(message_id, 38) AS integer)",
-            "mysql": "CAST(SUBSTR(message_id, 38) AS SIGNED)",
-            "sqlite": "CAST(substr(message_id, 38) AS INTEGER)",
-        }[self.kind]
+        edges = self._time_edges(notify_inbox.c.created_at, span)
+        guarded = self._has_odd(notify_inbox.name, "created_at", edges, self._sql.is_message_id("message_id"))
+        number = self._sql.message_number("message_id", guarded=guarded)
         columns = (
-            f"{self._id('substr(message_id, 1, 36)')} AS id, {number} AS no, consumer_group, "
-            f"{self._us('created_at')} AS at_us"
+            f"{self._sql.id_bytes('message_id', guarded=guarded)} AS id, {number} AS no, "
+            f"consumer_group, replay, {self._sql.microseconds('created_at')} AS at_us"
         )
-        schema = "id binary, no int, consumer_group string, at_us bigint"
-        return self._read(spark, notify_inbox.name, columns, self._by_time(notify_inbox.c.created_at, span), schema)
+        schema = "id binary, no int, consumer_group string, replay int, at_us bigint"
+        return _with_ids(self._read(spark, notify_inbox.name, columns, _between("created_at", edges), schema))
 
-    def doubled(self, spark: SparkSession, query: str) -> DataFrame:
+    def doubled(self, spark: SparkSession, query: str, between: tuple[int, int] | None = None) -> DataFrame:
         """(message_id, consumer_group, times) of effects that `query` returns more than once.
+
+        `between`: only ids made in [from, to), in microseconds, and what is no id.
 
         `query` returns a column `message_id`, and `consumer_group` if the database has effects of several groups.
         """
@@ -193,9 +213,13 @@ class Database:
             )
         group = "consumer_group" if "consumer_group" in given else "''"
         by = "message_id, consumer_group" if "consumer_group" in given else "message_id"
+        where = ""
+        if between is not None:
+            low, high = (id_at(at_us) for at_us in between)
+            where = f"WHERE (message_id >= '{low}' AND message_id < '{high}') OR message_id < '0' OR message_id >= '1' "
         return self._jdbc(
             spark,
-            f"(SELECT message_id, {group} AS consumer_group, COUNT(*) AS times FROM ({query}) q GROUP BY {by} "
+            f"(SELECT message_id, {group} AS consumer_group, COUNT(*) AS times FROM ({query}) q {where}GROUP BY {by} "
             "HAVING COUNT(*) > 1) counted",
             "message_id string, consumer_group string, times bigint",
         )
@@ -205,10 +229,10 @@ class Database:
         if server_half_message.name not in self.tables:
             return None
         columns = (
-            f"{self._id('transaction_id')} AS id, message_no AS no, producer_group, state, topic, "
-            f"{self._us('created_at')} AS half_us"
+            f"{self._sql.id_bytes('transaction_id', guarded=False)} AS id, message_no AS no, producer_group, state, "
+            f"topic, {self._sql.microseconds('created_at')} AS half_us"
         )
-        conditions = self._by_ids(server_half_message.c.transaction_id, span)
+        conditions = _between("transaction_id", self._id_edges(server_half_message.c.transaction_id, span))
         schema = "id binary, no int, producer_group string, state string, topic string, half_us bigint"
         return self._read(spark, server_half_message.name, columns, conditions, schema)
 
@@ -243,42 +267,34 @@ class Database:
 
     # --- queries ----------------------------------------------------------------------------------------------
 
-    def _id(self, expression: str) -> str:
-        if self.kind == "postgresql":
-            return f"decode(replace({expression}, '-', ''), 'hex')"
-        return f"unhex(replace({expression}, '-', ''))"
-
-    def _us(self, column: str) -> str:
-        return {
-            # A double, exact to the microsecond until 2106; EXTRACT computes in decimals, which takes longer.
-            "postgresql": f"CAST(date_part('epoch', {column}) * 1000000 AS bigint)",
-            "mysql": f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {column})",
-            "sqlite": f"(CAST(strftime('%s', {column}) AS INTEGER) * 1000000 "
-            f"+ CAST(substr({column}, 21, 6) AS INTEGER))",
-        }[self.kind]
-
-    def _by_ids(self, column: sa.Column[Any], span: Span | None) -> list[str]:
-        """Conditions that split a table into ranges of ids, which are in order of time."""
-        within: sa.ColumnElement[bool] = sa.true()
+    def _id_edges(self, column: sa.Column[Any], span: Span | None) -> list[str]:
+        """Edges that split a table into ranges of ids, which are in order of time. The first and the last range have
+        no end ("") if there is no `span`: they hold what is no id, too."""
+        within = sa.and_(column >= _FIRST_ID, column < _LAST_ID)
         if span is not None:
-            within = sa.and_(column >= _id_at(span.start_us), column < _id_at(span.end_us))
+            within = sa.and_(column >= id_at(span.start_us), column < id_at(span.end_us))
         first, last, count = self._extent(column, within)
-        if first is None:
-            return ["1 = 0"]
-        low = ids.milliseconds(ids.from_text(first)) * 1000
-        high = ids.milliseconds(ids.from_text(last)) * 1000 + 1000
-        return _between(column.name, [_id_at(edge) for edge in _edges(low, high, count)])
+        low, high = _made_us(first), _made_us(last)
+        edges = [] if low is None or high is None else [id_at(edge) for edge in _edges(low, high + 1000, count)]
+        ends = ("", "") if span is None else (id_at(span.start_us), id_at(span.end_us))
+        return [ends[0], *edges[1:-1], ends[1]]
 
-    def _by_time(self, column: sa.Column[Any], span: Span | None) -> list[str]:
-        """Conditions that split a table into ranges of a column of instants; only the start of `span` counts."""
-        within: sa.ColumnElement[bool] = sa.true()
-        if span is not None:
-            within = column >= sa.literal_column(f"'{text_of(span.start_us)}'")
+    def _time_edges(self, column: sa.Column[Any], span: Span | None) -> list[str]:
+        """Edges that split a table into ranges of a column of instants; only the start of `span` counts."""
+        start = text_of(span.start_us) if span is not None else ""
+        within: sa.ColumnElement[bool] = column >= sa.literal_column(f"'{start}'") if start else sa.true()
         first, last, count = self._extent(column, within)
-        if first is None:
-            return ["1 = 0"]
-        edges = _edges(microseconds_of(first), microseconds_of(last) + 1, count)
-        return _between(column.name, [text_of(edge) for edge in edges])
+        edges = []
+        if first is not None:
+            edges = [text_of(edge) for edge in _edges(microseconds_of(first), microseconds_of(last) + 1, count)]
+        return [start, *edges[1:-1], ""]
+
+    def _has_odd(self, table: str, column: str, edges: Sequence[str], is_sound: str) -> bool:
+        """Whether a row between the first and the last edge has no sound id, in a database that would refuse it."""
+        if not self._sql.is_strict:
+            return False
+        (whole,) = _between(column, [edges[0], edges[-1]])
+        return bool(self.rows(f"SELECT 1 FROM {table} WHERE {whole} AND NOT ({is_sound}) LIMIT 1"))
 
     def _extent(self, column: sa.Column[Any], within: sa.ColumnElement[bool]) -> tuple[Any, Any, int]:
         """A column's lowest and highest value (None if empty), and the approximate number of rows of its table."""
@@ -331,8 +347,12 @@ class Database:
 
 
 def _between(name: str, edges: Sequence[str]) -> list[str]:
-    """A condition for each range between two edges."""
-    return [f"{name} >= '{a}' AND {name} < '{b}'" for a, b in zip(edges, edges[1:], strict=False)]
+    """A condition for each range between two edges; "" at an end stands for no bound."""
+    conditions = []
+    for low, high in itertools.pairwise(edges):
+        bounds = [f"{name} >= '{low}'"] * bool(low) + [f"{name} < '{high}'"] * bool(high)
+        conditions.append(" AND ".join(bounds) or "1 = 1")
+    return conditions
 
 
 def _edges(low: int, high: int, rows: int) -> list[int]:
@@ -341,9 +361,27 @@ def _edges(low: int, high: int, rows: int) -> list[int]:
     return [low + (high - low) * i // parts for i in range(parts)] + [high]
 
 
-def _id_at(us: int) -> str:
+def id_at(us: int) -> str:
     """The lowest id that can be made at an instant."""
     return ids.to_text(max(0, us // 1000).to_bytes(6) + bytes(10))
+
+
+_FIRST_ID, _LAST_ID = "0", "1"
+"""The ids of the years up to 2527 lie between them."""
+
+
+def _made_us(text: str | None) -> int | None:
+    """When an id was made, in microseconds since 1970; None for what is no id."""
+    try:
+        return int(str(text)[:13].replace("-", ""), 16) * 1000
+    except ValueError:
+        return None
+
+
+def _with_ids(rows: DataFrame) -> DataFrame:
+    """The rows whose id is a UUID of version 7; malformed.py reports the others."""
+    version = F.substring("id", 7, 1)
+    return rows.where((F.length("id") == 16) & (version >= F.lit(b"\x70")) & (version < F.lit(b"\x80")))
 
 
 def _short(error: Exception) -> str:

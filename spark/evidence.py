@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from notify import ids
+from notify.spark.life import UNKNOWN
 from notify.spark.result import Found
 
 STATES = {1: "COMMITTED", 2: "ROLLED_BACK", 3: "COMMITTED and ROLLED_BACK"}
+"""Outcomes that a server recorded."""
+LOCAL = {1: "COMMITTED", 2: "ROLLED_BACK", UNKNOWN: "a state that no version writes"}
 
 
 def detail(name: str, row: dict[str, Any], case: Found) -> str:
-    local = STATES.get(row["local"], "nothing")
+    local = LOCAL.get(row["local"], "nothing")
     if name == "CONFLICT":
         return f"the database says {local}, the server {STATES[row['outcomes']]}"
     if name == "IN_DOUBT":
@@ -30,5 +34,18 @@ def detail(name: str, row: dict[str, Any], case: Found) -> str:
     if name == "REDELIVERED":
         return f"delivered again to {', '.join(case.groups)}"
     if name == "ORPHAN_ROW":
+        if case.groups:
+            return f"an inbox row of {', '.join(case.groups)}, which never subscribed to the topic"
         return "a tombstone without a half" if row["local"] == 2 else "an inbox row of a message that is in no queue"
+    if name == "ALTERED":
+        if row["topic"] != row["other_topic"]:
+            return f"the local row and the log name different topics, one of them {case.topic or 'in no log'}"
+        return f"the row is in database {case.database}, and its half came from another one"
+    if name == "MISDATED":
+        hours = (row["t_us"] - 1000 * ids.milliseconds(bytes(row["id"]))) / 3.6e9
+        return f"the local row is dated {abs(hours):,.2f} hours {'after' if hours > 0 else 'before'} its id was made"
+    if name == "MALFORMED":
+        return f"the local row has {local}"
+    if name == "DUP_EFFECT":
+        return "inboxes of several databases have a row of it for the same group"
     return ""

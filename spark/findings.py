@@ -15,7 +15,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from notify.spark.columns import COMMITTED, ROLLED_BACK
-from notify.spark.life import Groups
+from notify.spark.life import ABROAD, DATABASE, UNKNOWN, Groups
+
+_DATABASE_BITS = DATABASE.bit_length() - 1
 
 SKEW_US = 600_000_000
 """The most that a producer's clock may be off: ids hold the time by that clock."""
@@ -38,6 +40,10 @@ class Terms:
     inbox_from_us: int = 0
     log_from_us: int = 0
     """Older parts of the log may have been deleted."""
+    slack_us: int = SKEW_US
+    """The most that the time of a row may differ from that in its id."""
+    holes: tuple[tuple[int, int], ...] = ()
+    """Times of which a part of a log could not be read."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ FINDINGS: tuple[Finding, ...] = (
         "UNDELIVERED",
         "A subscribed group has not settled the message within the allowed time (--deliver-seconds).",
         "Check that the group's consumers run, and look at its lag: notify group show.",
-        when=lambda: _c("is_queued") & ~_c("is_suspect") & _c("is_late") & (_c("missing_groups") > 0),
+        when=lambda: _c("is_undelivered"),
     ),
     Finding(
         "ACKED_NO_EFFECT",
@@ -106,9 +112,10 @@ FINDINGS: tuple[Finding, ...] = (
     ),
     Finding(
         "DUP_EFFECT",
-        "The business effect of a message happened more than once (checked only with --effects).",
-        "Undo the surplus effect; write the effect in the inbox's transaction.",
-        when=None,
+        "The business effect of a message happened more than once: by --effects, or because two databases have an "
+        "inbox row of it for the same group.",
+        "Undo the surplus effect; write the effect in the inbox's transaction, and give a group one database.",
+        when=lambda: _c("inbox_rows") > _c("effect_groups"),
     ),
     Finding(
         "REDELIVERED",
@@ -137,18 +144,51 @@ FINDINGS: tuple[Finding, ...] = (
     ),
     Finding(
         "ORPHAN_ROW",
-        "A row without its counterpart: an inbox row of a message that is in no queue, or a tombstone without a half.",
+        "A row without its counterpart: an inbox row of a message that is in no queue, or of a group that never "
+        "subscribed to its topic, or a tombstone without a half.",
         "Harmless by itself; but a log may have been lost or replaced, or ids made up.",
-        when=lambda: _c("is_orphan") & _c("is_closed"),
+        when=lambda: (_c("is_orphan") & _c("is_closed")) | (_c("strange_groups") > 0),
+    ),
+    Finding(
+        "ALTERED",
+        "The local row is not what was sent: it names another topic than the log, or it is in another database than "
+        "the one that the half came from.",
+        "Find out who changed or moved the row; the queue has what was sent.",
+        when=lambda: _c("is_altered"),
+    ),
+    Finding(
+        "MISDATED",
+        "The time of a local row and the time in its id differ by more than clocks and a transaction may.",
+        "Compare the clocks of the producers and of the database, or find out who changed the row.",
+        when=lambda: _c("is_misdated"),
+    ),
+    Finding(
+        "MALFORMED",
+        "A row that no version of the SDK writes: its id is none, or its state is not known. It says nothing, and what "
+        "it should have said is missing.",
+        "Find out who wrote or changed the row, and put it right by hand.",
+        when=lambda: _c("is_malformed"),
+    ),
+    Finding(
+        "DEAD",
+        "A dead letter that nobody sent again: a group gave the message up, and its effect did not happen there.",
+        "See why (the reasons are counted), mend the consumer, and send them again: notify dead-letter redrive; or "
+        "purge them. With --fail-on DEAD they fail the audit.",
+        is_bad=False,
+        when=None,
     ),
     Finding(
         "PENDING",
-        "Too recent to judge: prepared or committed a moment ago, or after the slowest input. The next audit decides.",
-        "Nothing.",
+        "Not judged: prepared or committed a moment ago, or after the slowest input, or what would be missing may lie "
+        "in a part of the log that could not be read. The next audit decides.",
+        "Nothing; if the log is not whole, restore the missing part.",
         is_bad=False,
         when=lambda: (
-            (_c("is_lost") | _c("is_ghost") | _c("is_in_doubt") | _c("is_orphan") | _c("is_conflict"))
-            & ~_c("is_closed")
+            (
+                (_c("is_lost") | _c("is_ghost") | _c("is_in_doubt") | _c("is_orphan") | _c("is_conflict"))
+                & ~_c("is_closed")
+            )
+            | _c("is_doubtful")
         ),
     ),
 )
@@ -157,9 +197,10 @@ BAD = [f.name for f in FINDINGS if f.is_bad]
 
 
 def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
-    """Add the conditions that several classes share, as columns. `life` also has the masks `expected0`, …"""
+    """Add the conditions that several classes share, as columns. `life` also has the masks `expected0`, … (who is to
+    receive the message) and `readers0`, … (who ever subscribed to its queue)."""
     has_row = _c("t_state").isNotNull()
-    state = F.coalesce(_c("t_state"), F.lit(0)).bitwiseAND(3)
+    state = F.coalesce(_c("t_state"), F.lit(0)).bitwiseAND(UNKNOWN)
     committed_here = state == COMMITTED
     tombstone = state == ROLLED_BACK
     queued = _c("place").isNotNull()
@@ -169,7 +210,7 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
     committed_there = outcomes.bitwiseAND(COMMITTED) != 0
     rolled_back_there = outcomes.bitwiseAND(ROLLED_BACK) != 0
     sent = queued | committed_there
-    event = event_us()
+    event = event_us(terms.slack_us)
     # A delayed message that is not due yet is not in a queue.
     waits = committed_there & ~queued & (_c("due_us") >= terms.closed_before_us)
     in_doubt = half & ~decided & ~queued
@@ -179,31 +220,64 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
         | (committed_there & rolled_back_there)
     )
     is_transaction = _c("producer_group").isNotNull()
-    covered = _any(_c("producer_group"), terms.covered_groups)
-    no_row = ~has_row & _made_since(terms.rows_from_us)
-    ghost = sent & is_transaction & (no_row & covered | (tombstone & ~half))
+    covered = F.coalesce(_c("origin") != ABROAD, _any(_c("producer_group"), terms.covered_groups))
+    no_row = ~has_row & _made_since(terms.rows_from_us) & covered
+    without_half = tombstone & ~half
     lost = committed_here & ~queued & ~conflict & ~in_doubt & ~waits & (event >= terms.log_from_us)
     nothing_there = ~sent & ~half & ~decided
-    orphan = nothing_there & (tombstone | (~has_row & _c("effect_us").isNotNull()))
+    orphan = nothing_there & (tombstone | (~has_row & _c("effect_us").isNotNull())) & _made_since(terms.log_from_us)
     late = F.coalesce("due_us", "queued_us") < terms.settled_before_us
-    return (
-        life.withColumn("event_us", event)
-        .withColumns(
-            {
-                "is_queued": queued,
-                "is_conflict": conflict,
-                "is_in_doubt": in_doubt,
-                "is_ghost": F.coalesce(ghost, F.lit(False)),
-                "is_lost": F.coalesce(lost, F.lit(False)),
-                "is_orphan": orphan & _made_since(terms.log_from_us),
-                "is_closed": event < terms.closed_before_us,
-                "is_late": F.coalesce(late, F.lit(False)),
-                **_counts_of_groups(terms, groups),
-            }
-        )
-        .withColumn("is_ghost", _c("is_ghost") & ~_c("is_conflict"))
-        .withColumn("is_suspect", _c("is_ghost") | _c("is_conflict"))
+    ghost = sent & is_transaction & ~conflict & (no_row | without_half)
+    undelivered = queued & ~conflict & ~ghost & late & (_c("missing_groups") > 0)
+    # By another clock, what retention dropped may have been a moment later.
+    is_first = event < terms.log_from_us + terms.slack_us if terms.log_from_us else F.lit(False)
+    near_hole = _near(event, terms) | _near(_c("due_us"), terms) | is_first
+    after_hole, before_hole = _beside(event, terms)
+    # What is missing in a log that is not whole may be in the part that is.
+    doubtful = (
+        (lost & near_hole)
+        | (in_doubt & before_hole)
+        | (orphan & after_hole)
+        | (ghost & without_half & after_hole)
+        | (undelivered & before_hole)
     )
+    is_moved = has_row & (_c("origin") >= 0) & (_c("origin") != F.shiftright("t_state", _DATABASE_BITS))
+    return life.withColumns(_counts_of_groups(terms, groups)).withColumns(
+        {
+            "event_us": event,
+            "is_queued": queued,
+            "is_conflict": conflict,
+            "is_in_doubt": in_doubt & ~before_hole,
+            "is_ghost": _is(ghost & ~(without_half & after_hole)),
+            "is_lost": _is(lost & ~near_hole),
+            "is_orphan": _is(orphan & ~after_hole),
+            "is_closed": event < terms.closed_before_us,
+            "is_undelivered": _is(undelivered & ~before_hole),
+            "is_doubtful": _is(doubtful),
+            "is_altered": _is(is_moved | (committed_here & (_c("topic") != _c("other_topic")))),
+            "is_misdated": _is(F.abs(_c("t_us") - made_us()) > terms.slack_us),
+            "is_malformed": state == UNKNOWN,
+        }
+    )
+
+
+def _is(condition: Column) -> Column:
+    """A condition that is false where it is not known."""
+    return F.coalesce(condition, F.lit(False))
+
+
+def _near(at_us: Column, terms: Terms) -> Column:
+    """Whether an instant lies so near to an unreadable part that a message of then may be in it."""
+    near = [(at_us >= a - terms.slack_us) & (at_us <= b + terms.slack_us) for a, b in terms.holes]
+    return _is(reduce(Column.__or__, near, F.lit(False)))
+
+
+def _beside(at_us: Column, terms: Terms) -> tuple[Column, Column]:
+    """Whether any unreadable part lies before an instant, and whether any lies after it."""
+    if not terms.holes:
+        return F.lit(False), F.lit(False)
+    first, last = min(a for a, _ in terms.holes), max(b for _, b in terms.holes)
+    return _is(at_us >= first - terms.slack_us), _is(at_us <= last + terms.slack_us)
 
 
 def _counts_of_groups(terms: Terms, groups: Groups) -> dict[str, Column]:
@@ -221,6 +295,11 @@ def _counts_of_groups(terms: Terms, groups: Groups) -> dict[str, Column]:
     def with_inbox(block: int) -> Column:
         return F.lit(groups.mask(sorted(terms.inbox_groups), block)).cast("bigint")
 
+    def strange(block: int) -> Column:
+        known = [mask(name, block) for name in ("expected", "settled", "attempted")]
+        known.append(F.coalesce(_c(f"readers{block}"), F.lit(-1).cast("bigint")))  # null: not known
+        return mask("effects", block).bitwiseAND(F.bitwise_not(reduce(Column.bitwiseOR, known)))
+
     effectless = count(lambda block: without("acked", "effects")(block).bitwiseAND(with_inbox(block)))
     # The inbox has no rows from before its first purge, so older acknowledgements prove nothing. Kafka does not say
     # when a message was acknowledged: not before it was in its queue.
@@ -229,6 +308,8 @@ def _counts_of_groups(terms: Terms, groups: Groups) -> dict[str, Column]:
         "missing_groups": count(without("expected", "settled")),
         "effectless_groups": F.when(acked_in_time, effectless).otherwise(0),
         "attempted_groups": count(lambda block: mask("attempted", block)),
+        "effect_groups": count(lambda block: mask("effects", block)),
+        "strange_groups": F.when(_c("place").isNotNull(), count(strange)).otherwise(0),
     }
 
 
@@ -243,15 +324,22 @@ def _made_since(us: int) -> Column:
 
     The other times are no evidence: the effect or the place in a queue may be much later than the transaction.
     """
-    if not us:
-        return F.lit(True)
-    made_us = F.conv(F.hex(F.substring("id", 1, 6)), 16, 10).cast("bigint") * 1000
-    return made_us >= us + SKEW_US
+    return made_us() >= us + SKEW_US if us else F.lit(True)
 
 
-def event_us() -> Column:
-    """A message's time: that of its local row, or else its half, its place in a queue, or its effect."""
-    return F.coalesce("t_us", "half_us", "queued_us", "effect_us")
+def made_us() -> Column:
+    """When a transaction's id was made, by its producer's clock."""
+    return F.conv(F.hex(F.substring("id", 1, 6)), 16, 10).cast("bigint") * 1000
+
+
+def event_us(slack_us: int) -> Column:
+    """A message's time: that of its local row, or else its half, its place in a queue, or its effect.
+
+    If that differs by more than `slack_us` from the time in its id, it is the time in the id: tables are read by ids,
+    and so each message is in one window of time.
+    """
+    at_us, made = F.coalesce("t_us", "half_us", "queued_us", "effect_us"), made_us()
+    return F.when(F.abs(at_us - made) <= slack_us, at_us).when(at_us.isNotNull(), made)
 
 
 def classes() -> Column:

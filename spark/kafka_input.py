@@ -93,6 +93,11 @@ class KafkaInput:
         """About how many records are read."""
         return sum(part.high - part.low for part in self._parts.values())
 
+    @property
+    def partitions(self) -> int:
+        """How many partitions of the audited topics are read."""
+        return len(self._split(self._parts)[0])
+
     def wanted(self) -> dict[tuple[int, int], list[tuple[str, int]]]:
         """For each (topic, partition) the groups that read it, each with the first offset that it is to receive."""
         numbers = {name: n for n, name in enumerate(self.topics)}
@@ -178,6 +183,7 @@ class KafkaInput:
                 "topic_hash": F.xxhash64("target"),
                 "group_hash": F.when(F.col("producer_group").isNotNull(), F.xxhash64("producer_group")),
                 "outcome": F.lit(1),
+                "origin": nothing.cast("int"),
                 "half_us": nothing,
                 "acked_us": nothing,
                 "last_acked_us": nothing,

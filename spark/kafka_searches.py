@@ -26,8 +26,11 @@ def corrupt(spark: SparkSession, kafka: KafkaInput) -> Iterable[Found]:
         )  # fmt: skip
 
 
-def disorder(spark: SparkSession, kafka: KafkaInput, databases: Sequence[Database], span: Span | None) -> list[Found]:
-    """Messages that took effect in an ordered group after a later message of their key, by their database's clock.
+def disorder(
+    spark: SparkSession, kafka: KafkaInput, databases: Sequence[Database], span: Span | None
+) -> tuple[list[Found], int]:
+    """Messages that took effect in an ordered group after a later message of their key, by their database's clock; and
+    how many there are.
 
     Kafka does not keep when a group was done with a message; its inbox keeps when the effect began.
     """
@@ -43,12 +46,13 @@ def disorder(spark: SparkSession, kafka: KafkaInput, databases: Sequence[Databas
         if ordered and (rows := database.effects(spark, span)) is not None
     ]
     if not effects:
-        return []
+        return [], 0
     columns = {"group": pa.string(), "topic": pa.int64(), "queue": pa.int32(), "start": pa.int64()}
     taken = small_table(spark, columns, ordered)
     late = _late(spark, kafka, reduce(DataFrame.unionAll, effects), taken)
     cases = []
-    for row in searches.within(late, span).limit(searches.MOST_FINDINGS).collect():
+    shown, count = searches.most_of(searches.within(late, span))
+    for row in shown:
         cases.append(
             Found(
                 "DISORDER", ids.to_text(bytes(row["id"])), row["no"],
@@ -58,7 +62,7 @@ def disorder(spark: SparkSession, kafka: KafkaInput, databases: Sequence[Databas
                 {"effect_us": row["effect_us"], "after_offset": row["highest"]},
             )
         )  # fmt: skip
-    return cases
+    return cases, count
 
 
 def _late(spark: SparkSession, kafka: KafkaInput, effects: DataFrame, taken: DataFrame) -> DataFrame:

@@ -19,8 +19,10 @@ from notify.spark.columns import ATTEMPTED, COMMITTED, ROLLED_BACK
 from notify.spark.small_table import small_table
 
 BITS = 62
-OUTBOX, DATABASE = 4, 16
+UNKNOWN, OUTBOX, DATABASE = 3, 4, 16
 """Parts of `t_state`, beside COMMITTED and ROLLED_BACK."""
+ABROAD = -1
+"""The `origin` of halves from a database that was not given."""
 _PLACE_TOPIC, _PLACE_LOG = 16, 48
 
 # Column: (type, aggregate over the rows of one message).
@@ -29,9 +31,10 @@ _SHAPE: dict[str, tuple[str, str]] = {
     "t_state": (
         "int",
         "min",
-    ),  # 1 COMMITTED or 2 ROLLED_BACK (a tombstone), + 4 for mode outbox, + 16 * the database's number
+    ),  # 1 COMMITTED, 2 ROLLED_BACK (a tombstone) or 3 unknown, + 4 for mode outbox, + 16 * the database's number
     "topic": ("bigint", "max"),  # hash of its name
     "producer_group": ("bigint", "max"),  # hash of its name; null: sent without a transaction
+    "origin": ("int", "max"),  # number of the database that the half came from; ABROAD, or null: not known
     "half_us": ("bigint", "min"),
     "outcomes": ("int", "or"),  # 1 COMMITTED, 2 ROLLED_BACK, 3 both
     "due_us": ("bigint", "max"),
@@ -42,6 +45,7 @@ _SHAPE: dict[str, tuple[str, str]] = {
     "acked_us": ("bigint", "min"),
     "last_acked_us": ("bigint", "max"),
     "effect_us": ("bigint", "min"),
+    "inbox_rows": ("bigint", "count"),  # but for those of replays
 }
 MASKS = ("acked", "settled", "attempted", "effects")
 
@@ -96,10 +100,8 @@ def of_local_rows(rows: DataFrame, number: int, groups: Groups) -> DataFrame:
         rows,
         groups,
         t_us="at_us",
-        t_state=F.lit(COMMITTED + number * DATABASE)
-        + F.col("is_tombstone") * (ROLLED_BACK - COMMITTED)
-        + F.col("is_outbox") * OUTBOX,
-        topic=F.when(F.col("is_tombstone") == 0, F.xxhash64("topic")),
+        t_state=F.col("state") + F.lit(number * DATABASE) + F.col("is_outbox") * OUTBOX,
+        topic=F.when(F.col("state") == COMMITTED, F.xxhash64("topic")),
         producer_group=F.xxhash64("producer_group"),
     )
 
@@ -118,7 +120,7 @@ def of_halves(rows: DataFrame, groups: Groups) -> DataFrame:
 
 
 def of_messages(rows: DataFrame, groups: Groups, log: int) -> DataFrame:
-    """Tables H, Q and part of A, from spark.columns.MESSAGES with `topic_hash`, `group_hash` and masks."""
+    """Tables H, Q and part of A, from spark.columns.MESSAGES with `topic_hash`, `group_hash`, `origin` and masks."""
     place = F.when(F.col("offset").isNotNull(), _place(log))
     masks: dict[str, Column | str] = {
         f"{m}{b}": f"{m}{b}" for m in MASKS for b in range(groups.blocks) if f"{m}{b}" in rows.columns
@@ -128,6 +130,7 @@ def of_messages(rows: DataFrame, groups: Groups, log: int) -> DataFrame:
         groups,
         topic="topic_hash",
         producer_group="group_hash",
+        origin="origin",
         half_us="half_us",
         outcomes=F.when(F.col("outcome") > 0, F.col("outcome")),
         due_us="due_us",
@@ -171,13 +174,19 @@ def of_acks(rows: DataFrame, groups: Groups) -> DataFrame:
 def of_effects(rows: DataFrame, groups: Groups) -> DataFrame:
     """Table E, from spark.databases.Database.effects with the columns `bit0`, … of the group."""
     masks: dict[str, Column | str] = {f"effects{b}": f"bit{b}" for b in range(groups.blocks)}
-    return shaped(rows, groups, effect_us="at_us", **masks)
+    is_known = reduce(Column.__or__, [F.col(f"bit{b}").isNotNull() for b in range(groups.blocks)])
+    counted = F.when(is_known & (F.col("replay") == 0), F.lit(1))
+    return shaped(rows, groups, effect_us="at_us", inbox_rows=counted, **masks)
 
 
 def together(parts: Sequence[DataFrame], groups: Groups) -> DataFrame:
-    """One row for each message: (id, no) and the columns of the common shape."""
+    """One row for each message: (id, no) and the columns of the common shape.
+
+    `other_topic` is another one than `topic` where the rows do not name the same.
+    """
     whole = reduce(DataFrame.unionAll, parts)
     how: dict[str, Any] = {"min": F.min, "max": F.max, "or": F.bit_or, "count": F.count}
     gathered = [how[_SHAPE[name][1]](name).alias(name) for name in _SHAPE]
+    gathered.append(F.min("topic").alias("other_topic"))
     gathered += [F.bit_or(f"{m}{b}").alias(f"{m}{b}") for m in MASKS for b in range(groups.blocks)]
     return whole.groupBy("id", "no").agg(*gathered)

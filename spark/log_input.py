@@ -1,21 +1,17 @@
 """A server's log as tables: its segments, a Parquet copy of each, and a catalog of its topics and groups.
 
-A sealed segment never changes, so its copy serves the next audit too. It is copied again only if the file's size or
-time has changed. The last segment is copied each time.
+The last segment is copied each time; for the others see segments.py.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import time
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import msgspec
 import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -23,29 +19,32 @@ from pyspark.sql import functions as F
 from notify.errors import Corrupt, InvalidRequest
 from notify.spark.catalog import Catalog, Subscribed, learn
 from notify.spark.columns import ACKS, MASK_GROUPS, MESSAGES, spark_schema
+from notify.spark.facts import Facts, Hole
+from notify.spark.letters import LETTERS
 from notify.spark.life import Groups
-from notify.spark.scan import Facts, ReadOnlyDisk, SegmentScan
+from notify.spark.scan import ReadOnlyDisk
+from notify.spark.segments import (
+    SegmentFile,
+    facts_of,
+    forget_copy,
+    forget_others,
+    has_copy,
+    has_rotted,
+    holes_of,
+    longest_unread,
+    make_copy,
+    segments_of,
+)
+from notify.spark.times import instant_text
 from notify.storage.log import checkpoint, meta
-from notify.storage.log.format import read_segment_header
 
-_COPY_VERSION = 3
+T = TypeVar("T")
+
+EVERYTHING = 1 << 62
+MOST_TOLD = 20
+"""The most parts of a log that are named one by one."""
 COPIED_HERE_BYTES = 64 << 20
 """Segments of up to so many bytes in all are copied in this process: starting workers would take longer."""
-
-
-@dataclass(frozen=True)
-class SegmentFile:
-    """A segment's file; `sealed_end` is where the next segment begins, 0 for the last one."""
-
-    name: str
-    base: int
-    sealed_end: int
-    size: int
-    changed_ns: int
-
-    @property
-    def copy_name(self) -> str:
-        return f"{self.base:020d}-{self.sealed_end}-{self.size}-{self.changed_ns}-v{_COPY_VERSION}"
 
 
 class LogInput:
@@ -56,13 +55,13 @@ class LogInput:
         given = Path(directory)
         self.directory = given / "log" if (given / "log").is_dir() else given
         self.name = name or given.name
-        self.problems: list[str] = []
-        """Reasons why this log proves nothing; with one of them the audit is inconclusive."""
         self.facts: list[Facts] = []
         self.catalog = Catalog()
         if not self.directory.is_dir():
             raise InvalidRequest(f"--log {directory}: there is no such directory")
-        self.segments = self._segments()
+        self.segments, problems = segments_of(self.directory)
+        self.problems: list[str] = problems
+        """Reasons why this log proves nothing; with one of them the audit is inconclusive."""
         if not self.segments:
             raise InvalidRequest(
                 f"--log {directory}: the directory has no log (no *.log files); name a server's --data-dir"
@@ -70,60 +69,71 @@ class LogInput:
         self.is_served = _is_locked(self.directory / "lock")
         self.read_us = 0
         """When `prepare` began, by this machine's clock, which is also the server's."""
+        self.dropped_to = 0
+        """Position below which retention dropped segments, by the log's own record."""
+        self.holes: list[Hole] = []
+        """Parts of the log that could not be read."""
         self._copies: list[Path] = []
-
-    def _segments(self) -> list[SegmentFile]:
-        bases: list[tuple[int, str]] = []
-        for path in sorted(self.directory.glob("*.log")):
-            with path.open("rb") as file:
-                try:
-                    base, _ = read_segment_header(file.read(64))
-                except ValueError as error:
-                    self.problems.append(f"{path.name}: {error}")
-                    continue
-            bases.append((base, path.name))
-        files = []
-        for i, (base, name) in enumerate(bases):
-            state = (self.directory / name).stat()
-            following = bases[i + 1][0] if i + 1 < len(bases) else 0
-            files.append(SegmentFile(name, base, following, state.st_size, state.st_mtime_ns))
-        return files
 
     # --- reading ----------------------------------------------------------------------------------------------
 
-    def prepare(self, spark: SparkSession | None, scratch: Path) -> None:
+    def prepare(self, spark: SparkSession | None, scratch: Path, reread_bytes: int = EVERYTHING) -> None:
         """Copy every segment without a copy, then read the catalog. Spark, if given, copies large logs in its tasks.
 
-        `scratch` and the log must be the same directories for every executor.
+        `scratch` and the log must be the same directories for every executor. `reread_bytes`: so much of the sealed
+        segments is compared with their copies again, because bytes rot without a change of a file's size or time.
         """
         self.read_us = time.time_ns() // 1000
         place = scratch / hashlib.sha256(str(self.directory.resolve()).encode()).hexdigest()[:16]
         place.mkdir(parents=True, exist_ok=True)
-        wanted = {s.copy_name for s in self.segments}
-        missing = [s for s in self.segments if not (place / s.copy_name / "facts.json").exists() or not s.sealed_end]
-        if missing:
-            directory, to = str(self.directory), str(place)
-            if spark is None or sum(s.size for s in missing) <= COPIED_HERE_BYTES:
-                done = [_copy(directory, segment, to) for segment in missing]
-            else:
-                done = (
-                    spark.sparkContext.parallelize(missing, len(missing))
-                    .map(lambda s: _copy(directory, s, to))
-                    .collect()
-                )
-            self.problems += [problem for problem in done if problem]
-        _forget(place, wanted)
-        self._copies = [place / s.copy_name for s in self.segments if (place / s.copy_name / "facts.json").exists()]
-        self.facts = [msgspec.json.decode((c / "facts.json").read_bytes(), type=Facts) for c in self._copies]
-        self._look()
+        directory, to = str(self.directory), str(place)
+        again = longest_unread(self.segments, place, reread_bytes)
+        rotted = self._each(spark, again, lambda s: has_rotted(directory, s, to))
+        for segment, has_changed in zip(again, rotted, strict=True):
+            if has_changed:
+                forget_copy(place, segment.copy_name)
+        missing = [s for s in self.segments if not has_copy(s, place) or not s.sealed_end]
+        done = self._each(spark, missing, lambda s: make_copy(directory, s, to))
+        self.problems += [problem for problem in done if problem]
+        forget_others(place, {s.copy_name for s in self.segments})
+        copied = [s for s in self.segments if has_copy(s, place)]
+        self._copies = [place / s.copy_name for s in copied]
+        self.facts = [facts_of(s, place) for s in copied]
+        self.holes = list(holes_of(self.facts))
         self._catalogue()
+        self._look()
+
+    def _each(
+        self, spark: SparkSession | None, segments: Sequence[SegmentFile], do: Callable[[SegmentFile], T]
+    ) -> list[T]:
+        """What `do` returns for each segment. It runs in tasks of Spark, if given, where the segments are large."""
+        if spark is None or sum(s.size for s in segments) <= COPIED_HERE_BYTES:
+            return [do(segment) for segment in segments]
+        return spark.sparkContext.parallelize(segments, len(segments)).map(do).collect()
+
+    def unread(self, from_us: int) -> Iterator[str]:
+        """Which parts of the log are missing or cannot be read, of those that messages from `from_us` on may be in."""
+        first = self.segments[0].base
+        if first > self.dropped_to and from_us <= self.first_us:
+            yield (
+                f"the first segments are missing: the log begins at byte {first}, and what its checkpoint records as "
+                f"dropped by retention ends at {self.dropped_to}. If a server of an older version dropped them, start "
+                "one of this version once, which records it"
+            )
+        holes = [hole for hole in self.holes if not hole.to_us or hole.to_us >= from_us]
+        for hole in holes[:MOST_TOLD]:
+            here = any(s.base < hole.end and hole.start < s.base + s.size for s in self.segments)
+            what = "cannot be read" if here else "are missing"
+            until = f"to {instant_text(hole.to_us)}" if hole.to_us else "on"
+            yield (
+                f"bytes {hole.start} to {hole.end} of the log {what}: what was written from "
+                f"{instant_text(hole.from_us)} {until} cannot be judged"
+            )
+        if len(holes) > MOST_TOLD:
+            yield f"{len(holes) - MOST_TOLD} more parts of the log cannot be read"
 
     def _look(self) -> None:
-        """Note problems: segments that are not contiguous, or that end before the checkpoint."""
-        for segment in self.segments:
-            end = segment.base + segment.size
-            if end < segment.sealed_end:
-                self.problems.append(f"bytes {end} to {segment.sealed_end} of the log are missing")
+        """Note a log that ends before its checkpoint."""
         disk = ReadOnlyDisk(self.directory)
         for name in disk.names():
             if name.endswith(".ckpt") and self.facts and int(name[:20]) > self.facts[-1].end:
@@ -138,11 +148,14 @@ class LogInput:
             saved = None
         if saved is not None:
             state = saved.state
+            self.dropped_to = state.dropped_to or 0
             catalog.topics |= {topic.number: topic.name for topic in state.topics}
             catalog.queues |= {topic.number: topic.queues for topic in state.topics}
             catalog.producer_groups |= dict(enumerate(state.producer_groups))
             for s in state.subscriptions:
-                catalog.subscriptions[(s.group, s.topic)] = Subscribed(s.group, s.topic, s.mode, [], 0)
+                key = (s.group, s.topic)
+                catalog.subscriptions[key] = Subscribed(s.group, s.topic, s.mode, [], 0, s.inbox_from_us)
+                catalog.ever.add(key)
         seen: set[tuple[str, str]] = set()
         for facts in self.facts:
             for position, time_us, record in facts.meta:
@@ -264,6 +277,52 @@ class LogInput:
                     groups.setdefault((number, queue), []).append((s.group, start))
         return groups
 
+    def readers(self) -> dict[tuple[int, int], set[str]]:
+        """For each (topic number, queue) the groups that ever subscribed to it.
+
+        Who reads a topic of dead letters may have had any message.
+        """
+        of_topic: dict[str, set[str]] = {}
+        of_letters: set[str] = set()
+        for group, topic in self.catalog.ever:
+            of_topic.setdefault(topic, set()).add(group)
+            if self.catalog.kind_of(topic) == "dead_letter":
+                of_letters.add(group)
+        return {
+            (number, queue): of_topic.get(name, set()) | of_letters
+            for number, name in self.catalog.topics.items()
+            for queue in range(self.catalog.queues.get(number, 1))
+        }
+
+    def inboxes(self) -> dict[str, int]:
+        """The groups whose consumers have told the server of an inbox, and from when on it has rows (microseconds)."""
+        told: dict[str, int] = {}
+        for s in self.catalog.subscriptions.values():
+            if s.inbox_from_us >= 0 and "@" not in s.group:
+                told[s.group] = min(told.get(s.group, s.inbox_from_us), s.inbox_from_us)
+        return told
+
+    def sent(self, from_us: int = 0) -> dict[str, dict[str, int]]:
+        """When each database's last committed message of each producer group was decided, by the database's id."""
+        last: dict[str, dict[str, int]] = {}
+        for facts in self.facts:
+            for s in facts.sent:
+                if s.source and s.last_us >= from_us:
+                    groups = last.setdefault(s.source, {})
+                    name = self.catalog.producer_groups.get(s.producer_group, "")
+                    groups[name] = max(groups.get(name, 0), s.last_us)
+        return last
+
+    def letters(self, spark: SparkSession) -> DataFrame | None:
+        """Rows of spark.letters.LETTERS; None if the log has no dead letter."""
+        paths = [str(c / "letters.parquet") for c, f in zip(self._copies, self.facts, strict=True) if f.letters]
+        return spark.read.schema(spark_schema(LETTERS)).parquet(*paths) if paths else None
+
+    def queued_ids(self, spark: SparkSession) -> DataFrame:
+        """(id): the transactions of all messages in queues."""
+        paths = [str(copy / "messages.parquet") for copy in self._copies]
+        return spark.read.schema(spark_schema(MESSAGES)).parquet(*paths).where("offset IS NOT NULL").select("id")
+
     def entries_of(self, transaction: bytes) -> dict[str, list[dict[str, Any]]]:
         """The log's rows of one transaction: rows of `messages`, `acks` (with `group`) and `checks`."""
         entries: dict[str, list[dict[str, Any]]] = {"messages": [], "acks": [], "checks": []}
@@ -302,34 +361,6 @@ def _renumbered(mask: str, names: Sequence[str], groups: Groups, block: int) -> 
         return F.col(mask) if kept == (1 << len(names)) - 1 else F.col(mask).bitwiseAND(F.lit(kept).cast("bigint"))
     parts = [F.when(F.col(mask).bitwiseAND(F.lit(1 << n)) != 0, F.lit(bit)).otherwise(0) for n, bit in known if bit]
     return reduce(lambda a, b: a + b, parts, F.lit(0)).cast("bigint")
-
-
-def _copy(directory: str, segment: SegmentFile, place: str) -> str:
-    """Scan a segment and write its copy, in a task. Returns the problem, or ""."""
-    try:
-        scan = SegmentScan(Path(directory), segment.name, segment.sealed_end)
-    except (OSError, ValueError) as error:
-        return f"{segment.name}: {error}"
-    copy = Path(place) / segment.copy_name
-    copy.mkdir(parents=True, exist_ok=True)
-    for name, table in (("messages", scan.messages), ("acks", scan.acks), ("checks", scan.checks)):
-        temporary = copy / f"{name}.{os.getpid()}.tmp"
-        # Ids and positions rarely repeat, so dictionaries would only cost time.
-        pq.write_table(table, temporary, compression="lz4", use_dictionary=False, row_group_size=1 << 17)
-        temporary.rename(copy / f"{name}.parquet")
-    temporary = copy / f"facts.{os.getpid()}.tmp"
-    temporary.write_bytes(msgspec.json.encode(scan.facts))
-    temporary.rename(copy / "facts.json")
-    return ""
-
-
-def _forget(place: Path, wanted: set[str]) -> None:
-    """Remove copies of segments that have changed or are gone."""
-    for copy in place.iterdir():
-        if copy.name not in wanted:
-            for file in copy.iterdir():
-                file.unlink()
-            copy.rmdir()
 
 
 def _is_locked(path: Path) -> bool:

@@ -19,8 +19,12 @@ TOTALS = (
 """Counts of each bucket, beside the findings."""
 
 
-def count(rows: DataFrame, bucket_us: int, topics: dict[int, str]) -> list[dict[str, Any]]:
-    """Messages by bucket of time (`at_us`, of `bucket_us` each) and topic: TOTALS, each class, `newest_row_us`."""
+def count(rows: DataFrame, bucket_us: int, topics: dict[int, str], blocks: int) -> list[dict[str, Any]]:
+    """Messages by bucket of time (`at_us`, of `bucket_us` each) and topic: TOTALS, each class, `newest_row_us`, and
+    masks `done0`, … of the groups that acknowledged closed messages.
+
+    `blocks`: of the groups' masks.
+    """
     names = [f.name for f in findings.FINDINGS if f.when is not None]
     committed = F.col("t_state").bitwiseAND(3) == COMMITTED
     queued = F.col("place").isNotNull()
@@ -37,7 +41,8 @@ def count(rows: DataFrame, bucket_us: int, topics: dict[int, str]) -> list[dict[
         F.count_if(F.col("t_state").isNotNull()).alias("rows"),
         F.count_if(F.col("half_us").isNotNull()).alias("halves"),
         F.count_if(F.col("is_closed")).alias("closed"),
-        F.max("t_us").alias("newest_row_us"),
+        F.max(F.when(F.col("t_us").isNotNull(), F.col("event_us"))).alias("newest_row_us"),
+        *[F.bit_or(F.when(F.col("is_closed"), F.col(f"acked{b}"))).alias(f"done{b}") for b in range(blocks)],
         *[F.count_if(findings.has(n)).alias(n) for n in names],
     )
     buckets = [row.asDict() for row in counted.collect()]

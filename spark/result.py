@@ -26,6 +26,8 @@ class Plan:
     bucket_seconds: float = 60.0
     effects: tuple[tuple[str, str], ...] = ()
     """(database name, query) pairs that name business effects, see Database.doubled."""
+    fail_on: tuple[str, ...] = ()
+    """Classes that fail the audit, beside those that always do."""
     closes_by_clock: bool = False
     """Close transactions by this machine's clock, as `watch` does: a stalled input must not hide lost messages."""
 
@@ -69,6 +71,19 @@ class Found:
         return f"{self.finding}:{subject}:{','.join(self.groups)}"
 
 
+@dataclass(frozen=True)
+class Covered:
+    """One line of what an audit should have read, and what it read."""
+
+    name: str
+    """The input or group that it is about."""
+    kind: str
+    """segments, partitions, source, inbox or range."""
+    expected: str
+    read: str
+    is_whole: bool
+
+
 @dataclass
 class Result:
     """The result of an audit."""
@@ -91,10 +106,20 @@ class Result:
     closed_us: int = 0
     seconds: float = 0.0
     steps: dict[str, float] = field(default_factory=dict)
+    coverage: list[Covered] = field(default_factory=list)
+    """What the audit should have read, and what it read."""
+    dead: list[dict[str, Any]] = field(default_factory=list)
+    """Dead letters that nobody sent again: group, reason and count, the most frequent first."""
+    bad: tuple[str, ...] = tuple(BAD)
+    """The classes of findings that fail this audit."""
 
     @property
     def exit_code(self) -> int:
         """1: something is wrong; otherwise 2: inconclusive; otherwise 0."""
-        if any(self.counts.get(name) for name in BAD):
+        if self.has_findings:
             return 1
         return 2 if self.reasons else 0
+
+    @property
+    def has_findings(self) -> bool:
+        return any(self.counts.get(name) for name in self.bad)

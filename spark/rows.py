@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -11,6 +12,7 @@ from pyspark.sql import functions as F
 
 from notify.errors import InvalidRequest
 from notify.spark import findings, life, searches
+from notify.spark.columns import source_hash
 from notify.spark.coverage import Coverage
 from notify.spark.databases import Database
 from notify.spark.kafka_input import KafkaInput
@@ -34,6 +36,7 @@ class MessageRows:
         in_queues = {name for log in inputs.logs for name in log.catalog.producer_groups.values() if name}
         for kafka in inputs.kafka:
             in_queues |= kafka.producer_groups(spark)
+        self._origins = coverage.origins
         hashed = hashes(spark, sorted(with_rows | in_queues))
         self.producer_groups = {value: name for name, value in hashed.items()}
         """The name of each producer group by its hash, which rows hold."""
@@ -47,13 +50,14 @@ class MessageRows:
         groups, coverage = self._groups, self._coverage
         together = life.together(self._parts(), groups)
         # A row with nothing but acks belongs to a message outside of the audited range.
-        event = findings.event_us()
+        event = findings.event_us(coverage.terms.slack_us)
         together = together.where(event.isNotNull() & (event >= coverage.from_us) & (event < coverage.to_us))
         joined = self._with_expected(together)
         return findings.with_facts(joined, self.terms, groups).withColumn("classes", findings.classes()).select(
-            "id", "no", "event_us", "t_us", "t_state", "topic", "producer_group", "half_us", "outcomes", "due_us",
-            "queued_us", "place", "offset", "places", "acked_us", "last_acked_us", "effect_us", "is_closed", "classes",
-            *[f"{m}{b}" for m in (*life.MASKS, "expected") for b in range(groups.blocks)],
+            "id", "no", "event_us", "t_us", "t_state", "topic", "other_topic", "producer_group", "origin", "half_us",
+            "outcomes", "due_us", "queued_us", "place", "offset", "places", "acked_us", "last_acked_us", "effect_us",
+            "is_closed", "classes",
+            *[f"{m}{b}" for m in (*life.MASKS, "expected", "readers") for b in range(groups.blocks)],
         )  # fmt: skip
 
     def _parts(self) -> list[DataFrame]:
@@ -97,6 +101,13 @@ class MessageRows:
             joined = joined.withColumn(f"expected{b}", _mask(due, b))
         return joined.drop("subscribed")
 
+    def _origin(self) -> Column:
+        """The number of the database that a row's `source` stands for."""
+        known = F.when(F.col("source").isNull(), F.lit(None))
+        for source, number in self._origins.items():
+            known = known.when(F.col("source") == source_hash(source), F.lit(number))
+        return known.otherwise(F.lit(life.ABROAD)).cast("int")
+
     def _of_log(self, log: LogInput, number: int) -> list[DataFrame]:
         spark, groups, span = self._spark, self._groups, self._coverage.span
         from_us = span.start_us if span else 0
@@ -118,7 +129,8 @@ class MessageRows:
                 .where("kind IS NULL OR kind != 'dead_letter'")
                 .join(F.broadcast(producers), "producer_group", "left")
             )
-            parts.append(life.of_messages(searches.within(named, span), groups, number))
+            rows = searches.within(named, span).withColumn("origin", self._origin())
+            parts.append(life.of_messages(rows, groups, number))
         acks = log.acks(spark, from_us, loose_only=True)
         if acks is not None:
             bits = F.broadcast(groups.table(spark))
@@ -127,17 +139,24 @@ class MessageRows:
         return parts
 
     def _expected(self) -> DataFrame:
-        """(place, subscribed): for each queue the groups that are to receive it, and from which offset on."""
+        """(place, subscribed, readers0, …): for each queue the groups that are to receive it, and from which offset on;
+        and a mask of those that ever subscribed to it."""
         groups = self._groups
-        rows: list[tuple[int, list[dict[str, int]]]] = []
+        rows: list[tuple[Any, ...]] = []
         inputs: list[LogInput | KafkaInput] = [*self._inputs.logs, *self._inputs.kafka]
         for number, queues in enumerate(inputs):
-            rows += [
-                (life.place_of(number, topic, queue), [self._subscribed(group, start) for group, start in wanted])
-                for (topic, queue), wanted in queues.wanted().items()
-            ]
-        subscribed = pa.struct([(n, pa.int64()) for n in ("start", *_bit_names(groups))])
-        return small_table(self._spark, {"place": pa.int64(), "subscribed": pa.list_(subscribed)}, rows)
+            wanted = queues.wanted()
+            # Kafka forgets groups that read it long ago: there, nobody is strange.
+            readers = queues.readers() if isinstance(queues, LogInput) else {}
+            for topic, queue in sorted(wanted.keys() | readers.keys()):
+                subscribed = [self._subscribed(group, start) for group, start in wanted.get((topic, queue), ())]
+                known = sorted(readers.get((topic, queue), groups.names))
+                masks = [groups.mask([g for g in known if g in groups.names], b) for b in range(groups.blocks)]
+                rows.append((life.place_of(number, topic, queue), subscribed, *masks))
+        one = pa.struct([(n, pa.int64()) for n in ("start", *_bit_names(groups))])
+        columns = {"place": pa.int64(), "subscribed": pa.list_(one)}
+        columns |= {f"readers{b}": pa.int64() for b in range(groups.blocks)}
+        return small_table(self._spark, columns, rows)
 
     def _subscribed(self, group: str, start: int) -> dict[str, int]:
         bits = {name: self._groups.bit(group, b) for b, name in enumerate(_bit_names(self._groups))}

@@ -8,7 +8,6 @@ to join.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from notify import ids
 from notify.spark.columns import (
     ACKS,
     ATTEMPTED,
     CHECKS,
+    COMMITTED,
     MASK_GROUPS,
     MESSAGES,
     ROLLED_BACK,
     ids_of,
     message_rows,
     places,
+    source_hash,
+    source_of,
 )
-from notify.spark.damage import examine
+from notify.spark.damage import Broken, examine
+from notify.spark.facts import Facts, Hole, Sent
+from notify.spark.letters import LETTERS, letter_of
 from notify.storage.log import meta
 from notify.storage.log.disk import Disk
-from notify.storage.log.entry import ENTRY_SIZE, ENTRY_TYPE, EntryKind
-from notify.storage.log.format import FRAME_HEADER_SIZE, read_segment_header
+from notify.storage.log.entry import ENTRY_SIZE, ENTRY_TYPE, Entry, EntryKind, each_of, table_of
+from notify.storage.log.format import FRAME_HEADER_SIZE, crc32c, read_segment_header
 from notify.storage.log.records import (
     RECORD_HEADER,
     RECORD_HEADER_SIZE,
@@ -46,29 +51,6 @@ from notify.storage.log.records import (
 )
 from notify.storage.log.recovery import Damage, SegmentReader, walk
 from notify.storage.log.segments import Segment
-
-
-@dataclass
-class Facts:
-    """Facts about a segment besides its rows, as plain values for JSON."""
-
-    base: int
-    end: int
-    first_us: int = 0
-    last_us: int = 0
-    messages: int = 0
-    acks: int = 0
-    consumer_groups: list[str] = field(default_factory=list)
-    sources: list[str] = field(default_factory=list)
-    meta: list[list[Any]] = field(default_factory=list)
-    """[position, time, record] of META records."""
-    strays: int = 0
-    """Number of rollbacks whose halves are in other segments."""
-    loose: int = 0
-    """Number of acks of messages in other segments."""
-    broken: list[dict[str, Any]] = field(default_factory=list)
-    """Damage, as spark.damage describes it."""
-    is_sealed: bool = False
 
 
 class ReadOnlyDisk(Disk):
@@ -93,34 +75,43 @@ class SegmentScan:
             self._entries: list[bytes] = []
             self._counts: list[int] = []
             self._sources: list[int] = []
-            self._source_numbers: dict[bytes, int] = {}
+            self._source_hashes: dict[bytes, int] = {}
+            self._source_names: dict[int, str] = {}
+            self._letters: list[dict[str, Any]] = []
             self._group_numbers: dict[str, int] = {}
             self._settled: list[tuple[int, int, int, int, int, int, int, int, int]] = []
             self._checks: list[tuple[bytes, int, bool, int]] = []
             damages: list[Damage] = []
+            around: list[tuple[int, int]] = []
             for frame in walk(disk, segment, base, not sealed_end, damages):
+                # Damage is reported before the frame behind it.
+                around += [(self.facts.last_us, frame.time_us)] * (len(damages) - len(around))
                 self.facts.first_us = self.facts.first_us or frame.time_us
                 self.facts.last_us, self.facts.end = frame.time_us, frame.end
                 self._take(frame.body, frame.base + FRAME_HEADER_SIZE, frame.time_us)
-            for damage in damages:
-                self._examine(disk, segment, damage)
+            around += [(self.facts.last_us, 0)] * (len(damages) - len(around))
+            for damage, times in zip(damages, around, strict=True):
+                self._examine(disk, segment, damage, times)
         finally:
             disk.close(fd)
         table = np.frombuffer(b"".join(self._entries), ENTRY_TYPE)
-        sources = np.repeat(np.array(self._sources, np.int32), np.array(self._counts, np.int64))
+        sources = np.repeat(np.array(self._sources, np.int64), np.array(self._counts, np.int64))
         self._gather(table, sources)
         rows = [dict(zip(CHECKS.names, check, strict=True)) for check in self._checks]
         self.checks = pa.Table.from_pylist(rows, CHECKS)
+        self.letters = pa.Table.from_pylist(self._letters, LETTERS)
         self.facts.messages, self.facts.acks = self.messages.num_rows, self.acks.num_rows
+        self.facts.letters = self.letters.num_rows
         self.facts.strays = (
             pc.sum(pc.and_(pc.equal(self.messages["outcome"], ROLLED_BACK), self.messages["half_us"].is_null())).as_py()
             or 0
         )
         self.facts.loose = pc.sum(self.acks["is_loose"]).as_py() or 0
         self.facts.consumer_groups = list(self._group_numbers)
-        self.facts.sources = self._source_names()
+        self.facts.sent = self._sent()
 
-    def _examine(self, disk: Disk, segment: Segment, damage: Damage) -> None:
+    def _examine(self, disk: Disk, segment: Segment, damage: Damage, times: tuple[int, int]) -> None:
+        """`times`: of the frames around it, 0 for none."""
         if damage.torn:
             return  # being written, or a torn tail: no client was told that it is durable
         # A frame read while it was written looks damaged too, once another frame follows it: read it again.
@@ -133,9 +124,17 @@ class SegmentScan:
             return
         damage.start = position
         data = disk.read(segment.fd, damage.end - damage.start, damage.start - segment.base)
-        for broken in examine(data, damage.start):
+        pieces = list(examine(data, damage.start)) if data else []
+        if damage.start + len(data) < damage.end:
+            missing = damage.end - damage.start - len(data)
+            pieces.append(Broken(damage.start + len(data), damage.end, f"{missing} bytes are missing"))
+        for broken in pieces:
             if broken.body is not None:
                 self._take(memoryview(broken.body), broken.position + FRAME_HEADER_SIZE, broken.time_us)
+                self.facts.end = max(self.facts.end, broken.end)
+            else:
+                broken.time_us = times[0] or times[1]  # what its own header says may be as wrong
+                self.facts.holes.append(Hole(broken.position, broken.end, *times))
             self.facts.broken.append(broken.plain())
 
     def _take(self, body: memoryview, position: int, time_us: int) -> None:
@@ -151,7 +150,11 @@ class SegmentScan:
             if count:
                 self._entries.append(bytes(body[at + RECORD_HEADER_SIZE : data_at]))
                 self._counts.append(count)
-                self._sources.append(self._source_of(body, data_at) if kind in _WITH_PRODUCER else -1)
+                self._sources.append(self._source_of(body, data_at) if kind in _WITH_PRODUCER else 0)
+                if kind in _WITH_PAYLOADS:
+                    self._check_payloads(self._entries[-1], body, position, (data_at, stop), time_us)
+                if kind == RecordType.DEAD_LETTER:
+                    self._take_letters(self._entries[-1], body, position)
             if kind in (RecordType.PROGRESS, RecordType.DEAD_LETTER):
                 for progress in progressed(kind, body[data_at:stop]):
                     self._progress(progress, time_us, position + at)
@@ -163,17 +166,62 @@ class SegmentScan:
             at = stop
 
     def _source_of(self, body: memoryview, at: int) -> int:
-        """A number for the producer (group, source, instance) at the beginning of a record."""
-        return self._source_numbers.setdefault(sender_bytes(body, at), len(self._source_numbers))
-
-    def _source_names(self) -> list[str]:
-        names = []
-        for key in self._source_numbers:
+        """The hash of the database that the producer at the beginning of a record names."""
+        key = sender_bytes(body, at)
+        known = self._source_hashes.get(key)
+        if known is None:
             try:
-                names.append(sender_of(key).source)
+                name = source_of(sender_of(key).source)
             except (msgspec.MsgspecError, ValueError):  # the frame is damaged
-                names.append("")
-        return names
+                name = ""
+            known = self._source_hashes[key] = source_hash(name)
+            self._source_names[known] = name
+        return known
+
+    def _check_payloads(
+        self, entries: bytes, body: memoryview, position: int, data: tuple[int, int], time_us: int
+    ) -> None:
+        """Compare the payloads of a record with the checksums that their entries have of them.
+
+        `position`: of the body in the log; `data`: where the record's data begins and ends in the body.
+        """
+        table = table_of(entries)
+        begins = (table["position"].astype(np.int64) - position).tolist()
+        sizes, checksums = table["size"].tolist(), table["payload_crc"].tolist()
+        for number, (begin, size, checksum) in enumerate(zip(begins, sizes, checksums, strict=True)):
+            # An entry may point at a payload of another record.
+            if begin < data[0] or begin + size > data[1] or crc32c(bytes(body[begin : begin + size])) == checksum:
+                continue
+            row = table[number]
+            name = ids.to_text(int(row["id_high"]).to_bytes(8) + int(row["id_low"]).to_bytes(8))
+            detail = "the payload's checksum is wrong, and its frame's is right: it was written like this"
+            place = position + begin
+            self.facts.broken.append(
+                Broken(place, place + size, detail, b"", time_us, (name, int(row["message_no"]))).plain()
+            )
+
+    def _take_letters(self, entries: bytes, body: memoryview, position: int) -> None:
+        for entry in map(Entry.of, each_of(entries)):
+            at = entry.position - position
+            letter = letter_of(entry, bytes(body[at : at + entry.size])) if at >= 0 else None
+            if letter is not None:
+                self._letters.append(letter)
+
+    def _sent(self) -> list[Sent]:
+        """What was committed, by producer group and database."""
+        rows = self.messages
+        of_databases = pc.or_(rows["half_us"].is_valid(), rows["source"].is_valid())
+        chosen = rows.filter(pc.and_(pc.equal(rows["outcome"], COMMITTED), of_databases))
+        by = ["source", "producer_group"]
+        return [
+            Sent(
+                self._source_names[row["source"]] if row["source"] else "", row["producer_group"],
+                row["decided_us_min"], row["decided_us_max"], row["id_count"],
+            )
+            for row in chosen.group_by(by).aggregate(
+                [("decided_us", "min"), ("decided_us", "max"), ("id", "count")]
+            ).to_pylist()
+        ]  # fmt: skip
 
     def _progress(self, record: Progressed, time_us: int, position: int) -> None:
         topic, queue = record.topic, record.queue
@@ -185,7 +233,7 @@ class SegmentScan:
             for first, count in record.runs:
                 self._settled.append((record.what, number, topic, queue, first, count, 0, time_us, position))
 
-    def _gather(self, table: NDArray[np.void], sources: NDArray[np.int32]) -> None:
+    def _gather(self, table: NDArray[np.void], sources: NDArray[np.int64]) -> None:
         """Make the tables of messages and acks from the segment's entries, in log order."""
         self.messages, row_of = message_rows(table, sources)
         self.acks, entry, rows = self._acks(table)
@@ -248,3 +296,4 @@ class SegmentScan:
 
 
 _WITH_PRODUCER = (RecordType.HALF, RecordType.MESSAGE)
+_WITH_PAYLOADS = (*_WITH_PRODUCER, RecordType.DEAD_LETTER, RecordType.CARRY)

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
 from notify import ids
-from notify.errors import InvalidRequest
 from notify.spark.catalog import Bridged
 from notify.spark.databases import Database, Span
 from notify.spark.log_input import LogInput
@@ -52,16 +51,22 @@ def gaps(name: str, bridges: Iterable[Bridged]) -> Iterable[Found]:
         )  # fmt: skip
 
 
-def disorder(spark: SparkSession, log: LogInput, span: Span | None) -> list[Found]:
-    """Messages that an ordered group settled after a later message of the same key."""
+def most_of(rows: DataFrame) -> tuple[list[Row], int]:
+    """At most MOST_FINDINGS rows, and how many there are."""
+    shown = rows.limit(MOST_FINDINGS).collect()
+    return shown, len(shown) if len(shown) < MOST_FINDINGS else rows.count()
+
+
+def disorder(spark: SparkSession, log: LogInput, span: Span | None) -> tuple[list[Found], int]:
+    """Messages that an ordered group settled after a later message of the same key; and how many there are."""
     ordered = [s for s in log.catalog.subscriptions.values() if s.mode == "ordered"]
     numbers = {name: n for n, name in log.catalog.topics.items()}
     wanted = [(s.group, numbers[s.topic], list(s.moved)) for s in ordered if s.topic in numbers]
     if not wanted:
-        return []
+        return [], 0
     acks = log.acks(spark, span.start_us if span else 0)
     if acks is None:
-        return []
+        return [], 0
     columns = {"group": pa.string(), "topic": pa.int64(), "moved": pa.list_(pa.int64())}
     subscriptions = F.broadcast(small_table(spark, columns, wanted))
     topics = sorted({topic for _, topic, _ in wanted})
@@ -78,7 +83,8 @@ def disorder(spark: SparkSession, log: LogInput, span: Span | None) -> list[Foun
     )
     late = chosen.withColumn("highest", F.max("offset").over(before)).where("highest > offset")
     cases = []
-    for row in within(late, span).limit(MOST_FINDINGS).collect():
+    shown, count = most_of(within(late, span))
+    for row in shown:
         topic = log.catalog.topics.get(row["topic"], "")
         cases.append(
             Found(
@@ -88,28 +94,36 @@ def disorder(spark: SparkSession, log: LogInput, span: Span | None) -> list[Foun
                 {"settled_us": row["at_us"], "after_offset": row["highest"]},
             )
         )  # fmt: skip
-    return cases
+    return cases, count
 
 
-def doubled(spark: SparkSession, database: Database, query: str, between: tuple[int, int] | None) -> list[Found]:
-    """Effects that the user's query names more than once. `between`: [from, to) in microseconds, by the ids."""
+def doubled(
+    spark: SparkSession, database: Database, query: str, between: tuple[int, int] | None
+) -> tuple[list[Found], int]:
+    """Effects that the user's query names more than once, and how many there are. One of them may be no message
+    id. `between`: [from, to) in microseconds, by the ids."""
     cases = []
-    for row in database.doubled(spark, query).limit(MOST_FINDINGS).collect():
+    shown, count = most_of(database.doubled(spark, query, between))
+    for row in shown:
+        groups = [row["consumer_group"]] if row["consumer_group"] else []
+        detail = f"the effect happened {row['times']} times"
+        evidence = {"times": row["times"]}
         try:
             transaction, number = ids.parse_message_id(row["message_id"])
-        except ValueError as error:
-            raise InvalidRequest(f"--effects on database {database.name}: {error}") from None
-        made_us = ids.milliseconds(transaction) * 1000
-        if between is not None and not between[0] <= made_us < between[1]:
+        except ValueError:
+            detail = f"--effects names {row['message_id'][:60]!r}, which is no message id: {detail}"
+            evidence["id"] = row["message_id"]
+            cases.append(Found("DUP_EFFECT", detail=detail, groups=groups, database=database.name, evidence=evidence))
             continue
+        made_us = ids.milliseconds(transaction) * 1000
+        name = ids.to_text(transaction)
         cases.append(
             Found(
-                "DUP_EFFECT", ids.to_text(transaction), number, f"the effect happened {row['times']} times",
-                groups=[row["consumer_group"]] if row["consumer_group"] else [], at_us=made_us,
-                database=database.name, evidence={"times": row["times"]},
+                "DUP_EFFECT", name, number, detail, groups=groups, at_us=made_us, database=database.name,
+                evidence=evidence,
             )
         )  # fmt: skip
-    return cases
+    return cases, count
 
 
 def within(rows: DataFrame, span: Span | None) -> DataFrame:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 
-from notify.spark.coverage import instant_text
-from notify.spark.findings import BAD
 from notify.spark.result import Plan, Result
+from notify.spark.times import instant_text
 
 
 def judge(plan: Plan, result: Result, newest_row_us: int) -> None:
@@ -36,5 +35,4 @@ def judge(plan: Plan, result: Result, newest_row_us: int) -> None:
         )
     if totals["rows"] and not totals["closed"] and result.counts.get("PENDING"):
         result.reasons.append("every transaction in the audited range is still PENDING")
-    bad = any(result.counts.get(name) for name in BAD)
-    result.verdict = "FINDINGS" if bad else "INCONCLUSIVE" if result.reasons else "PASS"
+    result.verdict = "FINDINGS" if result.has_findings else "INCONCLUSIVE" if result.reasons else "PASS"

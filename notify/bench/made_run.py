@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from notify import ids
-from notify.client.table import create_tables
+from notify.client.table import create_tables, notify_source
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction, State
@@ -26,6 +26,8 @@ from notify.storage.topics import Topic
 from notify.wire import Payload, encode_msgpack
 
 PRODUCERS, CONSUMERS, TOPICS = "orders", "points", 4
+SOURCE = "00000000-0000-4000-8000-000000000001"
+"""The source id of the run's database, which its halves carry."""
 STEP_US = 100
 """The default time between two transactions: 10,000 a second."""
 TOGETHER_US = 50_000
@@ -74,14 +76,14 @@ async def write_log(made: Made, *, segment_bytes: int = 256 << 20, size: int = 2
     for n in range(TOPICS):
         await store.create_topic(Topic(topic_of(n)))
         mode = "ordered" if n == 0 else "shared"
-        await store.subscribe(Subscription(CONSUMERS, topic_of(n), mode=mode), [0])
+        await store.subscribe(Subscription(CONSUMERS, topic_of(n), mode=mode, inbox_from_us=0), [0])
     at_once = TOGETHER_US // made.step_us
     for first in range(0, made.count, at_once):
         numbers = range(first, min(made.count, first + at_once))
         now = made.at(first)
         halves = [
             NewTransaction(
-                made.id(n), PRODUCERS, [NewMessage(topic_of(n), payload_of(n, size), f"k{n % KEYS}")], "source-1"
+                made.id(n), PRODUCERS, [NewMessage(topic_of(n), payload_of(n, size), f"k{n % KEYS}")], SOURCE
             )
             for n in numbers
         ]
@@ -117,6 +119,8 @@ def open_engine(url: str) -> sa.Engine:
 def load(engine: sa.Engine, made: Made, scratch: Path) -> None:
     """Load local rows and inbox rows of all transactions."""
     create_tables(engine)
+    with engine.begin() as connection:
+        connection.execute(notify_source.update().values(id=SOURCE))
     local, inbox = scratch / "local.csv", scratch / "inbox.csv"
     with local.open("w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(

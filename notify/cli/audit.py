@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from notify.cli.api import AS_JSON, DRY_RUN, URL, call
+from notify.cli.audit_failures import never_one, spark_errors
 from notify.cli.audit_repair import FORCE, PLAN, REASON, REPAIR, carry_out, write_plan
 from notify.cli.audit_repair import show as show_repairs
 from notify.cli.printed import say, say_json
-from notify.errors import InvalidRequest, NotifyError, Unavailable
+from notify.errors import InvalidRequest, Unavailable
 from notify.wire import instant
 
 if TYPE_CHECKING:
@@ -132,28 +133,6 @@ def is_small(inputs: Inputs) -> bool:
     return not inputs.kafka and sum(s.size for log in inputs.logs for s in log.segments) <= SMALL_BYTES
 
 
-@contextmanager
-def spark_errors() -> Iterator[None]:
-    """Turn errors of Spark, files and databases into Unavailable with one line."""
-    try:
-        yield
-    except NotifyError:
-        raise
-    except OSError as error:
-        raise Unavailable(f"the audit could not be finished: {error}") from error
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j", "sqlalchemy"):
-            raise
-        raise Unavailable(f"the audit could not be finished: {cause_of(error)}") from error
-
-
-def cause_of(error: Exception) -> str:
-    """The innermost cause that Spark names."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    causes = [line for line in lines if line.startswith("Caused by:")]
-    return (causes[-1] if causes else lines[0] if lines else repr(error))[:500]
-
-
 def told(quiet: bool) -> Any:
     return (lambda text: None) if quiet else (lambda text: say(f"… {text}", err=True))
 
@@ -183,28 +162,36 @@ def run(
     repair: Path | None = REPAIR,
     force: bool = FORCE,
     dry_run: bool = DRY_RUN,
+    fail_on: list[str] = typer.Option(
+        [], "--fail-on", help="A class that fails the audit, too, such as DEAD (repeatable)."
+    ),
     publish: bool = typer.Option(False, "--publish", help="Send verdict and report to the server, for its console."),
     reason: str = REASON,
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Audit once. Exit code 0: nothing is wrong; 1: something is wrong; 2: inconclusive."""
-    from_us, to_us = instant_us("--from", since), instant_us("--to", to)
+    """Audit once. Exit code 0: nothing is wrong; 1: something is wrong; 2: inconclusive, or the audit failed."""
     if plan_file is not None and (repair is not None or plan_file.exists()):
         raise InvalidRequest("--plan writes a new file, and --repair carries one out: give one of them")
     if repair is not None:
-        with spark_errors(), opened_here(database, log, kafka, storage) as inputs:
+        with never_one(as_json), spark_errors(), opened_here(database, log, kafka, storage) as inputs:
             scratch = report / "segments"
             rows = carry_out(inputs, repair, url, reason, scratch=scratch, force=force, dry_run=dry_run)
         raise typer.Exit(show_repairs(rows, as_json=as_json))
-    with spark_errors(), opened_here(database, log, kafka, storage) as inputs:
+    with never_one(as_json), spark_errors(), opened_here(database, log, kafka, storage) as inputs:
         from notify.spark.audit import Audit
         from notify.spark.report.files import plain, write
         from notify.spark.result import Plan
 
         names = [d.name for d in inputs.databases]
         plan = Plan(
-            from_us, to_us, max_transaction_seconds, deliver_seconds, bucket_seconds, effect_queries(effects, names)
+            instant_us("--from", since),
+            instant_us("--to", to),
+            max_transaction_seconds,
+            deliver_seconds,
+            bucket_seconds,
+            effect_queries(effects, names),
+            tuple(fail_on),
         )
         tell = told(as_json)
         tell("starting Spark")
@@ -212,8 +199,8 @@ def run(
             result = Audit(spark, plan, inputs, report / "segments", tell).run()
             planned = write_plan(result, inputs, plan_file, force=force) if plan_file is not None else ""
             page = write(result, report)
-    if publish:
-        call(url, "POST", "audits", body=published(result, page))
+        if publish:
+            call(url, "POST", "audits", body=published(result, page))
     if as_json:
         say_json(plain(result))
     else:
@@ -256,12 +243,17 @@ def show(result: Result, page: Path) -> None:
     """Print the result for people."""
     from notify.spark.findings import FINDINGS
 
+    for line in result.coverage:
+        if not line.is_whole:
+            say(f"  not covered: {line.name}: {line.kind}: {line.expected}; read: {line.read}")
     for f in FINDINGS:
         count = result.counts.get(f.name, 0)
+        if count:
+            say(f"  {f.name:<16} {count:,}")
         if f.name in result.not_checked:
             say(f"  {f.name:<16} not checked: {result.not_checked[f.name]}")
-        elif count:
-            say(f"  {f.name:<16} {count:,}")
+    for row in result.dead[:10]:
+        say(f"    DEAD {row['group']}: {row['count']:,} times {row['reason']}")
     for case in result.found[:10]:
         say(f"    {case.finding} {case.message_id or case.log}: {case.detail}")
     if len(result.found) > 10:
@@ -288,7 +280,7 @@ def explain(
     as_json: bool = AS_JSON,
 ) -> None:
     """Show one transaction's history from every source. Exit code 1: no source knows it."""
-    with spark_errors(), opened_here(database, log, kafka, storage) as inputs:
+    with never_one(as_json), spark_errors(), opened_here(database, log, kafka, storage) as inputs:
         from notify.spark.explain import explain as events_of
 
         events = events_of(inputs, transaction, report / "segments")
@@ -335,8 +327,7 @@ def watch(
     import signal
     import threading
 
-    from_us = instant_us("--from", since)
-    with spark_errors(), opened_here(database, log, kafka, storage) as checked:
+    with never_one(as_json), spark_errors(), opened_here(database, log, kafka, storage) as checked:
         from notify.spark.result import Plan
         from notify.spark.watch.watching import Auditing, Watch
 
@@ -352,7 +343,7 @@ def watch(
         with session(master, memory) as spark:
             watching = Watch(
                 Auditing(spark, lambda: opened(database, log, kafka, storage), state / "segments"),
-                Plan(from_us, 0, max_transaction_seconds, deliver_seconds, effects=queries),
+                Plan(instant_us("--from", since), 0, max_transaction_seconds, deliver_seconds, effects=queries),
                 state,
                 window_seconds=window_seconds,
                 emit=lambda line: say_json(line) if as_json else say(_said(line)),

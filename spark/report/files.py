@@ -60,9 +60,13 @@ def row_of(case: Found) -> dict[str, Any]:
 def plain(result: Result) -> dict[str, Any]:
     """The result without the data of its plots, as in report.json and `--json`."""
     fields = asdict(result)
-    for name in ("found", "buckets", "latencies"):
+    for name in ("found", "buckets", "latencies", "bad"):
         del fields[name]
-    return fields | {"exit_code": result.exit_code, "findings": [row_of(f) for f in result.found[:IN_JSON]]}
+    return fields | {
+        "inconclusive": bool(result.reasons),
+        "exit_code": result.exit_code,
+        "findings": [row_of(f) for f in result.found[:IN_JSON]],
+    }
 
 
 def write(result: Result, directory: Path) -> Path:

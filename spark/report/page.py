@@ -1,4 +1,4 @@
-"""The report's page: the verdict, then completeness, latencies, findings, and the freshness of the inputs."""
+"""The report's page: the verdict, then what was read, findings, completeness, latencies, and the inputs' freshness."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from notify import __version__
-from notify.spark.findings import BY_NAME, FINDINGS
+from notify.spark.findings import FINDINGS
 from notify.spark.report import charts
 from notify.spark.report.histogram import merged, percentile, shown
 from notify.spark.result import LATENCIES, Found, Result
@@ -33,7 +33,7 @@ def page(result: Result) -> str:
         {
             "name": f.name,
             "count": result.counts.get(f.name, 0),
-            "bad": f.is_bad,
+            "bad": f.name in result.bad,
             "meaning": f.meaning,
             "action": f.action,
             "unchecked": result.not_checked.get(f.name, ""),
@@ -54,7 +54,6 @@ def page(result: Result) -> str:
         topics=_topics(result),
         latencies=[name.replace("_", " ") for name in LATENCIES],
         sentence=_sentence(result),
-        is_bad=lambda name: BY_NAME[name].is_bad,
     )
 
 
@@ -66,7 +65,11 @@ def _sentence(result: Result) -> str:
             f"{result.counts.get('PENDING', 0):,} are still on their way."
         )
     if result.verdict == "FINDINGS":
-        named = [f"{result.counts[f.name]:,} {f.name}" for f in FINDINGS if f.is_bad and result.counts.get(f.name)]
+        named = [
+            f"{result.counts[f.name]:,} {f.name}"
+            for f in FINDINGS
+            if f.name in result.bad and result.counts.get(f.name)
+        ]
         return f"Of {t['committed']:,} committed messages: {', '.join(named)}."
     return "The inputs do not allow a verdict: " + "; ".join(result.reasons) + "."
 

@@ -44,6 +44,7 @@ def differences(result: Result, wanted: Planted) -> list[str]:
     ids_by_class: dict[str, set[str]] = {}
     for f in result.found:
         name = f"{f.evidence['from']} {f.evidence['to']}" if f.finding == "BRIDGE_GAP" else f.message_id
+        name = name or f.evidence["id"]
         ids_by_class.setdefault(f.finding, set()).add(name)
     complaints = []
     for name in sorted(ids_by_class.keys() | wanted.ids.keys()):

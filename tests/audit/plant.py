@@ -12,16 +12,29 @@ import msgspec
 import sqlalchemy as sa
 
 from notify import ids
-from notify.bench.made_run import CONSUMERS, KEYS, PRODUCERS, TOPICS, Made, payload_of, topic_of, transaction_id
+from notify.bench.made_run import (
+    CONSUMERS,
+    KEYS,
+    PRODUCERS,
+    SOURCE,
+    TOPICS,
+    Made,
+    payload_of,
+    topic_of,
+    transaction_id,
+)
 from notify.client.table import half_message, notify_inbox
+from notify.server.delivery.dead_letters import dead_payload
 from notify.storage.groups import SettleKind
 from notify.storage.log.entry import ENTRY, ENTRY_SIZE, Entry, EntryKind
 from notify.storage.log.format import FRAME_HEADER, FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE, frame
 from notify.storage.log.lookup import entries_of
 from notify.storage.log.records import RECORD_HEADER, RECORD_HEADER_SIZE, RecordType, encode
 from notify.storage.log.store import LogStore
-from notify.storage.records import NewMessage, NewTransaction, State
+from notify.storage.names import dead_letter_topic, redriven_id
+from notify.storage.records import NewMessage, NewTransaction, State, StoredMessage
 from notify.storage.sql.rows import moment_of
+from notify.storage.topics import Topic
 from notify.wire import BridgeBatch
 
 FILLER = RECORD_HEADER.pack(ENTRY_SIZE, RecordType.META, 0, 0) + encode(["nothing", "-" * 61])
@@ -100,7 +113,7 @@ class Planter:
         self._engine = engine
         self._each = each
         self._chance = random.Random(seed)
-        self._free = self._chance.sample(range(made.count), 8 * each)
+        self._free = self._chance.sample(range(made.count), 12 * each)
         self._next = made.count
 
     def _take(self, count: int) -> list[int]:
@@ -173,8 +186,23 @@ class Planter:
                 for _ in range(2):
                     connection.exec_driver_sql(f"INSERT INTO ledger VALUES ('{ids.to_text(self._made.id(n))}.0', 1)")
                 self.planted.add("DUP_EFFECT", self._made.id(n))
+            self._odd_rows(connection)
             for n in self._take(self._each // 2):
                 connection.exec_driver_sql(f"INSERT INTO ledger VALUES ('{ids.to_text(self._made.id(n))}.0', 1)")
+
+    def _odd_rows(self, connection: sa.Connection) -> None:
+        """Plant local rows that nobody wrote like this."""
+        changes = [("ALTERED", {"topic": "order.gone"}), ("MISDATED", {}), ("MALFORMED", {"state": "GARBAGE"})]
+        for finding, change in changes:
+            for n in self._take(self._each // (2 if finding == "MALFORMED" else 1)):
+                values = change or {"created_at": moment_of(self._made.at(n) - 3 * 3_600_000_000)}
+                row = half_message.c.transaction_id == ids.to_text(self._made.id(n))
+                connection.execute(half_message.update().where(row).values(values))
+                self.planted.add(finding, self._made.id(n))
+        for i in range(self._each - self._each // 2):
+            row = self._row(self._made.id(0)) | {"transaction_id": f"no id {i}", "created_at": moment_of(self._at())}
+            connection.execute(half_message.insert().values(row))
+            self.planted.add("MALFORMED", f"no id {i}")
 
     def _row(self, name: bytes, state: str = "COMMITTED", topic: str = "order.1") -> dict[str, object]:
         return {
@@ -194,7 +222,7 @@ class Planter:
     async def _by_the_store(self) -> None:
         store = LogStore(self._log)
         await store.open(self._at())
-        rows: list[bytes] = []
+        rows: dict[bytes, str] = {}  # ids of transactions with a local row, and the topics of their messages
         effects: list[bytes] = []
         await self._ghosts(store, effects)
         await self._doubles(store)
@@ -202,6 +230,7 @@ class Planter:
         await self._again(store, rows, effects)
         await self._disorder(store, rows, effects)
         await self._gaps(store, rows, effects)
+        await self._dead(store, rows)
         # Done last, because later messages of the queue would be settled in one range with these.
         await self._undelivered(store, rows)
         await store.sync()
@@ -209,7 +238,9 @@ class Planter:
         with self._engine.begin() as connection:
             at = moment_of(self._at())
             if rows:
-                connection.execute(half_message.insert(), [self._row(r) | {"created_at": at} for r in rows])
+                connection.execute(
+                    half_message.insert(), [self._row(r, topic=topic) | {"created_at": at} for r, topic in rows.items()]
+                )
             if effects:
                 connection.execute(
                     notify_inbox.insert(),
@@ -223,7 +254,7 @@ class Planter:
         self, name: bytes, key: str = "k", topic: str = "order.1", group: str = PRODUCERS
     ) -> NewTransaction:
         message = NewMessage(topic, payload_of(TOPICS * KEYS + 1).replace(b"order.1", topic.encode()), key)
-        return NewTransaction(name, group, [message], "source-1")
+        return NewTransaction(name, group, [message], SOURCE)
 
     async def _committed(self, store: LogStore, names: list[bytes], topic: str = "order.1", key: str = "k") -> int:
         """Store and commit messages; return the offset of the first."""
@@ -262,26 +293,26 @@ class Planter:
             await self._settled(store, topic, offset, 1)
             self.planted.add("DUP_ENQUEUE", name)
 
-    async def _doubts(self, store: LogStore, rows: list[bytes]) -> None:
+    async def _doubts(self, store: LogStore, rows: dict[bytes, str]) -> None:
         """Plant undecided halves; the database committed every other one."""
         for i in range(self._each):
             name = self._new_id()
             await store.put([self._transaction(name)], self._at())
             if i % 2:
-                rows.append(name)
+                rows[name] = "order.1"
             self.planted.add("IN_DOUBT", name)
 
-    async def _again(self, store: LogStore, rows: list[bytes], effects: list[bytes]) -> None:
+    async def _again(self, store: LogStore, rows: dict[bytes, str], effects: list[bytes]) -> None:
         names = [self._new_id() for _ in range(self._each)]
         first = await self._committed(store, names)
         store.attempted(CONSUMERS, "order.1", 0, [(first + i, 1, 0) for i in range(len(names))])
         await self._settled(store, "order.1", first, len(names))
         for name in names:
             self.planted.add("REDELIVERED", name)
-        rows += names
+        rows |= dict.fromkeys(names, "order.1")
         effects += names
 
-    async def _disorder(self, store: LogStore, rows: list[bytes], effects: list[bytes]) -> None:
+    async def _disorder(self, store: LogStore, rows: dict[bytes, str], effects: list[bytes]) -> None:
         """Plant pairs of messages of a key in an ordered topic, the second settled first."""
         for i in range(self._each):
             pair = [self._new_id(), self._new_id()]
@@ -289,10 +320,10 @@ class Planter:
             await self._settled(store, "order.0", first + 1, 1)
             await self._settled(store, "order.0", first, 1)
             self.planted.add("DISORDER", pair[0])
-            rows += pair
+            rows |= dict.fromkeys(pair, "order.0")
             effects += pair
 
-    async def _gaps(self, store: LogStore, rows: list[bytes], effects: list[bytes]) -> None:
+    async def _gaps(self, store: LogStore, rows: dict[bytes, str], effects: list[bytes]) -> None:
         """Plant gaps between a bridge's positions."""
         stood = ""
         for i in range(self._each + 1):
@@ -307,15 +338,35 @@ class Planter:
             batch = BridgeBatch(epoch=1, expected_position=begin, position=stood, claim=not i)
             await store.append_from_bridge("shop", batch, [replace_committed(self._transaction(name))], self._at())
             await self._settled(store, "order.1", first, 1)
-            rows.append(name)
+            rows[name] = "order.1"
             effects.append(name)
 
-    async def _undelivered(self, store: LogStore, rows: list[bytes]) -> None:
+    async def _dead(self, store: LogStore, rows: dict[bytes, str]) -> None:
+        """Plant dead letters; every second one more is sent again."""
+        letters = dead_letter_topic(CONSUMERS)
+        await store.create_topic(Topic(letters))
+        for i in range(self._each + self._each // 2):
+            name = self._new_id()
+            first = await self._committed(store, [name])
+            (message,) = store.read("order.1", 0, first, 1, 1 << 20)
+            assert isinstance(message, StoredMessage)
+            payload = dead_payload(CONSUMERS, message, 16, f"reason {i % 3}", 0)
+            store.dead_letter_soon(CONSUMERS, [(message, payload)], self._at())
+            rows[name] = "order.1"
+            if i < self._each:
+                self.planted.add("DEAD", name)
+                continue
+            again = NewMessage("order.1", payload_of(1), "k")
+            offset = store.bounds("order.1", 0)[1]
+            await store.put([NewTransaction(redriven_id(letters, name, i), "", [again], committed=True)], self._at())
+            await store.settle(CONSUMERS, "order.1", 0, [(offset, 1)], SettleKind.FILTERED, self._at())
+
+    async def _undelivered(self, store: LogStore, rows: dict[bytes, str]) -> None:
         names = [self._new_id() for _ in range(self._each)]
         await self._committed(store, names, "order.2")
         for name in names:
             self.planted.add("UNDELIVERED", name)
-        rows += names
+        rows |= dict.fromkeys(names, "order.2")
 
     # --- bytes ------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify import ids
-from notify.bench.made_run import Made, made_run
+from notify.bench.made_run import SOURCE, Made, made_run
 from notify.cli import audit as command
 from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox, notify_source
@@ -62,6 +62,8 @@ def test_an_empty_database(spark: Any, run: tuple[Made, str], tmp_path: Path) ->
     url = f"sqlite:///{tmp_path}/empty.db"
     engine = make_engine(url)
     create_tables(engine)
+    with engine.begin() as connection:
+        connection.execute(notify_source.update().values(id=SOURCE))
     engine.dispose()
     result = audited(spark, url, run[0].log, tmp_path / "scratch")
     assert (result.verdict, result.exit_code) == ("INCONCLUSIVE", 2)
@@ -160,7 +162,7 @@ def test_a_log_that_is_not_whole_says_so(
     except OSError as error:
         problems = [str(error)]
     else:
-        problems = harmed.problems
+        problems = [*harmed.problems, *harmed.unread(0)]
     assert any(said in problem for problem in problems), problems
 
 
@@ -227,6 +229,8 @@ def test_a_database_that_goes_away_midway(
             url = address.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
             engine = sa.create_engine(direct)
             create_tables(engine)
+            with engine.begin() as connection:
+                connection.execute(notify_source.update().values(id=SOURCE))
             engine.dispose()
 
             def cut(doing: str) -> None:
@@ -256,6 +260,26 @@ def test_the_command_says_what_is_missing(run: tuple[Made, str]) -> None:
     ):
         code, answer = cli("audit", *flags)
         assert code == 2 and said in answer["text"], (flags, answer)
+
+
+def test_a_failure_of_the_audit_is_no_finding(
+    run: tuple[Made, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 1 says that there are findings: never that the audit broke."""
+    monkeypatch.setattr(command, "session", lambda *_, **__: contextlib.nullcontext(None))
+    flags = flags_of(run, tmp_path / "report")
+    for error, said in (
+        (KeyError("a fault"), "a fault"),
+        (KeyboardInterrupt(), "interrupted"),
+        (OSError("a disk"), ""),
+    ):
+
+        def fail(*_: object, error: BaseException = error) -> None:
+            raise error
+
+        monkeypatch.setattr(Audit, "run", fail)
+        code, answer = cli("audit", "run", *flags)
+        assert code == 2 and said in answer.get("failed", ""), answer
 
 
 def flags_of(run: tuple[Made, str], report: Path) -> list[str]:

@@ -1,0 +1,89 @@
+"""Expressions of SQL that convert columns to what Spark reads: ids to 16 bytes, and times to microseconds.
+
+An id that no version of the SDK writes becomes no id of 16 bytes, so that one such row does not end an audit. Ids in
+upper case are converted; malformed.py reports both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_ID = "[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+_DIGIT = "[0-9a-f]"
+_ID_GLOB = "-".join([_DIGIT * 8, _DIGIT * 4, "7" + _DIGIT * 3, "[89ab]" + _DIGIT * 3, _DIGIT * 12])
+_SHAPE = "________-____-____-____-____________"
+_ID_CHARACTERS = len(_SHAPE)
+_VERSION_AT, _VARIANT_AT = 15, 20
+
+
+@dataclass(frozen=True)
+class Expressions:
+    """Those of one kind of database: postgresql, mysql or sqlite."""
+
+    kind: str
+
+    def is_id(self, column: str) -> str:
+        """Whether a column is a transaction id, as the SDK writes it."""
+        if self.kind == "postgresql":
+            return f"({_is_uuid(column, '0-9a-f-')} AND {_is_version_7(column)})"
+        if self.kind == "mysql":  # also where the column's collation ignores case
+            return f"{column} REGEXP '(?-i)^{_ID}$'"
+        return f"{column} GLOB '{_ID_GLOB}'"
+
+    def is_message_id(self, column: str) -> str:
+        """Whether a column is a message id, as the SDK writes it."""
+        if self.kind == "mysql":
+            return f"{column} REGEXP '(?-i)^{_ID}[.][0-9]{{1,4}}$'"
+        transaction, number = f"substr({column}, 1, {_ID_CHARACTERS})", f"substr({column}, {_ID_CHARACTERS + 2})"
+        shape = (
+            f"substr({column}, {_ID_CHARACTERS + 1}, 1) = '.' AND length({column}) >= {_ID_CHARACTERS + 2} "
+            f"AND length({column}) <= {_ID_CHARACTERS + 5}"
+        )
+        digits = f"{number} !~ '[^0-9]'" if self.kind == "postgresql" else f"{number} NOT GLOB '*[^0-9]*'"
+        return f"({self.is_id(transaction)} AND {shape} AND {digits})"
+
+    def id_bytes(self, column: str, *, guarded: bool) -> str:
+        """The 16 bytes of a transaction id, or of a message id's; NULL or another number of bytes for what is none.
+
+        PostgreSQL refuses to decode what is none, unless it is `guarded`, which takes it three times as long.
+        """
+        text = column if column == "transaction_id" else f"substr({column}, 1, {_ID_CHARACTERS})"
+        if self.kind != "postgresql":
+            return f"unhex(replace({text}, '-', ''))"
+        decoded = f"decode(replace({text}, '-', ''), 'hex')"
+        return f"CASE WHEN {_is_uuid(text, '0-9A-Fa-f-')} THEN {decoded} END" if guarded else decoded
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether the database refuses to convert what is no id."""
+        return self.kind == "postgresql"
+
+    def message_number(self, column: str, *, guarded: bool) -> str:
+        """The number in a message id; any number for what is none. `guarded`: as for `id_bytes`."""
+        number = f"substr({column}, {_ID_CHARACTERS + 2})"
+        if self.kind == "postgresql":
+            cast = f"CAST({number} AS integer)"
+            return f"CASE WHEN {number} ~ '^[0-9]{{1,4}}$' THEN {cast} ELSE -1 END" if guarded else cast
+        return f"CAST({number} AS {'SIGNED' if self.kind == 'mysql' else 'INTEGER'})"
+
+    def microseconds(self, column: str) -> str:
+        """An instant in microseconds since 1970."""
+        return {
+            # A double, exact to the microsecond until 2106; EXTRACT computes in decimals, which takes longer.
+            "postgresql": f"CAST(date_part('epoch', {column}) * 1000000 AS bigint)",
+            "mysql": f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {column})",
+            "sqlite": f"(CAST(strftime('%s', {column}) AS INTEGER) * 1000000 "
+            f"+ CAST(substr({column}, 21, 6) AS INTEGER))",
+        }[self.kind]
+
+
+def _is_uuid(text: str, characters: str) -> str:
+    """Whether a text is a UUID of these characters. One regular expression for all of it takes five times as long."""
+    return (
+        f"({text} LIKE '{_SHAPE}' AND {text} !~ '[^{characters}]' "
+        f"AND length(replace({text}, '-', '')) = {_ID_CHARACTERS - 4})"
+    )
+
+
+def _is_version_7(text: str) -> str:
+    return f"substr({text}, {_VERSION_AT}, 1) = '7' AND substr({text}, {_VARIANT_AT}, 1) IN ('8', '9', 'a', 'b')"

@@ -1,0 +1,61 @@
+"""Facts about a segment besides its rows, as plain values for JSON: what the next audit knows without reading it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Sent:
+    """Committed messages of one producer group and one database, whose half and outcome are in the same segment."""
+
+    source: str
+    """The database's id, as its halves carry it; "" if they carry none."""
+    producer_group: int
+    """Number of the group's name."""
+    first_us: int
+    last_us: int
+    messages: int
+
+
+@dataclass
+class Hole:
+    """Bytes [start, end) of the log that could not be read, and the times of the frames around them.
+
+    Instants are in microseconds since 1970; `to_us` is 0 if nothing follows.
+    """
+
+    start: int
+    end: int
+    from_us: int
+    to_us: int
+
+
+@dataclass
+class Facts:
+    """Facts about one segment."""
+
+    base: int
+    end: int
+    first_us: int = 0
+    last_us: int = 0
+    messages: int = 0
+    acks: int = 0
+    letters: int = 0
+    """Number of dead letters."""
+    consumer_groups: list[str] = field(default_factory=list)
+    sent: list[Sent] = field(default_factory=list)
+    meta: list[list[Any]] = field(default_factory=list)
+    """[position, time, record] of META records."""
+    strays: int = 0
+    """Number of rollbacks whose halves are in other segments."""
+    loose: int = 0
+    """Number of acks of messages in other segments."""
+    broken: list[dict[str, Any]] = field(default_factory=list)
+    """Damage, as spark.damage describes it."""
+    holes: list[Hole] = field(default_factory=list)
+    """The damage whose content is not known."""
+    is_sealed: bool = False
+    crc: int = 0
+    """CRC32C of the file's bytes, by which a later audit sees that they are the same; 0 for the last segment."""

@@ -1,0 +1,71 @@
+"""Rows with ids that no version of the SDK writes: they cannot be joined with anything, and each is a finding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from notify.client.table import half_message, notify_inbox
+from notify.spark.databases import Database, Span, id_at
+from notify.spark.expressions import Expressions
+from notify.spark.result import Found
+from notify.storage.sql.rows import microseconds_of, text_of
+
+MOST_SHOWN = 1000
+"""The most rows of a table that are shown; all are counted."""
+
+
+def malformed(database: Database, span: Span | None) -> tuple[int, list[Found]]:
+    """How many such rows a database has, and the first of them. `span`: only rows of that time."""
+    expressions = Expressions(database.kind)
+    total = 0
+    cases: list[Found] = []
+    for column, is_sound in (
+        (half_message.c.transaction_id, expressions.is_id("transaction_id")),
+        (notify_inbox.c.message_id, expressions.is_message_id("message_id")),
+    ):
+        table = column.table.name
+        if table not in database.tables:
+            continue
+        where = f"NOT ({is_sound})" + _within(table, span)
+        count, rows = _rows(database, table, column.name, where)
+        total += count
+        cases += [_case(database, table, row) for row in rows]
+    return total, cases
+
+
+def _within(table: str, span: Span | None) -> str:
+    """The condition for rows of a time. No index of half_message is by time, and its key is: an id is read from where
+    rows of that time stand, or from where no id of these centuries stands."""
+    if span is None:
+        return ""
+    times = f" AND created_at >= '{text_of(span.start_us)}' AND created_at < '{text_of(span.end_us)}'"
+    if table == notify_inbox.name:
+        return times
+    low, high = id_at(span.start_us), id_at(span.end_us)
+    places = [
+        f"(transaction_id >= '{a}' AND transaction_id < '{b}')" for a, b in ((low, high), (low.upper(), high.upper()))
+    ]
+    return f" AND ({' OR '.join(places)} OR transaction_id < '0' OR transaction_id >= '1'){times}"
+
+
+def _rows(database: Database, table: str, column: str, where: str) -> tuple[int, Sequence[Any]]:
+    name = "producer_group" if table == half_message.name else "consumer_group"
+    query = f"SELECT {column} AS id, created_at, {name} AS name FROM {table} WHERE {where} LIMIT {MOST_SHOWN}"
+    rows = database.rows(query)
+    count = len(rows)
+    if count == MOST_SHOWN:
+        count = database.rows(f"SELECT count(*) FROM {table} WHERE {where}")[0][0]
+    return count, rows
+
+
+def _case(database: Database, table: str, row: Any) -> Found:
+    is_local = table == half_message.name
+    detail = (
+        f"{table} of {row.name} has the id {row.id[:60]!r}, which is no {'transaction' if is_local else 'message'} id"
+    )
+    return Found(
+        "MALFORMED", detail=detail, database=database.name, at_us=microseconds_of(row.created_at),
+        producer_group=row.name if is_local else "", groups=[] if is_local else [row.name],
+        evidence={"id": row.id, "table": table},
+    )  # fmt: skip

@@ -1,0 +1,154 @@
+"""What an audit should have read, and what it read: each input is compared with what the others say of it.
+
+Halves in a log name the database that they came from, and subscriptions say whether their consumers keep an inbox. So a
+table that was wiped, or a database that was not given, is expected, and its absence is a reason to doubt the audit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+
+from notify.client.table import half_message
+from notify.errors import InvalidRequest
+from notify.spark.databases import Database
+from notify.spark.findings import SKEW_US
+from notify.spark.log_input import LogInput
+from notify.spark.result import Covered, Inputs, Result
+from notify.spark.times import instant_text
+
+MOST_LISTED = 100
+"""The most sources, and the most groups, that the table of coverage has a row for."""
+_NAMED = 20
+
+
+def refuse_doubled(inputs: Inputs) -> None:
+    """Raises InvalidRequest if two logs or two databases are the same: everything in them would be there twice."""
+    for a, b in combinations(inputs.logs, 2):
+        if {s.identity for s in a.segments} & {s.identity for s in b.segments}:
+            raise InvalidRequest(
+                f"--log {a.directory} and --log {b.directory} are the same log, or copies of it: give it once"
+            )
+    for first, second in combinations(inputs.databases, 2):
+        source = first.source_id()
+        if source and source == second.source_id():
+            raise InvalidRequest(
+                f"the databases {first.name} and {second.name} have the same source id {source}: they are one, or one "
+                "is a copy of the other. Give it once; a copy that is in use needs an id of its own"
+            )
+
+
+def refuse_foreign(inputs: Inputs) -> None:
+    """Raises InvalidRequest if a log has halves, and none of them came from a given database."""
+    given = {source for database in inputs.databases if (source := database.source_id())}
+    for log in inputs.logs:
+        sources = set(log.sent())
+        if given and sources and not sources & given:
+            listed = [_with_groups(source, groups) for source, groups in sorted(log.sent().items())]
+            raise InvalidRequest(
+                f"the log {log.name} and the databases do not belong together: its halves came from {_list(listed)}, "
+                f"and the databases are {_list(sorted(given))}. Name the database with --database, or the log that "
+                "belongs to these with --log"
+            )
+
+
+class Proof:
+    """Compares what is there with what should be. `from_us`, `to_us`: the audited range, microseconds since 1970."""
+
+    def __init__(self, inputs: Inputs, result: Result, from_us: int, to_us: int) -> None:
+        self._inputs = inputs
+        self._result = result
+        self._from_us = from_us
+        self._to_us = to_us
+        self._names = {source: d for d in inputs.databases if (source := d.source_id())}
+
+    def of_logs(self) -> None:
+        """What was read of each log."""
+        for log in self._inputs.logs:
+            expected = f"bytes {log.dropped_to} to {log.segments[-1].base + log.segments[-1].size}"
+            if log.dropped_to:
+                expected += f", after those that retention dropped (until {instant_text(log.first_us)})"
+            read = sum(f.end - f.base for f in log.facts) - sum(h.end - h.start for h in log.holes)
+            detail = f"{read} bytes in {len(log.facts)} segments, {len(log.holes)} unreadable parts"
+            self._add(f"log {log.name}", "segments", expected, detail, is_whole=not log.problems)
+        for kafka in self._inputs.kafka:
+            self._add(
+                kafka.name, "partitions", f"{kafka.partitions} of {len(kafka.topics)} topics", f"{kafka.count} records",
+                is_whole=True,
+            )  # fmt: skip
+
+    def of_sources(self) -> dict[str, int]:
+        """Which databases the halves came from; the number of each that has local rows, by its id."""
+        numbers: dict[str, int] = {}
+        for number, database in enumerate(self._inputs.databases):
+            if (source := database.source_id()) and database.has_rows(half_message):
+                numbers[source] = number
+        for log in self._inputs.logs:
+            for source, groups in sorted(log.sent(self._from_us).items())[:MOST_LISTED]:
+                self._of_source(log, source, groups, is_read=source in numbers)
+        return numbers
+
+    def _of_source(self, log: LogInput, source: str, groups: Mapping[str, int], *, is_read: bool) -> None:
+        database = self._names.get(source)
+        expected = f"the database of {_with_groups(source, groups)}"
+        if database is None:
+            self._result.reasons.append(
+                f"the log {log.name} has committed messages of {_with_groups(source, groups)}, and no given database "
+                "has this id: name it with --database"
+            )
+        elif not is_read and max(groups.values()) > database.purged()[0] + SKEW_US:
+            self._result.reasons.append(
+                f"database {database.name}: half_message is empty, and the log {log.name} has committed messages of "
+                f"{_with_groups(source, groups)}: its rows were deleted, and no purge recorded it"
+            )
+        elif not is_read:
+            is_read = True  # all were purged
+        name = "not given" if database is None else f"database {database.name}"
+        self._add(f"log {log.name}", "source", expected, name, is_whole=is_read)
+
+    def of_inboxes(self, acknowledged: Iterable[str]) -> None:
+        """Whether the groups that acknowledged closed messages in the range have an inbox, as their consumers said."""
+        told: dict[str, int] = {}
+        for log in self._inputs.logs:
+            told |= log.inboxes()
+        silent: list[str] = []
+        holders = _holders(self._inputs.databases)
+        for group in sorted(set(acknowledged))[:MOST_LISTED]:
+            if group in holders:
+                self._add(f"group {group}", "inbox", "an inbox", f"database {_list(holders[group])}", is_whole=True)
+            elif group in told and told[group] < self._to_us:
+                self._result.reasons.append(
+                    f"the consumers of group {group} have an inbox, and no given database has a row of it: name its "
+                    "database with --database, or its rows were deleted"
+                )
+                self._add(f"group {group}", "inbox", "an inbox", "no row", is_whole=False)
+            else:
+                silent.append(group)
+                self._add(f"group {group}", "inbox", "not known: its consumers told of none", "no row", is_whole=True)
+        if silent:
+            self._result.notes.append(
+                "not checked for ACKED_NO_EFFECT, because no given database has inbox rows of these groups and their "
+                f"consumers have told of no inbox: {_list(silent)}"
+            )
+
+    def _add(self, name: str, kind: str, expected: str, read: str, *, is_whole: bool) -> None:
+        self._result.coverage.append(Covered(name, kind, expected, read, is_whole))
+
+
+def _holders(databases: Sequence[Database]) -> dict[str, list[str]]:
+    """The databases that have inbox rows of each group."""
+    holders: dict[str, list[str]] = {}
+    for database in databases:
+        for group in database.inbox_groups():
+            holders.setdefault(group, []).append(database.name)
+    return holders
+
+
+def _with_groups(source: str, groups: Iterable[str]) -> str:
+    named = [group for group in sorted(groups) if group]
+    return f"{source} (producer groups {_list(named)})" if named else source
+
+
+def _list(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + rest

@@ -1,0 +1,84 @@
+"""Dead letters that nobody sent again are counted by group and reason, and fail an audit that is told so."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from notify.client.table import half_message
+from notify.errors import InvalidRequest
+from notify.server.delivery.dead_letters import dead_payload
+from notify.spark.audit import Audit
+from notify.spark.result import Plan, Result
+from notify.storage.groups import SettleKind, Subscription
+from notify.storage.log.store import LogStore
+from notify.storage.names import dead_letter_topic, redriven_id, retry_topic
+from notify.storage.records import NewMessage, NewTransaction, State, StoredMessage
+from notify.storage.topics import Topic
+from notify.wire import Payload, encode_msgpack
+from tests.audit.audited import PLAN
+from tests.audit.trade import COUNT, TOPICS, WITH_INBOX, WITHOUT_INBOX, Trade, half_of, make_trade, row_of
+
+PURGED, SENT_AGAIN, *KEPT = [COUNT + 2 * n for n in range(5)]
+REASONS = ("no such customer", "no such customer", "the card was refused")
+LETTERS = dead_letter_topic(WITH_INBOX)
+
+
+async def die(trade: Trade) -> None:
+    """Five orders become dead letters of the group: the first is purged, and the second sent again."""
+    now_us = trade.at(COUNT)
+    store = LogStore(trade.log, clock=lambda: now_us)
+    await store.open(now_us)
+    await store.create_topic(Topic(LETTERS))
+    again = retry_topic(WITH_INBOX, TOPICS["shop"])
+    await store.create_topic(Topic(again))
+    await store.subscribe(Subscription(WITH_INBOX, again, inbox_from_us=0), [0])
+    numbers = [PURGED, SENT_AGAIN, *KEPT]
+    for n, reason in zip(numbers, ("old", "old", *REASONS), strict=True):
+        now_us = trade.at(n)
+        half = half_of(trade, n)
+        offset = store.bounds(TOPICS["shop"], 0)[1]
+        await store.put([half], now_us)
+        await store.decide([(half.id, half.producer_group, State.COMMITTED)], now_us)
+        (message,) = store.read(TOPICS["shop"], 0, offset, 1, 1 << 20)
+        assert isinstance(message, StoredMessage)
+        store.dead_letter_soon(WITH_INBOX, [(message, dead_payload(WITH_INBOX, message, 16, reason, 0))], now_us)
+        await store.settle(WITHOUT_INBOX, TOPICS["shop"], 0, [(offset, 1)], SettleKind.ACK, now_us)
+    store.trim(LETTERS, 0, 1)
+    new = NewMessage(again, encode_msgpack(Payload(again, b"again")))
+    await store.put([NewTransaction(redriven_id(LETTERS, trade.id(SENT_AGAIN), 1), "", [new], committed=True)], now_us)
+    await store.settle(WITH_INBOX, again, 0, [(0, 1)], SettleKind.FILTERED, now_us)
+    now_us += 60_000_000
+    await store.checkpoint()
+    await store.close()
+    engine = sa.create_engine(trade.url("shop"))
+    with engine.begin() as connection:
+        connection.execute(half_message.insert(), [row_of(trade, n) for n in numbers])
+    engine.dispose()
+
+
+def audited(spark: Any, trade: Trade, plan: Plan) -> Result:
+    with trade.inputs() as inputs:
+        return Audit(spark, plan, inputs, trade.directory / "scratch").run()
+
+
+def test_dead_letters_are_counted(spark: Any, tmp_path: Path) -> None:
+    trade = make_trade(tmp_path / "trade")
+    asyncio.run(die(trade))
+    result = audited(spark, trade, PLAN)
+    assert (result.verdict, result.exit_code, result.reasons) == ("PASS", 0, [])
+    assert result.counts["DEAD"] == len(KEPT)
+    assert {case.message_id for case in result.found if case.finding == "DEAD"} == {trade.message(n) for n in KEPT}
+    assert result.dead == [
+        {"group": WITH_INBOX, "reason": "no such customer", "count": 2},
+        {"group": WITH_INBOX, "reason": "the card was refused", "count": 1},
+    ]
+    failed = audited(spark, trade, replace(PLAN, from_us=trade.at(KEPT[-1]), fail_on=("DEAD",)))
+    assert (failed.verdict, failed.exit_code, failed.counts["DEAD"]) == ("FINDINGS", 1, 1)
+    with pytest.raises(InvalidRequest, match="there is no class DEED"):
+        audited(spark, trade, replace(PLAN, fail_on=("DEED",)))

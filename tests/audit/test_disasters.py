@@ -1,0 +1,210 @@
+"""Disasters: tables wiped, segments missing, inputs swapped, doubled or foreign. The audit names them; it never passes.
+
+Everything is harmed by its own means: SQL, and bytes of files.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notify.errors import InvalidRequest
+from notify.spark.audit import Audit
+from notify.spark.log_input import LogInput
+from notify.spark.result import Plan, Result
+from notify.storage.log.format import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE, crc32c
+from tests.audit.audited import PLAN
+from tests.audit.trade import COUNT, SERVICES, WITH_INBOX, Trade, make_trade
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Trade:
+    return make_trade(tmp_path_factory.mktemp("sound") / "trade")
+
+
+@pytest.fixture
+def trade(sound: Trade, tmp_path: Path) -> Trade:
+    """A copy to harm."""
+    return sound.copy(tmp_path / "trade")
+
+
+def audited(
+    spark: Any, trade: Trade, plan: Plan = PLAN, services: Sequence[str] = SERVICES, logs: Sequence[Path] = ()
+) -> Result:
+    with trade.inputs(services, logs) as inputs:
+        return Audit(spark, plan, inputs, trade.directory / "scratch").run()
+
+
+def found(result: Result) -> dict[str, int]:
+    """How often each class was found, without what is no finding."""
+    return {name: count for name, count in result.counts.items() if count and name != "PENDING"}
+
+
+def read(trade: Trade) -> LogInput:
+    """The log, without Spark."""
+    log = LogInput(trade.log)
+    log.prepare(None, trade.directory / "scratch")
+    return log
+
+
+def test_a_sound_trade_passes(spark: Any, trade: Trade) -> None:
+    result = audited(spark, trade)
+    assert (result.verdict, result.exit_code, result.reasons) == ("PASS", 0, [])
+    assert result.totals["committed"] == result.totals["queued"] == COUNT
+
+
+# --- databases ------------------------------------------------------------------------------------------------------
+
+
+def test_an_inbox_that_was_wiped(spark: Any, trade: Trade) -> None:
+    trade.execute(WITH_INBOX, "DELETE FROM notify_inbox")
+    result = audited(spark, trade)
+    assert (result.verdict, found(result)) == ("INCONCLUSIVE", {})
+    assert any("points" in reason and "inbox" in reason for reason in result.reasons), result.reasons
+
+
+def test_local_rows_that_were_truncated(spark: Any, trade: Trade) -> None:
+    trade.execute("bank", "DELETE FROM half_message")
+    result = audited(spark, trade)
+    assert (result.verdict, found(result)) == ("INCONCLUSIVE", {})
+    assert any("bank" in reason and "half_message" in reason for reason in result.reasons), result.reasons
+
+
+@pytest.mark.parametrize("missing", [WITH_INBOX, "bank"])
+def test_a_database_that_was_not_given(spark: Any, trade: Trade, missing: str) -> None:
+    result = audited(spark, trade, services=[s for s in SERVICES if s != missing])
+    assert (result.verdict, found(result)) == ("INCONCLUSIVE", {})
+    wanted = "points" if missing == WITH_INBOX else trade.source("bank")
+    assert any(wanted in reason for reason in result.reasons), result.reasons
+
+
+def test_a_database_that_is_given_twice(spark: Any, trade: Trade) -> None:
+    """Or a clone of it: every effect would be there twice."""
+    shutil.copy(trade.directory / "points.db", trade.directory / "clone.db")
+    with pytest.raises(InvalidRequest, match="same source id"):
+        audited(spark, trade, services=[*SERVICES, "clone"])
+
+
+# --- logs that are not whole ----------------------------------------------------------------------------------------
+
+
+def test_the_first_segment_is_missing(spark: Any, trade: Trade) -> None:
+    """No record says that it was dropped on purpose."""
+    trade.segments()[0].unlink()
+    result = audited(spark, trade)
+    assert (result.verdict, found(result)) == ("INCONCLUSIVE", {})
+    assert any("first" in reason for reason in result.reasons), result.reasons
+
+
+def removed(segments: list[Path]) -> None:
+    segments[2].unlink()
+
+
+def garbled(segments: list[Path]) -> None:
+    data = bytearray(segments[2].read_bytes())
+    for at in range(SEGMENT_HEADER_SIZE, len(data), 97):
+        data[at] ^= 0x55
+    segments[2].write_bytes(data)
+
+
+def of_yesterday(segments: list[Path]) -> None:
+    """An old copy: the segment as it was before most of it was written, with the room that was reserved for it."""
+    data = segments[2].read_bytes()
+    at = SEGMENT_HEADER_SIZE
+    while at < len(data) // 3:
+        at += FRAME_HEADER_SIZE + struct.unpack_from("<I", data, at + 4)[0]
+    segments[2].write_bytes(data[:at] + bytes(len(data) - at))
+
+
+@pytest.mark.parametrize("harm", [removed, garbled, of_yesterday])
+def test_a_segment_in_the_middle(spark: Any, trade: Trade, harm: Callable[[list[Path]], None]) -> None:
+    """What lay in it cannot be judged: nothing of it is called LOST."""
+    segments = trade.segments()
+    assert len(segments) > 5
+    harm(segments)
+    result = audited(spark, trade)
+    assert result.reasons and result.verdict != "PASS"
+    assert found(result).keys() == {"CORRUPT"}
+    assert result.counts["PENDING"] > 20
+
+
+def frame_of(data: bytes, number: int) -> int:
+    """Where a segment's frame of a number begins."""
+    at = SEGMENT_HEADER_SIZE
+    for _ in range(number):
+        at += FRAME_HEADER_SIZE + struct.unpack_from("<I", data, at + 4)[0]
+    return at
+
+
+def test_a_frame_whose_header_is_garbled(spark: Any, trade: Trade) -> None:
+    """Its time is, too: an audit of a range finds it by the time of the frames around it."""
+    path = trade.segments()[2]
+    data = bytearray(path.read_bytes())
+    at = frame_of(data, 5)
+    data[at + 12 : at + FRAME_HEADER_SIZE] = b"\xa5" * (FRAME_HEADER_SIZE - 12)
+    path.write_bytes(data)
+    whole = audited(spark, trade, replace(PLAN, from_us=trade.first_us))
+    assert found(whole) == {"CORRUPT": 1} and whole.reasons
+    later = audited(spark, trade, replace(PLAN, from_us=trade.at(COUNT - 20)))
+    assert (later.verdict, found(later)) == ("INCONCLUSIVE", {})  # messages of that time may have been in it
+
+
+def test_what_is_missing_from_long_ago_says_nothing_of_today(trade: Trade) -> None:
+    removed(trade.segments())
+    log = read(trade)
+    (hole,) = log.holes
+    assert trade.first_us < hole.from_us <= hole.to_us < trade.at(COUNT)
+    assert any("are missing" in part for part in log.unread(hole.to_us))
+    assert list(log.unread(hole.to_us + 1)) == []
+
+
+def test_a_payload_that_differs_from_its_own_checksum(trade: Trade) -> None:
+    """A faulty server wrote it: the frame's checksum is right."""
+    path = trade.segments()[1]
+    data = bytearray(path.read_bytes())
+    place = data.index(b"x" * 200)
+    data[place] ^= 1
+    at = max(frame_of(data, n) for n in range(20) if frame_of(data, n) < place)
+    length = struct.unpack_from("<I", data, at + 4)[0]
+    crc = crc32c(bytes(data[at + 4 : at + 8]) + bytes(data[at + 12 : at + FRAME_HEADER_SIZE + length]))
+    data[at + 8 : at + 12] = crc.to_bytes(4, "little")
+    path.write_bytes(data)
+    (broken,) = read(trade).broken()
+    assert broken["id"] in {trade.name(n) for n in range(COUNT)} and "checksum" in broken["detail"]
+
+
+def test_a_byte_that_rots_beside_a_copy(trade: Trade) -> None:
+    """The file's size and time stay: the copy does not hide it."""
+    assert not list(read(trade).broken())
+    path = trade.segments()[1]
+    state = path.stat()
+    data = bytearray(path.read_bytes())
+    data[data.index(b"x" * 200)] ^= 1
+    with path.open("r+b") as file:
+        file.write(data)
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert len(list(read(trade).broken())) == 1
+
+
+# --- inputs that do not belong together -----------------------------------------------------------------------------
+
+
+def test_another_servers_log(spark: Any, trade: Trade, tmp_path: Path) -> None:
+    other = make_trade(tmp_path / "other", number=2)
+    with pytest.raises(InvalidRequest, match="do not belong together"):
+        audited(spark, trade, logs=[other.log])
+
+
+def test_the_same_log_twice(spark: Any, trade: Trade, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(trade.log, copy)
+    for again in (trade.log, copy):
+        with pytest.raises(InvalidRequest, match="same log"):
+            audited(spark, trade, logs=[trade.log, again])

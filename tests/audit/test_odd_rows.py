@@ -1,0 +1,164 @@
+"""Rows that no version of the SDK writes: each is a finding, whatever else is in the tables, and the audit goes on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from notify.client import create_tables
+from notify.client.table import half_message, notify_inbox
+from notify.spark.audit import Audit
+from notify.spark.databases import Database
+from notify.spark.malformed import malformed
+from notify.spark.result import Plan, Result
+from notify.storage.sql.rows import moment_of
+from tests.audit.audited import PLAN
+from tests.audit.trade import COUNT, STEP_US, Trade, effect_of, make_trade, row_of
+from tests.support.databases import empty_database
+
+HOURS_US = 3 * 3_600_000_000
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Trade:
+    return make_trade(tmp_path_factory.mktemp("sound") / "trade")
+
+
+@pytest.fixture
+def trade(sound: Trade, tmp_path: Path) -> Trade:
+    return sound.copy(tmp_path / "trade")
+
+
+def audited(spark: Any, trade: Trade, plan: Plan = PLAN) -> Result:
+    with trade.inputs() as inputs:
+        return Audit(spark, plan, inputs, trade.directory / "scratch").run()
+
+
+def found(result: Result) -> dict[str, set[str]]:
+    """The message ids of each class."""
+    classes: dict[str, set[str]] = {}
+    for case in result.found:
+        if case.finding != "PENDING":
+            classes.setdefault(case.finding, set()).add(case.message_id or case.evidence["id"])
+    return classes
+
+
+def insert(trade: Trade, service: str, table: sa.Table, rows: Sequence[dict[str, Any]]) -> None:
+    engine = sa.create_engine(trade.url(service))
+    with engine.begin() as connection:
+        connection.execute(table.insert(), rows)
+    engine.dispose()
+
+
+def test_odd_rows_are_found_and_nothing_else(spark: Any, trade: Trade) -> None:
+    lost = row_of(trade, COUNT + 2, created_at=moment_of(trade.at(COUNT + 2) + HOURS_US))
+    garbage = [
+        row_of(trade, 4, transaction_id="no id at all"),
+        row_of(trade, 4, transaction_id="ffffffff-ffff-ffff-ffff-ffffffffffff"),
+        row_of(trade, 4, transaction_id=""),
+    ]
+    insert(trade, "shop", half_message, [lost, *garbage])
+    ahead = moment_of(trade.at(10) + HOURS_US)
+    trade.execute(
+        "shop",
+        f"UPDATE half_message SET topic = 'order.gone' WHERE transaction_id = '{trade.name(6)}'",
+        f"UPDATE half_message SET state = 'GARBAGE' WHERE transaction_id = '{trade.name(8)}'",
+        f"UPDATE half_message SET state = 'ROLLED_BACK', created_at = '{ahead}' "
+        f"WHERE transaction_id = '{trade.name(10)}'",
+        f"UPDATE half_message SET transaction_id = upper(transaction_id) WHERE transaction_id = '{trade.name(12)}'",
+        f"DELETE FROM half_message WHERE transaction_id = '{trade.name(14)}'",
+    )
+    insert(trade, "bank", half_message, [row_of(trade, 14)])
+    insert(trade, "shop", notify_inbox, [effect_of(trade, 16)])
+    insert(trade, "points", notify_inbox, [effect_of(trade, 17, consumer_group="nobody")])
+    insert(trade, "points", notify_inbox, [effect_of(trade, 18, message_id="no.id")])
+    result = audited(spark, trade)
+    assert (result.verdict, result.exit_code) == ("FINDINGS", 1)
+    assert found(result) == {
+        "LOST": {trade.message(COUNT + 2)},
+        "CONFLICT": {trade.message(10)},
+        "MISDATED": {trade.message(COUNT + 2), trade.message(10)},
+        "ALTERED": {trade.message(6), trade.message(14)},
+        "MALFORMED": {
+            trade.message(8), "no id at all", "ffffffff-ffff-ffff-ffff-ffffffffffff", "", trade.name(12).upper(),
+            "no.id",
+        },
+        "DUP_EFFECT": {trade.message(16)},
+        "ORPHAN_ROW": {trade.message(17)},
+    }  # fmt: skip
+    assert {name: len(messages) for name, messages in found(result).items()} == {
+        name: count for name, count in result.counts.items() if count and name != "PENDING"
+    }
+
+
+def test_a_conflict_that_is_dated_back_is_in_one_window(spark: Any, trade: Trade) -> None:
+    back = moment_of(trade.at(100) - HOURS_US)
+    trade.execute(
+        "shop",
+        f"UPDATE half_message SET state = 'ROLLED_BACK', created_at = '{back}' "
+        f"WHERE transaction_id = '{trade.name(100)}'",
+    )
+    windows = [
+        (trade.first_us - HOURS_US - 10_000_000, trade.first_us - HOURS_US + 10_000_000),
+        (trade.first_us, trade.at(COUNT // 2)),
+        (trade.at(COUNT // 2), trade.at(COUNT) + STEP_US),
+    ]
+    conflicts = [
+        [
+            found(audited(spark, trade, replace(PLAN, from_us=start, to_us=end, closes_by_clock=True))).get("CONFLICT")
+            for start, end in windows
+        ]
+    ]
+    assert conflicts == [[None, {trade.message(100)}, None]]
+
+
+IDS = {
+    "019aa4b7-50f8-77b0-90f7-e29bfbb51171": True,
+    "019AA4B7-50F8-77B0-90F7-E29BFBB51171": False,
+    "019aa4b7-50f8-47b0-90f7-e29bfbb51171": False,
+    "019aa4b7-50f8-77b0-70f7-e29bfbb51171": False,
+    "019aa4b7-50f8-77b0-90f7-e29bfbb5117g": False,
+    "019aa4b--50f8-77b0-90f7-e29bfbb51171": False,
+    "019aa4b7-50f8-77b0-90f7-e29bfbb5117": False,
+    "no id": False,
+    "": False,
+}
+NUMBERS = {".0": True, ".9999": True, "": False, ".": False, ".x": False, ".10000": False, "-0": False, ".0 ": False}
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "mariadb"])
+def test_each_database_knows_ids(spark: Any, kind: str, database_urls: dict[str, str], tmp_path: Path) -> None:
+    messages = {f"{name}.0": is_sound for name, is_sound in IDS.items()}
+    messages |= {f"{next(iter(IDS))}{number}": is_sound for number, is_sound in NUMBERS.items()}
+    with empty_database(kind, database_urls, tmp_path) as url:
+        engine = sa.create_engine(url)
+        create_tables(engine)
+        at = moment_of(1_800_000_000_000_000)
+        rows = [
+            {"transaction_id": name, "message_no": 0, "producer_group": "g", "mode": "half", "state": "COMMITTED",
+             "shards": "", "topic": "t", "relayed": 1, "created_at": at}
+            for name in IDS
+        ]  # fmt: skip
+        with engine.begin() as connection:
+            connection.execute(half_message.insert(), rows)
+            # A group each: MariaDB's key takes ids that differ in case, or in a last space, for the same.
+            effects = [
+                {"consumer_group": f"g{n}", "message_id": name, "created_at": at} for n, name in enumerate(messages)
+            ]
+            connection.execute(notify_inbox.insert(), effects)
+        engine.dispose()
+        with contextlib.closing(Database(url, "shop")) as database:
+            count, cases = malformed(database, None)
+            local, inbox = database.local_rows(spark, None), database.effects(spark, None)
+            assert local is not None and inbox is not None
+            ids_read = [bytes(row["id"]).hex() for row in local.collect()]
+            numbers = {row["no"] for row in inbox.where("no >= 0").collect()}
+    odd = [name for name, is_sound in (*IDS.items(), *messages.items()) if not is_sound]
+    assert sorted(case.evidence["id"] for case in cases) == sorted(odd) and count == len(odd)
+    assert "019aa4b750f877b090f7e29bfbb51171" in ids_read and {0, 9999} <= numbers

@@ -1,0 +1,181 @@
+"""A trade to audit, made fact by fact: two services that send, one that consumes with an inbox, and one without.
+
+Each service has a SQLite database, and the log has several segments. Copies of it are harmed by the tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from notify import ids
+from notify.bench.made_run import transaction_id
+from notify.client import create_tables
+from notify.client.table import half_message, notify_inbox, notify_source
+from notify.spark.databases import Database
+from notify.spark.log_input import LogInput
+from notify.spark.result import Inputs
+from notify.storage.groups import SettleKind, Subscription
+from notify.storage.log.store import LogStore
+from notify.storage.records import NewMessage, NewTransaction, State
+from notify.storage.sql.rows import moment_of
+from notify.storage.topics import Topic
+from notify.wire import Payload, encode_msgpack
+
+COUNT = 300
+STEP_US = 10_000
+AGO_US = 120_000_000
+"""How long ago it ended: longer than the bounds of the tests' plans."""
+SEGMENT_BYTES = 32 << 10
+SENDERS = ("shop", "bank")
+"""Even transactions are the shop's, odd ones the bank's."""
+TOPICS = {"shop": "order.placed", "bank": "payment.made"}
+GROUPS = {"shop": "orders", "bank": "payments"}
+"""The producer group of each service."""
+WITH_INBOX, WITHOUT_INBOX = "points", "mail"
+"""Consumer groups: both get orders, and only the first gets payments."""
+SERVICES = (*SENDERS, WITH_INBOX)
+
+
+@dataclass(frozen=True)
+class Trade:
+    """One trade in a directory."""
+
+    directory: Path
+    first_us: int
+    number: int = 1
+    """Trades of other numbers have other sources and ids."""
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "log"
+
+    def at(self, n: int) -> int:
+        return self.first_us + n * STEP_US
+
+    def id(self, n: int) -> bytes:
+        return transaction_id(n + COUNT * self.number, self.at(n))
+
+    def name(self, n: int) -> str:
+        """The id as text."""
+        return ids.to_text(self.id(n))
+
+    def message(self, n: int) -> str:
+        return f"{self.name(n)}.0"
+
+    def source(self, service: str) -> str:
+        return f"{self.number:08d}-0000-4000-8000-{SERVICES.index(service):012d}"
+
+    def url(self, service: str) -> str:
+        return f"sqlite:///{self.directory}/{service}.db"
+
+    def execute(self, service: str, *statements: str) -> None:
+        """Change a service's database by SQL."""
+        engine = sa.create_engine(self.url(service))
+        with engine.begin() as connection:
+            for statement in statements:
+                connection.exec_driver_sql(statement)
+        engine.dispose()
+
+    def copy(self, to: Path) -> Trade:
+        shutil.copytree(self.directory, to)
+        return Trade(to, self.first_us, self.number)
+
+    def segments(self) -> list[Path]:
+        return sorted(self.log.glob("*.log"))
+
+    def without_index(self) -> None:
+        """Remove the derived files, as of a log that was put together by hand."""
+        for file in self.log.glob("*.idx"):
+            file.unlink()
+
+    @contextmanager
+    def inputs(self, services: Sequence[str] = SERVICES, logs: Sequence[Path] = ()) -> Iterator[Inputs]:
+        with ExitStack() as stack:
+            databases = []
+            for service in services:
+                database = Database(self.url(service), service)
+                stack.callback(database.close)
+                databases.append(database)
+            yield Inputs(databases, [LogInput(log) for log in logs or (self.log,)])
+
+
+def service_of(n: int) -> str:
+    return SENDERS[n % 2]
+
+
+def make_trade(directory: Path, number: int = 1) -> Trade:
+    """A sound trade: everything was delivered, settled, and had its effect."""
+    directory.mkdir()
+    first_us = time.time_ns() // 1000 - COUNT * STEP_US - AGO_US
+    trade = Trade(directory, first_us // 1_000_000 * 1_000_000 + number, number)
+    asyncio.run(_write_log(trade))
+    for service in SERVICES:
+        _write_rows(trade, service)
+    return trade
+
+
+async def _write_log(trade: Trade) -> None:
+    now_us = trade.first_us
+    store = LogStore(trade.log, segment_bytes=SEGMENT_BYTES, clock=lambda: now_us)
+    await store.open(trade.first_us)
+    for topic in TOPICS.values():
+        await store.create_topic(Topic(topic))
+        await store.subscribe(Subscription(WITH_INBOX, topic, inbox_from_us=0), [0])
+    await store.subscribe(Subscription(WITHOUT_INBOX, TOPICS["shop"]), [0])
+    for n in range(0, COUNT, 2):
+        now_us = trade.at(n)
+        made = [half_of(trade, n), half_of(trade, n + 1)]
+        await store.put(made, trade.at(n))
+        await store.decide([(t.id, t.producer_group, State.COMMITTED) for t in made], trade.at(n) + 2000)
+        for group, topic in ((WITH_INBOX, "shop"), (WITH_INBOX, "bank"), (WITHOUT_INBOX, "shop")):
+            await store.settle(group, TOPICS[topic], 0, [(n // 2, 1)], SettleKind.ACK, trade.at(n) + 4000)
+    await store.sync()
+    now_us += AGO_US // 2  # so far the log is complete
+    await store.checkpoint()
+    await store.close()
+
+
+def half_of(trade: Trade, n: int) -> NewTransaction:
+    service = service_of(n)
+    payload = encode_msgpack(Payload(TOPICS[service], b"x" * 200, f"k{n % 7}"))
+    return NewTransaction(
+        trade.id(n), GROUPS[service], [NewMessage(TOPICS[service], payload, f"k{n % 7}")], trade.source(service), "i"
+    )
+
+
+def row_of(trade: Trade, n: int, **fields: Any) -> dict[str, Any]:
+    """The local row of a transaction."""
+    service = service_of(n)
+    return {
+        "transaction_id": trade.name(n), "message_no": 0, "producer_group": GROUPS[service], "mode": "half",
+        "state": "COMMITTED", "shards": "", "topic": TOPICS[service], "relayed": 1,
+        "created_at": moment_of(trade.at(n) + 20),
+    } | fields  # fmt: skip
+
+
+def effect_of(trade: Trade, n: int, **fields: Any) -> dict[str, Any]:
+    """The inbox row of a transaction's message."""
+    at = moment_of(trade.at(n) + 3000)
+    return {"consumer_group": WITH_INBOX, "message_id": trade.message(n), "created_at": at} | fields
+
+
+def _write_rows(trade: Trade, service: str) -> None:
+    engine = sa.create_engine(trade.url(service))
+    create_tables(engine)
+    with engine.begin() as connection:
+        connection.execute(notify_source.update().values(id=trade.source(service)))
+        rows = [row_of(trade, n) for n in range(COUNT) if service_of(n) == service]
+        if rows:
+            connection.execute(half_message.insert(), rows)
+        if service == WITH_INBOX:
+            connection.execute(notify_inbox.insert(), [effect_of(trade, n) for n in range(COUNT)])
+    engine.dispose()
