@@ -20,7 +20,6 @@ from notify.spark import findings, kafka_searches, measures, searches
 from notify.spark.cases import Cases
 from notify.spark.catalog import Bridged
 from notify.spark.coverage import Coverage, cover
-from notify.spark.databases import Span
 from notify.spark.dead import dead
 from notify.spark.findings import BAD, BY_NAME, SKEW_US
 from notify.spark.kafka_input import KafkaInput
@@ -28,6 +27,7 @@ from notify.spark.life import Groups
 from notify.spark.log_input import EVERYTHING
 from notify.spark.malformed import malformed
 from notify.spark.proof import Proof, refuse_doubled, refuse_foreign
+from notify.spark.ranges import Span
 from notify.spark.result import Found, Inputs, Plan, Result
 from notify.spark.rows import MessageRows, hashes
 from notify.spark.verdict import judge

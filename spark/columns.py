@@ -69,7 +69,8 @@ QUEUE = pa.schema(
 """The queues as the index has them: a row for each place of a message."""
 
 _OF_RELAY = "relay-"
-_SOURCE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+SOURCE = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
+"""The id of a database (notify_source), as a regular expression."""
 _SPARK_TYPES = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "bool": "boolean"}
 
 
@@ -79,7 +80,7 @@ def source_of(name: str) -> str:
     A relay by position names itself `relay-` and the id of its database; a bridge may have any name.
     """
     source = name.removeprefix(_OF_RELAY)
-    return source if _SOURCE.match(source) else ""
+    return source if re.match(SOURCE, source) else ""
 
 
 def source_hash(source: str) -> int:

@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from notify.spark.databases import Span
 from notify.spark.findings import SKEW_US, Terms
 from notify.spark.proof import Proof
+from notify.spark.ranges import Span
 from notify.spark.result import Covered, Inputs, Plan, Result
 from notify.spark.times import instant_text
 
@@ -62,9 +62,10 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
             f"--from is before {instant_text(whole_from)}: older local rows were purged, or older segments deleted"
         )
     from_us, to_us = max(plan.from_us, whole_from), plan.to_us or now_us
+    slack_us = SKEW_US + longest_us
     for log in inputs.logs:
-        result.reasons += [f"log {log.name}: {part}" for part in log.unread(from_us - SKEW_US - longest_us)]
-    proof = Proof(inputs, result, from_us, to_us)
+        result.reasons += [f"log {log.name}: {part}" for part in log.unread(from_us - slack_us)]
+    proof = Proof(inputs, result, from_us, to_us, slack_us)
     proof.of_logs()
     origins = proof.of_sources()
     watermark_us = now_us if plan.closes_by_clock else min(entry["watermark_us"] for entry in result.inputs)
@@ -78,7 +79,7 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
         rows_from_us=rows_from,
         inbox_from_us=inbox_from,
         log_from_us=log_from,
-        slack_us=SKEW_US + longest_us,
+        slack_us=slack_us,
         holes=_holes(inputs, now_us),
     )
     result.from_us, result.to_us, result.closed_us = from_us, to_us, min(to_us, closed_before_us)

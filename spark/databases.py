@@ -7,10 +7,8 @@ timestamps depends on time zones. MariaDB is read as `jdbc:mysql:` (with its own
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -19,18 +17,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from sqlalchemy.engine.url import URL
 
-from notify import ids
 from notify.client.table import half_message, notify_inbox, notify_source
 from notify.databases import database_now
 from notify.errors import InvalidRequest, Unavailable
+from notify.spark.columns import source_of
 from notify.spark.expressions import Expressions
+from notify.spark.ranges import FIRST_ID, LAST_ID, Span, conditions_of, edges_of, id_at, made_us
 from notify.storage.sql.engines import open_engine
 from notify.storage.sql.rows import microseconds_of, text_of
 from notify.storage.sql.schema import check_version
 from notify.storage.sql.tables import server_half_message
 
-ROWS_A_PART = 250_000
-MOST_PARTS = 64
 FETCH_ROWS = 20_000
 _DRIVERS = {
     "postgresql": "org.postgresql.Driver",
@@ -38,14 +35,6 @@ _DRIVERS = {
     "mariadb": "org.mariadb.jdbc.Driver",
     "sqlite": "org.sqlite.JDBC",
 }
-
-
-@dataclass(frozen=True)
-class Span:
-    """Microseconds since 1970, [start, end)."""
-
-    start_us: int
-    end_us: int
 
 
 class Database:
@@ -176,7 +165,7 @@ class Database:
             f"topic, {self._sql.microseconds('created_at')} AS at_us"
         )
         schema = "id binary, no int, producer_group string, is_outbox int, state int, topic string, at_us bigint"
-        return _with_ids(self._read(spark, half_message.name, columns, _between("transaction_id", edges), schema))
+        return _with_ids(self._read(spark, half_message.name, columns, conditions_of("transaction_id", edges), schema))
 
     def effects(self, spark: SparkSession, span: Span | None) -> DataFrame | None:
         """Rows of notify_inbox made from the start of `span` on; None without the table.
@@ -193,7 +182,7 @@ class Database:
             f"consumer_group, replay, {self._sql.microseconds('created_at')} AS at_us"
         )
         schema = "id binary, no int, consumer_group string, replay int, at_us bigint"
-        return _with_ids(self._read(spark, notify_inbox.name, columns, _between("created_at", edges), schema))
+        return _with_ids(self._read(spark, notify_inbox.name, columns, conditions_of("created_at", edges), schema))
 
     def doubled(self, spark: SparkSession, query: str, between: tuple[int, int] | None = None) -> DataFrame:
         """(message_id, consumer_group, times) of effects that `query` returns more than once.
@@ -225,16 +214,33 @@ class Database:
         )
 
     def halves(self, spark: SparkSession, span: Span | None) -> DataFrame | None:
-        """Rows (id, no, producer_group, state, topic, half_us) of server_half_message; None without the table."""
+        """Rows of server_half_message; None without the table.
+
+        Columns: id, no, producer_group, state, topic, source (the half's database, as its sender names it), half_us.
+        """
         if server_half_message.name not in self.tables:
             return None
         columns = (
             f"{self._sql.id_bytes('transaction_id', guarded=False)} AS id, message_no AS no, producer_group, state, "
-            f"topic, {self._sql.microseconds('created_at')} AS half_us"
+            f"topic, source, {self._sql.microseconds('created_at')} AS half_us"
         )
-        conditions = _between("transaction_id", self._id_edges(server_half_message.c.transaction_id, span))
-        schema = "id binary, no int, producer_group string, state string, topic string, half_us bigint"
+        conditions = conditions_of("transaction_id", self._id_edges(server_half_message.c.transaction_id, span))
+        schema = "id binary, no int, producer_group string, state string, topic string, source string, half_us bigint"
         return self._read(spark, server_half_message.name, columns, conditions, schema)
+
+    def sent(self, span: Span) -> dict[str, dict[str, int]]:
+        """When each database's last committed half of each producer group was stored, by the database's id."""
+        if server_half_message.name not in self.tables:
+            return {}
+        t = server_half_message.c
+        within = (t.transaction_id >= id_at(span.start_us), t.transaction_id < id_at(span.end_us))
+        newest = sa.select(t.source, t.producer_group, sa.func.max(t.created_at)).group_by(t.source, t.producer_group)
+        last: dict[str, dict[str, int]] = {}
+        with self._reading.connect() as connection:
+            for name, group, at in connection.execute(newest.where(t.state == "COMMITTED", *within)):
+                if source := source_of(name):
+                    last.setdefault(source, {})[group] = microseconds_of(at)
+        return last
 
     def rows_of(self, transaction_ids: Sequence[str]) -> list[dict[str, Any]]:
         """The local rows of some transactions, bodies included, for evidence and repairs."""
@@ -270,12 +276,12 @@ class Database:
     def _id_edges(self, column: sa.Column[Any], span: Span | None) -> list[str]:
         """Edges that split a table into ranges of ids, which are in order of time. The first and the last range have
         no end ("") if there is no `span`: they hold what is no id, too."""
-        within = sa.and_(column >= _FIRST_ID, column < _LAST_ID)
+        within = sa.and_(column >= FIRST_ID, column < LAST_ID)
         if span is not None:
             within = sa.and_(column >= id_at(span.start_us), column < id_at(span.end_us))
         first, last, count = self._extent(column, within)
-        low, high = _made_us(first), _made_us(last)
-        edges = [] if low is None or high is None else [id_at(edge) for edge in _edges(low, high + 1000, count)]
+        low, high = made_us(first), made_us(last)
+        edges = [] if low is None or high is None else [id_at(edge) for edge in edges_of(low, high + 1000, count)]
         ends = ("", "") if span is None else (id_at(span.start_us), id_at(span.end_us))
         return [ends[0], *edges[1:-1], ends[1]]
 
@@ -286,14 +292,14 @@ class Database:
         first, last, count = self._extent(column, within)
         edges = []
         if first is not None:
-            edges = [text_of(edge) for edge in _edges(microseconds_of(first), microseconds_of(last) + 1, count)]
+            edges = [text_of(edge) for edge in edges_of(microseconds_of(first), microseconds_of(last) + 1, count)]
         return [start, *edges[1:-1], ""]
 
     def _has_odd(self, table: str, column: str, edges: Sequence[str], is_sound: str) -> bool:
         """Whether a row between the first and the last edge has no sound id, in a database that would refuse it."""
         if not self._sql.is_strict:
             return False
-        (whole,) = _between(column, [edges[0], edges[-1]])
+        (whole,) = conditions_of(column, [edges[0], edges[-1]])
         return bool(self.rows(f"SELECT 1 FROM {table} WHERE {whole} AND NOT ({is_sound}) LIMIT 1"))
 
     def _extent(self, column: sa.Column[Any], within: sa.ColumnElement[bool]) -> tuple[Any, Any, int]:
@@ -344,38 +350,6 @@ class Database:
             return f"jdbc:postgresql://{place}?prepareThreshold=-1", properties
         # MariaDB's driver refuses the scheme jdbc:mysql: without permitMysqlScheme.
         return f"jdbc:mysql://{place}?permitMysqlScheme&allowPublicKeyRetrieval=true", properties
-
-
-def _between(name: str, edges: Sequence[str]) -> list[str]:
-    """A condition for each range between two edges; "" at an end stands for no bound."""
-    conditions = []
-    for low, high in itertools.pairwise(edges):
-        bounds = [f"{name} >= '{low}'"] * bool(low) + [f"{name} < '{high}'"] * bool(high)
-        conditions.append(" AND ".join(bounds) or "1 = 1")
-    return conditions
-
-
-def _edges(low: int, high: int, rows: int) -> list[int]:
-    """The edges of equal parts of [low, high), about ROWS_A_PART rows each."""
-    parts = min(MOST_PARTS, max(1, rows // ROWS_A_PART))
-    return [low + (high - low) * i // parts for i in range(parts)] + [high]
-
-
-def id_at(us: int) -> str:
-    """The lowest id that can be made at an instant."""
-    return ids.to_text(max(0, us // 1000).to_bytes(6) + bytes(10))
-
-
-_FIRST_ID, _LAST_ID = "0", "1"
-"""The ids of the years up to 2527 lie between them."""
-
-
-def _made_us(text: str | None) -> int | None:
-    """When an id was made, in microseconds since 1970; None for what is no id."""
-    try:
-        return int(str(text)[:13].replace("-", ""), 16) * 1000
-    except ValueError:
-        return None
 
 
 def _with_ids(rows: DataFrame) -> DataFrame:

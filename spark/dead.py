@@ -22,7 +22,7 @@ MOST_REASONS = 100
 
 @dataclass
 class Dead:
-    """What there is of them."""
+    """The dead letters of one log."""
 
     count: int = 0
     by_reason: list[dict[str, Any]] = field(default_factory=list)

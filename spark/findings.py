@@ -229,11 +229,9 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
     late = F.coalesce("due_us", "queued_us") < terms.settled_before_us
     ghost = sent & is_transaction & ~conflict & (no_row | without_half)
     undelivered = queued & ~conflict & ~ghost & late & (_c("missing_groups") > 0)
-    # By another clock, what retention dropped may have been a moment later.
-    is_first = event < terms.log_from_us + terms.slack_us if terms.log_from_us else F.lit(False)
-    near_hole = _near(event, terms) | _near(_c("due_us"), terms) | is_first
+    near_hole = _near(event, terms) | _near(_c("due_us"), terms) | _is_first(event, terms)
     after_hole, before_hole = _beside(event, terms)
-    # What is missing in a log that is not whole may be in the part that is.
+    # A log that is not whole may have lost the record that is missing.
     doubtful = (
         (lost & near_hole)
         | (in_doubt & before_hole)
@@ -241,7 +239,6 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
         | (ghost & without_half & after_hole)
         | (undelivered & before_hole)
     )
-    is_moved = has_row & (_c("origin") >= 0) & (_c("origin") != F.shiftright("t_state", _DATABASE_BITS))
     return life.withColumns(_counts_of_groups(terms, groups)).withColumns(
         {
             "event_us": event,
@@ -254,11 +251,19 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
             "is_closed": event < terms.closed_before_us,
             "is_undelivered": _is(undelivered & ~before_hole),
             "is_doubtful": _is(doubtful),
-            "is_altered": _is(is_moved | (committed_here & (_c("topic") != _c("other_topic")))),
-            "is_misdated": _is(F.abs(_c("t_us") - made_us()) > terms.slack_us),
-            "is_malformed": state == UNKNOWN,
+            **_oddities(state, terms),
         }
     )
+
+
+def _oddities(state: Column, terms: Terms) -> dict[str, Column]:
+    """Whether a local row is odd by itself, or differs from what was sent."""
+    is_moved = (_c("origin") >= 0) & (_c("origin") != F.shiftright("t_state", _DATABASE_BITS))
+    return {
+        "is_altered": _is(is_moved) | _is((state == COMMITTED) & (_c("topic") != _c("other_topic"))),
+        "is_misdated": _is(F.abs(_c("t_us") - made_us()) > terms.slack_us),
+        "is_malformed": state == UNKNOWN,
+    }
 
 
 def _is(condition: Column) -> Column:
@@ -270,6 +275,11 @@ def _near(at_us: Column, terms: Terms) -> Column:
     """Whether an instant lies so near to an unreadable part that a message of then may be in it."""
     near = [(at_us >= a - terms.slack_us) & (at_us <= b + terms.slack_us) for a, b in terms.holes]
     return _is(reduce(Column.__or__, near, F.lit(False)))
+
+
+def _is_first(at_us: Column, terms: Terms) -> Column:
+    """Whether an instant lies so near to the log's beginning that, by another clock, retention dropped the message."""
+    return at_us < terms.log_from_us + terms.slack_us if terms.log_from_us else F.lit(False)
 
 
 def _beside(at_us: Column, terms: Terms) -> tuple[Column, Column]:

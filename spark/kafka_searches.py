@@ -12,8 +12,9 @@ from pyspark.sql.window import Window
 
 from notify import ids
 from notify.spark import searches
-from notify.spark.databases import Database, Span
+from notify.spark.databases import Database
 from notify.spark.kafka_input import KafkaInput
+from notify.spark.ranges import Span
 from notify.spark.result import Found
 from notify.spark.small_table import small_table
 

@@ -107,13 +107,14 @@ def of_local_rows(rows: DataFrame, number: int, groups: Groups) -> DataFrame:
 
 
 def of_halves(rows: DataFrame, groups: Groups) -> DataFrame:
-    """Table H of SQL storage, from spark.databases.Database.halves."""
+    """Table H of SQL storage, from spark.databases.Database.halves with `origin`."""
     outcomes = F.when(F.col("state") == "COMMITTED", COMMITTED).when(F.col("state") == "ROLLED_BACK", ROLLED_BACK)
     return shaped(
         rows,
         groups,
         topic=F.xxhash64("topic"),
         producer_group=F.xxhash64("producer_group"),
+        origin="origin",
         half_us="half_us",
         outcomes=outcomes,
     )

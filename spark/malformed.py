@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from notify.client.table import half_message, notify_inbox
-from notify.spark.databases import Database, Span, id_at
+from notify.spark.databases import Database
 from notify.spark.expressions import Expressions
+from notify.spark.ranges import Span, id_at
 from notify.spark.result import Found
 from notify.storage.sql.rows import microseconds_of, text_of
 

@@ -1,4 +1,4 @@
-"""What an audit should have read, and what it read: each input is compared with what the others say of it.
+"""The proof that an audit read everything: each input is compared with what the others say of it.
 
 Halves in a log name the database that they came from, and subscriptions say whether their consumers keep an inbox. So a
 table that was wiped, or a database that was not given, is expected, and its absence is a reason to doubt the audit.
@@ -13,7 +13,7 @@ from notify.client.table import half_message
 from notify.errors import InvalidRequest
 from notify.spark.databases import Database
 from notify.spark.findings import SKEW_US
-from notify.spark.log_input import LogInput
+from notify.spark.ranges import Span
 from notify.spark.result import Covered, Inputs, Result
 from notify.spark.times import instant_text
 
@@ -53,24 +53,28 @@ def refuse_foreign(inputs: Inputs) -> None:
 
 
 class Proof:
-    """Compares what is there with what should be. `from_us`, `to_us`: the audited range, microseconds since 1970."""
+    """Compares what is there with what should be."""
 
-    def __init__(self, inputs: Inputs, result: Result, from_us: int, to_us: int) -> None:
+    def __init__(self, inputs: Inputs, result: Result, from_us: int, to_us: int, slack_us: int = SKEW_US) -> None:
+        """`from_us`, `to_us`: the audited range, microseconds since 1970. `slack_us`: how far a message's times may lie
+        apart."""
         self._inputs = inputs
         self._result = result
         self._from_us = from_us
         self._to_us = to_us
+        self._slack_us = slack_us
         self._names = {source: d for d in inputs.databases if (source := d.source_id())}
 
     def of_logs(self) -> None:
-        """What was read of each log."""
+        """Note how much of each log and of Kafka was read."""
         for log in self._inputs.logs:
             expected = f"bytes {log.dropped_to} to {log.segments[-1].base + log.segments[-1].size}"
             if log.dropped_to:
                 expected += f", after those that retention dropped (until {instant_text(log.first_us)})"
             read = sum(f.end - f.base for f in log.facts) - sum(h.end - h.start for h in log.holes)
             detail = f"{read} bytes in {len(log.facts)} segments, {len(log.holes)} unreadable parts"
-            self._add(f"log {log.name}", "segments", expected, detail, is_whole=not log.problems)
+            is_whole = not log.problems and not any(log.unread(self._from_us - self._slack_us))
+            self._add(f"log {log.name}", "segments", expected, detail, is_whole=is_whole)
         for kafka in self._inputs.kafka:
             self._add(
                 kafka.name, "partitions", f"{kafka.partitions} of {len(kafka.topics)} topics", f"{kafka.count} records",
@@ -83,28 +87,33 @@ class Proof:
         for number, database in enumerate(self._inputs.databases):
             if (source := database.source_id()) and database.has_rows(half_message):
                 numbers[source] = number
-        for log in self._inputs.logs:
-            for source, groups in sorted(log.sent(self._from_us).items())[:MOST_LISTED]:
-                self._of_source(log, source, groups, is_read=source in numbers)
+        senders = {f"log {log.name}": log.sent(self._from_us) for log in self._inputs.logs}
+        span = Span(self._from_us, self._to_us)
+        senders |= {f"storage {storage.name}": storage.sent(span) for storage in self._inputs.storages}
+        for name, sent in senders.items():
+            for source, groups in sorted(sent.items())[:MOST_LISTED]:
+                self._of_source(name, source, groups, is_read=source in numbers)
         return numbers
 
-    def _of_source(self, log: LogInput, source: str, groups: Mapping[str, int], *, is_read: bool) -> None:
+    def _of_source(self, name: str, source: str, groups: Mapping[str, int], *, is_read: bool) -> None:
         database = self._names.get(source)
         expected = f"the database of {_with_groups(source, groups)}"
         if database is None:
             self._result.reasons.append(
-                f"the log {log.name} has committed messages of {_with_groups(source, groups)}, and no given database "
+                f"the {name} has committed messages of {_with_groups(source, groups)}, and no given database "
                 "has this id: name it with --database"
             )
         elif not is_read and max(groups.values()) > database.purged()[0] + SKEW_US:
             self._result.reasons.append(
-                f"database {database.name}: half_message is empty, and the log {log.name} has committed messages of "
+                f"database {database.name}: half_message is empty, and the {name} has committed messages of "
                 f"{_with_groups(source, groups)}: its rows were deleted, and no purge recorded it"
             )
         elif not is_read:
             is_read = True  # all were purged
-        name = "not given" if database is None else f"database {database.name}"
-        self._add(f"log {log.name}", "source", expected, name, is_whole=is_read)
+        read = "not given" if database is None else f"database {database.name}"
+        self._add(
+            name, "source", expected, read if is_read or database is None else f"{read}: no row", is_whole=is_read
+        )
 
     def of_inboxes(self, acknowledged: Iterable[str]) -> None:
         """Whether the groups that acknowledged closed messages in the range have an inbox, as their consumers said."""

@@ -73,7 +73,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Covered:
-    """One line of what an audit should have read, and what it read."""
+    """One input that an audit expected, and how much of it was read."""
 
     name: str
     """The input or group that it is about."""
@@ -107,7 +107,7 @@ class Result:
     seconds: float = 0.0
     steps: dict[str, float] = field(default_factory=dict)
     coverage: list[Covered] = field(default_factory=list)
-    """What the audit should have read, and what it read."""
+    """The lines of the table that says what the audit expected and what it read."""
     dead: list[dict[str, Any]] = field(default_factory=list)
     """Dead letters that nobody sent again: group, reason and count, the most frequent first."""
     bad: tuple[str, ...] = tuple(BAD)

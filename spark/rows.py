@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from notify.errors import InvalidRequest
 from notify.spark import findings, life, searches
-from notify.spark.columns import source_hash
+from notify.spark.columns import SOURCE, source_hash
 from notify.spark.coverage import Coverage
 from notify.spark.databases import Database
 from notify.spark.kafka_input import KafkaInput
@@ -74,7 +74,9 @@ class MessageRows:
                 raise InvalidRequest(
                     f"--storage {storage.name}: it has no table server_half_message; run notify storage upgrade"
                 )
-            parts.append(life.of_halves(halves, groups))
+            # A bridge may have any name, and a relay adds to its database's.
+            is_known = F.col("source").rlike(SOURCE)
+            parts.append(life.of_halves(halves.withColumn("origin", self._origin(str, is_known)), groups))
         for number, database in enumerate(self._inputs.databases):
             parts += self._of_database(database, number)
         return parts
@@ -101,12 +103,13 @@ class MessageRows:
             joined = joined.withColumn(f"expected{b}", _mask(due, b))
         return joined.drop("subscribed")
 
-    def _origin(self) -> Column:
-        """The number of the database that a row's `source` stands for."""
-        known = F.when(F.col("source").isNull(), F.lit(None))
-        for source, number in self._origins.items():
-            known = known.when(F.col("source") == source_hash(source), F.lit(number))
-        return known.otherwise(F.lit(life.ABROAD)).cast("int")
+    def _origin(self, number_of: Callable[[str], Any], is_known: Column) -> Column:
+        """The number of the database that a row's `source` stands for. `number_of`: how the column holds a source;
+        `is_known`: whether it holds one at all."""
+        number = F.when(~is_known, F.lit(None))
+        for source, database in self._origins.items():
+            number = number.when(F.col("source") == number_of(source), F.lit(database))
+        return number.otherwise(F.lit(life.ABROAD)).cast("int")
 
     def _of_log(self, log: LogInput, number: int) -> list[DataFrame]:
         spark, groups, span = self._spark, self._groups, self._coverage.span
@@ -129,7 +132,9 @@ class MessageRows:
                 .where("kind IS NULL OR kind != 'dead_letter'")
                 .join(F.broadcast(producers), "producer_group", "left")
             )
-            rows = searches.within(named, span).withColumn("origin", self._origin())
+            rows = searches.within(named, span).withColumn(
+                "origin", self._origin(source_hash, F.col("source").isNotNull())
+            )
             parts.append(life.of_messages(rows, groups, number))
         acks = log.acks(spark, from_us, loose_only=True)
         if acks is not None:

@@ -208,7 +208,7 @@ class SegmentScan:
                 self._letters.append(letter)
 
     def _sent(self) -> list[Sent]:
-        """What was committed, by producer group and database."""
+        """The committed messages, counted by producer group and database."""
         rows = self.messages
         of_databases = pc.or_(rows["half_us"].is_valid(), rows["source"].is_valid())
         chosen = rows.filter(pc.and_(pc.equal(rows["outcome"], COMMITTED), of_databases))

@@ -12,8 +12,9 @@ from pyspark.sql.window import Window
 
 from notify import ids
 from notify.spark.catalog import Bridged
-from notify.spark.databases import Database, Span
+from notify.spark.databases import Database
 from notify.spark.log_input import LogInput
+from notify.spark.ranges import Span
 from notify.spark.result import Found
 from notify.spark.small_table import small_table
 from notify.storage.groups import SettleKind

@@ -39,7 +39,7 @@ class SegmentFile:
 
     @property
     def identity(self) -> tuple[int, int]:
-        """What no segment of another log has."""
+        """No segment of another log has the same."""
         return self.base, self.created_us
 
 
@@ -147,7 +147,7 @@ def _checksum(path: Path, size: int) -> int:
 
 
 def holes_of(facts: Sequence[Facts]) -> Iterator[Hole]:
-    """What lies between the first and the last segment that were read, and could not be read."""
+    """The parts between the first and the last segment that could not be read."""
     end, last_us = 0, 0
     for number, each in enumerate(facts):
         holes = list(each.holes)

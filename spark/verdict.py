@@ -7,6 +7,9 @@ import time
 from notify.spark.result import Plan, Result
 from notify.spark.times import instant_text
 
+MANY = 10
+"""So many messages are not lost one by one, if there is not one of which both sides know."""
+
 
 def judge(plan: Plan, result: Result, newest_row_us: int) -> None:
     """Set the result's verdict, and add the reasons why it is inconclusive.
@@ -20,6 +23,12 @@ def judge(plan: Plan, result: Result, newest_row_us: int) -> None:
         result.reasons.append("no local row lies in the audited range: the messages cannot be compared with anything")
     if not totals["in_queues"]:
         result.reasons.append("no queue has a message in the audited range")
+    belongs = any(line.kind == "source" and line.is_whole for line in result.coverage)
+    if not belongs and totals["committed"] >= MANY and totals["in_queues"] and not totals["queued"]:
+        result.reasons.append(
+            f"none of {totals['committed']} committed messages is in a queue, and none of {totals['in_queues']} "
+            "messages in queues was committed in a given database: these inputs may not belong together"
+        )
     if not plan.closes_by_clock:
         for entry in result.inputs:
             behind_us = min(newest_row_us, now_us) - entry["watermark_us"]

@@ -50,6 +50,7 @@ EFFECTS = typer.Option(
     [], "--effects", help="A query for the message_id (and consumer_group) of business effects, as `NAME:SQL` with "
     "a database's name; without it doubled effects are not found.",
 )  # fmt: skip
+FAIL_ON = typer.Option([], "--fail-on", help="A class that fails the audit, too, such as DEAD (repeatable).")
 REPORT = typer.Option(
     Path("notify-audit"), "--report", help="Directory for the report, and for copies of the log's segments."
 )
@@ -162,9 +163,7 @@ def run(
     repair: Path | None = REPAIR,
     force: bool = FORCE,
     dry_run: bool = DRY_RUN,
-    fail_on: list[str] = typer.Option(
-        [], "--fail-on", help="A class that fails the audit, too, such as DEAD (repeatable)."
-    ),
+    fail_on: list[str] = FAIL_ON,
     publish: bool = typer.Option(False, "--publish", help="Send verdict and report to the server, for its console."),
     reason: str = REASON,
     url: str = URL,
@@ -184,15 +183,9 @@ def run(
         from notify.spark.result import Plan
 
         names = [d.name for d in inputs.databases]
-        plan = Plan(
-            instant_us("--from", since),
-            instant_us("--to", to),
-            max_transaction_seconds,
-            deliver_seconds,
-            bucket_seconds,
-            effect_queries(effects, names),
-            tuple(fail_on),
-        )
+        span = (instant_us("--from", since), instant_us("--to", to))
+        bounds = (max_transaction_seconds, deliver_seconds, bucket_seconds)
+        plan = Plan(*span, *bounds, effect_queries(effects, names), tuple(fail_on))
         tell = told(as_json)
         tell("starting Spark")
         with session(master, memory, small=is_small(inputs)) as spark:

@@ -5,6 +5,7 @@ Everything is harmed by its own means: SQL, and bytes of files.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import struct
@@ -20,6 +21,7 @@ from notify.spark.audit import Audit
 from notify.spark.log_input import LogInput
 from notify.spark.result import Plan, Result
 from notify.storage.log.format import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE, crc32c
+from notify.storage.log.store import LogStore
 from tests.audit.audited import PLAN
 from tests.audit.trade import COUNT, SERVICES, WITH_INBOX, Trade, make_trade
 
@@ -103,6 +105,25 @@ def test_the_first_segment_is_missing(spark: Any, trade: Trade) -> None:
     assert any("first" in reason for reason in result.reasons), result.reasons
 
 
+def test_what_retention_dropped_is_no_loss(spark: Any, trade: Trade) -> None:
+    """The log's checkpoint records it."""
+
+    async def retain() -> None:
+        store = LogStore(trade.log, retention_us=1, clock=lambda: trade.at(COUNT))
+        await store.open(trade.at(COUNT))
+        assert await store.retain(trade.at(COUNT // 2)) > 1
+        await store.close()
+
+    asyncio.run(retain())
+    result = audited(spark, trade)
+    assert (result.verdict, result.reasons, found(result)) == ("PASS", [], {})
+    assert 0 < result.totals["committed"] < COUNT
+    (whole,) = [line for line in result.coverage if line.kind == "segments"]
+    assert whole.is_whole and "retention dropped" in whole.expected
+    trade.segments()[0].unlink()
+    assert "first segments are missing" in audited(spark, trade).reasons[0]
+
+
 def removed(segments: list[Path]) -> None:
     segments[2].unlink()
 
@@ -125,7 +146,7 @@ def of_yesterday(segments: list[Path]) -> None:
 
 @pytest.mark.parametrize("harm", [removed, garbled, of_yesterday])
 def test_a_segment_in_the_middle(spark: Any, trade: Trade, harm: Callable[[list[Path]], None]) -> None:
-    """What lay in it cannot be judged: nothing of it is called LOST."""
+    """Messages that were in it cannot be judged: none of them is called LOST."""
     segments = trade.segments()
     assert len(segments) > 5
     harm(segments)

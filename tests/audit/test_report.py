@@ -17,7 +17,8 @@ from notify.spark.findings import FINDINGS
 from notify.spark.report.files import write
 from notify.spark.report.histogram import merged, percentile, shown
 from notify.spark.report.page import page
-from notify.spark.result import Found, Result
+from notify.spark.result import Covered, Found, Plan, Result
+from notify.spark.verdict import judge
 
 T0 = 1_800_000_000_000_000
 
@@ -43,6 +44,8 @@ def result(bad: bool = True) -> Result:
         {"commit_to_queue": [(b["at_us"], b["topic"], 40 + n % 8, 50) for n, b in enumerate(buckets)],
          "queue_to_ack": [(b["at_us"], b["topic"], 50, 50) for b in buckets], "queue_to_effect": []},
         T0, T0 + 1_200_000_000, T0, 1.5,
+        coverage=[Covered("log a", "source", "the database of orders", "not given", is_whole=not bad)],
+        dead=[{"group": "<i>points", "reason": "refused", "count": 3}] if bad else [],
     )  # fmt: skip
 
 
@@ -54,9 +57,22 @@ def test_percentiles_come_from_steps_of_a_doubling() -> None:
     assert [shown(s) for s in (None, 2e-5, 0.02, 3, 600, 9000)] == ["–", "20 µs", "20 ms", "3 s", "10 min", "2.5 h"]
 
 
+def test_inputs_that_know_nothing_of_each_other_prove_nothing() -> None:
+    """Over Kafka no record says which database it came from: but one common message would be there."""
+    totals = {"rows": 10, "in_queues": 10, "committed": 10, "queued": 0, "closed": 20}
+    result = Result(totals=totals, counts={"LOST": 10})
+    judge(Plan(), result, T0)
+    assert (result.verdict, result.exit_code) == ("FINDINGS", 1) and "may not belong together" in result.reasons[0]
+    result = Result(totals=totals | {"queued": 1}, counts={"LOST": 9})
+    judge(Plan(), result, T0)
+    assert result.reasons == []
+
+
 def test_the_page_is_whole_and_escapes_what_it_shows(tmp_path: Path) -> None:
     html = page(result())
-    assert html.index("FINDINGS</h1>") < html.index("<h2>Findings") < html.index("<h2>Over time")
+    assert html.index("FINDINGS</h1>") < html.index("<h2>What was read") < html.index("<h2>Findings")
+    assert html.index("<h2>Findings") < html.index("<h2>Dead letters") < html.index("<h2>Over time")
+    assert '<span class="bad">not given</span>' in html and "&lt;i&gt;points" in html
     assert "<script" not in html and "&lt;script&gt;" in html and "<b>topic" not in html
     assert not re.search(r"(src|href)\s*=", html) and "url(" not in html and "@import" not in html
     assert html.count("<svg") == 3 and "not checked" in html
@@ -69,7 +85,8 @@ def test_the_files_say_the_same(tmp_path: Path) -> None:
     assert written.name == "report.html"
     plain = json.loads((tmp_path / "report.json").read_text())
     rows = pq.read_table(tmp_path / "findings.parquet").to_pylist()
-    assert plain["verdict"] == "FINDINGS" and plain["exit_code"] == 1
+    assert plain["verdict"] == "FINDINGS" and plain["exit_code"] == 1 and plain["inconclusive"] is False
+    assert plain["coverage"][0] | {"read": "not given", "is_whole": False} == plain["coverage"][0]
     assert [r["message_id"] for r in rows] == [f["message_id"] for f in plain["findings"]]
     assert pq.read_table(tmp_path / "buckets.parquet").num_rows == 40
     assert not list(tmp_path.glob(".*"))
