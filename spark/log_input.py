@@ -106,7 +106,7 @@ class LogInput:
     def _each(
         self, spark: SparkSession | None, segments: Sequence[SegmentFile], do: Callable[[SegmentFile], T]
     ) -> list[T]:
-        """Do it for each segment, and return the results. It runs in tasks of Spark, if given, where the segments are large."""
+        """Do it for each segment, in tasks of Spark, if given, where the segments are large. Returns the results."""
         if spark is None or sum(s.size for s in segments) <= COPIED_HERE_BYTES:
             return [do(segment) for segment in segments]
         return spark.sparkContext.parallelize(segments, len(segments)).map(do).collect()
