@@ -86,7 +86,7 @@ def test_what_kafka_lacks_is_lost_and_what_it_has_alone_is_a_ghost(
             result = Audit(spark, AT_ONCE, Inputs([database], kafka=[KafkaInput(kafka.url)]), tmp_path / "s").run()
     assert {f.finding: f.message_id for f in result.found} == {"LOST": lost, "GHOST": f"{ghost}.0"}
     assert (result.totals["in_queues"], result.totals["acknowledged"]) == (ORDERS, ORDERS)
-    assert set(result.not_checked) == {"DUP_EFFECT"}
+    assert set(result.not_checked) == {"DEAD", "DUP_EFFECT"}
 
 
 def test_what_groups_have_done_follows_from_their_offsets_retries_and_effects(
@@ -116,7 +116,7 @@ def test_what_groups_have_done_follows_from_their_offsets_retries_and_effects(
             ("UNDELIVERED", behind.message_id),
         ]
     )
-    assert result.notes == [] and set(result.not_checked) == {"DUP_EFFECT"}
+    assert result.notes == [] and set(result.not_checked) == {"DEAD", "DUP_EFFECT"}
 
 
 @pytest.mark.long
