@@ -85,7 +85,7 @@ def screen_of(o: dict[str, Any]) -> Group:
     facts.add_row("in doubt", f"{doubt['count']:,} {oldest}", "parked", f"{o['parked']['count']:,}")
     if o.get("queues_away"):
         facts.add_row("groups", f"not shown: {o['queues_away']}")
-    if queues is not None and queues["leased"] is not None:  # over Kafka consumers tell their rates to nobody
+    if queues is not None and queues.get("leased", 0) is not None:  # over Kafka consumers tell their rates to nobody
         facts.add_row("delivered", f"{rates['delivered']:,.0f}/s", "acknowledged", f"{rates['acked']:,.0f}/s")
     if queues is not None:
         undelivered = queues["oldest_undelivered_seconds"]

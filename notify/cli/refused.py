@@ -13,12 +13,21 @@ import typer
 from sqlalchemy.engine import Connection
 
 from notify import refused
+from notify.cli import undelivered
 from notify.cli.api import AS_JSON, DRY_RUN, REASON, show
-from notify.cli.database import DSN, opened
+from notify.cli.database import opened
 from notify.errors import InvalidRequest
+from notify.kafka.records import SCHEME
 
 group = typer.Typer(help="Outbox transactions that the target never takes as they are.", no_args_is_help=True)
 
+DSN = typer.Option(
+    ...,
+    "--dsn",
+    envvar="NOTIFY_DSN",
+    help="The database's SQLAlchemy URL; kafka://host:port,… for delayed messages that their topics refused when they "
+    "were due. [env: NOTIFY_DSN]",
+)
 IDS = typer.Option([], "--id", help="Only these transactions (repeatable).")
 ALL = typer.Option(False, "--all", help="All that wait for a decision.")
 
@@ -31,12 +40,16 @@ def register(app: typer.Typer) -> None:
 @group.command("list")
 def list_refused(
     dsn: str = DSN,
-    state: str | None = typer.Option(None, help="Only those in this state: WAITING, RETRY or DROPPED."),
+    state: str | None = typer.Option(None, help="Only those in this state: WAITING, RETRY (Kafka: SENT) or DROPPED."),
     after: str = typer.Option("", help="Only those with ids above this one."),
     max: int = typer.Option(100, min=1, max=10_000),
     as_json: bool = AS_JSON,
 ) -> None:
     """List them with the target's reasons. Exit code 1 if any waits for a decision."""
+    if dsn.startswith(SCHEME):
+        waiting, rows = undelivered.listed(dsn, state, after, max)
+        show({"waiting": waiting, "refused": rows}, as_json, "refused")
+        raise typer.Exit(1 if waiting else 0)
     if state is not None and state not in refused.STATES:
         raise InvalidRequest(f"--state {state}: it is one of {', '.join(refused.STATES)}")
     with _database(dsn) as engine:
@@ -85,6 +98,12 @@ def _decide(
 ) -> None:
     if bool(names) == all:
         raise InvalidRequest("name transactions with --id, or choose --all that wait")
+    if dsn.startswith(SCHEME):
+        told = undelivered.decide(
+            dsn, names, f"{reason} ({getpass.getuser()})", send=decide is refused.retry, dry_run=dry_run
+        )
+        show(told, as_json)
+        raise typer.Exit(1 if told["not_on_the_list"] or any(m["status"] != 200 for m in told["messages"]) else 0)
     done: list[str] = []
     with _database(dsn) as engine:
         chosen = list(names) or _waiting(engine)

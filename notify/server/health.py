@@ -102,12 +102,10 @@ async def _exposition(running: Running, connections: Connections) -> Exposition:
     )
     with contextlib.suppress(Unavailable, WrongRole):  # an alarm says that Kafka does not answer
         _add_groups(shown, await running.queues.groups.states())
+        _add_refused(shown, await running.queues.groups.refused())
         _add_sources(shown, await running.queues.groups.sources())
     if core.has_queues:
         _add_queues(shown, core)
-    waiting = [((row["source"],), row["waiting"]) for row in core.refusals.shown()]
-    text = "Refused transactions that wait for a decision beside their source"
-    shown.gauges("notify_refused_transactions", text, ["source"], waiting)
     _add_alarms(shown, running.alarms)
     return shown
 
@@ -144,6 +142,12 @@ def _add_queues(shown: Exposition, core: Core) -> None:
     leased = sum(g.in_flight() for g in core.delivery.groups.values())
     shown.gauge("notify_leased_messages", "Messages under a lease", leased)
     shown.gauge("notify_delayed_messages", "Delayed messages that are not due yet", core.queues.delayed())
+
+
+def _add_refused(shown: Exposition, refused: Sequence[Mapping[str, Any]]) -> None:
+    waiting = [((row["source"],), row["waiting"]) for row in refused]
+    text = "Refused transactions that wait for a decision beside their source"
+    shown.gauges("notify_refused_transactions", text, ["source"], waiting)
 
 
 def _add_sources(shown: Exposition, sources: Sequence[Mapping[str, Any]]) -> None:

@@ -112,7 +112,7 @@ async def _queues(settings: Settings, core: Core) -> AsyncIterator[QueueEngine]:
         from notify.server.groups.kafka.engine import kafka_engine
     except ImportError as error:
         raise InvalidRequest(f"setting kafka needs the extra kafka: pip install 'notify-tx[kafka]' ({error})") from None
-    async with kafka_engine(Cluster.of(settings.kafka)) as queues:
+    async with kafka_engine(Cluster.of(settings.kafka), core.refusals) as queues:
         yield queues
 
 

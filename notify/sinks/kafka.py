@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from notify.errors import Conflict, Forbidden, InvalidRequest, NotifyError, Unauthorized, Unavailable, stale_epoch
+from notify.kafka import refusals
 from notify.kafka.brokers import CALL_SECONDS, translated
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import OWN_TOPICS
@@ -31,7 +32,7 @@ from notify.sinks.acceptance import refusal, refused
 from notify.sinks.delays.delayed import delayed_headers
 from notify.sinks.delays.topics import make_wheels
 from notify.sinks.delays.wheels import WHEELS
-from notify.wire import Bridged, BridgedTransaction, Item, PackedBridgeBatch
+from notify.wire import Bridged, BridgedTransaction, Item, PackedBridgeBatch, RefusedReport
 
 log = logging.getLogger("notify.bridge")
 
@@ -138,6 +139,10 @@ class KafkaSink:
 
     async def position(self, source: str) -> str:
         return await self._call(lambda: standing(self._cluster, source).position)
+
+    async def show_refused(self, source: str, report: RefusedReport) -> None:
+        """Tell whoever shows Kafka's groups how many refused messages wait beside a source."""
+        await self._call(lambda: refusals.tell(self._cluster, source, report))
 
     async def append(self, source: str, batch: PackedBridgeBatch) -> Bridged:
         """Publish a batch and its position in one transaction. Part of a large one stays open until the last part."""

@@ -21,7 +21,7 @@ from tests.support.http import REASON, ask
 pytest.importorskip("confluent_kafka")
 
 from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import NewPartitions, NewTopic  # type: ignore[attr-defined]
 
 from notify.kafka import control, groups, records
 from notify.kafka.cluster import Cluster
@@ -238,8 +238,16 @@ def test_all_letters_are_sent_again_as_a_job_and_purged(kafka_url: str, server: 
     until_waiting(server, group, 0)
     group.bury(1, 1)
     until_waiting(server, group, 1)
+    # More partitions leave the letters of the first ones what they are.
+    client = group.cluster.admin()  # without it the call ends, too
+    more = client.create_partitions([NewPartitions(groups.dead_letter_topic(group.name), 3)])
+    more[groups.dead_letter_topic(group.name)].result(30)
+    items = admin(server, "POST", f"{path}/redrive", {})["result"]["items"]
+    assert [item["status"] for item in items] == [201]
+    again = admin(server, "POST", f"{path}/redrive", {"ids": [items[0]["id"]]})["result"]["items"]
+    assert [item["status"] for item in again] == [200]
     done = admin(server, "GET", f"actions?target={group.name}")["actions"]
-    assert [a["what"] for a in done] == ["dead_letter.purge"] * 2 + ["dead_letter.redrive"] * 2
+    assert [a["what"] for a in done][2:] == ["dead_letter.purge"] * 2 + ["dead_letter.redrive"] * 2
 
 
 @pytest.mark.parametrize("mode", ["shared", "ordered", "failover"])
@@ -305,6 +313,11 @@ def test_a_group_is_paused_and_reset_through_the_control_topic(kafka_url: str, s
     for to in (1, "2026-01-01T00:00:00Z", "latest"):
         admin(server, "POST", f"groups/{group.name}/reset", {"topic": group.topic, "to": to})
     (reset,) = wish().resets  # the last one counts
+    # A record that is no wish, such as another tool's, is in nobody's way.
+    strange = group.cluster.producer({})
+    strange.produce(control.TOPIC, b"no JSON", b"stranger", partition=0)
+    strange.produce("notify-redriven", b"", b"no spot", partition=0)
+    assert strange.flush(30) == 0
     assert (reset.topic, reset.to) == (group.topic, "latest")
     admin(server, "POST", f"groups/{group.name}/resume")
     assert not wish().paused

@@ -29,7 +29,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/refused")
     async def refused() -> dict[str, Any]:
         """List the sources whose refused messages wait for a decision, as bridges and relays say."""
-        return {"sources": desk.core.refusals.shown()}
+        return {"sources": await desk.groups.refused()}
 
     @routes.get("/nodes")
     async def nodes() -> dict[str, Any]:

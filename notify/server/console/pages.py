@@ -100,15 +100,15 @@ async def _dead_letters(api: Api, request: Request) -> dict[str, Any]:
 
 
 async def _nodes(api: Api, request: Request) -> dict[str, Any]:
-    away = ""
+    away, refused = "", []
     try:
         sources = await _unless_elsewhere(api.get("bridges"))
+        refused = [row for row in (await api.get("refused"))["sources"] if row["waiting"]]
     except NotifyError as error:
         if error.status != Unavailable.status:
             raise
         sources, away = None, str(error)
     bridges = None if sources is None else sources["bridges"]
-    refused = [row for row in (await api.get("refused"))["sources"] if row["waiting"]]
     return {"nodes": await api.get("nodes"), "bridges": bridges, "away": away, "refused": refused}
 
 

@@ -56,14 +56,16 @@ class Refusals:
     def shown(self) -> list[dict[str, Any]]:
         """By source: how many wait for a decision, the first of them with their reasons, and when that was said."""
         self._forget()
-        return [
-            {
-                "source": source,
-                "waiting": said.report.waiting,
-                "said_at": instant(said.at_us),
-                "transactions": [
-                    {"id": t.id, "topic": t.topic, "code": t.code, "detail": t.detail} for t in said.report.transactions
-                ],
-            }
-            for source, said in sorted(self._said.items())
-        ]
+        return [shown(source, said.report, said.at_us) for source, said in sorted(self._said.items())]
+
+
+def shown(source: str, report: RefusedReport, at_us: int) -> dict[str, Any]:
+    """A report as the routes show it, said at `at_us` (microseconds since 1970)."""
+    return {
+        "source": source,
+        "waiting": report.waiting,
+        "said_at": instant(at_us),
+        "transactions": [
+            {"id": t.id, "topic": t.topic, "code": t.code, "detail": t.detail} for t in report.transactions
+        ],
+    }

@@ -52,6 +52,9 @@ class OwnGroups:
         now_us = self._core.clock()
         return [_state(group, now_us) for group in self._core.delivery.groups.values()]
 
+    async def refused(self) -> list[dict[str, Any]]:
+        return self._core.refusals.shown()
+
     async def sources(self) -> list[dict[str, Any]]:
         return self._core.bridges.shown()
 

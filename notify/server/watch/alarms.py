@@ -140,11 +140,8 @@ class Alarms:
         if audit is not None and audit["verdict"] == "FINDINGS":
             counts = ", ".join(f"{name} {n}" for name, n in audit["counts"].items() if n)
             current.append(("audit", str(audit["id"]), f"The audit of {instant(audit['at_us'])} found {counts}"))
-        for row in core.refusals.shown():
-            if row["waiting"]:
-                text = f"{row['waiting']} refused transactions of source {row['source']} wait for a decision"
-                current.append(("refused", row["source"], text))
         try:
+            current += [_of_refused(row) for row in await self._watched.refused() if row["waiting"]]
             current += self._of_groups(await self._watched.states(), now_us)
             with contextlib.suppress(WrongRole):
                 current += self._of_sources(await self._watched.sources())
@@ -230,3 +227,8 @@ class Alarms:
                     except Exception as error:
                         faults.note("alarm_not_sent", error)
                         break
+
+
+def _of_refused(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    text = f"{row['waiting']} refused transactions of source {row['source']} wait for a decision"
+    return "refused", row["source"], text

@@ -38,6 +38,10 @@ class Watched(Protocol):
         """Every group."""
         ...
 
+    async def refused(self) -> list[dict[str, Any]]:
+        """Every source whose refused messages were spoken of, as `GET refused` shows them."""
+        ...
+
     async def sources(self) -> list[dict[str, Any]]:
         """Every source that a bridge or relay writes for: epoch, position, `silent_seconds` and what else is known."""
         ...

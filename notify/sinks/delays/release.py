@@ -18,10 +18,10 @@ from notify.errors import Unavailable
 from notify.kafka.brokers import CALL_SECONDS
 from notify.kafka.cluster import Cluster
 from notify.kafka.records import REASON
+from notify.kafka.undelivered import TOPIC as REFUSED
 from notify.sinks.delays.cleaning import Cleaning
 from notify.sinks.delays.delayed import Delayed, delayed_headers, delayed_of
 from notify.sinks.delays.slots import Slots
-from notify.sinks.delays.topics import REFUSED
 from notify.sinks.delays.wheels import Place, Wheels
 
 log = logging.getLogger("notify.delays")

@@ -9,12 +9,10 @@ from notify.errors import InvalidRequest, Unavailable
 from notify.kafka.answers import answered
 from notify.kafka.brokers import CALL_SECONDS, FOR_NOW, known_topics, not_made
 from notify.kafka.cluster import Cluster
-from notify.kafka.records import DELAYED
 from notify.kafka.topics import LARGEST_RECORD
+from notify.kafka.undelivered import TOPIC as REFUSED
 from notify.sinks.delays.wheels import Wheels
 
-REFUSED = f"{DELAYED}.refused"
-"""Delayed messages that Kafka refused for good when they were due, with the reason: nobody reads them but people."""
 CONFIG = {
     "cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1", "segment.bytes": str(16 << 20),
     "segment.index.bytes": str(256 << 10), "max.message.bytes": str(LARGEST_RECORD),

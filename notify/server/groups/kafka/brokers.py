@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from notify.kafka.cluster import Cluster
@@ -14,6 +15,8 @@ from notify.server.groups.kafka.answers import CALL_SECONDS, PASSING
 
 T = TypeVar("T")
 AGAIN_SECONDS = 0.2
+TRANSACTION_MILLISECONDS = 10_000
+"""The brokers end the transaction of a server that died within it after so long."""
 
 
 class Brokers:
@@ -22,6 +25,24 @@ class Brokers:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.admin: AdminClient = cluster.admin()
+
+    @contextlib.contextmanager
+    def transaction(self, name: str) -> Iterator[Producer]:
+        """A producer that fences every earlier one of this transactional id; its transaction ends with the context.
+
+        It is the context that begins one, if it has anything to write. What fails is taken back: a transaction that
+        stays open would hide what others write behind it. Raises KafkaException.
+        """
+        own = {"transactional.id": name, "transaction.timeout.ms": TRANSACTION_MILLISECONDS}
+        producer = self.cluster.producer(own)
+        producer.init_transactions(CALL_SECONDS)
+        try:
+            yield producer
+            producer.commit_transaction(CALL_SECONDS)
+        except BaseException:
+            with contextlib.suppress(KafkaException):  # none was begun, or the brokers end it
+                producer.abort_transaction(CALL_SECONDS)
+            raise
 
     def insist(self, function: Callable[[], T]) -> T:
         """A function's result; what passes is asked for again, by a new client, for CALL_SECONDS.

@@ -1,71 +1,108 @@
-"""A compacted topic of one partition, read on from where the last reading ended."""
+"""Topics of one partition, mostly compacted ones, read on from where the last reading ended."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from notify.errors import Unavailable
+from notify.kafka import records
+from notify.kafka.records import Headers
 from notify.server.groups.kafka import offsets
-from notify.server.groups.kafka.answers import CALL_SECONDS, passes
+from notify.server.groups.kafka.answers import CALL_SECONDS, GONE, passes
 from notify.server.groups.kafka.brokers import Brokers
+from notify.server.groups.kafka.offsets import Place
 
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.1
+AT_ONCE = 1000
+FETCH_MILLISECONDS = 20
 
 
-class CompactedTopic:
-    """Gives each committed record once. One thread at a time."""
+class News(NamedTuple):
+    """A record that was not read before."""
 
-    def __init__(self, brokers: Brokers, topic: str, forget: Callable[[], object]) -> None:
-        """`forget`: called where the topic was deleted or made anew, so that its earlier records do not count."""
-        self._brokers = brokers
-        self._partition = TopicPartition(topic, 0, OFFSET_BEGINNING)
-        self._forget = forget
-        self._consumer: Consumer | None = None
-        self._read_to = 0
-        """The offset behind everything that was read, a transaction's own records too."""
+    topic: str
+    key: str
+    value: bytes | None
+    at_us: int
+    """When it was written, in microseconds since 1970."""
+    offset: int
+    headers: Headers
 
-    def news(self) -> Iterator[tuple[str, bytes | None, int]]:
-        """Key, value and time (microseconds since 1970) of each record since the last time, up to the present end.
 
-        None where there is no such topic. Raises KafkaException, TimeoutError, Unavailable.
+class CompactedTopics:
+    """Gives each committed record once, of all topics by one consumer. One thread at a time."""
+
+    def __init__(self, brokers: Brokers, forget: Callable[[str], object], newest: int = 0) -> None:
+        """`forget`: called with a topic that was deleted or made anew, so that its earlier records do not count.
+
+        `newest`: of a topic that is read for the first time only about so many records count; 0: all.
         """
-        place = (self._partition.topic, self._partition.partition)
-        end = offsets.latest(self._brokers.admin, [place]).get(place, 0)
-        if end < self._read_to:
-            self._begin_anew()
-        deadline = time.monotonic() + CALL_SECONDS
-        while self._read_to < end:
-            if time.monotonic() > deadline:
-                raise Unavailable(f"Kafka does not give topic {self._partition.topic!r} within {CALL_SECONDS:g} s")
-            record = self._opened().poll(POLL_SECONDS)
-            if record is None:
-                continue
-            error = record.error()
-            if error is None:
-                self._read_to = (record.offset() or 0) + 1
-                key = (record.key() or b"").decode("utf-8", "replace")
-                yield key, record.value(), record.timestamp()[1] * 1000
-            elif error.code() == KafkaError._PARTITION_EOF:
-                self._read_to = max(self._read_to, record.offset() or 0)
-            elif not passes(error):
-                raise KafkaException(error)
+        self._brokers = brokers
+        self._forget = forget
+        self._newest = newest
+        self._consumer: Consumer | None = None
+        self._read_to: dict[Place, int] = {}
+        """The offset behind everything that was read, transactions' own records too."""
+
+    def news(self, topics: Collection[str], *, whole: bool = False) -> Iterator[News]:
+        """The records since the last time, up to the present end; none of a topic that is not there.
+
+        Without `whole` there are none of a topic that has no leader now, either. Raises KafkaException, TimeoutError,
+        Unavailable.
+        """
+        unknown: set[str] = set()
+        ends = offsets.latest(self._brokers.admin, [(topic, 0) for topic in topics], None if whole else unknown)
+        for place in [(topic, 0) for topic in topics if topic not in unknown]:
+            if ends.get(place, 0) < self._read_to.get(place, 0):
+                del self._read_to[place]
+                self._forget(place[0])
+        unread = {place: end for place, end in ends.items() if self._read_to.get(place, 0) < end}
+        if unread:
+            yield from self._read(unread)
 
     def close(self) -> None:
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
 
-    def _begin_anew(self) -> None:
-        self.close()
-        self._read_to = 0
-        self._forget()
-
-    def _opened(self) -> Consumer:
+    def _read(self, unread: dict[Place, int]) -> Iterator[News]:
         if self._consumer is None:
-            consumer = self._brokers.cluster.consumer({"group.id": "notify-readers", "enable.partition.eof": True})
-            consumer.assign([self._partition])
-            self._consumer = consumer
-        return self._consumer
+            own = {"group.id": "notify-readers", "enable.partition.eof": True, "fetch.wait.max.ms": FETCH_MILLISECONDS}
+            self._consumer = self._brokers.cluster.consumer(own)
+        for place, end in unread.items():
+            self._read_to.setdefault(place, max(0, end - self._newest) if self._newest else 0)
+        self._consumer.assign([TopicPartition(*place, self._read_to[place]) for place in unread])
+        deadline = time.monotonic() + CALL_SECONDS
+        while unread:
+            if time.monotonic() > deadline:
+                raise Unavailable(f"Kafka gives nothing of topic {next(iter(unread))[0]!r} for {CALL_SECONDS:g} s")
+            for record in self._consumer.consume(AT_ONCE, POLL_SECONDS):
+                error, place = record.error(), (record.topic() or "", record.partition() or 0)
+                if place not in unread:
+                    continue  # written since its end was asked for: the next reading's
+                if error is None:
+                    deadline = time.monotonic() + CALL_SECONDS
+                    self._pass(place, (record.offset() or 0) + 1, unread)
+                    yield _news(record)
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    self._pass(place, record.offset() or 0, unread)
+                elif error.code() in GONE:
+                    del unread[place]
+                elif not passes(error):
+                    raise KafkaException(error)
+        self._consumer.unassign()
+
+    def _pass(self, place: Place, offset: int, unread: dict[Place, int]) -> None:
+        self._read_to[place] = max(self._read_to[place], offset)
+        if self._read_to[place] >= unread[place]:
+            del unread[place]
+
+
+def _news(record: Message) -> News:
+    key = (record.key() or b"").decode("utf-8", "replace")
+    at_us = record.timestamp()[1] * 1000
+    return News(record.topic() or "", key, record.value(), at_us, record.offset() or 0, records.listed(record))

@@ -18,11 +18,10 @@ from notify.server.groups.kafka.answers import CALL_SECONDS, gathered
 from notify.server.groups.kafka.letter_counts import LetterCounts
 from notify.server.groups.kafka.letters import Letter
 from notify.server.groups.kafka.look import Look
-from notify.server.groups.kafka.redriven import Redriven
+from notify.server.groups.kafka.redriven import Redriven, is_sent
 from notify.server.groups.kafka.thread import WRITE_SECONDS, BrokersThread
 from notify.server.groups.own_letters import not_letters
 from notify.server.jobs.redrive import AT_ONCE, EFFECTS_KEPT, RedriveSpec, Wanted
-from notify.storage.runs import OffsetRuns
 from notify.wire import microseconds
 
 NO_REPLAY = (
@@ -56,7 +55,8 @@ class KafkaLetters:
             counts[name] = counts.get(name, 0) + count
         for name, sent in self._redriven.read().items():
             if name in counts:
-                there = _still_there(sent, self._look.last.letters_of(name), self._partitions(name))
+                starts = {p: start for p, (start, _) in self._look.last.letters_of(name).items()}
+                there = sum(offset >= starts.get(partition, offset + 1) for partition, offset in sent)
                 counts[name] = max(0, counts[name] - there)
         return counts
 
@@ -69,7 +69,7 @@ class KafkaLetters:
         def find() -> dict[str, Any]:
             chosen = list(itertools.islice((x for x in self._letters(name, offset) if _is_wanted(wanted, x)), most))
             sent = self._redriven.of_group(name)
-            shown = [letter.shown(redriven=letter.number in sent) for letter in chosen]
+            shown = [letter.shown(redriven=is_sent(letter, sent)) for letter in chosen]
             return {"messages": shown, "next_offset": chosen[-1].number + 1 if chosen else offset}
 
         return await self._thread.call(find)
@@ -126,7 +126,7 @@ class KafkaLetters:
             asked = set(chosen.ids)
             return [letter for letter in self._letters(name, 0) if letter.id in asked]
         sent = self._redriven.of_group(name)
-        fitting = (x for x in self._letters(name, 0) if x.number not in sent and _is_wanted(chosen.wanted, x))
+        fitting = (x for x in self._letters(name, 0) if not is_sent(x, sent) and _is_wanted(chosen.wanted, x))
         return list(itertools.islice(fitting, min(chosen.most, AT_ONCE)))
 
     def _sent(self, group: str, chosen: Sequence[Letter]) -> list[dict[str, Any]]:
@@ -194,11 +194,3 @@ def _instant(text: str) -> int:
         return microseconds(datetime.fromisoformat(text))
     except ValueError as error:
         raise InvalidRequest(f"before is latest, an offset or an instant, not {text[:40]!r} ({error})") from None
-
-
-def _still_there(sent: OffsetRuns, bounds: Mapping[int, tuple[int, int]], partitions: int) -> int:
-    """How many of these letters no purge has dropped."""
-    if not any(start for start, _ in bounds.values()):
-        return sent.offsets
-    numbers = itertools.chain.from_iterable(range(first, first + count) for first, count in sent)
-    return sum(number // partitions >= bounds.get(number % partitions, (0, 0))[0] for number in numbers)

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from notify.kafka.cluster import Cluster
+from notify.server.core.refusals import Refusals
 from notify.server.groups import QueueEngine
 from notify.server.groups.kafka.dead_letters import KafkaLetters
 from notify.server.groups.kafka.groups import KafkaGroups
@@ -16,12 +17,15 @@ from notify.server.groups.kafka.topics import KafkaTopics
 
 
 @contextlib.asynccontextmanager
-async def kafka_engine(cluster: Cluster) -> AsyncIterator[QueueEngine]:
-    """A cluster as administrators see it. Raises InvalidRequest for settings that Kafka's client refuses."""
+async def kafka_engine(cluster: Cluster, refusals: Refusals) -> AsyncIterator[QueueEngine]:
+    """A cluster as administrators see it; `refusals`: of movers that tell this server itself.
+
+    Raises InvalidRequest for settings that Kafka's client refuses.
+    """
     thread = BrokersThread(cluster)
     look, noted = Look(thread.brokers), Noted(thread.brokers)
     letters = KafkaLetters(thread, look)
-    groups = KafkaGroups(thread, look, noted, letters)
+    groups = KafkaGroups(thread, look, noted, letters, refusals)
 
     def let_go() -> None:
         for part in (groups, letters, noted, look):

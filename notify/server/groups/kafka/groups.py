@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 import uuid
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +14,7 @@ import msgspec
 from notify.errors import InvalidRequest, NotFound
 from notify.kafka.control import OBEY_SECONDS, Control, Reset
 from notify.kafka.groups import consumer_group
+from notify.server.core.refusals import FORGET_US, Refusals, shown
 from notify.server.groups import Change, Move
 from notify.server.groups.kafka import offsets, sources
 from notify.server.groups.kafka.dead_letters import NO_REPLAY, KafkaLetters
@@ -23,6 +25,7 @@ from notify.server.groups.kafka.oldest import Oldest
 from notify.server.groups.kafka.snapshot import KafkaGroup, Position, Snapshot
 from notify.server.groups.kafka.sources import Sources
 from notify.server.groups.kafka.thread import WRITE_SECONDS, BrokersThread
+from notify.server.groups.kafka.undelivered import RefusedOverKafka
 from notify.server.groups.own import WORST
 from notify.server.jobs.redrive import EFFECTS_KEPT
 from notify.server.watch.group_state import GroupState
@@ -36,17 +39,23 @@ NOT_KNOWN_OF_SUBSCRIPTIONS = ("max_attempts", "retry_min", "retry_max", "epoch",
 class KafkaGroups:
     """The groups of one cluster. Every method raises Unavailable while the brokers do not answer."""
 
-    def __init__(self, thread: BrokersThread, look: Look, noted: Noted, letters: KafkaLetters) -> None:
+    def __init__(
+        self, thread: BrokersThread, look: Look, noted: Noted, letters: KafkaLetters, refusals: Refusals
+    ) -> None:
+        """`refusals`: of movers that tell this server itself."""
         self._thread = thread
         self._look = look
         self._noted = noted
         self._letters = letters
         self._sources = Sources(thread.brokers)
         self._oldest = Oldest(thread.brokers)
+        self._refusals = refusals
+        self._refused = RefusedOverKafka(thread.brokers)
 
     def close(self) -> None:
         self._sources.close()
         self._oldest.close()
+        self._refused.close()
 
     # --- views ------------------------------------------------------------------------------------------------
 
@@ -56,9 +65,20 @@ class KafkaGroups:
 
     async def states(self) -> list[GroupState]:
         taken = await self._thread.call(self._look.now)
-        return [
-            _state(group, group.base in self._look.paused, taken.is_whole(group)) for group in taken.groups.values()
-        ]
+        return [self._state(group, taken.is_whole(group)) for group in taken.groups.values()]
+
+    def _state(self, group: KafkaGroup, is_whole: bool) -> GroupState:
+        lags: dict[str, int] = {}
+        for position in group.positions:
+            lags[position.topic] = lags.get(position.topic, 0) + position.lag
+        consumers = Counter(self._look.stalls.state(group, member) for member in group.members)
+        return GroupState(group.name, lags, group.base in self._look.paused, consumers, 0, is_whole)
+
+    async def refused(self) -> list[dict[str, Any]]:
+        known = await self._thread.call(self._refused.read)
+        oldest_us = time.time_ns() // 1000 - FORGET_US
+        told = [shown(source, *said) for source, said in sorted(known.items()) if said[1] >= oldest_us]
+        return self._refusals.shown() + told
 
     async def sources(self) -> list[dict[str, Any]]:
         known = await self._thread.call(lambda: self._sources.read(self._look.now().topics))
@@ -118,7 +138,12 @@ class KafkaGroups:
             "leases": [],
             "instances": [
                 dict.fromkeys(NOT_KNOWN_OF_INSTANCES)
-                | {"name": m.name, "state": "ok", "host": m.host, "partitions": m.partitions}
+                | {
+                    "name": m.name,
+                    "state": self._look.stalls.state(group, m),
+                    "host": m.host,
+                    "partitions": len(m.places),
+                }
                 for m in group.members
             ],
         }
@@ -179,13 +204,6 @@ class KafkaGroups:
                 self._thread.brokers.admin, [(p.topic, p.partition) for p in positions], microseconds(to)
             )
         return [_moved_row(p, _target(p, to, at_time)) for p in positions]
-
-
-def _state(group: KafkaGroup, is_paused: bool, is_whole: bool) -> GroupState:
-    lags: dict[str, int] = {}
-    for position in group.positions:
-        lags[position.topic] = lags.get(position.topic, 0) + position.lag
-    return GroupState(group.name, lags, is_paused, {"ok": len(group.members)}, 0, is_whole)
 
 
 def _with(before: Control, wish: Reset) -> Control:

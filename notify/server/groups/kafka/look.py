@@ -12,6 +12,7 @@ from notify.server.groups.kafka import snapshot
 from notify.server.groups.kafka.answers import PASSING
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.snapshot import KafkaGroup, Snapshot
+from notify.server.groups.kafka.stalls import Stalls
 from notify.server.groups.kafka.wishes import Wishes
 
 log = structlog.get_logger("notify.server")
@@ -28,6 +29,7 @@ class Look:
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
         self.wishes = Wishes(brokers)
+        self.stalls = Stalls()
         self.last = Snapshot({}, {})
         """The newest snapshot, whenever it was taken."""
         self.paused: frozenset[str] = frozenset()
@@ -39,6 +41,7 @@ class Look:
         if time.monotonic() - self._taken_at > FRESH_SECONDS:
             self.last = self._take()
             self.paused = frozenset(name for name, wish in self.wishes.read().items() if wish.paused)
+            self.stalls.look(self.last.groups.values(), self.paused)
             self._taken_at = time.monotonic()
         return self.last
 

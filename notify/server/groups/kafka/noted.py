@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from notify.kafka import subscriptions
 from notify.kafka.subscriptions import Place, Subscribed
 from notify.server.groups.kafka.brokers import Brokers
-from notify.server.groups.kafka.compacted import CompactedTopic
+from notify.server.groups.kafka.compacted import CompactedTopics
 
 
 class Noted:
@@ -15,7 +15,7 @@ class Noted:
 
     def __init__(self, brokers: Brokers) -> None:
         self._by_group: dict[str, dict[Place, Subscribed]] = {}
-        self._topic = CompactedTopic(brokers, subscriptions.TOPIC, self._by_group.clear)
+        self._topic = CompactedTopics(brokers, lambda _: self._by_group.clear())
 
     def of_group(self, name: str) -> dict[str, Subscribed]:
         """By topic. Raises KafkaException, Unavailable."""
@@ -23,8 +23,8 @@ class Noted:
 
     def read(self) -> Mapping[str, Mapping[Place, Subscribed]]:
         """By group and partition. Raises KafkaException, Unavailable."""
-        for key, value, _ in self._topic.news():
-            noted = subscriptions.parsed(key, value)
+        for record in self._topic.news([subscriptions.TOPIC]):
+            noted = subscriptions.parsed(record.key, record.value)
             if noted is not None:
                 group, place, subscribed = noted
                 self._by_group.setdefault(group, {})[place] = subscribed

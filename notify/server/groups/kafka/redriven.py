@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 
@@ -9,16 +10,23 @@ from notify.kafka import records
 from notify.kafka.brokers import make_topics
 from notify.kafka.groups import retry_topic
 from notify.kafka.records import Headers
-from notify.server.groups.kafka.answers import CALL_SECONDS
 from notify.server.groups.kafka.brokers import Brokers
-from notify.server.groups.kafka.compacted import CompactedTopic
+from notify.server.groups.kafka.compacted import CompactedTopics
 from notify.server.groups.kafka.letters import Letter
-from notify.storage.runs import OffsetRuns
 
 TOPIC = "notify-redriven"
-"""A compacted topic: one record for each letter that was sent again, written in one transaction with it."""
+"""A compacted topic: one record for each letter that was sent again, written in one transaction with it.
+
+Its key is `{group}/{partition}@{offset}` of the letter, its value the message's id: a dead-letter topic that
+is made anew has other messages at these offsets.
+"""
 _NEW = (records.ATTEMPT, records.DUE, records.REASON, records.EXPIRES)
 """Headers of a letter that its message does not keep: it has all its attempts again, and its time to live is over."""
+
+
+_KEY = re.compile(r"(.+)/(\d{1,9})@(\d{1,18})")
+Spot = tuple[int, int]
+"""A partition of a dead-letter topic and an offset there."""
 
 
 class Redriven:
@@ -26,45 +34,53 @@ class Redriven:
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
-        self._numbers: dict[str, OffsetRuns] = {}
-        self._topic = CompactedTopic(brokers, TOPIC, self._numbers.clear)
+        self._by_group: dict[str, dict[Spot, str]] = {}
+        self._topic = CompactedTopics(brokers, lambda _: self._by_group.clear())
 
-    def read(self) -> Mapping[str, OffsetRuns]:
-        """The numbers of the letters that were sent again, by group. Raises KafkaException, Unavailable."""
-        for key, _, _ in self._topic.news():
-            name, _, number = key.rpartition("/")
-            self._numbers.setdefault(name, OffsetRuns()).add(int(number), 1)
-        return self._numbers
+    def read(self, *, whole: bool = False) -> Mapping[str, Mapping[Spot, str]]:
+        """The message ids of letters that were sent again, by group and spot.
 
-    def of_group(self, group: str) -> OffsetRuns:
+        Without `whole` as they were known last, if the topic has no leader. Raises KafkaException, Unavailable.
+        """
+        for record in self._topic.news([TOPIC], whole=whole):
+            known = _KEY.fullmatch(record.key)
+            if known is not None:  # else another tool's
+                name, partition, offset = known.groups()
+                spot = int(partition), int(offset)
+                self._by_group.setdefault(name, {})[spot] = (record.value or b"").decode("utf-8", "replace")
+        return self._by_group
+
+    def of_group(self, group: str) -> Mapping[Spot, str]:
         """As `read`, of one group."""
-        return self.read().get(group, OffsetRuns())
+        return self.read().get(group, {})
 
     def send(self, group: str, letters: Sequence[Letter]) -> list[int]:
         """Send letters to their group's retry topic; a status for each: 201, or 200 if it was sent before.
 
-        Raises KafkaException, Unavailable: then none was sent.
+        Raises KafkaException, Unavailable: then none was sent, or all were.
         """
         make_topics(self._brokers.cluster, [TOPIC], compacted=True)
-        producer = self._brokers.cluster.producer({"transactional.id": f"notify-redrive-{group}"})
-        producer.init_transactions(CALL_SECONDS)  # from here on another server's redrive cannot be committed
-        sent_before = self.of_group(group)
-        statuses = [200 if letter.number in sent_before else 201 for letter in letters]
-        if 201 not in statuses:
-            return statuses
-        due = str(time.time_ns() // 1000).encode()
-        producer.begin_transaction()
-        for letter, status in zip(letters, statuses, strict=True):
-            if status == 201:
-                producer.produce(
-                    retry_topic(group), letter.value, letter.key, partition=0, headers=_headers(letter, due)
-                )
-                producer.produce(TOPIC, b"", f"{group}/{letter.number}".encode(), partition=0)
-        producer.commit_transaction(CALL_SECONDS)
+        with self._brokers.transaction(f"notify-redrive-{group}") as producer:
+            sent_before = self.read(whole=True).get(group, {})
+            statuses = [200 if is_sent(letter, sent_before) else 201 for letter in letters]
+            producer.begin_transaction()
+            due = str(time.time_ns() // 1000).encode()
+            for letter, status in zip(letters, statuses, strict=True):
+                if status == 201:
+                    producer.produce(
+                        retry_topic(group), letter.value, letter.key, partition=0, headers=_headers(letter, due)
+                    )
+                    key = f"{group}/{letter.partition}@{letter.offset}"
+                    producer.produce(TOPIC, letter.id.encode(), key.encode(), partition=0)
         return statuses
 
     def close(self) -> None:
         self._topic.close()
+
+
+def is_sent(letter: Letter, sent: Mapping[Spot, str]) -> bool:
+    """Whether a letter is among those that were sent again."""
+    return sent.get((letter.partition, letter.offset)) == letter.id
 
 
 def _headers(letter: Letter, due: bytes) -> Headers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
@@ -39,11 +39,11 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One consumer of a group; `partitions` are those that it reads."""
+    """One consumer of a group, with the partitions that the group has given it."""
 
     name: str
     host: str
-    partitions: int
+    places: tuple[Place, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +150,12 @@ def _members(admin: AdminClient, names: list[str], unknown: set[str] | None) -> 
     if not names:
         return {}
     described = _told(gathered(admin.describe_consumer_groups(names, request_timeout=CALL_SECONDS)), unknown)
-    return {
-        name: tuple(
-            Member(m.client_id, m.host, len(m.assignment.topic_partitions) if m.assignment else 0)
-            for m in group.members
-        )
-        for name, group in described.items()
-    }
+    return {name: tuple(_member(m) for m in group.members) for name, group in described.items()}
+
+
+def _member(described: Any) -> Member:
+    assigned = described.assignment.topic_partitions if described.assignment else ()
+    return Member(described.client_id, described.host, tuple((p.topic, p.partition) for p in assigned))
 
 
 def _told(answers: Mapping[str, T | KafkaError], unknown: set[str] | None) -> dict[str, T]:

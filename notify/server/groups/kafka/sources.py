@@ -2,43 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from notify.kafka.positions import Standing, positions_topic
 from notify.server.groups.kafka.brokers import Brokers
-from notify.server.groups.kafka.compacted import CompactedTopic
+from notify.server.groups.kafka.compacted import CompactedTopics
 from notify.wire import instant
+
+NEWEST = 1000
+"""Each batch of a source writes a position, always of the same key: the newest tell all."""
 
 
 class Sources:
     """The newest position of each source. One thread at a time."""
 
     def __init__(self, brokers: Brokers) -> None:
-        self._brokers = brokers
-        self._topics: dict[str, CompactedTopic] = {}
         self._known: dict[str, tuple[Standing, int]] = {}
+        """By topic."""
+        self._topics = CompactedTopics(brokers, lambda topic: self._known.pop(topic, None), NEWEST)
 
-    def read(self, topics: Collection[str]) -> dict[str, tuple[Standing, int]]:
-        """Position and time (microseconds since 1970) by source. Raises KafkaException, Unavailable."""
-        for topic in topics:
-            if topic.startswith(positions_topic("")):
-                for source, value, at_us in self._reading(topic).news():
-                    if value:
-                        self._known[source] = msgspec.json.decode(value, type=Standing), at_us
-        return {source: at for source, at in self._known.items() if positions_topic(source) in topics}
+    def read(self, topics: Iterable[str]) -> dict[str, tuple[Standing, int]]:
+        """Position and time (microseconds since 1970) by source, of these topics.
 
-    def _reading(self, topic: str) -> CompactedTopic:
-        source = topic.removeprefix(positions_topic(""))
-        if topic not in self._topics:
-            self._topics[topic] = CompactedTopic(self._brokers, topic, lambda: self._known.pop(source, None))
-        return self._topics[topic]
+        Raises KafkaException, Unavailable.
+        """
+        first = positions_topic("")
+        wanted = [topic for topic in topics if topic.startswith(first)]
+        for topic, _, value, at_us, *_ in self._topics.news(wanted):
+            if value:
+                self._known[topic] = msgspec.json.decode(value, type=Standing), at_us
+        return {topic.removeprefix(first): self._known[topic] for topic in wanted if topic in self._known}
 
     def close(self) -> None:
-        for topic in self._topics.values():
-            topic.close()
+        self._topics.close()
 
 
 def shown(known: dict[str, tuple[Standing, int]], now_us: int) -> list[dict[str, Any]]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import structlog
+
+from notify.errors import InvalidRequest
 from notify.kafka import control
 from notify.kafka.brokers import make_topics
 from notify.kafka.control import Control
-from notify.server.groups.kafka.answers import CALL_SECONDS
 from notify.server.groups.kafka.brokers import Brokers
-from notify.server.groups.kafka.compacted import CompactedTopic
+from notify.server.groups.kafka.compacted import CompactedTopics
+
+log = structlog.get_logger("notify.server")
 
 TRANSACTIONAL_ID = "notify-control"
 
@@ -20,12 +24,18 @@ class Wishes:
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
         self._by_group: dict[str, Control] = {}
-        self._topic = CompactedTopic(brokers, control.TOPIC, self._by_group.clear)
+        self._topic = CompactedTopics(brokers, lambda _: self._by_group.clear())
 
-    def read(self) -> dict[str, Control]:
-        """By group, as it is now. Raises KafkaException, Unavailable, InvalidRequest."""
-        for group, value, _ in self._topic.news():
-            self._by_group[group] = Control.of(value)
+    def read(self, *, whole: bool = False) -> dict[str, Control]:
+        """By group, as it is now; without `whole` as it was last, if the topic has no leader.
+
+        Raises KafkaException, Unavailable.
+        """
+        for record in self._topic.news([control.TOPIC], whole=whole):
+            try:
+                self._by_group[record.key] = Control.of(record.value)
+            except InvalidRequest as error:  # of a later version, or of another tool: the one before it counts
+                log.warning("kafka_control_not_read", group=record.key[:100], reason=str(error)[:300])
         return self._by_group
 
     def change(self, group: str, change: Callable[[Control], Control]) -> None:
@@ -34,12 +44,10 @@ class Wishes:
         Raises KafkaException, Unavailable.
         """
         make_topics(self._brokers.cluster, [control.TOPIC], compacted=True)
-        producer = self._brokers.cluster.producer({"transactional.id": TRANSACTIONAL_ID})
-        producer.init_transactions(CALL_SECONDS)  # from here on another server's change cannot be committed
-        changed = change(self.read().get(group, Control()))
-        producer.begin_transaction()
-        producer.produce(control.TOPIC, changed.encoded(), group.encode(), partition=0)
-        producer.commit_transaction(CALL_SECONDS)
+        with self._brokers.transaction(TRANSACTIONAL_ID) as producer:
+            changed = change(self.read(whole=True).get(group, Control()))
+            producer.begin_transaction()
+            producer.produce(control.TOPIC, changed.encoded(), group.encode(), partition=0)
 
     def close(self) -> None:
         self._topic.close()

@@ -1,0 +1,65 @@
+"""`notify refused` for a cluster of Kafka: delayed messages that their topics refused when they were due."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from notify.errors import InvalidRequest
+from notify.wire import instant
+
+
+def _list(url: str) -> Any:
+    try:
+        from notify.kafka.cluster import Cluster
+        from notify.kafka.undelivered import UndeliveredList
+    except ImportError as error:
+        raise InvalidRequest(f"Kafka needs the extra kafka: pip install 'notify-tx[kafka]' ({error})") from None
+    return UndeliveredList(Cluster.of(url))
+
+
+def listed(url: str, state: str | None, after: str, most: int) -> tuple[int, list[dict[str, Any]]]:
+    """How many wait for a decision, and the messages of a state from behind an offset on, at most `most`."""
+    from notify.kafka.undelivered import CODE, STATES, WAITING
+
+    if state is not None and state not in STATES:
+        raise InvalidRequest(f"--state {state}: over Kafka it is one of {', '.join(STATES)}")
+    if after and not after.isdigit():
+        raise InvalidRequest(f"--after {after[:40]}: over Kafka it is an offset of the list")
+    messages = _list(url)
+    decided = messages.decisions()
+    waiting = 0
+    rows: list[dict[str, Any]] = []
+    for message in messages.read():
+        decision = decided.get(message.offset)
+        waiting += decision is None
+        is_in = decision.state if decision is not None else WAITING
+        if len(rows) < most and message.offset > int(after or -1) and state in (None, is_in):
+            rows.append(
+                {
+                    "offset": message.offset,
+                    "id": message.id,
+                    "topic": message.topic,
+                    "code": CODE,
+                    "detail": message.detail,
+                    "state": is_in,
+                    "reason": decision.reason if decision is not None else "",
+                    "refused_at": instant(message.refused_us),
+                }
+            )
+    return waiting, rows
+
+
+def decide(url: str, ids: Sequence[str], reason: str, *, send: bool, dry_run: bool) -> dict[str, Any]:
+    """Send or drop the messages of these ids, or all that wait; the answer of the command."""
+    messages = _list(url)
+    asked = set(ids) or None
+    if dry_run:
+        decided = messages.decisions()
+        waiting = (m for m in messages.read() if m.offset not in decided and (asked is None or m.id in asked))
+        items = [{"id": m.id, "topic": m.topic, "status": 200} for m in itertools.islice(waiting, 10_000)]
+    else:
+        items = messages.retry(asked, reason) if send else messages.drop(asked, reason)
+    missing = sorted((asked or set()) - {item["id"] for item in items})
+    return {"dry_run": dry_run, "messages": items, "not_on_the_list": missing}

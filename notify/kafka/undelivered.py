@@ -1,0 +1,178 @@
+"""Delayed messages that their topics refused for good when they were due: a list that a person decides about.
+
+| topic | holds |
+|---|---|
+| `notify-delayed.refused` | the messages, each with the brokers' reason; nothing else removes them |
+| `notify-undelivered` | the decisions: key = offset in the other topic, value = Decision as JSON; compacted |
+
+A message that is sent after all is written in one transaction with the decision: once, whoever asks for it how often.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
+
+from notify.errors import InvalidRequest, NotifyError, Unavailable
+from notify.kafka import records
+from notify.kafka.brokers import CALL_SECONDS, make_topics, newest, translated
+from notify.kafka.cluster import Cluster
+from notify.kafka.records import Headers
+from notify.kafka.topics import Topics
+
+TOPIC = f"{records.DELAYED}.refused"
+DECISIONS = "notify-undelivered"
+SOURCE = "notify-delayed"
+"""The name under which the list is shown beside those of bridges and relays."""
+WAITING, SENT, DROPPED = "WAITING", "SENT", "DROPPED"
+STATES = (WAITING, SENT, DROPPED)
+CODE = "refused"
+_TRANSACTIONAL_ID = "notify-undelivered"
+_TRANSACTION_MILLISECONDS = 10_000
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """A person's decision about a message."""
+
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Undelivered:
+    """One message of the list. `headers`: its own, as its topic is to have them."""
+
+    offset: int
+    id: str
+    topic: str
+    detail: str
+    refused_us: int
+    key: bytes | None
+    value: bytes
+    headers: Headers
+
+    @classmethod
+    def of(cls, offset: int, at_us: int, key: bytes | None, value: bytes, headers: Headers) -> Undelivered:
+        """From its record, refused at `at_us` (microseconds since 1970)."""
+        kept = [header for header in headers if header[0] not in (records.DUE, records.TARGET, records.REASON)]
+        return cls(
+            offset,
+            records.header(headers, records.ID) or f"{TOPIC}@{offset}",
+            records.header(headers, records.TARGET) or "",
+            records.header(headers, records.REASON) or "",
+            at_us,
+            key,
+            value,
+            kept,
+        )
+
+
+class UndeliveredList:
+    """The list of one cluster. Its calls block."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def decisions(self) -> dict[int, Decision]:
+        """By offset. Raises Unavailable."""
+        return {int(key): msgspec.json.decode(value, type=Decision) for key, value in _decided(self._cluster)}
+
+    def read(self) -> Iterator[Undelivered]:
+        """Every message that was refused, the oldest first. Raises Unavailable."""
+        for record in _records(self._cluster):
+            at_us = record.timestamp()[1] * 1000
+            headers = records.listed(record)
+            yield Undelivered.of(record.offset() or 0, at_us, record.key(), record.value() or b"", headers)
+
+    def retry(self, ids: Collection[str] | None, reason: str) -> list[dict[str, Any]]:
+        """Send messages that wait to their topics: those of these ids, None: all; what became of each.
+
+        Raises Unavailable.
+        """
+        return self._decide(ids, Decision(SENT, reason))
+
+    def drop(self, ids: Collection[str] | None, reason: str) -> list[dict[str, Any]]:
+        """Give up messages that wait: they are never sent."""
+        return self._decide(ids, Decision(DROPPED, reason))
+
+    def _decide(self, ids: Collection[str] | None, decision: Decision) -> list[dict[str, Any]]:
+        make_topics(self._cluster, [DECISIONS], compacted=True)
+        own = {"transactional.id": _TRANSACTIONAL_ID, "transaction.timeout.ms": _TRANSACTION_MILLISECONDS}
+        producer = self._cluster.producer(own)
+        items: list[dict[str, Any]] = []
+        try:
+            producer.init_transactions(CALL_SECONDS)  # from here on another's decision cannot be committed
+            known = self.decisions()
+            topics = Topics(self._cluster)
+            for message in self.read():
+                if message.offset not in known and (ids is None or message.id in ids):
+                    items.append({"id": message.id, "topic": message.topic} | _carried_out(
+                        producer, topics, message, decision))  # fmt: skip
+        except KafkaException as raised:
+            raise translated(raised.args[0]) from raised
+        return items
+
+
+def _carried_out(producer: Any, topics: Topics, message: Undelivered, decision: Decision) -> dict[str, Any]:
+    """Carry out a decision in a transaction of its own: a message that is refused again holds up no other."""
+    errors: list[KafkaError] = []
+
+    def answered(error: KafkaError | None, _: Message) -> None:
+        if error is not None:
+            errors.append(error)
+
+    try:
+        if decision.state == SENT:
+            topics.largest(message.topic)  # it is made where it is missing
+    except InvalidRequest as refused:
+        return {"status": refused.status, "detail": str(refused)}
+    producer.begin_transaction()
+    try:
+        if decision.state == SENT:
+            producer.produce(message.topic, message.value, message.key, headers=message.headers, on_delivery=answered)
+        producer.produce(DECISIONS, msgspec.json.encode(decision), str(message.offset).encode(), partition=0)
+        producer.flush(CALL_SECONDS)
+        if not errors:
+            producer.commit_transaction(CALL_SECONDS)
+            return {"status": 200}
+    except KafkaException as raised:
+        errors.append(raised.args[0])
+    producer.abort_transaction(CALL_SECONDS)
+    return {"status": 422, "detail": f"Kafka: {errors[0].str()}"}
+
+
+def _decided(cluster: Cluster) -> list[tuple[bytes, bytes]]:
+    return [(key, value) for key, value in newest(cluster, DECISIONS).items() if key.isdigit()]
+
+
+def _records(cluster: Cluster) -> Iterator[Message]:
+    """The records of the list up to its present end."""
+    try:
+        if TOPIC not in cluster.admin().list_topics(timeout=CALL_SECONDS).topics:
+            return
+    except KafkaException as raised:
+        raise translated(raised.args[0]) from raised
+    consumer = cluster.consumer({"group.id": "notify-undelivered", "enable.partition.eof": True})
+    try:
+        consumer.assign([TopicPartition(TOPIC, 0, OFFSET_BEGINNING)])
+        deadline = time.monotonic() + CALL_SECONDS
+        while time.monotonic() < deadline:
+            record = consumer.poll(0.5)
+            error = None if record is None else record.error()
+            if record is not None and error is None:
+                deadline = time.monotonic() + CALL_SECONDS
+                yield record
+            elif error is not None and error.code() == KafkaError._PARTITION_EOF:
+                return
+        raise _slow()
+    finally:
+        consumer.close()
+
+
+def _slow() -> NotifyError:
+    return Unavailable(f"Kafka gives nothing of topic {TOPIC!r} for {CALL_SECONDS:g} s")

@@ -1,0 +1,130 @@
+"""Refused messages over Kafka: delayed ones that their topics did not take when they were due, and movers' reports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notify.errors import InvalidRequest
+from notify.kafka.records import DUE, ID, REASON, TARGET
+from notify.testing.process import ServerProcess
+from notify.wire import RefusedReport, RefusedTransaction
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.commands import cli
+from tests.support.http import ask
+from tests.support.kafka import committed
+
+pytest.importorskip("confluent_kafka")
+
+from notify.kafka.cluster import Cluster
+from notify.kafka.undelivered import DECISIONS, SOURCE, TOPIC, UndeliveredList
+from notify.sinks.delays.topics import make_wheels
+from notify.sinks.delays.wheels import WHEELS
+from notify.sinks.kafka import KafkaSink
+
+
+@pytest.fixture
+def server(kafka_url: str, tmp_path: Path) -> Iterator[ServerProcess]:
+    (tmp_path / "notify.toml").write_text("alarm_every_seconds = 1\n")
+    flags = ["--kafka", kafka_url, "--config", str(tmp_path / "notify.toml")]
+    running = ServerProcess(tmp_path / "data", flags=flags).start()
+    yield running
+    running.stop()
+
+
+def refuse(url: str, *messages: tuple[str, str]) -> None:
+    """Put messages (id and topic) on the list, as a releaser does."""
+    cluster = Cluster.of(url)
+    make_wheels(cluster, WHEELS)
+    producer = cluster.producer({})
+    for name, topic in messages:
+        headers = [(ID, name), ("colour", "red"), (DUE, "1"), (TARGET, topic), (REASON, "Message size too large")]
+        producer.produce(TOPIC, name.encode(), b"k", partition=0, headers=[(n, v.encode()) for n, v in headers])
+    assert producer.flush(PATIENCE_SECONDS) == 0
+
+
+def refused(server: ServerProcess, source: str) -> dict[str, Any]:
+    status, answer = ask(server.url, "GET", "/v1/admin/refused")
+    return next((row for row in answer["sources"] if row["source"] == source), {}) if status == 200 else {}
+
+
+def test_delayed_messages_that_were_refused_are_shown_sent_and_dropped(
+    kafka_url: str, server: ServerProcess, unique: str
+) -> None:
+    cli("refused", "drop", "--all", "--dsn", kafka_url, "--reason", "another test's")
+    ids = [f"{unique}-{n}" for n in range(4)]
+    own = f"notify-{unique}"  # no message has such a topic
+    refuse(kafka_url, (ids[0], unique), (ids[1], unique), (ids[2], own), (ids[3], unique))
+    eventually(lambda: refused(server, SOURCE).get("waiting") == 4, "the server to show them")
+    line = refused(server, SOURCE)["transactions"][0]
+    assert line == {"id": ids[0], "topic": unique, "code": "refused", "detail": "Message size too large"}
+    page = ask(server.url, "GET", "/nodes")[1]
+    assert ids[0] in page and "notify refused list" in page
+
+    def metrics() -> str:
+        return str(ask(server.url, "GET", "/metrics")[1])
+
+    assert f'notify_refused_transactions{{source="{SOURCE}"}} 4.0' in metrics()
+    eventually(lambda: 'notify_alarms{alarm="refused"} 1.0' in metrics(), "the alarm")
+
+    why = ("--dsn", kafka_url, "--reason", "the topic takes more now", "--json")
+    code, said = cli("refused", "list", "--dsn", kafka_url, "--json")
+    assert (code, said["waiting"], [m["id"] for m in said["refused"]][-4:]) == (1, 4, ids)
+    code, said = cli("refused", "retry", "--id", ids[0], "--dry-run", *why)
+    assert (code, [m["id"] for m in said["messages"]]) == (0, ids[:1])
+    code, said = cli("refused", "retry", "--id", ids[0], *why)
+    assert (code, [m["status"] for m in said["messages"]]) == (0, [200]), said
+    code, said = cli("refused", "retry", "--id", ids[0], *why)
+    assert (code, said["messages"], said["not_on_the_list"]) == (1, [], ids[:1])  # each is sent once
+    code, said = cli("refused", "drop", "--id", ids[1], *why)
+    assert code == 0, said
+    code, said = cli("refused", "retry", "--all", *why)  # one of them is refused again, and holds up no other
+    assert (code, {m["id"]: m["status"] for m in said["messages"]}) == (1, {ids[2]: 422, ids[3]: 200}), said
+
+    sent = committed(kafka_url, unique, 2)
+    assert sorted(r.value().decode() for r in sent) == [ids[0], ids[3]]
+    assert {tuple(r.headers()) for r in sent if r.value().decode() == ids[0]} == {
+        ((ID, ids[0].encode()), ("colour", b"red"))
+    }
+    eventually(lambda: refused(server, SOURCE).get("waiting") == 1, "the server to know the decisions")
+    assert cli("refused", "drop", "--all", *why)[0] == 0
+    code, said = cli("refused", "list", "--dsn", kafka_url, "--json")
+    states = {m["id"]: m["state"] for m in said["refused"]}
+    assert (code, said["waiting"]) == (0, 0)
+    assert {name: states[name] for name in ids} == dict(zip(ids, ("SENT", "DROPPED", "DROPPED", "SENT"), strict=True))
+    eventually(lambda: 'notify_alarms{alarm="refused"} 0.0' in metrics(), "the alarm to be cleared")
+
+
+def test_two_people_who_retry_send_a_message_once(kafka_url: str, unique: str) -> None:
+    refuse(kafka_url, (unique, unique))
+    cluster = Cluster.of(kafka_url)
+    first, second = UndeliveredList(cluster), UndeliveredList(cluster)
+    assert [item["status"] for item in first.retry([unique], "one")] == [200]
+    assert second.retry([unique], "two") == []
+    assert len(committed(kafka_url, unique, 1)) == 1
+    assert committed(kafka_url, DECISIONS)
+
+
+def test_a_movers_report_is_shown(kafka_url: str, server: ServerProcess, unique: str) -> None:
+    async def tell(waiting: int) -> None:
+        sink = KafkaSink(kafka_url)
+        await sink.show_refused(unique, RefusedReport(waiting, [RefusedTransaction("id", "t", "too_large", "2 MB")]))
+        await sink.close()
+
+    asyncio.run(tell(3))
+    eventually(lambda: refused(server, unique).get("waiting") == 3, "the report")
+    assert refused(server, unique)["transactions"][0]["detail"] == "2 MB"
+    asyncio.run(tell(0))
+    eventually(lambda: refused(server, unique).get("waiting") == 0, "the end of it")
+
+
+def test_the_list_says_what_it_does_not_take(kafka_url: str) -> None:
+    for words in (("--state", "RETRY"), ("--after", "x")):
+        code, said = cli("refused", "list", "--dsn", kafka_url, *words)
+        assert (code, "over Kafka" in said["text"]) == (2, True), said
+    with pytest.raises(InvalidRequest, match="brokers"):
+        Cluster.of("kafka://")
