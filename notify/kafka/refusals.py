@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from confluent_kafka import KafkaException
 
+from notify.errors import Unavailable
 from notify.kafka.brokers import CALL_SECONDS, make_topics, translated
 from notify.kafka.cluster import Cluster
+from notify.kafka.rights import of_bridge
 from notify.wire import RefusedReport, encode_json
 
 TOPIC = "notify-refused"
@@ -28,6 +30,7 @@ def tell(cluster: Cluster, source: str, report: RefusedReport) -> None:
         )
         left = producer.flush(CALL_SECONDS)
     except KafkaException as raised:
-        raise translated(raised.args[0]) from raised
+        raise translated(raised.args[0], cluster, of_bridge(source)) from raised
     if failed or left:
-        raise translated(failed[0] if failed else f"{TOPIC} was not written within {CALL_SECONDS:g} s")
+        reason = f": {failed[0]}" if failed else f" within {CALL_SECONDS:g} s"
+        raise Unavailable(f"Kafka does not take what a mover says of refused messages in {TOPIC}{reason}")

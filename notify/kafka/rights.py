@@ -62,6 +62,12 @@ def of_bridge(source: str = "SOURCE", topics: Iterable[str] = ("TOPIC",)) -> Nee
             *published,
             Need(TOPIC, f"notify-bridge-positions.{source}", ("Read", "Write", "Create"), "the source's position"),
             Need(TOPIC, "notify-delayed*", ("Read", "Write", "Create", "Delete"), "delayed messages"),
+            Need(
+                TOPIC,
+                "notify-refused",
+                ("Write", "Create"),
+                "how many messages are refused, for a server that shows it",
+            ),
             Need(GROUP, "notify-delay*", ("Read",), "who releases delayed messages"),
             Need(GROUP, "notify-positions", ("Read",), "reading the position"),
             Need(TRANSACTIONAL_ID, f"notify-bridge-{source}", ("Write",), "one publisher a source"),
@@ -102,8 +108,8 @@ def of_server() -> Needs:
     return Needs(
         "server",
         (
-            Need(TOPIC, "*", ("Describe",), "the ends of topics, for the lag"),
-            Need(TOPIC, "dead-letter.*", ("Read",), "dead letters"),
+            Need(TOPIC, "*", ("Describe",), "the ends of topics, for the lag; with Read the age of the oldest message"),
+            Need(TOPIC, "dead-letter.*", ("Read", "Delete"), "dead letters, and purges of them"),
             Need(TOPIC, "retry.*", ("Write",), "redrives"),
             Need(TOPIC, "notify-*", ("Read",), "positions, subscriptions, pauses, redrives"),
             Need(TOPIC, "notify-control", ("Write", "Create"), "pauses and resets"),
@@ -112,6 +118,21 @@ def of_server() -> Needs:
             Need(GROUP, "notify-*", ("Read",), "reading topics"),
             Need(TRANSACTIONAL_ID, "notify-control", ("Write",), "one change at a time"),
             Need(TRANSACTIONAL_ID, "notify-redrive-*", ("Write",), "redrives"),
+        ),
+    )
+
+
+def of_decider(topics: Iterable[str] = ("TOPIC",)) -> Needs:
+    """The needs of `notify refused --dsn kafka://…`, whose messages go to these topics."""
+    sent = tuple(Need(TOPIC, name, ("Write", "Create"), "messages that are sent after all") for name in topics)
+    return Needs(
+        "person who decides about refused messages",
+        (
+            *sent,
+            Need(TOPIC, "notify-delayed.refused", ("Read",), "the messages"),
+            Need(TOPIC, "notify-undelivered", ("Read", "Write", "Create"), "the decisions"),
+            Need(GROUP, "notify-*", ("Read",), "reading topics"),
+            Need(TRANSACTIONAL_ID, "notify-undelivered", ("Write",), "each message is sent once"),
         ),
     )
 

@@ -18,11 +18,12 @@ from typing import Any
 import msgspec
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
 
-from notify.errors import InvalidRequest, NotifyError, Unavailable
+from notify.errors import InvalidRequest, Unavailable
 from notify.kafka import records
-from notify.kafka.brokers import CALL_SECONDS, make_topics, newest, translated
+from notify.kafka.brokers import CALL_SECONDS, known_topics, make_topics, newest, translated
 from notify.kafka.cluster import Cluster
 from notify.kafka.records import Headers
+from notify.kafka.rights import of_decider
 from notify.kafka.topics import Topics
 
 TOPIC = f"{records.DELAYED}.refused"
@@ -114,7 +115,7 @@ class UndeliveredList:
                     items.append({"id": message.id, "topic": message.topic} | _carried_out(
                         producer, topics, message, decision))  # fmt: skip
         except KafkaException as raised:
-            raise translated(raised.args[0]) from raised
+            raise translated(raised.args[0], self._cluster, of_decider()) from raised
         return items
 
 
@@ -152,11 +153,8 @@ def _decided(cluster: Cluster) -> list[tuple[bytes, bytes]]:
 
 def _records(cluster: Cluster) -> Iterator[Message]:
     """The records of the list up to its present end."""
-    try:
-        if TOPIC not in cluster.admin().list_topics(timeout=CALL_SECONDS).topics:
-            return
-    except KafkaException as raised:
-        raise translated(raised.args[0]) from raised
+    if TOPIC not in known_topics(cluster):
+        return
     consumer = cluster.consumer({"group.id": "notify-undelivered", "enable.partition.eof": True})
     try:
         consumer.assign([TopicPartition(TOPIC, 0, OFFSET_BEGINNING)])
@@ -169,10 +167,6 @@ def _records(cluster: Cluster) -> Iterator[Message]:
                 yield record
             elif error is not None and error.code() == KafkaError._PARTITION_EOF:
                 return
-        raise _slow()
+        raise Unavailable(f"Kafka gives nothing of topic {TOPIC!r} for {CALL_SECONDS:g} s")
     finally:
         consumer.close()
-
-
-def _slow() -> NotifyError:
-    return Unavailable(f"Kafka gives nothing of topic {TOPIC!r} for {CALL_SECONDS:g} s")

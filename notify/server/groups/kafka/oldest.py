@@ -12,6 +12,8 @@ from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.offsets import Place
 from notify.server.groups.kafka.snapshot import KafkaGroup
 
+NO_RECORD = GONE | {KafkaError._PARTITION_EOF, KafkaError.TOPIC_AUTHORIZATION_FAILED}
+"""There is none yet, or this user may not read the topic: then the age is not known."""
 AT_ONCE = 128
 """The most partitions that one look reads a record of."""
 LOOK_SECONDS = 0.5
@@ -65,7 +67,7 @@ class Oldest:
                 error, place = record.error(), (record.topic() or "", record.partition() or 0)
                 if error is None and place in at:
                     self._times_us[place, at.pop(place)] = record.timestamp()[1] * 1000
-                elif error is not None and (error.code() == KafkaError._PARTITION_EOF or error.code() in GONE):
+                elif error is not None and (error.code() in NO_RECORD):
                     at.pop(place, None)
                 elif error is not None and not passes(error):
                     raise KafkaException(error)
