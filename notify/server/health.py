@@ -102,6 +102,8 @@ async def _exposition(running: Running, connections: Connections) -> Exposition:
     )
     with contextlib.suppress(Unavailable, WrongRole):  # an alarm says that Kafka does not answer
         _add_groups(shown, await running.queues.groups.states())
+        letters = [((row["group"],), row["count"]) for row in await running.queues.letters.counted("", BUSIEST_TOPICS)]
+        shown.gauges("notify_dead_letters", "Dead letters of the groups with the most", ["group"], letters)
         _add_refused(shown, await running.queues.groups.refused())
         _add_sources(shown, await running.queues.groups.sources())
     if core.has_queues:

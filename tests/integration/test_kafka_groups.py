@@ -228,6 +228,10 @@ def test_all_letters_are_sent_again_as_a_job_and_purged(kafka_url: str, server: 
 
     group.bury(0, 2)
     until_waiting(server, group, 2)
+    assert f'notify_dead_letters{{group="{group.name}"}} 2.0' in ask(server.url, "GET", "/metrics")[1]
+    for page in (f"/groups/{group.name}/dead-letters", f"/do/dead-letters.redrive-all?group={group.name}"):
+        status, text = ask(server.url, "GET", page)
+        assert (status, group.name in text) == (200, True), page
     status, refused = ask(server.url, "POST", f"/v1/admin/{path}/purge", {"reason": REASON, "before": 3})
     assert (status, "partitions" in refused["detail"]) == (422, True)
     assert cli("dead-letter", "purge", group.name, "--before", "2026-01-01T00:00:00Z", *why)[0] == 0
