@@ -276,6 +276,11 @@ def test_a_letter_that_is_sent_again_reaches_its_group(kafka_url: str, server: S
             status, answer = ask(server.url, "GET", f"/v1/admin/{path}")
             return [letter["id"] for letter in answer["messages"]] if status == 200 else []
 
+        def consumers() -> int:
+            status, answer = ask(server.url, "GET", f"/v1/admin/groups?prefix={group.name}")
+            return sum(g["consumers"] for g in answer["groups"]) if status == 200 else 0
+
+        eventually(lambda: consumers() == 1, "the group's consumer, an owner too, to be shown")
         eventually(lambda: letters() == refused != [], "the dead letter")
         admin(server, "POST", f"{path}/redrive", {"ids": refused})
         eventually(lambda: refused[0] in handled, "the letter to be handled")

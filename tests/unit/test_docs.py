@@ -78,7 +78,7 @@ def rights_table() -> str:
     from notify.kafka import rights
 
     rows = ["| role | resource | name | operations | for |", "|---|---|---|---|---|"]
-    for needs in (rights.of_bridge(), rights.of_consumer(), rights.of_server(), rights.of_audit()):
+    for needs in (rights.of_bridge(), rights.of_consumer(), rights.of_server(), rights.of_decider(), rights.of_audit()):
         for need in needs.needs:
             rows.append(f"| {needs.role} | {need.kind} | `{need.name}` | {', '.join(need.operations)} | {need.why} |")
     return "\n".join(rows)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from notify.kafka.groups import DEAD_LETTER, OWN_TOPICS, consumer_group, dead_letter_topic
+from notify.kafka.groups import DEAD_LETTER, OWN_TOPICS, consumer_group, dead_letter_topic, owner_topic
 from notify.kafka.progress import Progress
 from notify.server.groups.kafka import offsets
 from notify.server.groups.kafka.answers import CALL_SECONDS, PASSING, gathered
@@ -100,12 +100,15 @@ def take(admin: AdminClient, *, in_part: bool = False) -> Snapshot:
     listed = gathered({"": admin.list_consumer_groups(request_timeout=CALL_SECONDS)})[""]
     if isinstance(listed, KafkaError):
         raise KafkaException(listed)
-    names = sorted(g.group_id for g in listed.valid if consumer_group(g.group_id) in ours)
+    present = {g.group_id for g in listed.valid}
+    names = sorted(name for name in present if consumer_group(name) in ours)
     progress = _progress(admin, names, topics, unknown)
     letters = {(dead_letter_topic(name), p) for name in ours for p in range(topics[dead_letter_topic(name)])}
     places = {place for by_place in progress.values() for place in by_place} | letters
     starts, ends = offsets.earliest(admin, places, unknown), offsets.latest(admin, places, unknown)
-    members = _members(admin, names, unknown)
+    # Who reads by assignment, as an owner, is a member of the group that shares out the owner's partition.
+    owners = {name: owner_topic(name) for name in names if owner_topic(name) in present}
+    members = _members(admin, [*names, *owners.values()], unknown)
     groups = {
         name: KafkaGroup(
             name,
@@ -114,7 +117,7 @@ def take(admin: AdminClient, *, in_part: bool = False) -> Snapshot:
                 for place, at in sorted(progress.get(name, {}).items())
                 if (place in starts and place in ends) or place[0] in (unknown or ())
             ),
-            members.get(name, ()),
+            members.get(name, ()) + members.get(owners.get(name, ""), ()),
         )
         for name in names
     }

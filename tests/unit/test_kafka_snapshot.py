@@ -1,0 +1,87 @@
+"""Groups over Kafka while some partitions or groups have no leader: the others are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("confluent_kafka")
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from notify.server.groups.kafka import snapshot
+from notify.server.groups.kafka.answers import gathered
+
+NO_LEADER, NO_COORDINATOR = KafkaError.LEADER_NOT_AVAILABLE, KafkaError.COORDINATOR_NOT_AVAILABLE
+
+
+def answered(value: Any) -> Future[Any]:
+    """A future with a value; a code is an error of the brokers."""
+    future: Future[Any] = Future()
+    if isinstance(value, int):
+        future.set_exception(KafkaException(KafkaError(value)))
+    else:
+        future.set_result(value)
+    return future
+
+
+class Brokers:
+    """Two groups, `a` in topic `t` and `b` in `u`; each topic has two partitions, of which 100 records are left."""
+
+    def __init__(self, leaderless: Iterable[tuple[str, int]] = (), lost: Iterable[str] = ()) -> None:
+        self._leaderless = set(leaderless)
+        self._lost = set(lost)
+
+    def list_topics(self, timeout: float) -> Any:
+        names = ("t", "u", "dead-letter.a", "dead-letter.b")
+        return SimpleNamespace(topics={name: SimpleNamespace(partitions=range(2)) for name in names})
+
+    def list_consumer_groups(self, request_timeout: float) -> Any:
+        return answered(SimpleNamespace(valid=[SimpleNamespace(group_id=name) for name in ("a", "b", "others")]))
+
+    def list_consumer_group_offsets(self, asked: list[Any], require_stable: bool, request_timeout: float) -> Any:
+        name = asked[0].group_id
+        topic = {"a": "t", "b": "u"}[name]
+        answer = SimpleNamespace(topic_partitions=[TopicPartition(topic, number, 40) for number in range(2)])
+        return {name: answered(NO_COORDINATOR if name in self._lost else answer)}
+
+    def list_offsets(self, asked: Mapping[TopicPartition, Any], **_: Any) -> Any:
+        return {
+            p: answered(NO_LEADER if (p.topic, p.partition) in self._leaderless else SimpleNamespace(offset=100))
+            for p in asked
+        }
+
+    def describe_consumer_groups(self, names: list[str], request_timeout: float) -> Any:
+        return {name: answered(NO_COORDINATOR if name in self._lost else SimpleNamespace(members=[])) for name in names}
+
+
+def lags(taken: snapshot.Snapshot) -> dict[str, tuple[list[int], bool]]:
+    return {name: ([p.progress.offset for p in g.positions], taken.is_whole(g)) for name, g in taken.groups.items()}
+
+
+def test_all_is_told_or_the_brokers_are_asked_again() -> None:
+    assert lags(snapshot.take(Brokers())) == {"a": ([40, 40], True), "b": ([40, 40], True)}  # type: ignore[arg-type]
+    for brokers in (Brokers([("t", 1)]), Brokers(lost=["a"])):
+        with pytest.raises(KafkaException):
+            snapshot.take(brokers)  # type: ignore[arg-type]
+
+
+def test_a_partition_without_a_leader_hides_no_other_group() -> None:
+    taken = snapshot.take(Brokers([("t", 1)]), in_part=True)  # type: ignore[arg-type]
+    assert lags(taken) == {"a": ([40, 40], False), "b": ([40, 40], True)}
+
+
+def test_a_group_without_a_coordinator_hides_no_other() -> None:
+    taken = snapshot.take(Brokers(lost=["a"]), in_part=True)  # type: ignore[arg-type]
+    assert lags(taken) == {"a": ([], False), "b": ([40, 40], True)}
+
+
+def test_one_refusal_leaves_no_answer_behind() -> None:
+    """A client that is given up takes the answers that are under way with it."""
+    answers = gathered({"bad": answered(NO_LEADER), "good": answered("x")})
+    assert answers["good"] == "x"
+    assert isinstance(answers["bad"], KafkaError)

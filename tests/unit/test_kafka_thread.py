@@ -1,0 +1,90 @@
+"""The bounds of a server that asks Kafka's brokers: how many requests wait, and that nobody waits for brokers away."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from notify.errors import Unavailable
+from tests.support.clock import PATIENCE_SECONDS
+
+pytest.importorskip("confluent_kafka")
+
+from confluent_kafka import KafkaError, KafkaException
+
+from notify.kafka.cluster import Cluster
+from notify.server.groups.kafka.thread import WAITING, BrokersThread
+
+NOBODY = Cluster.of("kafka://127.0.0.1:9")
+
+
+def run(test: Callable[[BrokersThread], Awaitable[None]]) -> None:
+    async def with_thread() -> None:
+        thread = BrokersThread(NOBODY)
+        try:
+            await test(thread)
+        finally:
+            await thread.close(lambda: None)
+
+    asyncio.run(with_thread())
+
+
+def test_brokers_that_do_not_answer_are_not_asked_again_at_once() -> None:
+    asked: list[int] = []
+
+    def too_slow() -> None:
+        asked.append(1)
+        raise TimeoutError
+
+    async def test(thread: BrokersThread) -> None:
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="does not answer"):
+                await thread.call(too_slow)
+        assert asked == [1]
+
+    run(test)
+
+
+def test_a_refusal_of_one_thing_refuses_nothing_else() -> None:
+    def refused() -> None:
+        raise KafkaException(KafkaError(KafkaError.INVALID_REQUEST))
+
+    async def test(thread: BrokersThread) -> None:
+        with pytest.raises(Unavailable):
+            await thread.call(refused)
+        assert await thread.call(lambda: 7) == 7
+
+    run(test)
+
+
+def test_no_more_than_so_many_requests_wait() -> None:
+    async def test(thread: BrokersThread) -> None:
+        go_on = threading.Event()
+        waiting = [asyncio.ensure_future(thread.call(lambda: go_on.wait(PATIENCE_SECONDS))) for _ in range(WAITING)]
+        await asyncio.sleep(0)  # each of them has asked
+        with pytest.raises(Unavailable, match="wait for Kafka already"):
+            await thread.call(lambda: None)
+        go_on.set()
+        assert all(await asyncio.gather(*waiting))
+
+    run(test)
+
+
+def test_a_request_that_waited_too_long_is_answered_and_never_begun() -> None:
+    begun: list[int] = []
+
+    async def test(thread: BrokersThread) -> None:
+        go_on = threading.Event()
+        first = asyncio.ensure_future(thread.call(lambda: go_on.wait(PATIENCE_SECONDS)))
+        await asyncio.sleep(0)  # it has the thread
+        with pytest.raises(Unavailable, match="too slowly"):
+            await thread.call(lambda: begun.append(1), seconds=0)
+        go_on.set()
+        assert await first
+        assert await thread.call(lambda: 7) == 7
+        assert begun == []
+
+    run(test)
