@@ -19,8 +19,11 @@ TOGETHER = {
     "the audit": ("tests/audit/",),
     "Kafka's consumers": tuple(_KAFKA + part for part in ("consumer", "forgotten", "hostile", "stopping", "subscr")),
     "Kafka's groups": (
-        f"{_KAFKA}groups", f"{_KAFKA}refused", "tests/integration/test_queues_", "tests/history/test_history_over_kafka.py",
-    ),  # fmt: skip
+        f"{_KAFKA}groups",
+        f"{_KAFKA}refused",
+        "tests/integration/test_queues_",
+        "tests/history/test_history_over_kafka.py",
+    ),
     "Kafka's delays": (f"{_KAFKA}delays", "tests/integration/test_kafka.py", "tests/integration/test_layouts.py"),
     "Kafka's sinks": (f"{_KAFKA}sink", f"{_KAFKA}bridge", "tests/contract/test_sinks_by_position.py"),
 }
