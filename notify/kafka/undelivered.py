@@ -20,8 +20,9 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Messag
 
 from notify.errors import InvalidRequest, Unavailable
 from notify.kafka import records
-from notify.kafka.brokers import CALL_SECONDS, known_topics, make_topics, newest, translated
+from notify.kafka.brokers import CALL_SECONDS, known_topics, make_topics, translated
 from notify.kafka.cluster import Cluster
+from notify.kafka.compacted import newest
 from notify.kafka.records import Headers
 from notify.kafka.rights import of_decider
 from notify.kafka.topics import Topics
