@@ -24,6 +24,7 @@ from notify.spark.databases import Database
 from notify.spark.repair.checks import HELD, Now
 from notify.spark.repair.journal import Journal
 from notify.spark.repair.plan import Item, RepairPlan
+from notify.spark.repair.planning import names_of
 from notify.spark.repair.standing import AT_ONCE, parts
 from notify.spark.result import Inputs
 from notify.wire import JSON
@@ -51,8 +52,10 @@ class Repair:
         """A row for each item: key, finding, message_id, what, status (of HTTP; 0: held back), detail, as.
 
         `path`: the plan's, beside which the journal stands. `say` gets each row as it is known. With `dry_run` nothing
-        changes. Raises Conflict where another process carries out this plan, Unavailable where an input is away.
+        changes. Raises Conflict where another process carries out this plan, Unavailable where an input is away,
+        InvalidRequest where an input of the plan's audit is not given.
         """
+        plan.check_inputs(names_of(self._inputs))
         self._dry_run = dry_run
         rows: dict[str, Row] = {}
         http = HttpClient(self._url)

@@ -6,6 +6,7 @@ A person may take items out of the file. Each item is checked again before it is
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,6 +56,8 @@ class RepairPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     made_at: str
     audited_from: str
     audited_to: str
+    inputs: list[str]
+    """The names of databases and queues: a repair looks at all of them again."""
     verdict: str
     counts: dict[str, int]
     doubts: list[str]
@@ -62,6 +65,12 @@ class RepairPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Signs that a whole input is lost: a person who knows better says --force."""
     items: list[Item]
     held_back: list[Held]
+
+    def check_inputs(self, names: Sequence[str]) -> None:
+        """Raises InvalidRequest where an input is not given of those that the audit read: an effect may stand there."""
+        missing = sorted(set(self.inputs) - set(names))
+        if missing:
+            raise InvalidRequest(f"--repair: give the inputs of the plan's audit, too: {', '.join(missing)}")
 
     def check_force(self, *, force: bool) -> None:
         """Raises InvalidRequest without `force` for a plan that a person has to force."""

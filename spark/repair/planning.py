@@ -47,6 +47,7 @@ def plan_of(result: Result, inputs: Inputs, *, force: bool = False) -> RepairPla
         instant(time.time_ns() // 1000),
         instant(result.from_us),
         instant(result.to_us),
+        names_of(inputs),
         result.verdict,
         {name: count for name, count in result.counts.items() if count},
         list(result.reasons),
@@ -54,6 +55,12 @@ def plan_of(result: Result, inputs: Inputs, *, force: bool = False) -> RepairPla
         items,
         _fewer(each for each in planned if isinstance(each, Held)),
     )
+
+
+def names_of(inputs: Inputs) -> list[str]:
+    """The names of databases and queues."""
+    databases = [f"database {database.name}" for database in inputs.databases]
+    return [*databases, *(f"log {log.name}" for log in inputs.logs), *(kafka.name for kafka in inputs.kafka)]
 
 
 def _alarming(result: Result, inputs: Inputs, items: Sequence[Item]) -> list[str]:

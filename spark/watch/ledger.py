@@ -39,7 +39,7 @@ CREATE TABLE IF NOT EXISTS alarms (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEX
 
 @dataclass(slots=True)
 class Position:
-    """`attempts`: how often the audit of the next window was begun. `rechecked`: the window of the last recheck."""
+    """`attempts`: how often the audit of the next window began and did not return. `rechecked`: the last recheck."""
 
     next_us: int
     window: int = 0
@@ -102,13 +102,16 @@ class Ledger:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All changes within are made, or none."""
+        before = self.position
         self._db.execute("BEGIN")
         try:
             yield
+            self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            self.position = before
+            if self._db.in_transaction:  # SQLite has ended it already where the disk is full, say
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
 
     def move(self, position: Position) -> None:
         self._db.execute("DELETE FROM position")

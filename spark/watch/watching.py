@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -45,6 +46,8 @@ RETRY_SECONDS = 5.0
 QUIET_SECONDS = 3600.0
 """Without anything to audit for so long a watch raises an alarm: nothing was sent, or all inputs are empty."""
 MOST_REASONS = 20
+DEATHS = 3
+"""A process that died so often within one window raises an alarm."""
 REVISED = ("LOST", "IN_DOUBT", "UNDELIVERED", "ACKED_NO_EFFECT", "CONFLICT", "GHOST", "ORPHAN_ROW")
 NEVER_SAID = ("PENDING", "REDELIVERED")
 
@@ -159,6 +162,10 @@ class Watch:
         start, end = position.next_us, position.next_us + self._window_us
         with self._ledger.transaction():
             self._ledger.move(replace(position, attempts=position.attempts + 1))
+            if position.attempts == DEATHS:
+                cause = f"the watch died {DEATHS} times while it audited this window; see what ends it, such as memory"
+                self._alarms.add(f"DIED:{start}", {"kind": "failure", "window_us": start, "detail": cause})
+        self._alarms.send()
         crash_point.reached("watch.before_audit")
         result = self._audited(start, end)
         again = self._due()
@@ -196,11 +203,15 @@ class Watch:
         cause = str(error).splitlines()[0][:300] if str(error) else repr(error)
         line = {"kind": "failure", "window_us": start, "detail": cause}
         key = f"FAILURE:{start}"
-        if not self._ledger.is_known(key):
+        try:
             with self._ledger.transaction():
-                self._ledger.know(key, start, self.position.window)
-                self._alarms.add(key, line)
+                self._ledger.move(replace(self.position, attempts=0))
+                if not self._ledger.is_known(key):
+                    self._ledger.know(key, start, self.position.window)
+                    self._alarms.add(key, line)
             self._alarms.send()
+        except sqlite3.Error as full:
+            log.error("the state of the watch cannot be written: %s", full)
         self._alarms.say(line)
         self._emit(line)
 
@@ -324,4 +335,4 @@ def _is_quiet(result: Result) -> bool:
 def _is_transient(error: Exception) -> bool:
     """Whether to try again: a database or a disk may have gone away during the audit."""
     library = type(error).__module__.partition(".")[0]
-    return isinstance(error, NotifyError | OSError) or library in ("pyspark", "py4j", "sqlalchemy")
+    return isinstance(error, NotifyError | OSError) or library in ("pyspark", "py4j", "sqlalchemy", "sqlite3")

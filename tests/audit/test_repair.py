@@ -221,7 +221,7 @@ def test_the_command_carries_out_a_plan_and_says_what_is_left(
         plan_of(result_of(*map(lost, names)), inputs).write(path)
     effect(shop, names[1])
     words = [
-        "audit", "run", "--repair", str(path), "--database", shop.url, "--log", str(server.data_dir), "--url",
+        "audit", "run", "--repair", str(path), "--database", f"shop={shop.url}", "--log", str(server.data_dir), "--url",
         server.url, "--reason", "a test", "--report", str(tmp_path), "--json",
     ]  # fmt: skip
     code, said = cli(*words)
@@ -317,12 +317,26 @@ def test_one_process_at_a_time_carries_a_plan_out(server: ServerProcess, shop: S
         carried_out(shop, server, plan, path)
 
 
+def test_a_repair_needs_every_input_of_the_audit(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
+    message_id = outbox_row(shop)
+    with (
+        opened(shop, server) as inputs,
+        empty_database("sqlite", {}, tmp_path) as url,
+        contextlib.closing(Database(url, "points")) as points,
+    ):
+        plan = plan_of(result_of(lost(message_id)), Inputs([*inputs.databases, points], inputs.logs))
+    assert [item.message_id for item in plan.items] == [message_id]
+    with pytest.raises(InvalidRequest, match="database points"):
+        carried_out(shop, server, plan, tmp_path / "plan.json")
+    assert admin(server.url, "GET", "topics")["topics"] == []
+
+
 def item(number: int) -> Item:
     return Item(f"republish:{number}", "republish", "LOST", f"{new_id()}.0", "publish it again")
 
 
 def plan_with(items: list[Item], needs_force: tuple[str, ...] = ()) -> RepairPlan:
-    return RepairPlan(1, "", "", "", "FINDINGS", {}, [], list(needs_force), items, [])
+    return RepairPlan(1, "", "", "", [], "FINDINGS", {}, [], list(needs_force), items, [])
 
 
 def test_what_looks_like_a_lost_input_is_forced_by_a_person(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:

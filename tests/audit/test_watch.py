@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ from notify.spark.watch import alarms as alarms_module
 from notify.spark.watch import ledger as ledger_module
 from notify.spark.watch.ledger import DROPPED, Ledger, Position
 from notify.spark.watch.lines import Lines
-from notify.spark.watch.watching import QUIET_SECONDS, RECHECKS, Auditing, Watch
+from notify.spark.watch.watching import DEATHS, QUIET_SECONDS, RECHECKS, Auditing, Watch
 from notify.storage import crash_point
 from notify.storage.groups import SettleKind
 from notify.storage.log.store import LogStore
@@ -178,6 +179,40 @@ def test_an_input_that_is_away_holds_the_window_up(
     assert [line["kind"] for line in shop.said] == ["failure", "failure", "window"]
     assert shop.said[-1]["window_us"] == BEGIN_US + SECOND
     assert [body["detail"] for body in receiver.taken] == ["the database is away"], "once for a window"
+
+
+def test_a_window_in_which_the_process_dies_again_and_again_is_an_alarm(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps(monkeypatch)
+    shop = Shop(steps, receiver.url)
+    for _ in range(DEATHS):
+        shop.begin(2)  # the first point, then the audit
+        with pytest.raises(Killed):
+            shop.run(tmp_path, 1)
+    assert receiver.taken == []
+    shop.begin()
+    shop.run(tmp_path, 1)
+    assert [key.partition(":")[0] for key in receiver.alarm_keys()] == ["DIED", "LOST", "LOST"]
+
+
+def test_a_full_disk_under_the_state_holds_the_window_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receiver: Receiver
+) -> None:
+    full = [True, True, False]
+    add_lines = Ledger.add_lines
+
+    def refuse(self: Ledger, lines: Any) -> None:
+        if full.pop(0):
+            raise sqlite3.OperationalError("database or disk is full")
+        add_lines(self, lines)
+
+    monkeypatch.setattr(Ledger, "add_lines", refuse)
+    shop = Shop(Steps(monkeypatch), receiver.url)
+    with contextlib.closing(shop.watch(tmp_path)) as watch:
+        watch.run(Hurried(), 1)
+    assert [line["kind"] for line in shop.said] == ["failure", "failure", "finding", "finding", "window"]
+    assert [line["kind"] for line in lines(tmp_path)] == ["finding", "finding"]
 
 
 class Scripted:

@@ -66,7 +66,8 @@ class Watching:
     def kill(self, number: int = signal.SIGKILL) -> int:
         assert self.process is not None
         if number == signal.SIGKILL:
-            os.killpg(self.process.pid, number)  # its JVM too
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)  # its JVM too
         else:
             self.process.send_signal(number)
         code = self.process.wait(60)
@@ -83,8 +84,7 @@ class Watching:
         assert self.process is not None
         if self.process.poll() != -signal.SIGKILL:
             return False
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        self.kill()
         return True
 
     def wait_for(self, windows: int) -> None:
@@ -122,7 +122,8 @@ def watch(
         if at > seen:
             seen = at
             assert watching.process is not None
-            memory.append(resident_mb(watching.process.pid))
+            if watching.process.poll() is None:
+                memory.append(resident_mb(watching.process.pid))
             print(f"window {at}: {memory[-1]:.0f} MB, {len(watching.lines_of('finding'))} findings", flush=True)
             if at % 4 == 0 and at < windows - 4:
                 lost[shop.lose()] = time.time()
@@ -161,8 +162,10 @@ def watch(
             late.append((moment - planted) / WINDOW)
     print(f"LOST was reported {min(late):.1f} to {max(late):.1f} windows after it was planted")
     windows_us = sorted({line["window_us"] for _, line in watching.lines_of("window")})
-    if windows_us != list(range(windows_us[0], windows_us[-1] + 1, round(WINDOW * 1e6))):
-        complaints.append("a window was left out")
+    # The line of a window is only printed: a watch that dies behind its commit does not print it.
+    left_out = set(range(windows_us[0], windows_us[-1] + 1, round(WINDOW * 1e6))) - set(windows_us)
+    if len(left_out) > kills + len(die_at):
+        complaints.append(f"{len(left_out)} windows were left out")
     print(f"memory: {memory[2]:.0f} MB at the third window, {memory[-1]:.0f} MB at the last")
     return complaints
 
