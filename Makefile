@@ -90,7 +90,7 @@ audit-backup: install
 
 # A watch beside a running shop: something lost every fourth window, the watch killed, the server stalled. 8 minutes.
 audit-watch: install
-	$(PY) -m tests.audit.watching --windows $(or $(WINDOWS),60)
+	$(PY) -m tests.audit.watching --windows $(or $(WINDOWS),36)
 
 # Time and memory of an audit of 5 million transactions, of twice as many, and of reading the log.
 bench-audit: install

@@ -1,8 +1,9 @@
 """A watch beside a running shop reports lost messages in time, and kills and stalls lose and double no report.
 
-Run as `python -m tests.audit.watching --windows 60`. The shop places 40 orders a second. The watch is killed at each of
-its named points and at random instants. Every finding is in the file once, and its alarm is taken: twice only where the
-watch died before it could note that. The watch's memory is sampled, too.
+Run as `python -m tests.audit.watching --windows 36`. First a watch over made-up audits dies at each of its named points
+(killed_watch.py). Then a shop places 40 orders a second, and the watch is killed at random instants. Every finding is
+in the file once, and its alarm is taken: twice only where the watch died before it could note that. The watch's memory
+is sampled, too.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from notify.storage.crash_point import WATCH_POINTS
 from notify.testing.databases import postgresql
 from notify.testing.process import ServerProcess
 from notify.testing.usage import resident_mb
+from tests.audit import killed_watch
 from tests.audit.shop import Shop
 from tests.support.clock import eventually
 from tests.support.receiver import Receiver
@@ -49,12 +50,10 @@ class Watching:
         self.lines: list[tuple[float, dict[str, Any]]] = []
         self.process: subprocess.Popen[str] | None = None
 
-    def start(self, crash_at: str = "") -> Watching:
-        """`crash_at`: a point of crash_point.py at which the process kills itself."""
+    def start(self) -> Watching:
         self.process = subprocess.Popen(
-            self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-            env=os.environ | {"NOTIFY_CRASH_AT": crash_at},
-        )  # fmt: skip
+            self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
         threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
         return self
 
@@ -79,21 +78,11 @@ class Watching:
     def lines_of(self, kind: str) -> list[tuple[float, dict[str, Any]]]:
         return [line for line in self.lines if line[1]["kind"] == kind]
 
-    def died(self) -> bool:
-        """Whether it killed itself; then its JVM is killed, too."""
-        assert self.process is not None
-        if self.process.poll() != -signal.SIGKILL:
-            return False
-        self.kill()
-        return True
-
     def wait_for(self, windows: int) -> None:
-        """Wait until so many windows are audited; fails if the watch ends by itself. One that was killed is started."""
+        """Wait until so many windows are audited; fails if the watch ends."""
 
         def audited() -> bool:
             assert self.process is not None and self.process.stderr is not None
-            if self.died():
-                self.start()
             assert self.process.poll() is None, self.process.stderr.read()
             return self.windows() >= windows
 
@@ -106,15 +95,13 @@ class Watching:
 def watch(
     shop: Shop, watching: Watching, server: ServerProcess, receiver: Receiver, windows: int, kills: int
 ) -> list[str]:
-    """Lose a message in every fourth window, kill the watch at each point and the server once; return complaints."""
+    """Lose a message in every fourth window, kill the watch several times and the server once; return complaints."""
     watching.start()
     watching.wait_for(1)
     chance = random.Random(7)
     lost: dict[str, float] = {}
     memory: list[float] = []
-    points = [point for point in WATCH_POINTS if point != "watch.before_rename"]  # of files of 64 MB
     kill_at = set(chance.sample(range(5, windows - 5), kills))
-    die_at = dict(zip(range(6, windows - 6, max(1, (windows - 12) // len(points))), points, strict=False))
     stall_at = windows // 2
     seen = 0
     complaints: list[str] = []
@@ -122,8 +109,7 @@ def watch(
         if at > seen:
             seen = at
             assert watching.process is not None
-            if watching.process.poll() is None:
-                memory.append(resident_mb(watching.process.pid))
+            memory.append(resident_mb(watching.process.pid))
             print(f"window {at}: {memory[-1]:.0f} MB, {len(watching.lines_of('finding'))} findings", flush=True)
             if at % 4 == 0 and at < windows - 4:
                 lost[shop.lose()] = time.time()
@@ -131,11 +117,6 @@ def watch(
                 time.sleep(chance.uniform(0, WINDOW))  # anywhere in a window
                 watching.kill()
                 watching.start()
-            if at in die_at:
-                # Before a loss, so that a point that only findings reach is reached soon.
-                watching.kill()
-                watching.start(die_at[at])
-                lost[shop.lose()] = time.time()
             if at == stall_at:
                 server.kill()
                 time.sleep(2 * WINDOW)  # windows in which the log does not grow
@@ -149,7 +130,7 @@ def watch(
         complaints.append(f"planted {len(lost)}, said {len(said)}, most often {said.most_common(1)}")
     alarmed = Counter(key for key in receiver.alarm_keys() if key.startswith("LOST:"))
     twice = sum(alarmed.values()) - len(alarmed)
-    if {key.split(":")[1] for key in alarmed} != set(lost) or twice > kills + len(die_at):
+    if {key.split(":")[1] for key in alarmed} != set(lost) or twice > kills:
         complaints.append(f"planted {len(lost)}, alarmed {len(alarmed)}, {twice} of them again")
     others = Counter(line["finding"] for line in lines if line["kind"] == "finding") - Counter(LOST=len(lost))
     # While the server is away, groups cannot settle; no other finding is allowed.
@@ -164,7 +145,7 @@ def watch(
     windows_us = sorted({line["window_us"] for _, line in watching.lines_of("window")})
     # The line of a window is only printed: a watch that dies behind its commit does not print it.
     left_out = set(range(windows_us[0], windows_us[-1] + 1, round(WINDOW * 1e6))) - set(windows_us)
-    if len(left_out) > kills + len(die_at):
+    if len(left_out) > kills:
         complaints.append(f"{len(left_out)} windows were left out")
     print(f"memory: {memory[2]:.0f} MB at the third window, {memory[-1]:.0f} MB at the last")
     return complaints
@@ -172,9 +153,10 @@ def watch(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--windows", type=int, default=60)
+    parser.add_argument("--windows", type=int, default=36)
     parser.add_argument("--kills", type=int, default=3)
     given = parser.parse_args()
+    complaints = killed_watch.complaints()
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-watch-")))
         url = stack.enter_context(postgresql())
@@ -185,7 +167,7 @@ def main() -> int:
         shop = stack.enter_context(closing(Shop(url, server.url)))
         with shop.busy(pause_seconds=0.02):
             try:
-                complaints = watch(shop, watching, server, receiver, given.windows, given.kills)
+                complaints += watch(shop, watching, server, receiver, given.windows, given.kills)
             finally:
                 if watching.process is not None and watching.process.poll() is None:
                     watching.kill()
