@@ -175,7 +175,7 @@ class Watch:
             quiet_us = (position.quiet_since_us or start) if _is_quiet(result) else 0
             lines = self._findings(result.found, start, end)
             lines += self._conditions(result, start, end, quiet_us)
-            if any(line["kind"] == "finding" for line in lines):
+            if any(line["kind"] == "finding" and line["finding"] in REVISED for line in lines):
                 self._ledger.wait(Waiting(start, end, 0, position.window + RECHECKS[0]))
             if rechecked is not None:
                 lines += self._revised(rechecked, again)
