@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -34,6 +34,7 @@ MESSAGES = pa.schema(
         ("key_hash", pa.int64()),
         ("size", pa.int32()),
         ("position", pa.int64()),  # of the payload in the log
+        ("digest", pa.int64()),  # of the body, as notify.digest makes it; null: this segment does not have the payload
         # Each group's progress with the message in this segment: bit n stands for the segment's nth consumer group.
         ("acked", pa.int64()),
         ("settled", pa.int64()),
@@ -131,23 +132,25 @@ def queue_of(entries: NDArray[np.void], columns: Sequence[str]) -> pa.Table:
 
 def messages_of(entries: NDArray[np.void]) -> pa.Table:
     """The table of messages from index entries alone, without what groups settled."""
-    return message_rows(entries, np.zeros(len(entries), np.int64))[0]
+    return message_rows(entries, *(np.zeros(len(entries), np.int64) for _ in range(2)))[0]
 
 
-def message_rows(table: NDArray[np.void], sources: NDArray[np.int64]) -> tuple[pa.Table, NDArray[np.int64]]:
+def message_rows(
+    table: NDArray[np.void], sources: NDArray[np.int64], digests: NDArray[np.int64]
+) -> tuple[pa.Table, NDArray[np.int64]]:
     """One row for each message, with its half, outcome and place if these entries have them; and each entry's row.
 
-    `sources`: for each entry the hash of its half's database, 0 where that is not known.
+    For each entry, `sources` has the hash of its half's database, and `digests` that of its body; 0: not known.
 
     A message that is in several queues, or twice in one, has a row for each place. A rollback whose half is in another
     segment has one row, number 0, without `half_us`.
     """
     chosen = np.flatnonzero(np.isin(table["kind"], _OF_MESSAGES))
     row_of = np.full(len(table), -1, np.int64)
-    table, sources = table[chosen], sources[chosen]
+    table, sources, digests = table[chosen], sources[chosen], digests[chosen]
     rank = _RANK[table["kind"]]
     order = np.lexsort((rank, table["message_no"], table["id_low"], table["id_high"]))
-    table, sources = table[order], sources[order]
+    table, sources, digests = table[order], sources[order], digests[order]
     new_id = np.ones(len(table), bool)
     new_id[1:] = (table["id_high"][1:] != table["id_high"][:-1]) | (table["id_low"][1:] != table["id_low"][:-1])
     new = new_id.copy()
@@ -158,17 +161,20 @@ def message_rows(table: NDArray[np.void], sources: NDArray[np.int64]) -> tuple[p
     new[1:] |= queued[1:] & queued[:-1]
     row = np.cumsum(new) - 1
     row_of[chosen[order]] = row
-    return _message_table(table, sources, row, np.cumsum(new_id) - 1, np.flatnonzero(new)), row_of
+    first = np.flatnonzero(new)
+    own = {"source": sources[first], "digest": digests[first]}
+    return _message_table(table, own, row, np.cumsum(new_id) - 1, first), row_of
 
 
 def _message_table(
     table: NDArray[np.void],
-    sources: NDArray[np.int64],
+    own: Mapping[str, NDArray[np.int64]],
     row: NDArray[np.int64],
     transaction: NDArray[np.int64],
     first: NDArray[np.int64],
 ) -> pa.Table:
-    """MESSAGES of sorted entries: `row` and `transaction` number each entry's, `first` is each row's first entry."""
+    """MESSAGES of sorted entries: `row` and `transaction` number each entry's, `first` is each row's first entry, and
+    `own` has columns with a value for each row, 0 for none."""
     rows = len(first)
     kind = table["kind"]
     base = table[first]
@@ -197,7 +203,7 @@ def _message_table(
             ids_of(base, None),
             pa.array(base["message_no"].astype(np.int32)),
             pa.array(base["producer_group"].astype(np.int32)),
-            pa.array(sources[first], mask=sources[first] == 0),
+            pa.array(own["source"], mask=own["source"] == 0),
             pa.array(half_us, mask=no_half),
             pa.array(outcome),
             pa.array(decided_us, mask=outcome == 0),
@@ -209,6 +215,7 @@ def _message_table(
             pa.array(base["key_hash"].view(np.int64)),
             pa.array(base["size"].astype(np.int32)),
             pa.array(base["position"].astype(np.int64)),
+            pa.array(own["digest"], mask=own["digest"] == 0),
             *[pa.nulls(rows, pa.int64()) for _ in range(5)],
         ],
         schema=MESSAGES,

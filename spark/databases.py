@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from sqlalchemy.engine.url import URL
 
-from notify.client.table import half_message, notify_inbox, notify_source
+from notify.client.table import half_message, has_digest, notify_inbox, notify_source
 from notify.databases import database_now
 from notify.errors import InvalidRequest, Unavailable
 from notify.spark.columns import source_of
@@ -65,6 +65,7 @@ class Database:
                 now = connection.execute(sa.select(database_now())).scalar_one()
                 self.clock_offset_us = microseconds_of(str(now)[:26]) - time.time_ns() // 1000
                 self._check(connection)
+                self.has_digests = half_message.name in self.tables and has_digest(connection)
             if server_half_message.name in self.tables:
                 check_version(self._engine, exactly=True)
         except sa.exc.SQLAlchemyError as error:
@@ -152,7 +153,8 @@ class Database:
     def local_rows(self, spark: SparkSession, span: Span | None) -> DataFrame | None:
         """Rows of half_message with ids made in `span`; None if there is no such table.
 
-        Columns: id, no, producer_group, is_outbox, state (1 COMMITTED, 2 ROLLED_BACK, 3 unknown), topic, at_us.
+        Columns: id, no, producer_group, is_outbox, state (1 COMMITTED, 2 ROLLED_BACK, 3 unknown), topic, digest,
+        at_us.
         """
         if half_message.name not in self.tables:
             return None
@@ -162,10 +164,12 @@ class Database:
             f"{self._sql.id_bytes('transaction_id', guarded=guarded)} AS id, message_no AS no, producer_group, "
             "CASE WHEN mode = 'outbox' THEN 1 ELSE 0 END AS is_outbox, "
             "CASE state WHEN 'COMMITTED' THEN 1 WHEN 'ROLLED_BACK' THEN 2 ELSE 3 END AS state, "
-            f"topic, {self._sql.microseconds('created_at')} AS at_us"
+            f"topic, {self._sql.microseconds('created_at')} AS at_us" + ", digest" * self.has_digests
         )
         schema = "id binary, no int, producer_group string, is_outbox int, state int, topic string, at_us bigint"
-        return _with_ids(self._read(spark, half_message.name, columns, conditions_of("transaction_id", edges), schema))
+        schema += ", digest bigint" * self.has_digests
+        rows = _with_ids(self._read(spark, half_message.name, columns, conditions_of("transaction_id", edges), schema))
+        return rows if self.has_digests else rows.withColumn("digest", F.lit(None).cast("bigint"))
 
     def effects(self, spark: SparkSession, span: Span | None) -> DataFrame | None:
         """Rows of notify_inbox made from the start of `span` on; None without the table.

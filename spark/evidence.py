@@ -40,6 +40,8 @@ def detail(name: str, row: dict[str, Any], case: Found) -> str:
     if name == "ALTERED":
         if row["topic"] != row["other_topic"]:
             return f"the local row and the log name different topics, one of them {case.topic or 'in no log'}"
+        if row["digest"] != row["other_digest"]:
+            return "the body in the queue is not the one whose digest the local row has"
         return f"the row is in database {case.database}, and its half came from another one"
     if name == "MISDATED":
         hours = (row["t_us"] - 1000 * ids.milliseconds(bytes(row["id"]))) / 3.6e9

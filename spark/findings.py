@@ -151,9 +151,9 @@ FINDINGS: tuple[Finding, ...] = (
     ),
     Finding(
         "ALTERED",
-        "The local row is not what was sent: it names another topic than the log, or it is in another database than "
-        "the one that the half came from.",
-        "Find out who changed or moved the row; the queue has what was sent.",
+        "The local row is not what was sent: it has the digest of another body than the queue, names another topic, or "
+        "is in another database than the one that the half came from.",
+        "Find out who changed the row, or the message on its way; consumers handled what the queue has.",
         when=lambda: _c("is_altered"),
     ),
     Finding(
@@ -258,9 +258,13 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
 
 def _oddities(state: Column, terms: Terms) -> dict[str, Column]:
     """Whether a local row is odd by itself, or differs from what was sent."""
+
+    def differs(name: str) -> Column:
+        return _c(name) != _c(f"other_{name}")
+
     is_moved = (_c("origin") >= 0) & (_c("origin") != F.shiftright("t_state", _DATABASE_BITS))
     return {
-        "is_altered": _is(is_moved) | _is((state == COMMITTED) & (_c("topic") != _c("other_topic"))),
+        "is_altered": _is(is_moved) | ((state == COMMITTED) & (_is(differs("topic")) | _is(differs("digest")))),
         "is_misdated": _is(F.abs(_c("t_us") - made_us()) > terms.slack_us),
         "is_malformed": state == UNKNOWN,
     }

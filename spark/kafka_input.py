@@ -184,6 +184,7 @@ class KafkaInput:
                 "group_hash": F.when(F.col("producer_group").isNotNull(), F.xxhash64("producer_group")),
                 "outcome": F.lit(1),
                 "origin": nothing.cast("int"),
+                "digest": nothing,
                 "half_us": nothing,
                 "acked_us": nothing,
                 "last_acked_us": nothing,

@@ -35,6 +35,7 @@ _SHAPE: dict[str, tuple[str, str]] = {
     "topic": ("bigint", "max"),  # hash of its name
     "producer_group": ("bigint", "max"),  # hash of its name; null: sent without a transaction
     "origin": ("int", "max"),  # number of the database that the half came from; ABROAD, or null: not known
+    "digest": ("bigint", "max"),  # of the body
     "half_us": ("bigint", "min"),
     "outcomes": ("int", "or"),  # 1 COMMITTED, 2 ROLLED_BACK, 3 both
     "due_us": ("bigint", "max"),
@@ -103,6 +104,7 @@ def of_local_rows(rows: DataFrame, number: int, groups: Groups) -> DataFrame:
         t_state=F.col("state") + F.lit(number * DATABASE) + F.col("is_outbox") * OUTBOX,
         topic=F.when(F.col("state") == COMMITTED, F.xxhash64("topic")),
         producer_group=F.xxhash64("producer_group"),
+        digest="digest",
     )
 
 
@@ -121,7 +123,7 @@ def of_halves(rows: DataFrame, groups: Groups) -> DataFrame:
 
 
 def of_messages(rows: DataFrame, groups: Groups, log: int) -> DataFrame:
-    """Tables H, Q and part of A, from spark.columns.MESSAGES with `topic_hash`, `group_hash`, `origin` and masks."""
+    """Tables H, Q and part of A, from spark.columns.MESSAGES with `topic_hash`, `group_hash`, `origin`, masks."""
     place = F.when(F.col("offset").isNotNull(), _place(log))
     masks: dict[str, Column | str] = {
         f"{m}{b}": f"{m}{b}" for m in MASKS for b in range(groups.blocks) if f"{m}{b}" in rows.columns
@@ -132,6 +134,7 @@ def of_messages(rows: DataFrame, groups: Groups, log: int) -> DataFrame:
         topic="topic_hash",
         producer_group="group_hash",
         origin="origin",
+        digest="digest",
         half_us="half_us",
         outcomes=F.when(F.col("outcome") > 0, F.col("outcome")),
         due_us="due_us",
@@ -183,11 +186,11 @@ def of_effects(rows: DataFrame, groups: Groups) -> DataFrame:
 def together(parts: Sequence[DataFrame], groups: Groups) -> DataFrame:
     """One row for each message: (id, no) and the columns of the common shape.
 
-    `other_topic` is another one than `topic` where the rows do not name the same.
+    `other_topic` and `other_digest` differ from `topic` and `digest` where the rows do not say the same.
     """
     whole = reduce(DataFrame.unionAll, parts)
     how: dict[str, Any] = {"min": F.min, "max": F.max, "or": F.bit_or, "count": F.count}
     gathered = [how[_SHAPE[name][1]](name).alias(name) for name in _SHAPE]
-    gathered.append(F.min("topic").alias("other_topic"))
+    gathered += [F.min(name).alias(f"other_{name}") for name in ("topic", "digest")]
     gathered += [F.bit_or(f"{m}{b}").alias(f"{m}{b}") for m in MASKS for b in range(groups.blocks)]
     return whole.groupBy("id", "no").agg(*gathered)

@@ -87,6 +87,11 @@ class Proof:
         for number, database in enumerate(self._inputs.databases):
             if (source := database.source_id()) and database.has_rows(half_message):
                 numbers[source] = number
+            if half_message.name in database.tables and not database.has_digests:
+                self._add(
+                    f"database {database.name}", "digests", "a digest of each body",
+                    "the table has none: altered bodies are not found (create_tables adds the column)", is_whole=False,
+                )  # fmt: skip
         senders = {f"log {log.name}": log.sent(self._from_us) for log in self._inputs.logs}
         span = Span(self._from_us, self._to_us)
         senders |= {f"storage {storage.name}": storage.sent(span) for storage in self._inputs.storages}

@@ -54,9 +54,9 @@ class MessageRows:
         together = together.where(event.isNotNull() & (event >= coverage.from_us) & (event < coverage.to_us))
         joined = self._with_expected(together)
         return findings.with_facts(joined, self.terms, groups).withColumn("classes", findings.classes()).select(
-            "id", "no", "event_us", "t_us", "t_state", "topic", "other_topic", "producer_group", "origin", "half_us",
-            "outcomes", "due_us", "queued_us", "place", "offset", "places", "acked_us", "last_acked_us", "effect_us",
-            "is_closed", "classes",
+            "id", "no", "event_us", "t_us", "t_state", "topic", "other_topic", "digest", "other_digest",
+            "producer_group", "origin", "half_us", "outcomes", "due_us", "queued_us", "place", "offset", "places",
+            "acked_us", "last_acked_us", "effect_us", "is_closed", "classes",
             *[f"{m}{b}" for m in (*life.MASKS, "expected", "readers") for b in range(groups.blocks)],
         )  # fmt: skip
 

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from notify import ids
+from notify.digest import body_digest
 from notify.spark.columns import (
     ACKS,
     ATTEMPTED,
@@ -75,6 +76,7 @@ class SegmentScan:
             self._entries: list[bytes] = []
             self._counts: list[int] = []
             self._sources: list[int] = []
+            self._digests: list[int] = []
             self._source_hashes: dict[bytes, int] = {}
             self._source_names: dict[int, str] = {}
             self._letters: list[dict[str, Any]] = []
@@ -96,7 +98,7 @@ class SegmentScan:
             disk.close(fd)
         table = np.frombuffer(b"".join(self._entries), ENTRY_TYPE)
         sources = np.repeat(np.array(self._sources, np.int64), np.array(self._counts, np.int64))
-        self._gather(table, sources)
+        self._gather(table, sources, np.array(self._digests, np.int64))
         rows = [dict(zip(CHECKS.names, check, strict=True)) for check in self._checks]
         self.checks = pa.Table.from_pylist(rows, CHECKS)
         self.letters = pa.Table.from_pylist(self._letters, LETTERS)
@@ -152,7 +154,9 @@ class SegmentScan:
                 self._counts.append(count)
                 self._sources.append(self._source_of(body, data_at) if kind in _WITH_PRODUCER else 0)
                 if kind in _WITH_PAYLOADS:
-                    self._check_payloads(self._entries[-1], body, position, (data_at, stop), time_us)
+                    self._take_payloads(self._entries[-1], body, position, (data_at, stop), time_us)
+                else:
+                    self._digests += [0] * count
                 if kind == RecordType.DEAD_LETTER:
                     self._take_letters(self._entries[-1], body, position)
             if kind in (RecordType.PROGRESS, RecordType.DEAD_LETTER):
@@ -178,10 +182,10 @@ class SegmentScan:
             self._source_names[known] = name
         return known
 
-    def _check_payloads(
+    def _take_payloads(
         self, entries: bytes, body: memoryview, position: int, data: tuple[int, int], time_us: int
     ) -> None:
-        """Compare the payloads of a record with the checksums that their entries have of them.
+        """Gather the digests of a record's payloads, and compare the payloads with their entries' checksums.
 
         `position`: of the body in the log; `data`: where the record's data begins and ends in the body.
         """
@@ -189,8 +193,12 @@ class SegmentScan:
         begins = (table["position"].astype(np.int64) - position).tolist()
         sizes, checksums = table["size"].tolist(), table["payload_crc"].tolist()
         for number, (begin, size, checksum) in enumerate(zip(begins, sizes, checksums, strict=True)):
-            # An entry may point at a payload of another record.
-            if begin < data[0] or begin + size > data[1] or crc32c(bytes(body[begin : begin + size])) == checksum:
+            if begin < data[0] or begin + size > data[1]:  # an entry may point at a payload of another record
+                self._digests.append(0)
+                continue
+            payload = bytes(body[begin : begin + size])
+            self._digests.append(_digest_of(payload))
+            if crc32c(payload) == checksum:
                 continue
             row = table[number]
             name = ids.to_text(int(row["id_high"]).to_bytes(8) + int(row["id_low"]).to_bytes(8))
@@ -233,9 +241,9 @@ class SegmentScan:
             for first, count in record.runs:
                 self._settled.append((record.what, number, topic, queue, first, count, 0, time_us, position))
 
-    def _gather(self, table: NDArray[np.void], sources: NDArray[np.int64]) -> None:
+    def _gather(self, table: NDArray[np.void], sources: NDArray[np.int64], digests: NDArray[np.int64]) -> None:
         """Make the tables of messages and acks from the segment's entries, in log order."""
-        self.messages, row_of = message_rows(table, sources)
+        self.messages, row_of = message_rows(table, sources, digests)
         self.acks, entry, rows = self._acks(table)
         count = self.messages.num_rows
         masks = {name: np.zeros(count, np.int64) for name in ("acked", "settled", "attempted")}
@@ -297,3 +305,20 @@ class SegmentScan:
 
 _WITH_PRODUCER = (RecordType.HALF, RecordType.MESSAGE)
 _WITH_PAYLOADS = (*_WITH_PRODUCER, RecordType.DEAD_LETTER, RecordType.CARRY)
+
+
+class _Body(msgspec.Struct):
+    """The part of a payload that has a digest."""
+
+    body: bytes
+
+
+_decode_body = msgspec.msgpack.Decoder(_Body).decode
+
+
+def _digest_of(payload: bytes) -> int:
+    """The digest of a payload's body; 0 for one that cannot be read."""
+    try:
+        return body_digest(_decode_body(payload).body)
+    except msgspec.MsgspecError:
+        return 0

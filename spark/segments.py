@@ -18,7 +18,7 @@ from notify.spark.facts import Facts, Hole
 from notify.spark.scan import SegmentScan
 from notify.storage.log.format import read_segment_header
 
-_COPY_VERSION = 4
+_COPY_VERSION = 5
 _READ_BYTES = 8 << 20
 
 

@@ -192,9 +192,15 @@ class Planter:
 
     def _odd_rows(self, connection: sa.Connection) -> None:
         """Plant local rows that nobody wrote like this."""
-        changes = [("ALTERED", {"topic": "order.gone"}), ("MISDATED", {}), ("MALFORMED", {"state": "GARBAGE"})]
-        for finding, change in changes:
-            for n in self._take(self._each // (2 if finding == "MALFORMED" else 1)):
+        half = self._each // 2
+        changes: list[tuple[str, int, dict[str, object]]] = [
+            ("ALTERED", half, {"topic": "order.gone"}),
+            ("ALTERED", self._each - half, {"digest": 1}),
+            ("MISDATED", self._each, {}),
+            ("MALFORMED", half, {"state": "GARBAGE"}),
+        ]
+        for finding, count, change in changes:
+            for n in self._take(count):
                 values = change or {"created_at": moment_of(self._made.at(n) - 3 * 3_600_000_000)}
                 row = half_message.c.transaction_id == ids.to_text(self._made.id(n))
                 connection.execute(half_message.update().where(row).values(values))

@@ -68,6 +68,8 @@ def test_odd_rows_are_found_and_nothing_else(spark: Any, trade: Trade) -> None:
     trade.execute(
         "shop",
         f"UPDATE half_message SET topic = 'order.gone' WHERE transaction_id = '{trade.name(6)}'",
+        f"UPDATE half_message SET digest = digest + 1 WHERE transaction_id = '{trade.name(20)}'",
+        f"UPDATE half_message SET digest = NULL WHERE transaction_id = '{trade.name(22)}'",  # an older SDK's row
         f"UPDATE half_message SET state = 'GARBAGE' WHERE transaction_id = '{trade.name(8)}'",
         f"UPDATE half_message SET state = 'ROLLED_BACK', created_at = '{ahead}' "
         f"WHERE transaction_id = '{trade.name(10)}'",
@@ -84,7 +86,7 @@ def test_odd_rows_are_found_and_nothing_else(spark: Any, trade: Trade) -> None:
         "LOST": {trade.message(COUNT + 2)},
         "CONFLICT": {trade.message(10)},
         "MISDATED": {trade.message(COUNT + 2), trade.message(10)},
-        "ALTERED": {trade.message(6), trade.message(14)},
+        "ALTERED": {trade.message(6), trade.message(14), trade.message(20)},
         "MALFORMED": {
             trade.message(8), "no id at all", "ffffffff-ffff-ffff-ffff-ffffffffffff", "", trade.name(12).upper(),
             "no.id",
@@ -95,6 +97,13 @@ def test_odd_rows_are_found_and_nothing_else(spark: Any, trade: Trade) -> None:
     assert {name: len(messages) for name, messages in found(result).items()} == {
         name: count for name, count in result.counts.items() if count and name != "PENDING"
     }
+
+
+def test_a_table_without_digests_is_told(spark: Any, trade: Trade) -> None:
+    trade.execute("shop", "ALTER TABLE half_message DROP COLUMN digest")
+    result = audited(spark, trade)
+    assert (result.verdict, result.counts["ALTERED"]) == ("PASS", 0)
+    assert [line.name for line in result.coverage if not line.is_whole] == ["database shop"]
 
 
 def test_a_conflict_that_is_dated_back_is_in_one_window(spark: Any, trade: Trade) -> None:

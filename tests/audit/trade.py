@@ -20,6 +20,7 @@ from notify import ids
 from notify.bench.made_run import transaction_id
 from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox, notify_source
+from notify.digest import body_digest
 from notify.spark.databases import Database
 from notify.spark.log_input import LogInput
 from notify.spark.result import Inputs
@@ -42,6 +43,7 @@ GROUPS = {"shop": "orders", "bank": "payments"}
 """The producer group of each service."""
 WITH_INBOX, WITHOUT_INBOX = "points", "mail"
 """Consumer groups: both get orders, and only the first gets payments."""
+BODY = b"x" * 200
 SERVICES = (*SENDERS, WITH_INBOX)
 
 
@@ -146,7 +148,7 @@ async def _write_log(trade: Trade) -> None:
 
 def half_of(trade: Trade, n: int) -> NewTransaction:
     service = service_of(n)
-    payload = encode_msgpack(Payload(TOPICS[service], b"x" * 200, f"k{n % 7}"))
+    payload = encode_msgpack(Payload(TOPICS[service], BODY, f"k{n % 7}"))
     return NewTransaction(
         trade.id(n), GROUPS[service], [NewMessage(TOPICS[service], payload, f"k{n % 7}")], trade.source(service), "i"
     )
@@ -158,7 +160,7 @@ def row_of(trade: Trade, n: int, **fields: Any) -> dict[str, Any]:
     return {
         "transaction_id": trade.name(n), "message_no": 0, "producer_group": GROUPS[service], "mode": "half",
         "state": "COMMITTED", "shards": "", "topic": TOPICS[service], "relayed": 1,
-        "created_at": moment_of(trade.at(n) + 20),
+        "created_at": moment_of(trade.at(n) + 20), "digest": body_digest(BODY),
     } | fields  # fmt: skip
 
 
