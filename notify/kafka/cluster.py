@@ -99,6 +99,8 @@ class Cluster:
             return kind({**COMMON, **settings, "bootstrap.servers": self.brokers})
         except KafkaException as refused:
             raise InvalidRequest(f"Kafka's client refuses its settings: {refused.args[0].str()}") from refused
+        except (TypeError, AttributeError) as refused:  # a setting that takes a function or an object
+            raise InvalidRequest(f"Kafka's client refuses its settings: {refused}") from refused
 
 
 def _partitions(text: str) -> int:

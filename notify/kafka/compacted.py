@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
 
 from notify.errors import Unavailable
+from notify.kafka.answers import answered
 from notify.kafka.brokers import CALL_SECONDS, known_topics, translated
 from notify.kafka.cluster import Cluster
 from notify.kafka.rights import of_reader
@@ -32,13 +33,16 @@ PASSING = frozenset(
 """Errors of reading that pass: brokers are away, or do not know yet a topic that was made a moment ago."""
 
 
-def latest(cluster: Cluster, topic: str, key: bytes, *, whole: bool = False) -> bytes | None:
+def latest(cluster: Cluster, topic: str, key: bytes, *, whole: bool = False, must_see: bool = False) -> bytes | None:
     """The last committed value of a key; None where there is none.
 
-    `whole`: wait for the outcome of transactions that are open. Raises Unavailable.
+    `whole`: wait for the outcome of transactions that are open. `must_see`: a topic that this user may not see is no
+    missing one. Raises Unavailable, KafkaException.
     """
     reading = _Reading.of(cluster, topic, whole=whole)
     if reading is None:
+        if must_see:
+            _check_missing(cluster, topic)
         return None
     with reading:
         end, records = reading.end, LAST_RECORDS
@@ -72,6 +76,17 @@ def newest(cluster: Cluster, topic: str) -> dict[bytes, bytes]:
         return values
     except KafkaException as raised:
         raise translated(raised.args[0], cluster, of_reader(topic)) from raised
+
+
+def _check_missing(cluster: Cluster, topic: str) -> None:
+    """Raises KafkaException for a topic that is not listed because this user may not see it."""
+    admin = cluster.admin()
+    described = admin.describe_topics(TopicCollection([topic]), request_timeout=CALL_SECONDS)
+    try:
+        answered(described[topic], CALL_SECONDS)
+    except KafkaException as raised:
+        if raised.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise
 
 
 class _Reading:

@@ -40,7 +40,7 @@ def standing(cluster: Cluster, source: str) -> Standing:
 
     Raises Unavailable, also where a transaction of an earlier version is open for too long in the topic of all sources.
     """
-    own = latest(cluster, positions_topic(source), source.encode())
+    own = latest(cluster, positions_topic(source), source.encode(), must_see=True)
     if own is not None:
         return msgspec.json.decode(own, type=Standing)
     shared = latest(cluster, SHARED, source.encode(), whole=True)

@@ -237,7 +237,7 @@ def noted_by(url: str) -> set[str]:
     return {key.decode().partition("/")[0] for key in newest(Cluster.of(url), SUBSCRIPTIONS)}
 
 
-@pytest.mark.parametrize("mode", ["shared", "ordered", "exclusive", "broadcast"])
+@pytest.mark.parametrize("mode", ["shared", "exclusive", "broadcast"])
 def test_a_consumer_needs_these_rights_and_no_more(secured: SecuredKafka, unique: str, mode: str) -> None:
     topic, plain = f"orders.{unique}", secured.cluster.url
     make_topics(Cluster.of(plain), [topic])
@@ -369,6 +369,48 @@ async def _said(sink: Sink, source: str, topic: str, text: str) -> str:
     except Unavailable as error:
         return str(error)
     return ""
+
+
+def test_a_delayed_message_waits_for_a_right_that_is_missing(
+    secured: SecuredKafka, unique: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("notify.sinks.delays.release.AGAIN_US", 200_000)
+    topic = f"orders.{unique}"
+    needs = rights.of_bridge(unique, [topic])
+    user = secured.user(without(needs, TOPIC, topic, "Write"))
+    url = secured.url(user)
+
+    async def publish() -> None:
+        sink = open_sink(url)
+        epoch, _ = await sink.claim(unique)
+        assert not (await _append(sink, unique, epoch, topic, "late", delay=0.1)).refused
+        await sink.close()
+
+    asyncio.run(publish())
+    with running_beside(url):
+        eventually(lambda: f"grant user '{user}' Write on the topic" in caplog.text, "the right to be named")
+        secured.grant(user, [secured.grant_of(Need(TOPIC, topic, ("Write",), ""))])
+        assert texts(secured, topic, 1) == ["late"]
+
+
+def test_a_position_that_may_not_be_seen_is_no_missing_one(secured: SecuredKafka, unique: str) -> None:
+    """A publisher that took it for missing would begin anew."""
+    topic = f"orders.{unique}"
+    asyncio.run(_published(secured.cluster.url, unique, topic))
+    needs = rights.of_bridge(unique, [topic])
+    for operation in ("Read", "Write"):
+        needs = without(needs, TOPIC, "notify-bridge-positions", operation)
+    url = secured.url(secured.user(needs))
+
+    async def position() -> str:
+        sink = open_sink(url)
+        try:
+            return await sink.position(unique)
+        finally:
+            await sink.close()
+
+    with pytest.raises(Forbidden, match="Read and Write and Create on topic notify-bridge-positions"):
+        asyncio.run(position())
 
 
 def test_a_password_that_is_changed_costs_a_bridge_nothing(

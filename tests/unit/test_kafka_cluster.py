@@ -54,6 +54,12 @@ def test_an_unknown_setting_is_refused_with_its_name(kind: str) -> None:
         cluster.admin() if kind == "admin" else getattr(cluster, kind)({"group.id": "g"} if kind == "consumer" else {})
 
 
+@pytest.mark.parametrize("setting", ["error_cb", "stats_cb", "oauth_cb", "default.topic.config"])
+def test_a_setting_that_is_no_text_is_refused(setting: str) -> None:
+    with pytest.raises(InvalidRequest, match="refuses its settings"):
+        Cluster.of(f"kafka://127.0.0.1:9?{setting}=x").producer({})
+
+
 def test_a_cluster_in_a_log_shows_no_password() -> None:
     assert "hush" not in repr(Cluster.of("kafka://a:9092?sasl.password=hush"))
 

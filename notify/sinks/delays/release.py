@@ -18,6 +18,7 @@ from notify.errors import Unavailable
 from notify.kafka.brokers import CALL_SECONDS
 from notify.kafka.cluster import Cluster
 from notify.kafka.records import REASON
+from notify.kafka.rights import user_of
 from notify.kafka.undelivered import TOPIC as REFUSED
 from notify.sinks.delays.cleaning import Cleaning
 from notify.sinks.delays.delayed import Delayed, delayed_headers, delayed_of
@@ -37,6 +38,8 @@ BATCH_RECORDS = 1000
 BATCH_BYTES = 4 << 20
 READ_AHEAD_KB = 8 << 10
 FETCH_MS = 200
+AGAIN_US = 60_000_000
+"""A message whose topic refuses this user is tried again after so long."""
 TRIES = 10
 """So often in a row is a batch refused before this membership ends."""
 FOR_GOOD = frozenset(
@@ -80,8 +83,9 @@ class Release:
         self._total = total
         self._metadata: Any = None
         self._batch: list[_Move] = []
-        self._refused: dict[tuple[Place, int], str] = {}
-        """Records that their topics refuse for good, with the reason: they go elsewhere the next time."""
+        self._user = user_of(cluster)
+        self._refused: dict[tuple[Place, int], KafkaError] = {}
+        """Records that their topics refuse: the next time they go elsewhere."""
         self._is_refused = False
         self._failures = 0
         self._most = BATCH_RECORDS
@@ -200,8 +204,11 @@ class Release:
             self._take_back(raised.args[0])
             return False
         for move in self._batch:
-            if self._refused.pop((move.place, move.offset), None) is not None:
+            refused = self._refused.pop((move.place, move.offset), None)
+            if refused is not None and refused.code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 self._total.refused += 1
+            elif refused is not None:
+                self._total.moved += 1
             elif move.to is None:
                 self._total.released += 1
             else:
@@ -211,10 +218,15 @@ class Release:
 
     def _produce(self, move: _Move) -> None:
         d = move.delayed
-        reason = self._refused.get((move.place, move.offset))
+        refused = self._refused.get((move.place, move.offset))
         topic, partition, headers = d.topic, -1, d.headers
-        if reason is not None:
-            topic, headers = REFUSED, [*delayed_headers(headers, d.due_us, d.topic), (REASON, reason.encode())]
+        if refused is not None and refused.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            now_us = self._now_us()
+            place = self._wheels.place(now_us + AGAIN_US, now_us)
+            assert place is not None, "it is not due yet"
+            (topic, partition), headers = place, delayed_headers(headers, now_us + AGAIN_US, d.topic)
+        elif refused is not None:
+            topic, headers = REFUSED, [*delayed_headers(headers, d.due_us, d.topic), (REASON, refused.str().encode())]
         elif move.to is not None:
             (topic, partition), headers = move.to, delayed_headers(headers, d.due_us, d.topic)
         answered = partial(self._answered, move)
@@ -231,8 +243,14 @@ class Release:
         key = (move.place, move.offset)
         if len(self._batch) == 1 and key not in self._refused:
             topic = move.delayed.topic
-            log.error("a delayed message for topic %r is refused, and goes to %s: %s", topic, REFUSED, error.str())
-            self._refused[key] = error.str()
+            self._refused[key] = error
+            if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                log.warning(
+                    "a delayed message for topic %r is refused, again in %g s: grant %s Write on the topic (%s)",
+                    topic, AGAIN_US / 1e6, self._user, error.str(),
+                )  # fmt: skip
+            else:
+                log.error("a delayed message for topic %r is refused, and goes to %s: %s", topic, REFUSED, error.str())
 
     def _take_back(self, error: KafkaError) -> None:
         """After a failure: nothing of the batch was written, and it is read again. Raises where this cannot be said."""
