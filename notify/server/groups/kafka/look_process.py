@@ -1,0 +1,109 @@
+"""A process of its own in which Kafka's brokers are asked for all groups, so that the server survives what ends it.
+
+librdkafka aborts its process where the connection to a group's coordinator drops while it is asked for the group's
+members or positions (https://github.com/confluentinc/librdkafka/issues/4605): a node that dies ended the server.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+from typing import Any
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException
+
+from notify.errors import Unavailable
+from notify.kafka.cluster import Cluster
+from notify.server.groups.kafka.look_child import Answer, Refusal
+from notify.server.groups.kafka.snapshot import Snapshot
+
+log = structlog.get_logger("notify.server")
+
+CHILD = "from notify.server.groups.kafka.look_child import main; main()"
+"""Not as a module with `-m`: its classes would have another name there than here."""
+ANSWER_SECONDS = 40.0
+"""Longer than all calls of a snapshot may take together. A process that takes longer hangs, and is killed."""
+STOP_SECONDS = 5.0
+ATTEMPTS = 2
+"""A look whose process ends is begun again by another one, so many times in all."""
+
+
+class LookProcess:
+    """Starts the process when it is needed, and again when it has ended. One thread at a time."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._child: subprocess.Popen[bytes] | None = None
+        self._connection: Connection[Any, Any] | None = None
+
+    def take(self, *, in_part: bool = False) -> Snapshot:
+        """As snapshot.take. Raises KafkaException, TimeoutError, and Unavailable where the process ended."""
+        for _ in range(ATTEMPTS):
+            try:
+                return _told(self._ask(in_part))
+            except (EOFError, ConnectionError):
+                ended = self._ended()
+                log.warning("kafka_look_process_ended", reason=ended)
+        raise Unavailable(f"the process that asks Kafka for its groups ended ({ended}); try again")
+
+    def close(self) -> None:
+        """End the process: it ends when the socket closes."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._child is not None:
+            try:
+                self._child.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._child.kill()
+                self._child.wait()
+        self._child = self._connection = None
+
+    def _ask(self, in_part: bool) -> Answer:
+        """Raises EOFError or ConnectionError where the process has ended, TimeoutError where it hangs."""
+        connection = self._connection or self._started()
+        connection.send(in_part)
+        if not connection.poll(ANSWER_SECONDS):
+            log.warning("kafka_look_process_hangs", seconds=ANSWER_SECONDS)
+            if self._child is not None:
+                self._child.kill()
+            self._ended()
+            raise TimeoutError
+        answer: Answer = connection.recv()
+        return answer
+
+    def _started(self) -> Connection[Any, Any]:
+        own, childs = socket.socketpair()
+        with childs:
+            # The same modules as here, wherever the server was started; its output holds only faults.
+            path = os.pathsep.join(place or os.getcwd() for place in sys.path)
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", "-c", CHILD, str(childs.fileno())],
+                pass_fds=[childs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": path},
+                start_new_session=True,  # a terminal's interrupt is for the server
+            )
+        self._connection = Connection(own.detach())
+        self._connection.send(self._cluster)
+        return self._connection
+
+    def _ended(self) -> str:
+        """Let go of a process that has ended; gives how."""
+        child = self._child
+        self.close()
+        code = 0 if child is None else child.returncode
+        return signal.Signals(-code).name if code < 0 else f"exit status {code}"
+
+
+def _told(answer: Answer) -> Snapshot:
+    if answer is None:
+        raise TimeoutError
+    if isinstance(answer, Refusal):
+        raise KafkaException(KafkaError(answer.code, answer.text, False, answer.retriable))
+    return answer
