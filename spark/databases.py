@@ -58,6 +58,8 @@ class Database:
                 f"--database: the audit cannot read {self.kind}; it reads PostgreSQL, MySQL, MariaDB and SQLite"
             )
         self._sql = Expressions(self.kind)
+        self.sound: set[str] = set()
+        """Tables in which every id is known to be one."""
         self.name = name or self.url.database or self.kind
         try:
             with self._reading.connect() as connection:
@@ -304,7 +306,10 @@ class Database:
         if not self._sql.is_strict:
             return False
         (whole,) = conditions_of(column, [edges[0], edges[-1]])
-        return bool(self.rows(f"SELECT 1 FROM {table} WHERE {whole} AND NOT ({is_sound}) LIMIT 1"))
+        has_odd = bool(self.rows(f"SELECT 1 FROM {table} WHERE {whole} AND NOT ({is_sound}) LIMIT 1"))
+        if not has_odd and not edges[0] and not edges[-1]:
+            self.sound.add(table)
+        return has_odd
 
     def _extent(self, column: sa.Column[Any], within: sa.ColumnElement[bool]) -> tuple[Any, Any, int]:
         """A column's lowest and highest value (None if empty), and the approximate number of rows of its table."""

@@ -34,13 +34,18 @@ class Expressions:
         """Whether a column is a message id, as the SDK writes it."""
         if self.kind == "mysql":
             return f"{column} REGEXP '(?-i)^{_ID}[.][0-9]{{1,4}}$'"
-        transaction, number = f"substr({column}, 1, {_ID_CHARACTERS})", f"substr({column}, {_ID_CHARACTERS + 2})"
+        number = f"substr({column}, {_ID_CHARACTERS + 2})"
         shape = (
             f"substr({column}, {_ID_CHARACTERS + 1}, 1) = '.' AND length({column}) >= {_ID_CHARACTERS + 2} "
             f"AND length({column}) <= {_ID_CHARACTERS + 5}"
         )
-        digits = f"{number} !~ '[^0-9]'" if self.kind == "postgresql" else f"{number} NOT GLOB '*[^0-9]*'"
-        return f"({self.is_id(transaction)} AND {shape} AND {digits})"
+        if self.kind == "sqlite":
+            transaction = self.is_id(f"substr({column}, 1, {_ID_CHARACTERS})")
+            return f"({transaction} AND {shape} AND {number} NOT GLOB '*[^0-9]*')"
+        # As few texts as possible are made of the column: this is done for each row.
+        dashes = f"length(replace({column}, '-', '')) = length({column}) - 4"
+        is_uuid = f"substr({column}, 1, {_ID_CHARACTERS}) LIKE '{_SHAPE}' AND {column} !~ '[^0-9a-f.-]' AND {dashes}"
+        return f"({shape} AND {is_uuid} AND {_is_version_7(column)} AND {number} !~ '[^0-9]')"
 
     def id_bytes(self, column: str, *, guarded: bool) -> str:
         """The 16 bytes of a transaction id, or of a message id's; NULL or another number of bytes for what is none.
