@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -22,8 +23,7 @@ from notify.client.kafka.plan import Plan
 from notify.client.kafka.refusals import error_of, is_final, refusal
 from notify.client.kafka.settling import Settling
 from notify.client.kafka.starting import Starts
-from notify.errors import Conflict, NotifyError, Unavailable
-from notify.kafka.answers import answered
+from notify.errors import Conflict, NotifyError
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import owner_topic
 from notify.kafka.progress import Progress
@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 POLL_SECONDS = 0.5
 CALL_SECONDS = 10.0
+PASSING_SECONDS = SESSION_SECONDS + 2.0
+"""An owner that was killed has the partition for a session longer."""
 
 
 class Ownership:
@@ -61,6 +63,8 @@ class Ownership:
         )
         self._topics: Mapping[str, int] = {}
         self._is_owner = False
+        self._without_since: float | None = None
+        """Since when the partition is another instance's; None where it is this one's, or nobody has said."""
         self._changing = asyncio.Lock()
         """Held while partitions are taken or given up: one that opens twice forgets what its first window holds."""
 
@@ -78,20 +82,23 @@ class Ownership:
                 if not has or self._settling.is_fenced:
                     await self._give_up()
                 continue
-            try:
-                owner = await self._call(self._known_owner)
-            except Unavailable as error:
-                log.debug("Kafka does not say now who owns the group: %s", error)
-                continue
-            if has and owner is None:
+            if has and await self._call(self._is_confirmed):
                 await self._gain()
-            elif not has and owner is not None and self._plan.is_exclusive:
+            elif self._plan.is_exclusive and await self._call(self._is_owned):
                 raise Conflict(
-                    f"group {self._plan.group!r} is exclusive, and instance {owner} owns its topics", "topic_is_taken"
-                )
+                    f"group {self._plan.group!r} is exclusive, and instance {await self._call(self._noted_owner)} owns "
+                    "its topics", "topic_is_taken",
+                )  # fmt: skip
 
     def _join(self) -> None:
-        self._consumer.subscribe([self._group])
+        self._consumer.subscribe([self._group], on_assign=self._assigned)
+
+    def _assigned(self, consumer: Consumer, given: list[TopicPartition]) -> None:
+        consumer.incremental_assign(given)
+        if given:
+            self._without_since = None
+        elif self._without_since is None:
+            self._without_since = time.monotonic()
 
     def _poll(self) -> bool:
         """Whether this instance has the partition."""
@@ -100,20 +107,32 @@ class Ownership:
             raise KafkaException(error)
         return bool(self._consumer.assignment())
 
-    def _known_owner(self) -> str | None:
-        """The name of another instance that has the partition, as the brokers know it.
+    def _is_confirmed(self) -> bool:
+        """Whether the brokers, too, say that this instance has the partition: one that was frozen may believe so.
 
-        None where it is nobody or this one, which does not know it itself after it was frozen. Raises Unavailable where
-        this instance is no member now, and cannot tell itself from others.
+        They take a commit of members only, of the present generation. It notes whose group it is from now on.
         """
-        admin = self._cluster.admin()
-        described = admin.describe_consumer_groups([self._group], request_timeout=CALL_SECONDS)
-        members = answered(described[self._group], CALL_SECONDS).members
-        own = self._consumer.memberid()
-        if not own:
-            raise Unavailable(f"this instance is no member of {self._group!r} yet")
-        owners = [m for m in members if m.assignment and m.assignment.topic_partitions and m.member_id != own]
-        return str(owners[0].client_id) if owners else None
+        try:
+            noted = self._consumer.commit(
+                offsets=[TopicPartition(self._group, 0, 0, self._plan.instance)], asynchronous=False
+            )
+            error = noted[0].error
+        except KafkaException as raised:
+            error = error_of(raised)
+        if error is not None and is_final(error):
+            raise KafkaException(error)
+        if error is not None:
+            log.debug("group %s is not this instance's, or not yet: %s", self._plan.group, error.str())
+        return error is None
+
+    def _is_owned(self) -> bool:
+        """Whether another instance has the partition, for longer than one that was killed seems to have it."""
+        since = self._without_since
+        return since is not None and time.monotonic() - since > PASSING_SECONDS
+
+    def _noted_owner(self) -> str:
+        noted = self._consumer.committed([TopicPartition(self._group, 0)], timeout=CALL_SECONDS)[0]
+        return noted.metadata or "another"
 
     async def _gain(self) -> None:
         """Fence the former owner first, then go on where it committed."""

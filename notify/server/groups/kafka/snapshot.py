@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from notify.kafka.groups import DEAD_LETTER, OWN_TOPICS, consumer_group, dead_letter_topic, owner_topic
+from notify.kafka.groups import DEAD_LETTER, OWN_TOPICS, OWNER, consumer_group, dead_letter_topic, owner_topic
 from notify.kafka.progress import Progress
 from notify.server.groups.kafka import offsets
 from notify.server.groups.kafka.answers import CALL_SECONDS, PASSING, gathered
@@ -144,7 +144,7 @@ def _progress(
         name: {
             (p.topic, p.partition): Progress.of(p.offset, p.metadata)
             for p in answer.topic_partitions or ()
-            if p.offset >= 0 and p.topic in topics
+            if p.offset >= 0 and p.topic in topics and not p.topic.startswith(OWNER)
         }
         for name, answer in _told(gathered(asked), unknown).items()
     }
