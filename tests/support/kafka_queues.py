@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError, TopicPartition
 
 from notify.kafka.brokers import make_topics
 from notify.kafka.cluster import Cluster
-from notify.kafka.groups import owner_topic, retry_topic
+from notify.kafka.groups import OWN_TOPICS, owner_topic
 from notify.kafka.topics import LARGEST_RECORD
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.kafka_consumers import is_assigned, progress
@@ -35,7 +35,7 @@ class Kafka:
 
     def is_settled(self, group: str) -> bool:
         known = progress(self.url, group)
-        if not any(topic != retry_topic(group) for topic, _ in known):
+        if all(topic.startswith(OWN_TOPICS) for topic, _ in known):
             return False
         self._reader.assign([TopicPartition(*place, p.offset) for place, p in known.items()])
         unread = set(known)
