@@ -88,3 +88,24 @@ def test_a_request_that_waited_too_long_is_answered_and_never_begun() -> None:
         assert begun == []
 
     run(test)
+
+
+def test_a_change_that_another_server_ends_may_be_tried_again() -> None:
+    def fenced() -> None:
+        raise KafkaException(KafkaError(KafkaError._FENCED))
+
+    async def test(thread: BrokersThread) -> None:
+        with pytest.raises(Unavailable, match="another server"):
+            await thread.call(fenced)
+
+    run(test)
+
+
+def test_a_thread_that_was_closed_refuses_calls() -> None:
+    async def test() -> None:
+        thread = BrokersThread(NOBODY)
+        await thread.close(lambda: None)
+        with pytest.raises(Unavailable, match="stopping"):
+            await thread.call(lambda: None)
+
+    asyncio.run(test())

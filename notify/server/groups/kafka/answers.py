@@ -25,6 +25,9 @@ PASSING = frozenset(
     )
 )  # fmt: skip
 """Answers while a partition, group or transaction has no leader that is ready, or the client knows an earlier one."""
+AGAIN = PASSING | {KafkaError._NOENT, KafkaError._PARTIAL}
+"""After these the brokers are asked again at once: the client met no leader of any partition that it was asked for, or
+not all brokers have answered it."""
 AWAY = frozenset((KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT, KafkaError._RESOLVE))
 """Errors of the client where brokers do not answer."""
 
@@ -53,4 +56,6 @@ def gathered(asked: Mapping[K, Future[T]]) -> dict[K, T | KafkaError]:
             answers[name] = answer.result()
         except KafkaException as raised:
             answers[name] = raised.args[0]
+        except RuntimeError as raised:  # the client's own: it got fewer answers than it asked for
+            answers[name] = KafkaError(KafkaError._PARTIAL, str(raised))
     return answers

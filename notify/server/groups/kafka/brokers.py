@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from notify.kafka.cluster import Cluster
-from notify.server.groups.kafka.answers import CALL_SECONDS, PASSING
+from notify.server.groups.kafka.answers import AGAIN, CALL_SECONDS
 
 T = TypeVar("T")
 AGAIN_SECONDS = 0.2
@@ -54,7 +54,7 @@ class Brokers:
             try:
                 return function()
             except KafkaException as raised:
-                if raised.args[0].code() not in PASSING or time.monotonic() > deadline:
+                if raised.args[0].code() not in AGAIN or time.monotonic() > deadline:
                     raise
             self.admin = self.cluster.admin()  # the earlier one goes on believing in the leaders it knows
             time.sleep(AGAIN_SECONDS)

@@ -51,12 +51,15 @@ class CompactedTopics:
     def news(self, topics: Collection[str], *, whole: bool = False) -> Iterator[News]:
         """The records since the last time, up to the present end; none of a topic that is not there.
 
-        Without `whole` there are none of a topic that has no leader now, either. Raises KafkaException, TimeoutError,
-        Unavailable.
+        Without `whole` there are none of a topic that has no leader now, either; with it every topic has to be there.
+        Raises KafkaException, TimeoutError, Unavailable.
         """
         unknown: set[str] = set()
-        ends = offsets.latest(self._brokers.admin, [(topic, 0) for topic in topics], None if whole else unknown)
-        for place in [(topic, 0) for topic in topics if topic not in unknown]:
+        places = [(topic, 0) for topic in topics]
+        ends = offsets.latest(self._brokers.admin, places, None if whole else unknown)
+        if whole:
+            offsets.whole(ends, places)
+        for place in [place for place in places if place[0] not in unknown]:
             if ends.get(place, 0) < self._read_to.get(place, 0):
                 del self._read_to[place]
                 self._forget(place[0])

@@ -71,9 +71,9 @@ def read(brokers: Brokers, group: str, partitions: int, number: int = 0) -> Iter
     `partitions`: how many its dead-letter topic has. Raises KafkaException, Unavailable.
     """
     topic, places = dead_letter_topic(group), _places(group, partitions)
-    ends = {partition: end for (_, partition), end in offsets.latest(brokers.admin, places).items()}
+    ends = {p: end for (_, p), end in offsets.whole(offsets.latest(brokers.admin, places), places).items()}
     waiting = {}
-    for (_, partition), start in offsets.earliest(brokers.admin, places).items():
+    for (_, partition), start in offsets.whole(offsets.earliest(brokers.admin, places), places).items():
         first = max(start, -(-(number - partition) // partitions))
         if first < ends[partition]:
             waiting[partition] = first
@@ -123,7 +123,9 @@ class _Reading:
                         yield record
                 elif error.code() == KafkaError._PARTITION_EOF:
                     self._pass(partition, offset)
-                elif not passes(error):
+                elif passes(error):
+                    continue
+                else:
                     raise KafkaException(error)
                 deadline = time.monotonic() + CALL_SECONDS
             if time.monotonic() > deadline:

@@ -32,6 +32,19 @@ def at_time(client: admin.AdminClient, places: Iterable[Place], at_us: int) -> d
     return _asked(client, places, _Spec.for_timestamp(at_us // 1000), None)
 
 
+def whole(offsets: dict[Place, int], places: Iterable[Place]) -> dict[Place, int]:
+    """These offsets, if they are of all these partitions, whose topics are there.
+
+    Raises KafkaException otherwise, so that the brokers are asked again: one that has just started knows no topic yet,
+    and to take its word would send a letter again, or forget a wish.
+    """
+    for place in places:
+        if place not in offsets:
+            text = f"a broker does not know partition {place[1]} of {place[0]}"
+            raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, text))
+    return offsets
+
+
 def _asked(client: admin.AdminClient, places: Iterable[Place], spec: Any, unknown: set[str] | None) -> dict[Place, int]:
     asked = {TopicPartition(*place): spec for place in places}
     if not asked:

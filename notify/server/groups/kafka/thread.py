@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from confluent_kafka import KafkaException
 
-from notify.errors import Forbidden, InvalidRequest, NotifyError, Unauthorized, Unavailable
+from notify.errors import Conflict, Forbidden, InvalidRequest, NotifyError, Unauthorized, Unavailable
 from notify.kafka.brokers import translated
 from notify.kafka.cluster import Cluster
 from notify.kafka.rights import of_server
@@ -35,6 +35,7 @@ class BrokersThread:
         self.brokers = Brokers(cluster)
         self._thread = ThreadPoolExecutor(1, "notify-kafka-groups")
         self._waiting = 0
+        self._is_closed = False
         self._away: NotifyError | None = None
         self._away_until = float("-inf")
 
@@ -43,6 +44,8 @@ class BrokersThread:
 
         One whose request has waited too long is not begun any more; one that is under way goes on.
         """
+        if self._is_closed:
+            raise Unavailable("this server is stopping; ask another, or try again")
         if self._waiting >= WAITING:
             raise Unavailable(f"{WAITING} requests wait for Kafka already; try again")
         self._refuse_while_away()
@@ -56,7 +59,8 @@ class BrokersThread:
             self._waiting -= 1
 
     async def close(self, let_go: Callable[[], None]) -> None:
-        """Let go of the clients, which `let_go` knows."""
+        """Let go of the clients, which `let_go` knows. Calls that wait come before; later ones are refused."""
+        self._is_closed = True
         await asyncio.get_running_loop().run_in_executor(self._thread, let_go)
         self._thread.shutdown(wait=False)
 
@@ -84,6 +88,10 @@ class BrokersThread:
     def _translated(self, raised: KafkaException) -> NotifyError:
         """Login and rights that the brokers refuse are the server's own: whoever asks is let in."""
         error = translated(raised.args[0], self.brokers.cluster, of_server())
+        if isinstance(error, Conflict):
+            return Unavailable(
+                "Kafka does not confirm this change: another server makes one, or it took too long; look, and try again"
+            )
         return Unavailable(str(error)) if isinstance(error, Unauthorized | Forbidden) else error
 
     def _went_away(self, error: NotifyError) -> NotifyError:

@@ -1,0 +1,77 @@
+"""Answers of Kafka's brokers while nodes die: what is asked again, and what nobody takes their word for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("confluent_kafka")
+
+from confluent_kafka import KafkaError, KafkaException
+
+from notify.kafka.cluster import Cluster
+from notify.server.groups.kafka import letters
+from notify.server.groups.kafka.answers import AGAIN, gathered
+from notify.server.groups.kafka.brokers import Brokers
+from notify.server.groups.kafka.compacted import CompactedTopics
+
+
+def test_partitions_without_a_leader_are_asked_for_again() -> None:
+    asked: list[int] = []
+
+    def ask() -> str:
+        asked.append(1)
+        if len(asked) == 1:
+            raise KafkaException(KafkaError(KafkaError._NOENT, "Failed to query partition leaders: No leaders found"))
+        return "told"
+
+    assert Brokers(Cluster.of("kafka://127.0.0.1:9")).insist(ask) == "told"
+
+
+def test_fewer_answers_than_questions_are_an_answer_of_the_client() -> None:
+    answer: Future[int] = Future()
+    answer.set_exception(RuntimeError("Results length 1 is different from future-map length 2"))
+    told = gathered({"x": answer})["x"]
+    assert isinstance(told, KafkaError)
+    assert told.code() in AGAIN
+
+
+class Started:
+    """Brokers one of which has just started: it knows no topic at its `unknowing` question, and then all."""
+
+    def __init__(self, unknowing: int) -> None:
+        self._unknowing = unknowing
+        self.admin = self
+        self.cluster = self
+
+    def list_offsets(self, asked: Mapping[Any, Any], **_: Any) -> Mapping[Any, Future[Any]]:
+        self._unknowing -= 1
+        answers: dict[Any, Future[Any]] = {partition: Future() for partition in asked}
+        for future in answers.values():
+            if self._unknowing == 0:
+                future.set_exception(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+            else:
+                future.set_result(SimpleNamespace(offset=0))
+        return answers
+
+
+def letters_of(brokers: Any) -> Iterator[Any]:
+    return letters.read(brokers, "g", 1)
+
+
+def news_of(brokers: Any) -> Iterator[Any]:
+    return CompactedTopics(brokers, pytest.fail).news(["t"], whole=True)
+
+
+@pytest.mark.parametrize(("read", "unknowing"), [(letters_of, 1), (letters_of, 2), (news_of, 1)])
+def test_a_topic_that_a_broker_does_not_know_yet_is_not_taken_for_empty(
+    read: Callable[[Any], Iterator[Any]], unknowing: int
+) -> None:
+    with pytest.raises(KafkaException) as raised:
+        list(read(Started(unknowing)))
+    assert raised.value.args[0].code() in AGAIN
+    assert list(read(Started(3))) == []
