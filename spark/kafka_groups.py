@@ -42,6 +42,7 @@ class KafkaGroups:
         try:
             admin = cluster.admin()
             for group in admin.list_consumer_groups(request_timeout=CALL_SECONDS).result(CALL_SECONDS).valid:
+                # May abort this process where a node dies meanwhile: librdkafka issue 4605.
                 request = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group.group_id)])
                 (answer,) = request.values()
                 committed = [p for p in answer.result(CALL_SECONDS).topic_partitions or [] if p.offset >= 0]
