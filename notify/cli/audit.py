@@ -305,6 +305,7 @@ def watch(
         60.0, "--deliver-seconds", min=0, help="The time within which a message must be settled."
     ),
     effects: list[str] = EFFECTS,
+    fail_on: list[str] = FAIL_ON,
     state: Path = typer.Option(
         Path("notify-audit-watch"), "--state", help="The directory of the watch's state, for restarts."
     ),
@@ -325,7 +326,8 @@ def watch(
         from notify.spark.watch.watching import Auditing, Watch
 
         names = [d.name for d in checked.databases]
-        queries = effect_queries(effects, names)
+        bounds = (instant_us("--from", since), 0, max_transaction_seconds, deliver_seconds)
+        plan = Plan(*bounds, effects=effect_queries(effects, names), fail_on=tuple(fail_on))
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
@@ -336,7 +338,7 @@ def watch(
         with session(master, memory) as spark:
             watching = Watch(
                 Auditing(spark, lambda: opened(database, log, kafka, storage), state / "segments"),
-                Plan(instant_us("--from", since), 0, max_transaction_seconds, deliver_seconds, effects=queries),
+                plan,
                 state,
                 window_seconds=window_seconds,
                 emit=lambda line: say_json(line) if as_json else say(_said(line)),

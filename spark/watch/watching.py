@@ -49,7 +49,8 @@ MOST_REASONS = 20
 DEATHS = 3
 """A process that died so often within one window raises an alarm."""
 REVISED = ("LOST", "IN_DOUBT", "UNDELIVERED", "ACKED_NO_EFFECT", "CONFLICT", "GHOST", "ORPHAN_ROW")
-NEVER_SAID = ("PENDING", "REDELIVERED")
+NEVER_SAID = ("PENDING", "REDELIVERED", "DEAD")
+"""A class of these is said if the plan's `fail_on` has it."""
 
 WINDOWS = Counter("notify_audit_windows", "Windows that were audited.")
 FINDINGS = Counter("notify_audit_findings", "Findings, by class.", ["finding"])
@@ -221,7 +222,7 @@ class Watch:
         """Lines for the findings that were not said yet, of the windows from `start` to `end`."""
         lines: list[Line] = []
         for case in cases:
-            if case.finding in NEVER_SAID or case.evidence.get("repaired"):
+            if (case.finding in NEVER_SAID and not self._fails(case.finding)) or case.evidence.get("repaired"):
                 continue
             is_new = not self._ledger.is_known(case.key)
             own_us = case.at_us // self._window_us * self._window_us if start <= case.at_us < end else start
@@ -256,17 +257,26 @@ class Watch:
             lines.append({"kind": "over", "window_us": start, "key": key, "detail": f"no longer: {key}"})
         return lines
 
+    def _is_alarm(self, line: Line) -> bool:
+        return line["kind"] in ("stalled", "inconclusive") or (
+            line["kind"] == "finding" and self._fails(line["finding"])
+        )
+
+    def _fails(self, name: str) -> bool:
+        """Whether findings of a class fail an audit by this plan."""
+        return BY_NAME[name].is_bad or name in self._plan.fail_on
+
     def _announce(self, lines: Sequence[Line]) -> None:
         """Put lines on their way, within the ledger's transaction."""
         self._ledger.add_lines(lines)
         for line in lines:
-            if _is_alarm(line):
+            if self._is_alarm(line):
                 self._alarms.add(line["key"], line)
 
     def _say(self, lines: Sequence[Line], last: Line) -> None:
         self._lines.write()
         for line in lines:
-            if _is_alarm(line):
+            if self._is_alarm(line):
                 self._alarms.say(line)
             self._emit(line)
         self._emit(last)
@@ -319,12 +329,6 @@ def _window_line(result: Result, start: int) -> Line:
         "committed": result.totals.get("committed", 0), "seconds": result.seconds,
         "reasons": result.reasons[:MOST_REASONS],
     }  # fmt: skip
-
-
-def _is_alarm(line: Line) -> bool:
-    return line["kind"] in ("stalled", "inconclusive") or (
-        line["kind"] == "finding" and BY_NAME[line["finding"]].is_bad
-    )
 
 
 def _is_quiet(result: Result) -> bool:

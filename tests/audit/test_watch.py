@@ -218,13 +218,20 @@ def test_a_full_disk_under_the_state_holds_the_window_up(
 class Scripted:
     """A watch of which each window's result is made by a function of its start."""
 
-    def __init__(self, state: Path, made: Callable[[int], Result], alarm_url: str = "", seconds: float = 1.0) -> None:
+    def __init__(
+        self,
+        state: Path,
+        made: Callable[[int], Result],
+        alarm_url: str = "",
+        seconds: float = 1.0,
+        fail_on: tuple[str, ...] = (),
+    ) -> None:
         self.said: list[dict[str, Any]] = []
         self.audits = 0
         self._made = made
         self.watch = Watch(
-            self._audit, Plan(BEGIN_US, 0, 1, 1), state, window_seconds=seconds, emit=self.said.append,
-            alarm_url=alarm_url,
+            self._audit, Plan(BEGIN_US, 0, 1, 1, fail_on=fail_on), state, window_seconds=seconds,
+            emit=self.said.append, alarm_url=alarm_url,
         )  # fmt: skip
 
     def _audit(self, plan: Plan) -> Result:
@@ -267,6 +274,18 @@ def test_damage_without_a_time_is_said_once(tmp_path: Path, receiver: Receiver) 
     for _ in range(2):
         Scripted(tmp_path, lambda start: damage, receiver.url).run(6)
     assert [line["kind"] for line in lines(tmp_path)] == ["finding"] and len(receiver.taken) == 1
+
+
+@pytest.mark.parametrize(("fail_on", "said"), [((), []), (("DEAD",), ["finding"])])
+def test_dead_letters_are_said_only_if_they_fail_an_audit(
+    tmp_path: Path, receiver: Receiver, fail_on: tuple[str, ...], said: list[str]
+) -> None:
+    def made(start: int) -> Result:
+        found = [Found("DEAD", "a", at_us=start)] if start == BEGIN_US else []
+        return Result("FINDINGS" if found and fail_on else "PASS", found=found, totals={"committed": 1})
+
+    assert Scripted(tmp_path, made, receiver.url, fail_on=fail_on).run(2).kinds() == said
+    assert [body["finding"] for body in receiver.taken] == list(fail_on)
 
 
 def test_findings_in_every_window_do_not_double_the_audits(tmp_path: Path) -> None:
