@@ -16,11 +16,11 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from notify.errors import InvalidRequest
-from notify.spark import findings, kafka_searches, measures, searches
+from notify.spark import dead, findings, kafka_searches, measures, searches
 from notify.spark.cases import Cases
 from notify.spark.catalog import Bridged
 from notify.spark.coverage import Coverage, cover
-from notify.spark.dead import dead
+from notify.spark.dead import Dead
 from notify.spark.findings import BAD, BY_NAME, SKEW_US
 from notify.spark.kafka_input import KafkaInput
 from notify.spark.life import Groups
@@ -201,9 +201,7 @@ class Audit:
             self._add_gaps(coverage, log.name, log.catalog.bridges)
             self._progress("checking the order")
             self._add("DISORDER", *searches.disorder(self._spark, log, coverage.span))
-            letters = dead(self._spark, log, coverage.from_us, coverage.to_us)
-            self._add("DEAD", letters.cases, letters.count)
-            result.dead += letters.by_reason
+            self._add_dead(dead.of_log(self._spark, log, coverage.from_us, coverage.to_us))
         if not self._plan.effects:
             result.not_checked["DUP_EFFECT"] = "name the business effects with --effects"
         for name, query in self._plan.effects:
@@ -216,9 +214,8 @@ class Audit:
             self._add_gaps(coverage, kafka.name, kafka.bridges)
             self._progress("checking the order")
             self._add("DISORDER", *kafka_searches.disorder(self._spark, kafka, self._inputs.databases, coverage.span))
+            self._add_dead(dead.of_kafka(self._spark, kafka, coverage.from_us, coverage.to_us))
             self._note_unjudged(kafka)
-        if self._inputs.kafka and not self._inputs.logs:
-            result.not_checked["DEAD"] = "over Kafka see notify dead-letter list"
         if not self._inbox_groups:
             result.not_checked["ACKED_NO_EFFECT"] = "no database given has inbox rows"
 
@@ -227,6 +224,10 @@ class Audit:
         for database in self._inputs.databases:
             count, cases = malformed(database, span)
             self._add("MALFORMED", cases, count)
+
+    def _add_dead(self, letters: Dead) -> None:
+        self._add("DEAD", letters.cases, letters.count)
+        self.result.dead += letters.by_reason
 
     def _add_gaps(self, coverage: Coverage, name: str, bridges: Sequence[Bridged]) -> None:
         self._add("BRIDGE_GAP", [g for g in searches.gaps(name, bridges) if coverage.holds(g.at_us)])

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from notify import ids
+from notify.spark.kafka_input import KafkaInput
 from notify.spark.log_input import LogInput
 from notify.spark.result import Found
 from notify.spark.small_table import small_table
@@ -22,7 +23,7 @@ MOST_REASONS = 100
 
 @dataclass
 class Dead:
-    """The dead letters of one log."""
+    """The dead letters of one input."""
 
     count: int = 0
     by_reason: list[dict[str, Any]] = field(default_factory=list)
@@ -30,12 +31,27 @@ class Dead:
     cases: list[Found] = field(default_factory=list)
 
 
-def dead(spark: SparkSession, log: LogInput, from_us: int, to_us: int) -> Dead:
+def of_log(spark: SparkSession, log: LogInput, from_us: int, to_us: int) -> Dead:
     """The dead letters of a log from [from_us, to_us), in microseconds, that were neither sent again nor purged."""
     letters = log.letters(spark)
     if letters is None:
         return Dead()
-    waiting = _waiting(spark, log, letters.where((F.col("at_us") >= from_us) & (F.col("at_us") < to_us)))
+    waiting = _waiting(spark, log, letters.where(_is_within(from_us, to_us)))
+    return _dead(waiting.withColumn("letter", F.lit("")), log.name)
+
+
+def of_kafka(spark: SparkSession, kafka: KafkaInput, from_us: int, to_us: int) -> Dead:
+    """As of_log, of the topics `dead-letter.{group}`."""
+    waiting = kafka.letters(spark).withColumnsRenamed({"queued_us": "at_us", "target": "name"})
+    return _dead(waiting.where(_is_within(from_us, to_us)), kafka.name)
+
+
+def _is_within(from_us: int, to_us: int) -> Column:
+    return (F.col("at_us") >= from_us) & (F.col("at_us") < to_us)
+
+
+def _dead(waiting: DataFrame, source: str) -> Dead:
+    """Count and show letters that wait; `source`: the input's name."""
     waiting.persist()
     try:
         counted = waiting.groupBy("group", "reason").count().orderBy(F.desc("count"), "group", "reason")
@@ -44,15 +60,25 @@ def dead(spark: SparkSession, log: LogInput, from_us: int, to_us: int) -> Dead:
         rows = waiting.orderBy("at_us", "id", "no").limit(MOST_SHOWN).collect()
     finally:
         waiting.unpersist()
-    cases = [
-        Found(
-            "DEAD", ids.to_text(bytes(row["id"])), row["no"], f"given up by {row['group']}: {row['reason']}",
-            row["name"], row["queue"], row["offset"], groups=[row["group"]], at_us=row["at_us"], log=log.name,
-            evidence={"reason": row["reason"]},
-        )
-        for row in rows
-    ]  # fmt: skip
-    return Dead(total, reasons, cases)
+    return Dead(total, reasons, [_case(row, source) for row in rows])
+
+
+def _case(row: Any, source: str) -> Found:
+    given_up = f"given up by {row['group']}: {row['reason']}"
+    is_message = row["id"] is not None
+    return Found(
+        "DEAD",
+        ids.to_text(bytes(row["id"])) if is_message else "",
+        row["no"] if is_message else 0,
+        given_up if is_message else f"{row['letter']}, a record without a message's id, {given_up}",
+        row["name"] or "",
+        row["queue"],
+        row["offset"],
+        groups=[row["group"]],
+        at_us=row["at_us"],
+        log=source,
+        evidence={"reason": row["reason"]},
+    )
 
 
 def _waiting(spark: SparkSession, log: LogInput, letters: DataFrame) -> DataFrame:

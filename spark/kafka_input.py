@@ -14,9 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from notify.errors import InvalidRequest
+from notify.kafka import redriven
 from notify.kafka.brokers import known_topics
 from notify.kafka.cluster import Cluster
-from notify.kafka.groups import OWN_TOPICS
+from notify.kafka.groups import OWN_TOPICS, dead_letter_topic
 from notify.kafka.records import DELAYED, POSITIONS
 from notify.spark import life
 from notify.spark.catalog import Bridged
@@ -39,6 +40,7 @@ class KafkaInput:
         self.brokers = self._cluster.brokers
         self.name = f"kafka {self.brokers}"
         self.topics = list(topics)
+        self._is_chosen = bool(topics)
         self.watermark_us = 0
         self.first_us = 0
         """The time of the oldest retained data; 0 if no record was ever deleted."""
@@ -50,6 +52,8 @@ class KafkaInput:
         self._all: list[str] = []
         self._whole: dict[Partition, Extent] = {}
         self._parts: dict[Partition, Extent] = {}
+        self._redriven: list[tuple[str, int, int, str]] = []
+        """Dead letters among what is read that were sent again: group, partition, offset and the letter's id."""
         self._rows: DataFrame | None = None
 
     def prepare(self, from_us: int = 0, until_us: int = 0) -> None:
@@ -74,11 +78,21 @@ class KafkaInput:
         # A message may fail, or be released, long after it was published: other topics are read to their end.
         queued, other = self._split(self._whole)
         self._parts = cut(self._cluster, queued, from_us, until_us) | cut(self._cluster, other, from_us, 0)
+        self._redriven = self._notes()
         self.is_cut = any(part.high < self._whole[place].high for place, part in self._parts.items())
         older = {place: extent for place, extent in queued.items() if self._parts[place].low == extent.low}
         self.first_us = whole_from(self._cluster, older, self.watermark_us)
         moved = extents(self._cluster, [t for t in present if t.startswith(POSITIONS)])
         self.bridges = positions_of(self._cluster, cut(self._cluster, moved, from_us, 0))
+
+    def _notes(self) -> list[tuple[str, int, int, str]]:
+        """The notes in `notify-redriven` about dead letters that are read."""
+        notes = []
+        for (group, spot), letter in redriven.read(self._cluster).items():
+            part = self._parts.get(Partition(dead_letter_topic(group), spot.partition))
+            if part is not None and part.low <= spot.offset < part.high:
+                notes.append((group, *spot, letter))
+        return notes
 
     def _split(self, places: dict[Partition, Extent]) -> tuple[dict[Partition, Extent], dict[Partition, Extent]]:
         """Those of the topics of messages, and the others."""
@@ -194,12 +208,25 @@ class KafkaInput:
 
     def dead(self, spark: SparkSession) -> DataFrame:
         """(id, no, group): the dead letters of groups."""
-        return self._of_owners(spark).where("is_dead").select("id", "no", "group").distinct()
+        letters = self._of_owners(spark).where("is_dead AND id IS NOT NULL")
+        return letters.select("id", "no", "group").distinct()
+
+    def letters(self, spark: SparkSession) -> DataFrame:
+        """The dead letters of the topics of messages that were not sent again, as rows of the source with `group`.
+
+        What was purged is not in Kafka any more.
+        """
+        letters = self._of_owners(spark).where("is_dead")
+        if self._is_chosen:
+            letters = letters.where(F.col("target").isin(self.topics))
+        columns = {"group": pa.string(), "queue": pa.int32(), "offset": pa.int64(), "letter": pa.string()}
+        sent = small_table(spark, columns, self._redriven)
+        return letters.join(F.broadcast(sent), list(columns), "left_anti")
 
     def _failed(self, spark: SparkSession, groups: Groups) -> DataFrame:
         """(id, no, waits0, …, dead0, …, again0, …): masks of the groups for which a message waits to be tried again,
         is a dead letter, or was tried more than once."""
-        rows = self._of_owners(spark).join(F.broadcast(groups.table(spark)), "group")
+        rows = self._of_owners(spark).where("id IS NOT NULL").join(F.broadcast(groups.table(spark)), "group")
         rows = self.progress.with_progress(spark, rows, self._all, groups)
         chosen = []
         for b in range(groups.blocks):
@@ -216,7 +243,7 @@ class KafkaInput:
         """The rows of retry and dead-letter topics, with `group` and `is_dead`."""
         owners = [(n, *owner) for n, name in enumerate(self._all) if (owner := self.progress.owner_of(name))]
         kinds = small_table(spark, {"topic": pa.int64(), "group": pa.string(), "is_dead": pa.bool_()}, owners)
-        return self.rows(spark).where("id IS NOT NULL").join(F.broadcast(kinds), "topic")
+        return self.rows(spark).where("damage IS NULL").join(F.broadcast(kinds), "topic")
 
     def _delayed(self, spark: SparkSession) -> DataFrame:
         numbers = [n for n, name in enumerate(self._all) if name.startswith(DELAYED)]

@@ -3,10 +3,10 @@
     spark.dataSource.register(NotifyKafkaSource)
     spark.read.format("notify_kafka").option("url", "kafka://…").option("topics", "a,b").load()
 
-Each committed record is a row, see SCHEMA; `topic` is the topic's index in the option. Records without the header
-`notify-id` are left out. Where a batch of records fails its checksum, a row without an id says so in `damage`, and the
-records that can still be read follow as rows. Spark's own Kafka source needs jars of its exact version; this one needs
-only the client that the SDK uses anyway.
+Each committed record is a row, see SCHEMA; `topic` is the topic's index in the option. Records without a message's id
+in the header `notify-id` are left out, but for dead letters. Where a batch of records fails its checksum, a row without
+an id says so in `damage`, and the records that can still be read follow as rows. Spark's own Kafka source needs jars of
+its exact version; this one needs only the client that the SDK uses anyway.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from notify.errors import Unavailable
 from notify.kafka import records
 from notify.kafka.cluster import Cluster
+from notify.kafka.groups import DEAD_LETTER
+from notify.kafka.redriven import Spot, letter_id
 from notify.spark.kafka_damage import good_from, read_unchecked
 from notify.spark.kafka_parts import CALL_SECONDS, Part, parts_of, reader_of
+from notify.spark.letters import REASON_CHARACTERS
 
 _ARROW = pa.schema(
     [
@@ -41,6 +44,8 @@ _ARROW = pa.schema(
         ("due_us", pa.int64()),  # when a delayed or failed message is due
         ("target", pa.string()),  # the topic of a delayed or failed message
         ("attempt", pa.int32()),  # of a failed message: in a retry topic the next, among dead letters the last
+        ("letter", pa.string()),  # the id of a dead letter, also where a record of another tool was none of a message
+        ("reason", pa.string()),  # why it is a dead letter
         ("damage", pa.string()),
     ]
 )
@@ -149,41 +154,45 @@ def _damaged(cluster: Cluster, part: Part, first: int, following: int) -> list[t
     for record in read_unchecked(cluster, part, first, following):
         queued_us = queued_us or record.timestamp()[1] * 1000
         rows += _row(record, part)
-    nothing = (None,) * 6
-    report = (None, None, None, part.number, part.partition, first, queued_us, None, *nothing[:5], detail)
+    nothing = (None,) * 7
+    report = (None, None, None, part.number, part.partition, first, queued_us, None, *nothing, detail)
     return [report, *rows]
 
 
 def _row(record: Any, part: Part) -> list[tuple[Any, ...]]:
-    """A record's row; none for one without a message's id."""
+    """A record's row; none for one without a message's id, unless it is a dead letter."""
     headers = records.listed(record)
+    name = records.header(headers, records.ID) or ""
+    identity = _identity(name)
+    is_letter = part.topic.startswith(DEAD_LETTER)
+    if identity is None and not is_letter:
+        return []
+    return [
+        (
+            *(identity or (None, None)),
+            records.header(headers, records.GROUP) or None,
+            part.number,
+            part.partition,
+            record.offset(),
+            record.timestamp()[1] * 1000,
+            record.key(),
+            records.header(headers, records.TAG),
+            records.number(headers, records.EXPIRES),
+            records.number(headers, records.DUE),
+            records.header(headers, records.TARGET),
+            records.number(headers, records.ATTEMPT),
+            letter_id(name, Spot(part.partition, record.offset())) if is_letter else None,
+            (records.header(headers, records.REASON) or "")[:REASON_CHARACTERS] if is_letter else None,
+            None,
+        )
+    ]
+
+
+def _identity(name: str) -> tuple[bytes, int] | None:
+    """Transaction and number of a message; None for the id of another tool's record."""
+    transaction, _, number = name.partition(".")
     try:
-        name = records.header(headers, records.ID) or ""
-        transaction, _, number = name.partition(".")
         identity = bytes.fromhex(transaction.replace("-", ""))
-        if len(identity) != 16:
-            return []
-        return [
-            (
-                identity,
-                int(number or 0),
-                records.header(headers, records.GROUP) or None,
-                part.number,
-                part.partition,
-                record.offset(),
-                record.timestamp()[1] * 1000,
-                record.key(),
-                records.header(headers, records.TAG),
-                _number(records.header(headers, records.EXPIRES)),
-                _number(records.header(headers, records.DUE)),
-                records.header(headers, records.TARGET),
-                _number(records.header(headers, records.ATTEMPT)),
-                None,
-            )
-        ]
+        return (identity, int(number or 0)) if len(identity) == 16 else None
     except ValueError:
-        return []  # another tool's record, whose header only has this name
-
-
-def _number(text: str | None) -> int | None:
-    return None if text is None else int(text)
+        return None

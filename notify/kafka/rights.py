@@ -145,7 +145,7 @@ def of_audit() -> Needs:
             Need(TOPIC, "*", ("Read", "DescribeConfigs"), "every message"),
             Need(GROUP, "*", ("Describe",), "positions of groups"),
             Need(GROUP, "notify-audit", ("Read",), "reading topics"),
-            Need(GROUP, "notify-positions", ("Read",), "reading the subscriptions"),
+            Need(GROUP, "notify-positions", ("Read",), "reading the subscriptions and redrives"),
         ),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from notify.kafka.brokers import make_topics
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import dead_letter_topic, retry_topic
 from notify.kafka.progress import Progress
+from notify.kafka.redriven import TOPIC, Spot
 from notify.kafka.subscriptions import Place
 from notify.storage.sql.rows import moment_of
 from tests.support.clock import PATIENCE_SECONDS
@@ -78,10 +80,14 @@ class World:
         """Move a message to the group's retry topic, before this attempt; the record's offset there."""
         return self.publish(Place(retry_topic(group), 0), sent.id, at_us, attempt=attempt, topic=sent.place.topic)
 
-    def bury(self, group: str, sent: Sent, at_us: int) -> None:
+    def bury(self, group: str, sent: Sent, at_us: int, reason: str = "never") -> None:
         """Move a message to the group's dead letters."""
         place = Place(dead_letter_topic(group), 0)
-        self.publish(place, sent.id, at_us, attempt=1, topic=sent.place.topic, reason="never")
+        self.publish(place, sent.id, at_us, attempt=1, topic=sent.place.topic, reason=reason)
+
+    def note_redriven(self, group: str, spot: Spot, letter_id: str) -> None:
+        """Note that a dead letter was sent again."""
+        self._write(Place(TOPIC, 0), spot.key(group), letter_id.encode(), [], time.time_ns() // 1000)
 
     def stand(self, source: str, at_us: int, value: bytes) -> None:
         """Write a position record of a bridge."""

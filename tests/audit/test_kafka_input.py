@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ from tests.support.kafka import KafkaNode
 pytest.importorskip("confluent_kafka")
 
 from notify.kafka.cluster import Cluster
+from notify.kafka.groups import dead_letter_topic
 from notify.kafka.progress import Progress
+from notify.kafka.redriven import Spot
 from notify.kafka.subscriptions import Place, Subscribed, Subscriptions
 from notify.sinks.delays.topics import make_wheels
 from notify.sinks.delays.wheels import WHEELS
@@ -86,7 +89,7 @@ def test_what_kafka_lacks_is_lost_and_what_it_has_alone_is_a_ghost(
             result = Audit(spark, AT_ONCE, Inputs([database], kafka=[KafkaInput(kafka.url)]), tmp_path / "s").run()
     assert {f.finding: f.message_id for f in result.found} == {"LOST": lost, "GHOST": f"{ghost}.0"}
     assert (result.totals["in_queues"], result.totals["acknowledged"]) == (ORDERS, ORDERS)
-    assert set(result.not_checked) == {"DEAD", "DUP_EFFECT"}
+    assert set(result.not_checked) == {"DUP_EFFECT"}
 
 
 def test_what_groups_have_done_follows_from_their_offsets_retries_and_effects(
@@ -109,6 +112,7 @@ def test_what_groups_have_done_follows_from_their_offsets_retries_and_effects(
     assert said(result) == sorted(
         [
             ("ACKED_NO_EFFECT", effectless.message_id),
+            ("DEAD", buried.message_id),
             ("REDELIVERED", retried.message_id),
             ("REDELIVERED", waiting.message_id),
             ("REDELIVERED", behind.message_id),
@@ -116,7 +120,7 @@ def test_what_groups_have_done_follows_from_their_offsets_retries_and_effects(
             ("UNDELIVERED", behind.message_id),
         ]
     )
-    assert result.notes == [] and set(result.not_checked) == {"DEAD", "DUP_EFFECT"}
+    assert result.notes == [] and set(result.not_checked) == {"DUP_EFFECT"}
 
 
 @pytest.mark.long
@@ -143,6 +147,30 @@ def test_a_group_is_judged_by_what_it_noted(
     assert [note for note in result.notes if groups["filtered"] in note and "filters" in note]
 
 
+def test_dead_letters_that_nobody_sent_again_are_counted(
+    spark: Any, kafka: KafkaCluster, world: World, unique: str, tmp_path: Path
+) -> None:
+    at, letters = time.time_ns() // SECOND * 1000 - HOUR, Place(dead_letter_topic(unique), 0)
+    purged, early, *dead, again = (world.send(unique, 0, at + n * SECOND) for n in range(6))
+    for n, letter in enumerate((purged, early, *dead, again)):
+        world.bury(unique, letter, at + n * SECOND, "too late" if letter is dead[1] else "never")
+    other = world.publish(letters, "orders/0@7", at + 6 * SECOND, topic=unique, reason="never")
+    world.note_redriven(unique, Spot(0, 5), again.message_id)
+    world.note_redriven(unique, Spot(0, 2), again.message_id)  # of a topic that was made anew since
+    world.delete_before({letters: 1})
+    window = replace(PLAN, from_us=at + 2 * SECOND)
+    result = audited(spark, KafkaInput(kafka.url, [unique]), tmp_path, window)
+    cases = [f for f in result.found if f.finding == "DEAD"]
+    assert [(f.message_id, f.offset, f.groups) for f in cases] == [
+        *((letter.message_id, n, [unique]) for n, letter in enumerate(dead, 2)), ("", other, [unique])
+    ]  # fmt: skip
+    assert "orders/0@7" in cases[-1].detail and result.counts["DEAD"] == len(dead) + 1
+    assert result.dead == [
+        {"group": unique, "reason": "never", "count": 3},
+        {"group": unique, "reason": "too late", "count": 1},
+    ]
+
+
 @pytest.mark.long
 def test_effects_of_a_key_out_of_its_order_are_found(
     spark: Any, kafka: KafkaCluster, world: World, unique: str, tmp_path: Path
@@ -159,8 +187,9 @@ def test_effects_of_a_key_out_of_its_order_are_found(
     Subscriptions(cluster, unique).note({place: Subscribed("ordered", 0)}, begins=True)
     Subscriptions(cluster, f"{unique}-shared").note({place: Subscribed("shared", 0)}, begins=True)
     result = audited(spark, KafkaInput(kafka.url, [unique]), tmp_path)
-    assert said(result) == [("DISORDER", a[1].message_id)]
-    assert result.found[0].evidence["after_offset"] == a[2].offset
+    assert said(result) == [("DEAD", b[0].message_id), ("DISORDER", a[1].message_id)]
+    (disorder,) = [f for f in result.found if f.finding == "DISORDER"]
+    assert disorder.evidence["after_offset"] == a[2].offset
 
 
 @pytest.mark.long

@@ -8,13 +8,13 @@ from typing import NamedTuple
 from notify.cli.kafka.line import Level, Line, named
 from notify.cli.kafka.seen import Seen
 from notify.client.kafka.topics import RETRY_KEPT_MS
-from notify.kafka import control, subscriptions
+from notify.kafka import control, redriven, subscriptions
 from notify.kafka.groups import DEAD_LETTER, RETRY
 from notify.kafka.records import DELAYED, POSITIONS
 from notify.kafka.topics import LARGEST_RECORD
 from notify.sinks.delays.wheels import WHEELS
 
-COMPACTED = (POSITIONS, control.TOPIC, subscriptions.TOPIC, "notify-redriven")
+COMPACTED = (POSITIONS, control.TOPIC, subscriptions.TOPIC, redriven.TOPIC)
 SOME_BROKERS = 3
 """A cluster of so many is there for copies."""
 

@@ -13,6 +13,7 @@ from notify.errors import Unavailable
 from notify.kafka import records
 from notify.kafka.groups import dead_letter_topic
 from notify.kafka.records import Headers
+from notify.kafka.redriven import Spot, letter_id
 from notify.server.groups.kafka import offsets
 from notify.server.groups.kafka.answers import CALL_SECONDS, passes
 from notify.server.groups.kafka.brokers import Brokers
@@ -36,7 +37,7 @@ class Letter:
 
     @property
     def id(self) -> str:
-        return records.header(self.headers, records.ID) or f"{self.partition}@{self.offset}"
+        return letter_id(records.header(self.headers, records.ID), Spot(self.partition, self.offset))
 
     @property
     def topic(self) -> str:

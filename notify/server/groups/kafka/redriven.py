@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 
@@ -10,23 +9,13 @@ from notify.kafka import records
 from notify.kafka.brokers import make_topics
 from notify.kafka.groups import retry_topic
 from notify.kafka.records import Headers
+from notify.kafka.redriven import TOPIC, Spot, parsed
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.compacted import CompactedTopics
 from notify.server.groups.kafka.letters import Letter
 
-TOPIC = "notify-redriven"
-"""A compacted topic: one record for each letter that was sent again, written in one transaction with it.
-
-Its key is `{group}/{partition}@{offset}` of the letter, its value the message's id: a dead-letter topic that
-is made anew has other messages at these offsets.
-"""
 _NEW = (records.ATTEMPT, records.DUE, records.REASON, records.EXPIRES)
 """Headers of a letter that its message does not keep: it has all its attempts again, and its time to live is over."""
-
-
-_KEY = re.compile(r"(.+)/(\d{1,9})@(\d{1,18})")
-Spot = tuple[int, int]
-"""A partition of a dead-letter topic and an offset there."""
 
 
 class Redriven:
@@ -43,11 +32,10 @@ class Redriven:
         Without `whole` as they were known last, if the topic has no leader. Raises KafkaException, Unavailable.
         """
         for record in self._topic.news([TOPIC], whole=whole):
-            known = _KEY.fullmatch(record.key)
-            if known is not None:  # else another tool's
-                name, partition, offset = known.groups()
-                spot = int(partition), int(offset)
-                self._by_group.setdefault(name, {})[spot] = (record.value or b"").decode("utf-8", "replace")
+            note = parsed(record.key)
+            if note is not None:  # else another tool's
+                group, spot = note
+                self._by_group.setdefault(group, {})[spot] = (record.value or b"").decode("utf-8", "replace")
         return self._by_group
 
     def of_group(self, group: str) -> Mapping[Spot, str]:
@@ -70,7 +58,7 @@ class Redriven:
                     producer.produce(
                         retry_topic(group), letter.value, letter.key, partition=0, headers=_headers(letter, due)
                     )
-                    key = f"{group}/{letter.partition}@{letter.offset}"
+                    key = Spot(letter.partition, letter.offset).key(group)
                     producer.produce(TOPIC, letter.id.encode(), key.encode(), partition=0)
         return statuses
 
@@ -80,7 +68,7 @@ class Redriven:
 
 def is_sent(letter: Letter, sent: Mapping[Spot, str]) -> bool:
     """Whether a letter is among those that were sent again."""
-    return sent.get((letter.partition, letter.offset)) == letter.id
+    return sent.get(Spot(letter.partition, letter.offset)) == letter.id
 
 
 def _headers(letter: Letter, due: bytes) -> Headers:

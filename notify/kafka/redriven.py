@@ -1,0 +1,48 @@
+"""Notes of dead letters that were sent to their group again: the records of the topic `notify-redriven`.
+
+A note is written in one transaction with the message. The topic is compacted and has one partition. A record's key is
+`{group}/{partition}@{offset}` of the letter, its value the letter's id: a dead-letter topic that is made anew has other
+messages at these offsets.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from notify.kafka.cluster import Cluster
+from notify.kafka.compacted import newest
+
+TOPIC = "notify-redriven"
+_KEY = re.compile(r"(.+)/(\d{1,9})@(\d{1,18})")
+
+
+class Spot(NamedTuple):
+    """A partition of a dead-letter topic and an offset there."""
+
+    partition: int
+    offset: int
+
+    def key(self, group: str) -> str:
+        """The key of the note about this letter of a group."""
+        return f"{group}/{self.partition}@{self.offset}"
+
+
+def parsed(key: str) -> tuple[str, Spot] | None:
+    """Group and spot of a note; None for a record of another tool."""
+    known = _KEY.fullmatch(key)
+    if known is None:
+        return None
+    group, partition, offset = known.groups()
+    return group, Spot(int(partition), int(offset))
+
+
+def letter_id(named: str | None, spot: Spot) -> str:
+    """A letter's id: that in its header, or else its place."""
+    return named or f"{spot.partition}@{spot.offset}"
+
+
+def read(cluster: Cluster) -> dict[tuple[str, Spot], str]:
+    """The ids of all letters that were sent again; empty without the topic. Raises Unavailable."""
+    notes = [(parsed(key.decode("utf-8", "replace")), value) for key, value in newest(cluster, TOPIC).items()]
+    return {note: value.decode("utf-8", "replace") for note, value in notes if note is not None}
