@@ -188,7 +188,7 @@ def test_a_damaged_event_stops_it_after_some_tries(
     content = bytearray(binlog.read_bytes())
     content[content.index(b'{"n":1}') + 1] ^= 1
     binlog.write_bytes(content)
-    with pytest.raises(Unreadable, match="checksum 5 times"):
+    with pytest.raises(Unreadable, match=r"5 times: .*checksum"):
         asyncio.run(asyncio.wait_for(Bridge([url], server.url).run(once=True), 60))
 
 

@@ -23,7 +23,7 @@ from notify.relay.rows import Rows
 from notify.sinks.sink import Sink, open_sink, running_beside
 from notify.wire import Bridged, BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.support.bridges import outbox
-from tests.support.clock import PATIENCE_SECONDS, eventually_async
+from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.databases import empty_database
 from tests.support.kafka import KafkaNode, committed, open_transaction
 from tests.support.shop import make_engine
@@ -167,14 +167,19 @@ def test_a_position_is_read_from_the_end(url: str, unique: str, monkeypatch: pyt
     for n in range(5000):
         producer.produce(topic, f'{{"epoch": 3, "position": "{n}"}}'.encode(), b"another")
     producer.commit_transaction(PATIENCE_SECONDS)
+    committed(url, topic, 5001)  # brokers write the end of a transaction after they have answered
     consumer = Cluster.consumer
     monkeypatch.setattr(Cluster, "consumer", lambda self, own: Counting(consumer(self, own)))
     assert standing(cluster, unique).position == "own"  # it is behind whatever is looked at first
-    Counting.records = 0
     producer.begin_transaction()
     producer.produce(topic, b'{"epoch": 8, "position": "newest"}', unique.encode())
     producer.commit_transaction(PATIENCE_SECONDS)
-    assert standing(cluster, unique).position == "newest"
+
+    def is_newest() -> bool:
+        Counting.records = 0
+        return standing(cluster, unique).position == "newest"
+
+    eventually(is_newest, "the newest position")
     assert Counting.records < 1100
 
 

@@ -11,10 +11,10 @@ import time
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from notify.client.kafka.feed import SESSION_SECONDS
+from notify.client.kafka.feed import PATIENCE_SECONDS, SESSION_SECONDS
 from notify.client.kafka.plan import Plan
 from notify.client.kafka.refusals import OTHERS_NOW, error_of, refusal
-from notify.errors import Conflict
+from notify.errors import Conflict, Unavailable
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import owner_topic
 
@@ -39,12 +39,18 @@ class OtherModes:
         """Raises Conflict (`mode_in_use`) where there are some, and stay; Unavailable, Unauthorized."""
         if self._plan.sharing == "broadcast":
             return  # each instance is a group of its own
-        deadline = time.monotonic() + PASSING_SECONDS
-        while await asyncio.to_thread(self._are_there):
-            if time.monotonic() > deadline:
-                raise Conflict(
-                    f"group {self._plan.group!r} has consumers of another mode; stop them first", "mode_in_use"
-                )
+        began = time.monotonic()
+        while True:
+            try:
+                if not await asyncio.to_thread(self._are_there):
+                    return
+                if time.monotonic() - began > PASSING_SECONDS:
+                    raise Conflict(
+                        f"group {self._plan.group!r} has consumers of another mode; stop them first", "mode_in_use"
+                    )
+            except Unavailable:  # the group has no coordinator yet, say
+                if time.monotonic() - began > PATIENCE_SECONDS:
+                    raise
             await asyncio.sleep(LOOK_SECONDS)
 
     def _are_there(self) -> bool:
@@ -53,7 +59,8 @@ class OtherModes:
         Asking for the group's members would do, too, but where the connection drops meanwhile Kafka's client ends the
         process (librdkafka 2.16, issue 4605).
         """
-        consumer = self._cluster.consumer({"group.id": self._group})
+        # The session bounds how long a commit waits for the group's coordinator.
+        consumer = self._cluster.consumer({"group.id": self._group, "session.timeout.ms": SESSION_SECONDS * 1000})
         try:
             mark = TopicPartition(owner_topic(self._plan.group), 0, 0)
             error = consumer.commit(offsets=[mark], asynchronous=False)[0].error
