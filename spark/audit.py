@@ -7,10 +7,12 @@ a row that a database committed after the log's watermark is PENDING, not LOST.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import or_
 from pathlib import Path
+from typing import Any
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
@@ -19,16 +21,22 @@ from notify.errors import InvalidRequest
 from notify.spark import dead, findings, kafka_searches, measures, searches
 from notify.spark.cases import Cases
 from notify.spark.catalog import Bridged
+from notify.spark.completeness import completeness_of
 from notify.spark.coverage import Coverage, cover
 from notify.spark.dead import Dead
-from notify.spark.findings import BAD, BY_NAME, SKEW_US
+from notify.spark.digest.figures import figures_of, latencies_of
+from notify.spark.digest.look import MOST_SHARE, FirstLook, Looked
+from notify.spark.digest.slots import SLOT_SECONDS
+from notify.spark.findings import BAD, SKEW_US
+from notify.spark.grain import MOST_BUCKETS, Grain, grain_of
+from notify.spark.in_time import InTime, filtered, joined_us
 from notify.spark.kafka_input import KafkaInput
 from notify.spark.life import Groups
 from notify.spark.log_input import EVERYTHING
 from notify.spark.malformed import malformed
 from notify.spark.proof import Proof, refuse_doubled, refuse_foreign
 from notify.spark.ranges import Span
-from notify.spark.result import Found, Inputs, Plan, Result
+from notify.spark.result import LATENCIES, Covered, Found, Inputs, Plan, Result
 from notify.spark.rows import MessageRows, hashes
 from notify.spark.verdict import judge
 
@@ -37,6 +45,8 @@ ROWS_A_PARTITION = 300_000
 REREAD_BYTES = 256 << 20
 """So much of the logs is compared with its copies again in each window of a watch; a single audit compares all."""
 MOST_PARTITIONS = 2000
+DIGESTED_MESSAGES = 300_000
+"""From so many messages on a digest first is quicker than to read everything at once."""
 
 
 class Audit:
@@ -50,8 +60,7 @@ class Audit:
         scratch: Path,
         progress: Callable[[str], None] = lambda text: None,
     ) -> None:
-        if plan.to_us and plan.from_us >= plan.to_us:
-            raise InvalidRequest("--from must be before --to")
+        plan.check()
         if not inputs.databases:
             raise InvalidRequest("an audit needs a --database: all other inputs are compared with what it committed")
         if not (inputs.logs or inputs.kafka):
@@ -64,11 +73,6 @@ class Audit:
         self._inputs = inputs
         self._scratch = scratch
         self._progress = progress
-        unknown = set(plan.fail_on) - BY_NAME.keys()
-        if unknown:
-            raise InvalidRequest(
-                f"--fail-on: there is no class {', '.join(sorted(unknown))}; there are {', '.join(BY_NAME)}"
-            )
         self.result = Result(bad=(*BAD, *plan.fail_on))
         self._mark = time.monotonic()
 
@@ -91,28 +95,53 @@ class Audit:
         self._prepare()
         self._step("copy the log")
         coverage = cover(self._plan, self._inputs, self._inbox_groups, result)
+        looked = self._look(coverage)
+        coverage = replace(coverage, drill=looked.drill)
         self._configure(coverage)
         self._progress("reading the databases")
-        message_rows = MessageRows(self._spark, self._inputs, self._groups, coverage)
+        message_rows = MessageRows(self._spark, self._inputs, self._groups, coverage, looked.with_rows)
         if message_rows.uncovered:
             listed = ", ".join(message_rows.uncovered[:20])
             result.notes.append(
                 f"not checked for GHOST, because no given database has rows of these producer groups: {listed}"
             )
-        # A part rarely holds two rows of a message, so aggregating before the shuffle would only cost time.
-        self._spark.conf.set(_BYPASS, "true")
-        rows = message_rows.read().persist(StorageLevel.MEMORY_AND_DISK)
-        self._spark.conf.set(_BYPASS, "false")
-        try:
-            newest_row_us = self._judge_rows(rows, message_rows, coverage)
-        finally:
-            rows.unpersist()
+        self._judge(message_rows, coverage, looked)
         self._search(coverage)
-        self._search_malformed(coverage)
+        self._search_malformed(coverage, looked)
         self._step("order, damage, gaps, effects")
-        judge(self._plan, result, newest_row_us)
+        judge(self._plan, result, max((bucket["newest_row_us"] or 0 for bucket in result.buckets), default=0))
+        result.completeness = completeness_of(
+            result.buckets, self._plan.deliver_seconds, self._plan.objective, has_inbox=bool(self._inbox_groups)
+        )
         result.seconds = round(time.monotonic() - started, 2)
         return result
+
+    def _look(self, coverage: Coverage) -> Looked:
+        """Compare digests, unless that is slower."""
+        if self._plan.method == "full" or (not self._plan.method and not self._is_large(coverage)):
+            return Looked()
+        self._progress("comparing digests")
+        first = FirstLook(self._spark, self._inputs, self._groups, coverage, self._in_time(coverage))
+        looked = first.look(self._plan.fail_on, 1.0 if self._plan.method else MOST_SHARE)
+        if looked.problem:
+            self.result.notes.append(f"everything was read, without a digest first: {looked.problem}")
+        else:
+            equal = len(looked.equal)
+            read = looked.compared - equal
+            self.result.slots = {"compared": looked.compared, "equal": equal, "read": read}
+            self.result.coverage.append(
+                Covered(
+                    "all inputs", "digests", f"{looked.compared} slots of {SLOT_SECONDS:.0f} s",
+                    f"all of them; {equal} are equal, and {read} were read row by row", is_whole=True,
+                )
+            )  # fmt: skip
+        self._step("digest")
+        return looked
+
+    def _is_large(self, coverage: Coverage) -> bool:
+        """Whether a digest first pays off."""
+        messages = sum(log.count_from(coverage.span) for log in self._inputs.logs)
+        return messages >= DIGESTED_MESSAGES and not self._plan.closes_by_clock
 
     def _configure(self, coverage: Coverage) -> None:
         partitions = self._partitions(coverage)
@@ -121,20 +150,46 @@ class Audit:
         is_large = partitions > self._spark.sparkContext.defaultParallelism
         self._spark.conf.set("spark.sql.adaptive.enabled", str(is_large).lower())
 
-    def _judge_rows(self, rows: DataFrame, message_rows: MessageRows, coverage: Coverage) -> int:
-        """Figures and cases of the messages' rows; the time of the newest local row."""
+    def _judge(self, message_rows: MessageRows, coverage: Coverage, looked: Looked) -> None:
+        """Figures and cases of all messages: of those that are read, and of equal slots."""
         result = self.result
-        bucket_us = round(self._plan.bucket_seconds * 1e6)
         topics = {value: name for name, value in hashes(self._spark, sorted(self._topic_names())).items()}
-        blocks = self._groups.blocks
-        result.buckets = measures.count(rows, bucket_us, topics, blocks)
-        done = [reduce(or_, (bucket.pop(f"done{b}") or 0 for bucket in result.buckets), 0) for b in range(blocks)]
-        proof = Proof(self._inputs, result, coverage.from_us, coverage.to_us)
-        proof.of_inboxes(self._groups.of(done))
+        bucket_us = round(self._plan.bucket_seconds * 1e6)
+        result.latencies = {kind: [] for kind in LATENCIES} | {"queue_to_ack": latencies_of(looked.equal, bucket_us)}
+        if looked.is_whole:
+            self._count([], coverage, looked)
+            return
+        # A part rarely holds two rows of a message, so aggregating before the shuffle would only cost time.
+        self._spark.conf.set(_BYPASS, "true")
+        rows = message_rows.read().persist(StorageLevel.MEMORY_AND_DISK)
+        self._spark.conf.set(_BYPASS, "false")
+        try:
+            grain = self._grain(rows, topics, coverage)
+            self._count(measures.count(rows, grain, self._groups, self._in_time(coverage)), coverage, looked)
+            self._step("join")
+            self._collect(rows, message_rows, topics)
+            for kind, several in measures.latencies(rows, grain).items():
+                result.latencies[kind] = measures.added(result.latencies[kind], several)
+            self._step("latencies")
+        finally:
+            rows.unpersist()
+
+    def _count(self, read: list[dict[str, Any]], coverage: Coverage, looked: Looked) -> None:
+        """Add up the figures of what was read and those of equal slots."""
+        result, blocks = self.result, range(self._groups.blocks)
+        done = [reduce(or_, (bucket.pop(f"done{b}") or 0 for bucket in read), 0) for b in blocks]
+        acknowledged = {group for known in looked.equal for group in known.acked} & set(self._groups.names)
+        result.buckets = measures.together(read, figures_of(looked.equal, round(self._plan.bucket_seconds * 1e6)))
+        Proof(self._inputs, result, coverage.from_us, coverage.to_us).of_inboxes(
+            acknowledged.union(self._groups.of(done))
+        )
         for name in measures.TOTALS:
             result.totals[name] = sum(bucket[name] for bucket in result.buckets)
         result.counts = {f.name: sum(bucket.get(f.name, 0) for bucket in result.buckets) for f in findings.FINDINGS}
-        self._step("join")
+
+    def _collect(self, rows: DataFrame, message_rows: MessageRows, topics: dict[int, str]) -> None:
+        """The cases of the rows, without those that are none any more."""
+        result = self.result
         self._progress("collecting findings")
         cases = Cases(
             self._spark, self._inputs, self._groups,
@@ -144,15 +199,36 @@ class Audit:
         for case in cases.came_later(result.found):
             result.found.remove(case)
             result.counts[case.finding] -= 1
+        if self._plan.from_us or self._plan.to_us:
+            before, result.found = result.found, cases.put_right(result.found)
+            changed = sum(a.finding != b.finding for a, b in zip(before, result.found, strict=True))
+            result.counts["ACKED_NO_EFFECT"] -= changed
+            result.counts["MISDATED"] += changed
         repaired = cases.mark_repaired(result.found)
         for name, number in repaired.items():
             result.counts[name] -= number
         if repaired:
             result.totals["repaired"] = repaired.total()
         self._step("findings")
-        result.latencies = measures.latencies(rows, bucket_us, topics)
-        self._step("latencies")
-        return max((bucket["newest_row_us"] or 0 for bucket in result.buckets), default=0)
+
+    def _in_time(self, coverage: Coverage) -> InTime:
+        terms, deliver_us = coverage.terms, round(self._plan.deliver_seconds * 1e6)
+        joined = joined_us(self._inputs.logs)
+        return InTime(
+            terms.settled_before_us, deliver_us, joined, terms.inbox_from_us, self._inbox_groups, filtered(self._inputs)
+        )
+
+    def _grain(self, rows: DataFrame, topics: Mapping[int, str], coverage: Coverage) -> Grain:
+        bucket_us = round(self._plan.bucket_seconds * 1e6)
+        if self._messages(coverage) <= MOST_BUCKETS:
+            return Grain(bucket_us, topics)
+        grain = grain_of(rows, bucket_us, topics)
+        if not grain.is_whole:
+            self.result.notes.append(
+                f"figures over time are counted for every {grain.bucket_us / 1e6:,.0f} seconds and for the "
+                f"{len(grain.topics)} largest topics, because more than {MOST_BUCKETS:,} would not fit"
+            )
+        return grain
 
     def _topic_names(self) -> set[str]:
         names = {n for log in self._inputs.logs for n in log.catalog.topics.values()}
@@ -162,9 +238,10 @@ class Audit:
 
     def _prepare(self) -> None:
         refuse_doubled(self._inputs)
+        sources = {source for database in self._inputs.databases if (source := database.source_id())}
         for log in self._inputs.logs:
             self._progress(f"reading log {log.name}: {len(log.segments)} segments")
-            log.prepare(self._spark, self._scratch, REREAD_BYTES if self._plan.closes_by_clock else EVERYTHING)
+            log.prepare(self._spark, self._scratch, REREAD_BYTES if self._plan.closes_by_clock else EVERYTHING, sources)
             self.result.reasons += [f"log {log.name}: {problem}" for problem in log.problems]
         refuse_foreign(self._inputs)
         # As for ids, and as long again for the records' own times.
@@ -177,16 +254,23 @@ class Audit:
             names += log.groups()
         for kafka in self._inputs.kafka:
             names += kafka.groups()
-        self._inbox_groups = frozenset(g for d in self._inputs.databases for g in d.inbox_groups())
+        self._inbox_groups = frozenset(g for d in self._inputs.databases for g in d.inbox_groups() if "@" not in g)
         # An instance of a broadcast (`group@instance`) says nothing about its group.
         self._groups = Groups([n for n in (*names, *sorted(self._inbox_groups)) if "@" not in n])
 
     def _partitions(self, coverage: Coverage) -> int:
         """The number of shuffle partitions: each fits in memory, and a small audit starts no hundred empty tasks."""
-        messages = sum(log.count_from(coverage.span) for log in self._inputs.logs)
-        messages += sum(kafka.count for kafka in self._inputs.kafka)
+        messages = self._messages(coverage)
         cores = self._spark.sparkContext.defaultParallelism
         return max(min(cores, 1 + messages // 10_000), min(MOST_PARTITIONS, messages // ROWS_A_PARTITION))
+
+    def _messages(self, coverage: Coverage) -> int:
+        """About how many messages of the queues are read row by row."""
+        if coverage.drill is None:
+            messages = sum(log.count_from(coverage.span) for log in self._inputs.logs)
+        else:
+            messages = coverage.drill.messages
+        return messages + sum(kafka.count for kafka in self._inputs.kafka)
 
     # --- what needs more than a message's row -----------------------------------------------------------------
 
@@ -219,10 +303,13 @@ class Audit:
         if not self._inbox_groups:
             result.not_checked["ACKED_NO_EFFECT"] = "no database given has inbox rows"
 
-    def _search_malformed(self, coverage: Coverage) -> None:
+    def _search_malformed(self, coverage: Coverage, looked: Looked) -> None:
+        """Digests compare the texts of all ids, but not of those that lie outside of every range."""
         span = coverage.span and Span(coverage.from_us, coverage.to_us)
+        if span is None and looked.is_whole:
+            return
         for database in self._inputs.databases:
-            count, cases = malformed(database, span)
+            count, cases = malformed(database, span, coverage.drill if span is None else None)
             self._add("MALFORMED", cases, count)
 
     def _add_dead(self, letters: Dead) -> None:

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import sqlalchemy as sa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from notify import ids
+from notify.client.table import notify_inbox
 from notify.spark import findings, life, searches
-from notify.spark.evidence import LOCAL, STATES, detail
+from notify.spark.columns import source_hash
+from notify.spark.databases import Database
+from notify.spark.evidence import LOCAL, NOT_GIVEN, STATES, detail
 from notify.spark.findings import BY_NAME
 from notify.spark.life import Groups
 from notify.spark.result import Found, Inputs
 from notify.spark.small_table import small_table
+from notify.spark.times import instant_text
+from notify.storage.sql.rows import microseconds_of
+
+AT_ONCE = 500
+"""So many inbox rows are looked up in one query."""
+
+MOST_NAMED = 1000
+"""The most cases whose source is looked up in the halves, where it is none of the given databases."""
 
 
 class Cases:
@@ -39,6 +52,7 @@ class Cases:
         self._inbox_groups = inbox_groups
         self._topics = topics
         self._producer_groups = producer_groups
+        self._sources = [database.source_id() for database in inputs.databases]
 
     def collect(self, rows: DataFrame, all_counts: Mapping[str, int]) -> list[Found]:
         """The cases, with their evidence. `all_counts`: how many there are of each class.
@@ -58,7 +72,9 @@ class Cases:
         for name in counts.keys() - set(whole):
             part = rows.where(findings.has(name)).limit(most[name])
             cases[name] = [self._found(name, row.asDict()) for row in part.collect()]
-        return [case for several in cases.values() for case in several]
+        together = [case for several in cases.values() for case in several]
+        self._name_sources([case for case in together if case.evidence["sent_from"] == NOT_GIVEN][:MOST_NAMED])
+        return together
 
     def _found(self, name: str, row: dict[str, Any]) -> Found:
         case = Found(name, ids.to_text(bytes(row["id"])), row["no"], at_us=row["event_us"])
@@ -80,7 +96,9 @@ class Cases:
         case.evidence |= {
             "local": LOCAL.get(row["local"], "no row"),
             "server": STATES.get(row["outcomes"], "PREPARED" if row["half_us"] else "unknown"),
+            "producer_group": case.producer_group,
             "sent_from": self._origin(row["origin"]),
+            "source": self._source(row["origin"]),
             "mode": "" if state is None else "outbox" if state & life.OUTBOX else "half",
         }
         return case
@@ -89,7 +107,23 @@ class Cases:
         """The database that a half came from; "" if that is not known."""
         if number is None:
             return ""
-        return "a database that was not given" if number == life.ABROAD else self._inputs.databases[number].name
+        return NOT_GIVEN if number == life.ABROAD else self._inputs.databases[number].name
+
+    def _source(self, number: int | None) -> str:
+        """The id of that database; "" if it is not known, or not yet (see `_name_sources`)."""
+        return "" if number is None or number == life.ABROAD else self._sources[number]
+
+    def _name_sources(self, cases: Sequence[Found]) -> None:
+        """Note the ids of databases that were not given, as the halves have them."""
+        for log in self._inputs.logs if cases else ():
+            names = {source_hash(source): source for source in log.sent()}
+            rows = log.messages_of([ids.from_text(case.transaction_id) for case in cases])
+            of_message = {(ids.to_text(row["id"]), row["no"]): row["source"] for row in rows if row["source"]}
+            for case in cases:
+                if source := names.get(of_message.get((case.transaction_id, case.message_no), 0)):
+                    case.evidence["source"] = source
+                    if source in self._sources:  # it was given, and has no rows
+                        case.evidence["sent_from"] = self._inputs.databases[self._sources.index(source)].name
 
     def _groups_of(self, name: str, row: dict[str, Any]) -> list[str]:
         """The consumer groups that a case concerns."""
@@ -103,8 +137,8 @@ class Cases:
             return groups.of([e & ~s for e, s in zip(expected, settled, strict=True)])
         if name == "ACKED_NO_EFFECT":
             inboxes = [groups.mask(sorted(self._inbox_groups), b) for b in range(groups.blocks)]
-            acked, effects = masks("acked"), masks("effects")
-            return groups.of([a & i & ~e for a, i, e in zip(acked, inboxes, effects, strict=True)])
+            known = zip(masks("acked"), inboxes, masks("effects"), masks("before_inbox"), strict=True)
+            return groups.of([a & i & ~e & ~b for a, i, e, b in known])
         if name == "ORPHAN_ROW" and row["place"] is not None:
             readers = [-1 if row[f"readers{b}"] is None else row[f"readers{b}"] for b in range(groups.blocks)]
             known = zip(readers, masks("expected"), masks("settled"), masks("attempted"), strict=True)
@@ -124,6 +158,32 @@ class Cases:
             for row in kafka.later(self._spark).join(wanted, ["id", "no"]).select("id", "no").distinct().collect()
         }
         return [case for key, case in lost.items() if key in later]
+
+    def put_right(self, cases: Sequence[Found]) -> list[Found]:
+        """The cases, with MISDATED instead of ACKED_NO_EFFECT where the inbox rows are there, and are dated before the
+        times that were read."""
+        wanted: dict[str, list[str]] = {}
+        for case in cases:
+            if case.finding == "ACKED_NO_EFFECT":
+                for group in case.groups:
+                    wanted.setdefault(group, []).append(case.message_id)
+        written: dict[tuple[str, str], tuple[str, int]] = {}
+        for group, several in wanted.items():
+            for database in self._inputs.databases:
+                for first in range(0, len(several), AT_ONCE):
+                    for message, at_us in _effects_of(database, group, several[first : first + AT_ONCE]):
+                        transaction, _ = ids.parse_message_id(message)
+                        if at_us < ids.milliseconds(transaction) * 1000 - findings.SKEW_US:
+                            written[group, message] = database.name, at_us
+        right = []
+        for case in cases:
+            if case.finding == "ACKED_NO_EFFECT" and all((g, case.message_id) in written for g in case.groups):
+                name, at_us = written[case.groups[0], case.message_id]
+                text = f"the inbox row of {case.groups[0]} is dated {instant_text(at_us)}, before the message was made"
+                evidence = case.evidence | {"effect_us": at_us}
+                case = replace(case, finding="MISDATED", detail=text, database=name, evidence=evidence)
+            right.append(case)
+        return right
 
     def mark_repaired(self, cases: Sequence[Found]) -> Counter[str]:
         """Mark what was repaired, and count it by class.
@@ -163,3 +223,13 @@ class Cases:
                 case.evidence["repaired"] = True
                 repaired[case.finding] += 1
         return repaired
+
+
+def _effects_of(database: Database, group: str, message_ids: Sequence[str]) -> list[tuple[str, int]]:
+    """A group's inbox rows of some messages: the messages' ids, and when the rows were written."""
+    if notify_inbox.name not in database.tables:
+        return []
+    t = notify_inbox.c
+    query = sa.select(t.message_id, t.created_at).where(t.consumer_group == group, t.message_id.in_(message_ids))
+    with database.reading() as connection:
+        return [(str(name), microseconds_of(at)) for name, at in connection.execute(query)]

@@ -25,6 +25,8 @@ class Subscribed:
     """The inbox of its consumers has rows of messages committed from then on; -1: they have told of no inbox."""
     moved: list[int] = field(default_factory=list)
     """Positions in the log where an operator reset the group: order is compared only between them."""
+    is_filtered: bool = False
+    """Whether the group takes only messages with certain tags, or that match an expression."""
 
 
 @dataclass
@@ -97,6 +99,9 @@ def _learn_subscription(
         if before is not None and key in seen:
             moved.append(position)
     since = before.since_us if before and key in seen else time_us
-    catalog.subscriptions[key] = Subscribed(s.group, s.topic, s.mode, starts, since, s.inbox_from_us, moved)
+    is_filtered = bool(s.tags or s.filter)
+    catalog.subscriptions[key] = Subscribed(
+        s.group, s.topic, s.mode, starts, since, s.inbox_from_us, moved, is_filtered
+    )
     catalog.ever.add(key)
     seen.add(key)

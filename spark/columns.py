@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from notify.spark.digest import hashes
 from notify.storage.log.entry import EntryKind, due_times
 
 ATTEMPTED = 100
@@ -35,6 +36,8 @@ MESSAGES = pa.schema(
         ("size", pa.int32()),
         ("position", pa.int64()),  # of the payload in the log
         ("digest", pa.int64()),  # of the body, as notify.digest makes it; null: this segment does not have the payload
+        ("id_hash", pa.int64()),  # of the message's id, as spark.digest.hashes makes it
+        ("body_hash", pa.int64()),  # of the message's id and the body's digest; null without a digest
         # Each group's progress with the message in this segment: bit n stands for the segment's nth consumer group.
         ("acked", pa.int64()),
         ("settled", pa.int64()),
@@ -216,10 +219,20 @@ def _message_table(
             pa.array(base["size"].astype(np.int32)),
             pa.array(base["position"].astype(np.int64)),
             pa.array(own["digest"], mask=own["digest"] == 0),
+            *_hashes(base, own["digest"]),
             *[pa.nulls(rows, pa.int64()) for _ in range(5)],
         ],
         schema=MESSAGES,
     )
+
+
+def _hashes(rows: NDArray[np.void], digests: NDArray[np.int64]) -> tuple[pa.Array, pa.Array]:
+    """The columns `id_hash` and `body_hash`."""
+    high, low, numbers = rows["id_high"], rows["id_low"], rows["message_no"].astype(np.int64)
+    known = digests != 0
+    of_bodies = np.zeros(len(rows), np.int64)
+    of_bodies[known] = hashes.of_bodies(high[known], low[known], numbers[known], digests[known])
+    return pa.array(hashes.of_messages(high, low, numbers)), pa.array(of_bodies, mask=~known)
 
 
 def _spread(size: int, at: NDArray[np.int64], values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

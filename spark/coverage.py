@@ -6,11 +6,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pyspark.sql import DataFrame
+
+from notify.spark import searches
+from notify.spark.digest.drill import Drill
 from notify.spark.findings import SKEW_US, Terms
 from notify.spark.proof import Proof
 from notify.spark.ranges import Span
 from notify.spark.result import Covered, Inputs, Plan, Result
 from notify.spark.times import instant_text
+from notify.spark.unmoved import bridged_us, bridges_of
 
 MOST_HOLES = 20
 """The most unreadable parts that are told from each other."""
@@ -32,11 +37,26 @@ class Coverage:
     """Whether the plan names the start of the range."""
     origins: Mapping[str, int]
     """The number of each database with local rows, by its source id."""
+    drill: Drill | None = None
+    """The part of the range that is read row by row; None: all of it."""
 
     @property
     def between(self) -> tuple[int, int] | None:
         """The range as [from, to); None: all ids."""
         return None if self.span is None else (self.from_us, self.to_us)
+
+    def within(self, rows: DataFrame) -> DataFrame:
+        """The rows whose ids are read."""
+        chosen = searches.within(rows, self.span)
+        return chosen if self.drill is None else self.drill.within(chosen)
+
+    @property
+    def read_from_us(self) -> int:
+        """Segments that were last written before this have nothing that is read."""
+        start_us = self.span.start_us if self.span else 0
+        if self.drill is None or not self.drill.ranges:
+            return start_us
+        return max(start_us, self.drill.ranges[0].start_us - self.terms.slack_us)
 
     def holds(self, at_us: int) -> bool:
         """Whether an instant lies in the range; 0 stands for one that is not known."""
@@ -68,6 +88,7 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
     proof = Proof(inputs, result, from_us, to_us, slack_us)
     proof.of_logs()
     origins = proof.of_sources()
+    strangers = proof.strangers()
     watermark_us = now_us if plan.closes_by_clock else min(entry["watermark_us"] for entry in result.inputs)
     skew_us = max((abs(database.clock_offset_us) for database in inputs.databases), default=0)
     closed_before_us = watermark_us - longest_us - skew_us
@@ -80,7 +101,9 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
         inbox_from_us=inbox_from,
         log_from_us=log_from,
         slack_us=slack_us,
+        bridged_us=_bridged_us(inputs),
         holes=_holes(inputs, now_us),
+        strangers=strangers,
     )
     result.from_us, result.to_us, result.closed_us = from_us, to_us, min(to_us, closed_before_us)
     _range(result, plan)
@@ -99,6 +122,12 @@ def _range(result: Result, plan: Plan) -> None:
     result.coverage.append(
         Covered("all inputs", "range", asked, judged, not plan.from_us or plan.from_us >= result.from_us)
     )
+
+
+def _bridged_us(inputs: Inputs) -> tuple[tuple[int, int], ...]:
+    sources = [(number, database.source_id()) for number, database in enumerate(inputs.databases)]
+    known = [(number, bridged_us(source, bridges_of(inputs.logs, inputs.kafka))) for number, source in sources]
+    return tuple((number, at_us) for number, at_us in known if at_us)
 
 
 def _holes(inputs: Inputs, now_us: int) -> tuple[tuple[int, int], ...]:

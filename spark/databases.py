@@ -8,7 +8,8 @@ timestamps depends on time zones. MariaDB is read as `jdbc:mysql:` (with its own
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any
 
@@ -18,11 +19,13 @@ from pyspark.sql import functions as F
 from sqlalchemy.engine.url import URL
 
 from notify.client.table import half_message, has_digest, notify_inbox, notify_source
-from notify.databases import database_now
+from notify.databases import database_now, is_gone
 from notify.errors import InvalidRequest, Unavailable
 from notify.spark.columns import source_of
+from notify.spark.digest.drill import Drill
 from notify.spark.expressions import Expressions
 from notify.spark.ranges import FIRST_ID, LAST_ID, Span, conditions_of, edges_of, id_at, made_us
+from notify.spark.unmoved import UNMOVED_SQL
 from notify.storage.sql.engines import open_engine
 from notify.storage.sql.rows import microseconds_of, text_of
 from notify.storage.sql.schema import check_version
@@ -93,6 +96,17 @@ class Database:
         """A connection; the caller closes it."""
         return self._engine.connect()
 
+    @contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        """A connection of its own for a while, without a transaction."""
+        with self._reading.connect() as connection:
+            yield connection
+
+    def about(self, table: sa.Table) -> int:
+        """The approximate number of rows of a table."""
+        with self.reading() as connection:
+            return self._about(connection, table)
+
     @property
     def now_us(self) -> int:
         """Now by the database's clock, in microseconds since 1970."""
@@ -152,56 +166,72 @@ class Database:
 
     # --- tables -----------------------------------------------------------------------------------------------
 
-    def local_rows(self, spark: SparkSession, span: Span | None) -> DataFrame | None:
-        """Rows of half_message with ids made in `span`; None if there is no such table.
+    def local_rows(self, spark: SparkSession, span: Span | None, drill: Drill | None = None) -> DataFrame | None:
+        """Rows of half_message with ids made in `span`, or those to drill into; None if there is no such table.
 
-        Columns: id, no, producer_group, is_outbox, state (1 COMMITTED, 2 ROLLED_BACK, 3 unknown), topic, digest,
-        at_us.
+        Columns: id, no, producer_group, is_outbox, unmoved (spark.unmoved), state (1 COMMITTED, 2 ROLLED_BACK, 3 not
+        known), topic, digest, at_us.
         """
         if half_message.name not in self.tables:
             return None
-        edges = self._id_edges(half_message.c.transaction_id, span)
-        guarded = self._has_odd(half_message.name, "transaction_id", edges, self._sql.is_id("transaction_id"))
+        if drill is None:
+            edges = self._id_edges(half_message.c.transaction_id, span)
+            guarded = self._has_odd(half_message.name, "transaction_id", edges, self._sql.is_id("transaction_id"))
+            conditions = conditions_of("transaction_id", edges)
+        else:
+            conditions, guarded = drill.conditions("transaction_id"), self._sql.is_strict
         columns = (
             f"{self._sql.id_bytes('transaction_id', guarded=guarded)} AS id, message_no AS no, producer_group, "
-            "CASE WHEN mode = 'outbox' THEN 1 ELSE 0 END AS is_outbox, "
+            f"CASE WHEN mode = 'outbox' THEN 1 ELSE 0 END AS is_outbox, {UNMOVED_SQL} AS unmoved, "
             "CASE state WHEN 'COMMITTED' THEN 1 WHEN 'ROLLED_BACK' THEN 2 ELSE 3 END AS state, "
             f"topic, {self._sql.microseconds('created_at')} AS at_us" + ", digest" * self.has_digests
         )
-        schema = "id binary, no int, producer_group string, is_outbox int, state int, topic string, at_us bigint"
-        schema += ", digest bigint" * self.has_digests
-        rows = _with_ids(self._read(spark, half_message.name, columns, conditions_of("transaction_id", edges), schema))
+        schema = "id binary, no int, producer_group string, is_outbox int, unmoved int, state int, topic string, "
+        schema += "at_us bigint" + ", digest bigint" * self.has_digests
+        rows = _with_ids(self._read(spark, half_message.name, columns, conditions, schema))
         return rows if self.has_digests else rows.withColumn("digest", F.lit(None).cast("bigint"))
 
-    def effects(self, spark: SparkSession, span: Span | None) -> DataFrame | None:
-        """Rows of notify_inbox made from the start of `span` on; None without the table.
+    def effects(self, spark: SparkSession, span: Span | None, drill: Drill | None = None) -> DataFrame | None:
+        """Rows of notify_inbox made from the start of `span` on, or those to drill into; None without the table.
 
         Columns: id, no, consumer_group, replay, at_us.
         """
         if notify_inbox.name not in self.tables:
             return None
-        edges = self._time_edges(notify_inbox.c.created_at, span)
-        guarded = self._has_odd(notify_inbox.name, "created_at", edges, self._sql.is_message_id("message_id"))
+        if drill is None:
+            edges = self._time_edges(notify_inbox.c.created_at, span)
+            guarded = self._has_odd(notify_inbox.name, "created_at", edges, self._sql.is_message_id("message_id"))
+            conditions = conditions_of("created_at", edges)
+        else:
+            conditions, guarded = self._drilled_effects(drill, span), self._sql.is_strict
         number = self._sql.message_number("message_id", guarded=guarded)
         columns = (
             f"{self._sql.id_bytes('message_id', guarded=guarded)} AS id, {number} AS no, "
             f"consumer_group, replay, {self._sql.microseconds('created_at')} AS at_us"
         )
         schema = "id binary, no int, consumer_group string, replay int, at_us bigint"
-        return _with_ids(self._read(spark, notify_inbox.name, columns, conditions_of("created_at", edges), schema))
+        return _with_ids(self._read(spark, notify_inbox.name, columns, conditions, schema))
+
+    def _drilled_effects(self, drill: Drill, span: Span | None) -> list[str]:
+        """Conditions for inbox rows. The groups are named, because the table's key begins with them."""
+        listed = ", ".join("'" + group.replace("'", "''") + "'" for group in sorted(self.inbox_groups()))
+        among = f"consumer_group IN ({listed}) AND " if listed else ""
+        if span is not None:
+            among += f"created_at >= '{text_of(span.start_us)}' AND "
+        return [f"{among}({condition})" for condition in drill.conditions("message_id")]
 
     def doubled(self, spark: SparkSession, query: str, between: tuple[int, int] | None = None) -> DataFrame:
         """(message_id, consumer_group, times) of effects that `query` returns more than once.
 
         `between`: only ids made in [from, to), in microseconds, and what is no id.
-
         `query` returns a column `message_id`, and `consumer_group` if the database has effects of several groups.
         """
         try:
             with self._reading.connect() as connection:
                 given = list(connection.exec_driver_sql(f"SELECT * FROM ({query}) q WHERE 1 = 0").keys())
         except sa.exc.SQLAlchemyError as error:
-            raise InvalidRequest(f"--effects on database {self.name}: {_short(error)}") from None
+            kind = Unavailable if is_gone(getattr(error, "orig", None)) else InvalidRequest
+            raise kind(f"--effects on database {self.name}: {_short(error)}") from None
         if "message_id" not in given:
             raise InvalidRequest(
                 f"the query of --effects must return a column message_id; it returns {', '.join(given)}"
@@ -331,8 +361,7 @@ class Database:
         return max(0, int(connection.exec_driver_sql(query).scalar() or 0))
 
     def _read(self, spark: SparkSession, table: str, columns: str, conditions: list[str], schema: str) -> DataFrame:
-        """One JDBC read for each condition, in parallel. Each is a subquery, because the outer statement lacks the
-        columns of the conditions."""
+        """One JDBC read for each condition: a subquery, because the outer statement lacks its columns."""
         parts = [
             self._jdbc(spark, f"(SELECT {columns} FROM {table} WHERE {condition}) part", schema)
             for condition in conditions

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from notify import ids
-from notify.spark.life import UNKNOWN
+from notify.spark.life import DATABASE, UNKNOWN, UNMOVED
 from notify.spark.result import Found
+from notify.spark.unmoved import WHY
 
 STATES = {1: "COMMITTED", 2: "ROLLED_BACK", 3: "COMMITTED and ROLLED_BACK"}
 """Outcomes that a server recorded."""
+NOT_GIVEN = "a database that was not given"
+"""Stands for the name of a database that messages came from."""
 LOCAL = {1: "COMMITTED", 2: "ROLLED_BACK", UNKNOWN: "a state that no version writes"}
 
 
@@ -23,6 +26,8 @@ def detail(name: str, row: dict[str, Any], case: Found) -> str:
         if row["outcomes"] == 1:
             return "committed in the database and on the server, but in no queue"
         return "committed in the database; the server has " + ("only the half" if row["half_us"] else "no record of it")
+    if name in ("UNSENT", "DROPPED"):
+        return f"committed in the database; {WHY[row['t_state'] // UNMOVED % 4]}"
     if name == "GHOST":
         return "in a queue; the database " + ("rolled it back" if row["local"] == 2 else "has no row for it")
     if name == "DUP_ENQUEUE":
@@ -42,12 +47,26 @@ def detail(name: str, row: dict[str, Any], case: Found) -> str:
             return f"the local row and the log name different topics, one of them {case.topic or 'in no log'}"
         if row["digest"] != row["other_digest"]:
             return "the body in the queue is not the one whose digest the local row has"
+        if row["t_state"] // DATABASE != row["other_state"] // DATABASE:
+            return f"database {case.database} has a row of it, and another one, too"
         return f"the row is in database {case.database}, and its half came from another one"
     if name == "MISDATED":
-        hours = (row["t_us"] - 1000 * ids.milliseconds(bytes(row["id"]))) / 3.6e9
-        return f"the local row is dated {abs(hours):,.2f} hours {'after' if hours > 0 else 'before'} its id was made"
+        return _misdated(row)
     if name == "MALFORMED":
         return f"the local row has {local}"
     if name == "DUP_EFFECT":
         return "inboxes of several databases have a row of it for the same group"
     return ""
+
+
+def _misdated(row: dict[str, Any]) -> str:
+    """Which of the row's times lies the furthest from the time in its id; but an effect may be late."""
+    made_us = 1000 * ids.milliseconds(bytes(row["id"]))
+    off_us = {
+        what: row[name] - made_us
+        for name, what in (("t_us", "the local row"), ("half_us", "the half"), ("effect_us", "the inbox row"))
+        if row[name] is not None
+    }
+    what = max(off_us, key=lambda name: abs(off_us[name]))
+    hours = off_us[what] / 3.6e9
+    return f"{what} is dated {abs(hours):,.2f} hours {'after' if hours > 0 else 'before'} its id was made"

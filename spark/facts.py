@@ -40,10 +40,14 @@ class Facts:
     end: int
     first_us: int = 0
     last_us: int = 0
+    made_us: int = 0
+    """When the newest id in it was made, by its producer's clock."""
     messages: int = 0
     acks: int = 0
     letters: int = 0
     """Number of dead letters."""
+    published: int = 0
+    """Number of rows of messages that were sent without a transaction."""
     consumer_groups: list[str] = field(default_factory=list)
     sent: list[Sent] = field(default_factory=list)
     meta: list[list[Any]] = field(default_factory=list)
@@ -51,6 +55,8 @@ class Facts:
     strays: int = 0
     """Number of rollbacks whose halves are in other segments."""
     loose: int = 0
+    """Number of acks that the rows of messages do not tell of."""
+    unnamed: int = 0
     """Number of acks of messages in other segments."""
     broken: list[dict[str, Any]] = field(default_factory=list)
     """Damage, as spark.damage describes it."""
@@ -58,4 +64,4 @@ class Facts:
     """The damage whose content is not known."""
     is_sealed: bool = False
     crc: int = 0
-    """CRC32C of the file's bytes, by which a later audit sees that they are the same; 0 for the last segment."""
+    """CRC32C of the file's bytes, by which a later audit sees that they are the same."""

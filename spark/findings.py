@@ -14,10 +14,13 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from notify.spark.by_group import counts_of_groups
 from notify.spark.columns import COMMITTED, ROLLED_BACK
-from notify.spark.life import ABROAD, DATABASE, UNKNOWN, Groups
+from notify.spark.life import ABROAD, DATABASE, UNKNOWN, UNMOVED, Groups
+from notify.spark.misdated import is_misdated
+from notify.spark.unmoved import DROPPED, REFUSED, WAITS
 
-_DATABASE_BITS = DATABASE.bit_length() - 1
+_UNMOVED_BITS, _DATABASE_BITS = UNMOVED.bit_length() - 1, DATABASE.bit_length() - 1
 
 SKEW_US = 600_000_000
 """The most that a producer's clock may be off: ids hold the time by that clock."""
@@ -42,8 +45,12 @@ class Terms:
     """Older parts of the log may have been deleted."""
     slack_us: int = SKEW_US
     """The most that the time of a row may differ from that in its id."""
+    bridged_us: tuple[tuple[int, int], ...] = ()
+    """When a bridge last moved on, by the number of its database."""
     holes: tuple[tuple[int, int], ...] = ()
     """Times of which a part of a log could not be read."""
+    strangers: frozenset[int] = frozenset()
+    """Numbers of databases of which no log has a message: their rows cannot be judged."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,14 @@ FINDINGS: tuple[Finding, ...] = (
         when=lambda: _c("is_lost") & _c("is_closed"),
     ),
     Finding(
+        "UNSENT",
+        "The database committed the transaction, and its relay or bridge has not sent the message, or the target "
+        "refuses it: no consumer receives it yet.",
+        "Start the relay or bridge; look at what the target refuses: notify refused list. It is not sent again by a "
+        "repair, because its relay still sends it.",
+        when=lambda: _c("is_unsent") & _c("is_closed"),
+    ),
+    Finding(
         "GHOST",
         "A message was delivered for a transaction that no database committed: an effect without its cause.",
         "Undo the effects in the consumers; find out who sent it (producer group and source are in the evidence).",
@@ -125,6 +140,13 @@ FINDINGS: tuple[Finding, ...] = (
         when=lambda: _c("is_queued") & (_c("attempted_groups") > 0),
     ),
     Finding(
+        "DROPPED",
+        "A person dropped the message that its target refused: no consumer receives it.",
+        "Nothing; who dropped it and why is in notify refused list --state DROPPED.",
+        is_bad=False,
+        when=lambda: _c("is_dropped"),
+    ),
+    Finding(
         "CORRUPT",
         "Bytes of the log differ from what was written.",
         "Replace the disk; restore the log from a backup, or send the message again from the business data.",
@@ -158,8 +180,9 @@ FINDINGS: tuple[Finding, ...] = (
     ),
     Finding(
         "MISDATED",
-        "The time of a local row and the time in its id differ by more than clocks and a transaction may.",
-        "Compare the clocks of the producers and of the database, or find out who changed the row.",
+        "The time of a local row, or of a half in the log, and the time in its id differ by more than clocks and a "
+        "transaction may; or an inbox row is older than its message, or newer than its acknowledgement.",
+        "Compare the clocks of producers, databases and server, or find out who changed the row.",
         when=lambda: _c("is_misdated"),
     ),
     Finding(
@@ -185,7 +208,14 @@ FINDINGS: tuple[Finding, ...] = (
         is_bad=False,
         when=lambda: (
             (
-                (_c("is_lost") | _c("is_ghost") | _c("is_in_doubt") | _c("is_orphan") | _c("is_conflict"))
+                (
+                    _c("is_lost")
+                    | _c("is_unsent")
+                    | _c("is_ghost")
+                    | _c("is_in_doubt")
+                    | _c("is_orphan")
+                    | _c("is_conflict")
+                )
                 & ~_c("is_closed")
             )
             | _c("is_doubtful")
@@ -197,8 +227,9 @@ BAD = [f.name for f in FINDINGS if f.is_bad]
 
 
 def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
-    """Add the conditions that several classes share, as columns. `life` also has the masks `expected0`, … (who is to
-    receive the message) and `readers0`, … (who ever subscribed to its queue)."""
+    """Add the conditions that several classes share, as columns. `life` also has `made_us` and the masks `expected0`, …
+    (who is to receive the message), `readers0`, … (who ever subscribed to its queue) and `before_inbox0`, … (whose
+    inbox began later)."""
     has_row = _c("t_state").isNotNull()
     state = F.coalesce(_c("t_state"), F.lit(0)).bitwiseAND(UNKNOWN)
     committed_here = state == COMMITTED
@@ -214,22 +245,20 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
     # A delayed message that is not due yet is not in a queue.
     waits = committed_there & ~queued & (_c("due_us") >= terms.closed_before_us)
     in_doubt = half & ~decided & ~queued
-    conflict = (
-        (committed_here & rolled_back_there)
-        | (tombstone & committed_there & half)
-        | (committed_there & rolled_back_there)
-    )
+    conflict = ((committed_here | committed_there) & rolled_back_there) | (tombstone & committed_there & half)
     is_transaction = _c("producer_group").isNotNull()
     covered = F.coalesce(_c("origin") != ABROAD, _any(_c("producer_group"), terms.covered_groups))
     no_row = ~has_row & _made_since(terms.rows_from_us) & covered
     without_half = tombstone & ~half
-    lost = committed_here & ~queued & ~conflict & ~in_doubt & ~waits & (event >= terms.log_from_us)
+    absent = committed_here & ~queued & ~conflict & ~in_doubt & ~waits & (event >= terms.log_from_us)
+    unsent, dropped = _unsent(terms)
+    lost = absent & ~unsent & ~dropped
     nothing_there = ~sent & ~half & ~decided
     orphan = nothing_there & (tombstone | (~has_row & _c("effect_us").isNotNull())) & _made_since(terms.log_from_us)
     late = F.coalesce("due_us", "queued_us") < terms.settled_before_us
     ghost = sent & is_transaction & ~conflict & (no_row | without_half)
     undelivered = queued & ~conflict & ~ghost & late & (_c("missing_groups") > 0)
-    near_hole = _near(event, terms) | _near(_c("due_us"), terms) | _is_first(event, terms)
+    near_hole = _near(event, terms) | _near(_c("due_us"), terms) | _is_first(event, terms) | _is_strange(terms)
     after_hole, before_hole = _beside(event, terms)
     # A log that is not whole may have lost the record that is missing.
     doubtful = (
@@ -239,7 +268,7 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
         | (ghost & without_half & after_hole)
         | (undelivered & before_hole)
     )
-    return life.withColumns(_counts_of_groups(terms, groups)).withColumns(
+    return life.withColumns(counts_of_groups(groups, terms.inbox_groups, terms.inbox_from_us)).withColumns(
         {
             "event_us": event,
             "is_queued": queued,
@@ -247,25 +276,28 @@ def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
             "is_in_doubt": in_doubt & ~before_hole,
             "is_ghost": _is(ghost & ~(without_half & after_hole)),
             "is_lost": _is(lost & ~near_hole),
+            "is_unsent": _is(absent & unsent),
+            "is_dropped": _is(absent & dropped),
             "is_orphan": _is(orphan & ~after_hole),
             "is_closed": event < terms.closed_before_us,
             "is_undelivered": _is(undelivered & ~before_hole),
             "is_doubtful": _is(doubtful),
-            **_oddities(state, terms),
+            **_oddities(state, terms, groups),
         }
     )
 
 
-def _oddities(state: Column, terms: Terms) -> dict[str, Column]:
+def _oddities(state: Column, terms: Terms, groups: Groups) -> dict[str, Column]:
     """Whether a local row is odd by itself, or differs from what was sent."""
 
     def differs(name: str) -> Column:
         return _c(name) != _c(f"other_{name}")
 
-    is_moved = (_c("origin") >= 0) & (_c("origin") != F.shiftright("t_state", _DATABASE_BITS))
+    number, other = (F.shiftright(name, _DATABASE_BITS) for name in ("t_state", "other_state"))
+    is_moved = (number != other) | ((_c("origin") >= 0) & (_c("origin") != number))
     return {
         "is_altered": _is(is_moved) | ((state == COMMITTED) & (_is(differs("topic")) | _is(differs("digest")))),
-        "is_misdated": _is(F.abs(_c("t_us") - made_us()) > terms.slack_us),
+        "is_misdated": is_misdated(terms.slack_us, groups),
         "is_malformed": state == UNKNOWN,
     }
 
@@ -273,6 +305,19 @@ def _oddities(state: Column, terms: Terms) -> dict[str, Column]:
 def _is(condition: Column) -> Column:
     """A condition that is false where it is not known."""
     return F.coalesce(condition, F.lit(False))
+
+
+def _unsent(terms: Terms) -> tuple[Column, Column]:
+    """Whether a row's message still waits for its relay or bridge, or was refused; and whether a person dropped it."""
+    unmoved = F.coalesce(F.shiftright("t_state", _UNMOVED_BITS), F.lit(0)).bitwiseAND(3)
+    return (unmoved == REFUSED) | ((unmoved == WAITS) & ~_passed(terms)), unmoved == DROPPED
+
+
+def _passed(terms: Terms) -> Column:
+    """Whether the bridge of a row's database is past it. A bridge leaves the row itself as it was."""
+    number = F.shiftright("t_state", _DATABASE_BITS)
+    passed = [(number == database) & (_c("t_us") <= at_us) for database, at_us in terms.bridged_us]
+    return reduce(Column.__or__, passed, F.lit(False))
 
 
 def _near(at_us: Column, terms: Terms) -> Column:
@@ -287,44 +332,16 @@ def _is_first(at_us: Column, terms: Terms) -> Column:
 
 
 def _beside(at_us: Column, terms: Terms) -> tuple[Column, Column]:
-    """Whether any unreadable part lies before an instant, and whether any lies after it."""
+    """Whether any unreadable part lies before an instant, or all of the log; and whether any lies after it."""
     if not terms.holes:
-        return F.lit(False), F.lit(False)
+        return _is_strange(terms), F.lit(False)
     first, last = min(a for a, _ in terms.holes), max(b for _, b in terms.holes)
-    return _is(at_us >= first - terms.slack_us), _is(at_us <= last + terms.slack_us)
+    return _is(at_us >= first - terms.slack_us) | _is_strange(terms), _is(at_us <= last + terms.slack_us)
 
 
-def _counts_of_groups(terms: Terms, groups: Groups) -> dict[str, Column]:
-    """Columns that count the groups with which something is wrong, by the masks that each group has a bit in."""
-
-    def mask(name: str, block: int) -> Column:
-        return F.coalesce(_c(f"{name}{block}"), F.lit(0).cast("bigint"))
-
-    def count(mask_of: Callable[[int], Column]) -> Column:
-        return reduce(lambda a, b: a + b, [F.bit_count(mask_of(block)) for block in range(groups.blocks)])
-
-    def without(name: str, other: str) -> Callable[[int], Column]:
-        return lambda block: mask(name, block).bitwiseAND(F.bitwise_not(mask(other, block)))
-
-    def with_inbox(block: int) -> Column:
-        return F.lit(groups.mask(sorted(terms.inbox_groups), block)).cast("bigint")
-
-    def strange(block: int) -> Column:
-        known = [mask(name, block) for name in ("expected", "settled", "attempted")]
-        known.append(F.coalesce(_c(f"readers{block}"), F.lit(-1).cast("bigint")))  # null: not known
-        return mask("effects", block).bitwiseAND(F.bitwise_not(reduce(Column.bitwiseOR, known)))
-
-    effectless = count(lambda block: without("acked", "effects")(block).bitwiseAND(with_inbox(block)))
-    # The inbox has no rows from before its first purge, so older acknowledgements prove nothing. Kafka does not say
-    # when a message was acknowledged: not before it was in its queue.
-    acked_in_time = F.coalesce("acked_us", "queued_us") >= terms.inbox_from_us
-    return {
-        "missing_groups": count(without("expected", "settled")),
-        "effectless_groups": F.when(acked_in_time, effectless).otherwise(0),
-        "attempted_groups": count(lambda block: mask("attempted", block)),
-        "effect_groups": count(lambda block: mask("effects", block)),
-        "strange_groups": F.when(_c("place").isNotNull(), count(strange)).otherwise(0),
-    }
+def _is_strange(terms: Terms) -> Column:
+    """Whether the local row is of a database whose log was not given."""
+    return _is(F.shiftright("t_state", _DATABASE_BITS).isin(sorted(terms.strangers)))
 
 
 def _any(column: Column, values: frozenset[int]) -> Column:
@@ -338,12 +355,17 @@ def _made_since(us: int) -> Column:
 
     The other times are no evidence: the effect or the place in a queue may be much later than the transaction.
     """
-    return made_us() >= us + SKEW_US if us else F.lit(True)
+    return _c("made_us") >= us + SKEW_US if us else F.lit(True)
 
 
 def made_us() -> Column:
-    """When a transaction's id was made, by its producer's clock."""
-    return F.conv(F.hex(F.substring("id", 1, 6)), 16, 10).cast("bigint") * 1000
+    """When a transaction's id was made, by its producer's clock: the column `made_us` of other conditions.
+
+    The number of a partition stands for no value, because there is always one. It keeps Spark from repeating the whole
+    expression, as long as all the others together, in each condition that uses the column.
+    """
+    made = F.conv(F.hex(F.substring("id", 1, 6)), 16, 10).cast("bigint") * 1000
+    return F.coalesce(made, F.spark_partition_id())
 
 
 def event_us(slack_us: int) -> Column:
@@ -352,7 +374,7 @@ def event_us(slack_us: int) -> Column:
     If that differs by more than `slack_us` from the time in its id, it is the time in the id: tables are read by ids,
     and so each message is in one window of time.
     """
-    at_us, made = F.coalesce("t_us", "half_us", "queued_us", "effect_us"), made_us()
+    at_us, made = F.coalesce("t_us", "half_us", "queued_us", "effect_us"), _c("made_us")
     return F.when(F.abs(at_us - made) <= slack_us, at_us).when(at_us.isNotNull(), made)
 
 

@@ -7,21 +7,23 @@ what a group has done with a message follows from its offsets there, too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+from confluent_kafka import KafkaException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from notify.errors import Unavailable
+from notify.kafka.asker import Asker
 from notify.kafka.cluster import Cluster
+from notify.kafka.group_questions import progress_of_all
 from notify.kafka.groups import DEAD_LETTER, OLD_RETRY_SECONDS, RETRY
 from notify.kafka.progress import Progress
 from notify.kafka.subscriptions import Place, Subscribed, read
-from notify.spark.kafka_parts import CALL_SECONDS
 from notify.spark.life import Groups
 from notify.spark.small_table import small_table
 
@@ -38,18 +40,9 @@ class KafkaGroups:
     @classmethod
     def of(cls, cluster: Cluster) -> KafkaGroups:
         """All groups of a cluster, as they stand now. Raises Unavailable."""
-        progress: dict[str, dict[Place, Progress]] = {}
         try:
-            admin = cluster.admin()
-            for group in admin.list_consumer_groups(request_timeout=CALL_SECONDS).result(CALL_SECONDS).valid:
-                # May abort this process where a node dies meanwhile: librdkafka issue 4605.
-                request = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group.group_id)])
-                (answer,) = request.values()
-                committed = [p for p in answer.result(CALL_SECONDS).topic_partitions or [] if p.offset >= 0]
-                if committed:
-                    progress[group.group_id] = {
-                        Place(p.topic, p.partition): Progress.of(p.offset, p.metadata) for p in committed
-                    }
+            with closing(Asker(cluster)) as asker:
+                progress = asker.ask(progress_of_all)
         except (KafkaException, TimeoutError) as error:
             raise Unavailable(f"Kafka at {cluster.brokers}: the groups' offsets cannot be read: {error}") from error
         return cls(progress, read(cluster))
@@ -57,7 +50,8 @@ class KafkaGroups:
     def readers(self, topics: Sequence[str]) -> list[str]:
         """The groups that read any of these topics, but for the instances of broadcasts."""
         wanted = set(topics)
-        return sorted(g for g, places in self.progress.items() if any(p.topic in wanted for p in places))
+        read = (g for g, places in self.progress.items() if any(p.topic in wanted for p in places))
+        return sorted(group for group in read if "@" not in group)
 
     @cached_property
     def noted(self) -> frozenset[str]:

@@ -125,12 +125,11 @@ class KafkaInput:
         return wanted
 
     def records_of(self, transaction: bytes) -> Iterator[dict[str, Any]]:
-        """(no, queued_us, place) of a transaction's records. Reads every topic to its end."""
+        """The rows of a transaction's records, as the source gives them, with `place`. Reads every topic to its end."""
         for part in self._as_parts(self._whole):
             for batch in read_part(self._cluster, part):
                 for row in batch.filter(pc.equal(batch["id"], transaction)).to_pylist():
-                    place = f"{part.place}@{row['offset']}"
-                    yield {"no": row["no"], "queued_us": row["queued_us"], "place": place}
+                    yield row | {"place": f"{part.place}@{row['offset']}"}
 
     # --- tables -----------------------------------------------------------------------------------------------
 

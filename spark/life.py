@@ -19,7 +19,7 @@ from notify.spark.columns import ATTEMPTED, COMMITTED, ROLLED_BACK
 from notify.spark.small_table import small_table
 
 BITS = 62
-UNKNOWN, OUTBOX, DATABASE = 3, 4, 16
+UNKNOWN, OUTBOX, UNMOVED, DATABASE = 3, 4, 8, 32
 """Parts of `t_state`, beside COMMITTED and ROLLED_BACK."""
 ABROAD = -1
 """The `origin` of halves from a database that was not given."""
@@ -31,7 +31,8 @@ _SHAPE: dict[str, tuple[str, str]] = {
     "t_state": (
         "int",
         "min",
-    ),  # 1 COMMITTED, 2 ROLLED_BACK (a tombstone) or 3 unknown, + 4 for mode outbox, + 16 * the database's number
+    ),  # 1 COMMITTED, 2 ROLLED_BACK (a tombstone) or 3 unknown, + 4 for mode outbox, + 8 * unmoved (see
+    # spark.unmoved), + 32 * the database's number
     "topic": ("bigint", "max"),  # hash of its name
     "producer_group": ("bigint", "max"),  # hash of its name; null: sent without a transaction
     "origin": ("int", "max"),  # number of the database that the half came from; ABROAD, or null: not known
@@ -60,8 +61,8 @@ class Groups:
         self._number = {name: n for n, name in enumerate(self.names)}
 
     def bit(self, name: str, block: int) -> int:
-        """The group's bit in this block of the mask; 0 if its bit is in another block."""
-        number = self._number[name]
+        """The group's bit in this block of the mask; 0 if its bit is in another block, or in none."""
+        number = self._number.get(name, -1)
         return 1 << number % BITS if number // BITS == block else 0
 
     def mask(self, names: Sequence[str], block: int) -> int:
@@ -101,7 +102,7 @@ def of_local_rows(rows: DataFrame, number: int, groups: Groups) -> DataFrame:
         rows,
         groups,
         t_us="at_us",
-        t_state=F.col("state") + F.lit(number * DATABASE) + F.col("is_outbox") * OUTBOX,
+        t_state=F.col("state") + F.lit(number * DATABASE) + F.col("is_outbox") * OUTBOX + F.col("unmoved") * UNMOVED,
         topic=F.when(F.col("state") == COMMITTED, F.xxhash64("topic")),
         producer_group=F.xxhash64("producer_group"),
         digest="digest",
@@ -186,11 +187,13 @@ def of_effects(rows: DataFrame, groups: Groups) -> DataFrame:
 def together(parts: Sequence[DataFrame], groups: Groups) -> DataFrame:
     """One row for each message: (id, no) and the columns of the common shape.
 
-    `other_topic` and `other_digest` differ from `topic` and `digest` where the rows do not say the same.
+    `other_topic`, `other_digest` and `other_state` differ from `topic`, `digest` and `t_state` where the rows do not
+    say the same.
     """
     whole = reduce(DataFrame.unionAll, parts)
     how: dict[str, Any] = {"min": F.min, "max": F.max, "or": F.bit_or, "count": F.count}
     gathered = [how[_SHAPE[name][1]](name).alias(name) for name in _SHAPE]
     gathered += [F.min(name).alias(f"other_{name}") for name in ("topic", "digest")]
+    gathered.append(F.max("t_state").alias("other_state"))
     gathered += [F.bit_or(f"{m}{b}").alias(f"{m}{b}") for m in MASKS for b in range(groups.blocks)]
     return whole.groupBy("id", "no").agg(*gathered)

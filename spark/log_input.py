@@ -1,16 +1,16 @@
 """A server's log as tables: its segments, a Parquet copy of each, and a catalog of its topics and groups.
 
-The last segment is copied each time; for the others see segments.py.
+The segment that a server is writing to is copied each time; for the others see segments.py.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from functools import reduce
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -26,25 +26,28 @@ from notify.spark.scan import ReadOnlyDisk
 from notify.spark.segments import (
     SegmentFile,
     facts_of,
-    forget_copy,
+    foreign_of,
     forget_others,
     has_copy,
-    has_rotted,
     holes_of,
+    keep_copy,
     longest_unread,
     make_copy,
     segments_of,
 )
 from notify.spark.times import instant_text
 from notify.storage.log import checkpoint, meta
-
-T = TypeVar("T")
+from notify.storage.log.segments import segment_name
 
 EVERYTHING = 1 << 62
 MOST_TOLD = 20
 """The most parts of a log that are named one by one."""
 COPIED_HERE_BYTES = 64 << 20
 """Segments of up to so many bytes in all are copied in this process: starting workers would take longer."""
+BROADCAST_ACKS = 1_000_000
+"""Up to so many acks of messages in other segments are sent to every task (about 100 bytes each)."""
+COMPARED_BYTES = 16
+"""So many bytes are compared with their copy in the time that it takes to copy one."""
 
 
 class LogInput:
@@ -77,39 +80,40 @@ class LogInput:
 
     # --- reading ----------------------------------------------------------------------------------------------
 
-    def prepare(self, spark: SparkSession | None, scratch: Path, reread_bytes: int = EVERYTHING) -> None:
+    def prepare(
+        self, spark: SparkSession | None, scratch: Path, reread_bytes: int = EVERYTHING, given: Set[str] = frozenset()
+    ) -> None:
         """Copy every segment without a copy, then read the catalog. Spark, if given, copies large logs in its tasks.
 
-        `scratch` and the log must be the same directories for every executor. `reread_bytes`: so much of the sealed
-        segments is compared with their copies again, because bytes rot without a change of a file's size or time.
+        `scratch` and the log must be the same directories for every executor. `reread_bytes`: so much of the segments
+        is compared with their copies again, because bytes rot without a change of a file's size or time. `given`: the
+        ids of the databases to compare with; segments of another log are left out.
         """
         self.read_us = time.time_ns() // 1000
         place = scratch / hashlib.sha256(str(self.directory.resolve()).encode()).hexdigest()[:16]
         place.mkdir(parents=True, exist_ok=True)
         directory, to = str(self.directory), str(place)
-        again = longest_unread(self.segments, place, reread_bytes)
-        rotted = self._each(spark, again, lambda s: has_rotted(directory, s, to))
-        for segment, has_changed in zip(again, rotted, strict=True):
-            if has_changed:
-                forget_copy(place, segment.copy_name)
-        missing = [s for s in self.segments if not has_copy(s, place) or not s.sealed_end]
-        done = self._each(spark, missing, lambda s: make_copy(directory, s, to))
+        copied = [s for s in self.segments if has_copy(s, place) and (s.sealed_end or not self.is_served)]
+        missing = [s for s in self.segments if s not in copied]
+        compared = longest_unread(copied, place, reread_bytes)
+        work = sum(s.size for s in missing) + sum(s.size for s in compared) // COMPARED_BYTES
+        done = _each(
+            spark if work > COPIED_HERE_BYTES else None,
+            [*missing, *compared],
+            lambda s: (make_copy if s in missing else keep_copy)(directory, s, to),
+        )
         self.problems += [problem for problem in done if problem]
         forget_others(place, {s.copy_name for s in self.segments})
         copied = [s for s in self.segments if has_copy(s, place)]
+        foreign = foreign_of([facts_of(s, place) for s in copied], given)
+        self.problems += [f"{segment_name(base)}: {problem}" for base, problem in foreign.items()]
+        self.segments = [s for s in self.segments if s.base not in foreign]
+        copied = [s for s in copied if s.base not in foreign]
         self._copies = [place / s.copy_name for s in copied]
         self.facts = [facts_of(s, place) for s in copied]
         self.holes = list(holes_of(self.facts))
         self._catalogue()
         self._look()
-
-    def _each(
-        self, spark: SparkSession | None, segments: Sequence[SegmentFile], do: Callable[[SegmentFile], T]
-    ) -> list[T]:
-        """Do it for each segment, in tasks of Spark, if given, where the segments are large. Returns the results."""
-        if spark is None or sum(s.size for s in segments) <= COPIED_HERE_BYTES:
-            return [do(segment) for segment in segments]
-        return spark.sparkContext.parallelize(segments, len(segments)).map(do).collect()
 
     def unread(self, from_us: int) -> Iterator[str]:
         """Which parts of the log are missing or cannot be read, of those that messages from `from_us` on may be in."""
@@ -154,7 +158,10 @@ class LogInput:
             catalog.producer_groups |= dict(enumerate(state.producer_groups))
             for s in state.subscriptions:
                 key = (s.group, s.topic)
-                catalog.subscriptions[key] = Subscribed(s.group, s.topic, s.mode, [], 0, s.inbox_from_us)
+                is_filtered = bool(s.tags or s.filter)
+                catalog.subscriptions[key] = Subscribed(
+                    s.group, s.topic, s.mode, [], 0, s.inbox_from_us, is_filtered=is_filtered
+                )
                 catalog.ever.add(key)
         seen: set[tuple[str, str]] = set()
         for facts in self.facts:
@@ -186,13 +193,17 @@ class LogInput:
             yield from facts.broken
 
     def _written(self, from_us: int) -> list[tuple[Path, Facts]]:
-        """The copies of segments that were written to after an instant."""
-        return [(copy, facts) for copy, facts in zip(self._copies, self.facts, strict=True) if facts.last_us >= from_us]
+        """The copies of segments that were written to after an instant, by the server's clock or by the ids."""
+        return [
+            (copy, facts)
+            for copy, facts in zip(self._copies, self.facts, strict=True)
+            if max(facts.last_us, facts.made_us) >= from_us
+        ]
 
-    def messages(self, spark: SparkSession, groups: Groups, from_us: int = 0) -> DataFrame | None:
+    def stored(self, spark: SparkSession, groups: Groups, from_us: int = 0) -> DataFrame | None:
         """Rows of spark.columns.MESSAGES of segments written after `from_us`, with the masks `acked0`, … of `groups`.
 
-        A rollback whose half is in another segment gets a row for each message. None if there is no such segment.
+        None if there is no such segment.
         """
         by_groups: dict[tuple[str, ...], list[str]] = {}
         for copy, facts in self._written(from_us):
@@ -205,6 +216,11 @@ class LogInput:
                     part = part.withColumn(f"{mask}{b}", _renumbered(mask, names, groups, b))
             part = part.drop("acked", "settled", "attempted")
             rows = part if rows is None else rows.unionAll(part)
+        return rows
+
+    def messages(self, spark: SparkSession, groups: Groups, from_us: int = 0) -> DataFrame | None:
+        """The rows of `stored`; a rollback whose half is in another segment gets a row for each message."""
+        rows = self.stored(spark, groups, from_us)
         if rows is None or not any(f.strays for f in self.facts):
             return rows
         stray = rows.where("outcome = 2 AND half_us IS NULL").select("id", "decided_us").distinct()
@@ -221,8 +237,13 @@ class LogInput:
         )  # fmt: skip
         return rows.unionAll(spread)
 
-    def acks(self, spark: SparkSession, from_us: int = 0, *, loose_only: bool = False) -> DataFrame | None:
-        """Rows of spark.scan.ACKS with `group` instead of the number, and with ids from other segments."""
+    def acks(
+        self, spark: SparkSession, from_us: int = 0, *, loose_only: bool = False, with_ids: bool = True
+    ) -> DataFrame | None:
+        """Rows of spark.scan.ACKS with `group` instead of the number, and with ids from other segments.
+
+        Without `with_ids`, acks of messages in other segments have none.
+        """
         by_groups: dict[tuple[str, ...], list[str]] = {}
         for copy, facts in self._written(from_us):
             if facts.acks and (facts.loose or not loose_only):
@@ -237,7 +258,7 @@ class LogInput:
         whole = reduce(DataFrame.unionAll, parts)
         if loose_only:
             whole = whole.where("is_loose")
-        return self._with_ids(spark, whole) if any(f.loose for f in self.facts) else whole
+        return self._with_ids(spark, whole) if with_ids and any(f.unnamed for f in self.facts) else whole
 
     def _with_ids(self, spark: SparkSession, acks: DataFrame) -> DataFrame:
         """Join acks that have no id with the messages of all segments."""
@@ -248,18 +269,15 @@ class LogInput:
             "topic", "queue", "offset", F.col("id").alias("message_id"), F.col("no").alias("message_no"),
             F.col("queued_us").alias("message_us"), F.col("key_hash").alias("message_key"),
         )  # fmt: skip
-        loose = acks.where("id IS NULL").join(places, ["topic", "queue", "offset"], "left")
-        named = loose.select(
-            *[
-                F.col(
-                    {"id": "message_id", "no": "message_no", "queued_us": "message_us", "key_hash": "message_key"}.get(
-                        c, c
-                    )
-                ).alias(c)
-                for c in acks.columns
-            ]
+        unnamed = acks.where("id IS NULL")
+        # Spark would take them for as many as all acks, and sort every message of the log to join them.
+        if sum(f.unnamed for f in self.facts) <= BROADCAST_ACKS:
+            unnamed = F.broadcast(unnamed)
+        names = {"id": "message_id", "no": "message_no", "queued_us": "message_us", "key_hash": "message_key"}
+        named = unnamed.join(places, ["topic", "queue", "offset"]).select(
+            *[F.col(names.get(name, name)).alias(name) for name in acks.columns]
         )
-        return acks.where("id IS NOT NULL").unionAll(named.where("id IS NOT NULL"))
+        return acks.where("id IS NOT NULL").unionAll(named)
 
     def wanted(self) -> dict[tuple[int, int], list[tuple[str, int]]]:
         """For each (topic number, queue) the groups that are to receive it, each with its first offset."""
@@ -339,9 +357,9 @@ class LogInput:
         return entries
 
     def messages_of(self, transactions: Collection[bytes]) -> Iterator[dict[str, Any]]:
-        """The rows (id, no, offset, outcome, due_us) of some transactions' messages, read without Spark."""
+        """The rows (id, no, source, offset, outcome, due_us) of some transactions' messages, read without Spark."""
         for copy in self._copies:
-            columns = ["id", "no", "offset", "outcome", "due_us"]
+            columns = ["id", "no", "source", "offset", "outcome", "due_us"]
             wanted = [("id", "in", list(transactions))]
             yield from pq.read_table(copy / "messages.parquet", columns=columns, filters=wanted).to_pylist()
 
@@ -351,6 +369,13 @@ class LogInput:
         for facts in self.facts:
             names |= set(facts.consumer_groups)
         return sorted(names)
+
+
+def _each(spark: SparkSession | None, segments: Sequence[SegmentFile], do: Callable[[SegmentFile], str]) -> list[str]:
+    """Do it for each segment, in a task of Spark, if given. Returns the results."""
+    if spark is None:
+        return [do(segment) for segment in segments]
+    return spark.sparkContext.parallelize(segments, len(segments)).map(do).collect()
 
 
 def _renumbered(mask: str, names: Sequence[str], groups: Groups, block: int) -> Column:

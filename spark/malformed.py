@@ -7,6 +7,7 @@ from typing import Any
 
 from notify.client.table import half_message, notify_inbox
 from notify.spark.databases import Database
+from notify.spark.digest.drill import Drill
 from notify.spark.expressions import Expressions
 from notify.spark.ranges import Span, id_at
 from notify.spark.result import Found
@@ -16,8 +17,11 @@ MOST_SHOWN = 1000
 """The most rows of a table that are shown; all are counted."""
 
 
-def malformed(database: Database, span: Span | None) -> tuple[int, list[Found]]:
-    """How many such rows a database has, and the first of them. `span`: only rows of that time."""
+def malformed(database: Database, span: Span | None, drill: Drill | None = None) -> tuple[int, list[Found]]:
+    """How many such rows a database has, and the first of them.
+
+    `span`: only rows of that time. `drill`: only those, if not None: all others were compared as texts.
+    """
     expressions = Expressions(database.kind)
     total = 0
     cases: list[Found] = []
@@ -28,7 +32,7 @@ def malformed(database: Database, span: Span | None) -> tuple[int, list[Found]]:
         table = column.table.name
         if table not in database.tables or (span is None and table in database.sound):
             continue
-        where = f"NOT ({is_sound})" + _within(table, span)
+        where = f"NOT ({is_sound})" + _within(table, span) + (f" AND {drill.where(column.name)}" if drill else "")
         count, rows = _rows(database, table, column.name, where)
         total += count
         cases += [_case(database, table, row) for row in rows]

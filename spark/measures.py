@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from functools import reduce
+from itertools import chain
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -10,28 +13,28 @@ from pyspark.sql import functions as F
 
 from notify.spark import findings
 from notify.spark.columns import COMMITTED
+from notify.spark.grain import Grain
+from notify.spark.in_time import COUNTED, InTime
+from notify.spark.life import Groups
 from notify.spark.report.histogram import STEPS
 from notify.spark.result import LATENCIES
 
 TOTALS = (
-    "messages", "committed", "queued", "in_queues", "acknowledged", "effects", "rows", "halves", "closed"
+    "messages", "committed", "queued", "in_queues", "acknowledged", "effects", "rows", "halves", "closed", *COUNTED
 )  # fmt: skip
 """Counts of each bucket, beside the findings."""
 
 
-def count(rows: DataFrame, bucket_us: int, topics: dict[int, str], blocks: int) -> list[dict[str, Any]]:
-    """Messages by bucket of time (`at_us`, of `bucket_us` each) and topic: TOTALS, each class, `newest_row_us`, and
-    masks `done0`, … of the groups that acknowledged closed messages.
-
-    `blocks`: of the groups' masks.
-    """
+def count(rows: DataFrame, grain: Grain, groups: Groups, in_time: InTime) -> list[dict[str, Any]]:
+    """Messages by bucket of time (`at_us`) and topic: TOTALS, each class, `newest_row_us`, and masks `done0`, … of the
+    groups that acknowledged closed messages."""
     names = [f.name for f in findings.FINDINGS if f.when is not None]
     committed = F.col("t_state").bitwiseAND(3) == COMMITTED
     queued = F.col("place").isNotNull()
     # Kafka says who acknowledged a message, and not when.
     is_acked = [F.col(name) != 0 for name in rows.columns if name.removeprefix("acked").isdigit()]
     acked = reduce(Column.__or__, is_acked, F.col("acked_us").isNotNull())
-    counted = rows.groupBy((F.col("event_us") / bucket_us).cast("bigint").alias("bucket"), "topic").agg(
+    counted = rows.groupBy(*grain.keys()).agg(
         F.count("id").alias("messages"),
         F.count_if(committed).alias("committed"),
         F.count_if(committed & queued).alias("queued"),
@@ -41,18 +44,39 @@ def count(rows: DataFrame, bucket_us: int, topics: dict[int, str], blocks: int) 
         F.count_if(F.col("t_state").isNotNull()).alias("rows"),
         F.count_if(F.col("half_us").isNotNull()).alias("halves"),
         F.count_if(F.col("is_closed")).alias("closed"),
+        *[column.alias(name) for name, column in in_time.counts(groups).items()],
         F.max(F.when(F.col("t_us").isNotNull(), F.col("event_us"))).alias("newest_row_us"),
-        *[F.bit_or(F.when(F.col("is_closed"), F.col(f"acked{b}"))).alias(f"done{b}") for b in range(blocks)],
+        *[F.bit_or(F.when(F.col("is_closed"), F.col(f"acked{b}"))).alias(f"done{b}") for b in range(groups.blocks)],
         *[F.count_if(findings.has(n)).alias(n) for n in names],
     )
     buckets = [row.asDict() for row in counted.collect()]
     for bucket in buckets:
-        bucket["topic"] = topics.get(bucket["topic"], "")
-        bucket["at_us"] = bucket.pop("bucket") * bucket_us
+        bucket["topic"] = grain.name(bucket["topic"])
+        bucket["at_us"] = bucket.pop("bucket") * grain.bucket_us
     return sorted(buckets, key=lambda bucket: (bucket["at_us"], bucket["topic"]))
 
 
-def latencies(rows: DataFrame, bucket_us: int, topics: dict[int, str]) -> dict[str, list[tuple[int, str, int, int]]]:
+def together(*several: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Buckets of several sources: the figures of the same time and topic are added."""
+    buckets: dict[tuple[int, str], dict[str, Any]] = {}
+    for bucket in chain(*several):
+        known = buckets.setdefault((bucket["at_us"], bucket["topic"]), dict.fromkeys(TOTALS, 0) | {"newest_row_us": 0})
+        newest_us = max(known["newest_row_us"], bucket["newest_row_us"] or 0)
+        for name, value in bucket.items():
+            known[name] = known.get(name, 0) + value if isinstance(value, int) else value
+        known |= {"at_us": bucket["at_us"], "topic": bucket["topic"], "newest_row_us": newest_us}
+    return [buckets[key] for key in sorted(buckets)]
+
+
+def added(*several: Iterable[tuple[int, str, int, int]]) -> list[tuple[int, str, int, int]]:
+    """Rows of (bucket, topic, bin, messages) of several sources."""
+    counts: Counter[tuple[int, str, int]] = Counter()
+    for bucket, topic, number, count in chain(*several):
+        counts[bucket, topic, number] += count
+    return sorted((*key, count) for key, count in counts.items())
+
+
+def latencies(rows: DataFrame, grain: Grain) -> dict[str, list[tuple[int, str, int, int]]]:
     """Rows of (bucket, topic, bin, messages) by kind. A message counts for each kind whose two times it has."""
     between = {
         "commit_to_queue": ("t_us", "queued_us"),
@@ -63,7 +87,7 @@ def latencies(rows: DataFrame, bucket_us: int, topics: dict[int, str]) -> dict[s
     took = F.stack(F.lit(len(between)), *pairs)
     counted = (
         rows.where(F.col("due_us").isNull())
-        .select((F.col("event_us") / bucket_us).cast("bigint").alias("bucket"), "topic", took.alias("kind", "us"))
+        .select(*grain.keys(), took.alias("kind", "us"))
         .where("us IS NOT NULL")
         .groupBy(
             "bucket",
@@ -75,6 +99,6 @@ def latencies(rows: DataFrame, bucket_us: int, topics: dict[int, str]) -> dict[s
     )
     histograms: dict[str, list[tuple[int, str, int, int]]] = {kind: [] for kind in LATENCIES}
     for row in counted.collect():
-        topic = topics.get(row["topic"], "")
-        histograms[row["kind"]].append((row["bucket"] * bucket_us, topic, row["bin"], row["count"]))
+        at_us = row["bucket"] * grain.bucket_us
+        histograms[row["kind"]].append((at_us, grain.name(row["topic"]), row["bin"], row["count"]))
     return {kind: sorted(several) for kind, several in histograms.items()}

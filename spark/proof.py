@@ -6,20 +6,25 @@ table that was wiped, or a database that was not given, is expected, and its abs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import combinations
 
 from notify.client.table import half_message
 from notify.errors import InvalidRequest
+from notify.spark.catalog import Subscribed
+from notify.spark.columns import source_of
 from notify.spark.databases import Database
 from notify.spark.findings import SKEW_US
-from notify.spark.ranges import Span
+from notify.spark.ranges import Span, id_at
 from notify.spark.result import Covered, Inputs, Result
 from notify.spark.times import instant_text
 
 MOST_LISTED = 100
-"""The most sources, and the most groups, that the table of coverage has a row for."""
+"""The most sources, and the most groups, that the table of coverage has a row for: no bound of what is checked."""
 _NAMED = 20
+MANY = 10
+"""So many messages of a database are not lost one by one, if no log has any message of it."""
 
 
 def refuse_doubled(inputs: Inputs) -> None:
@@ -95,10 +100,36 @@ class Proof:
         senders = {f"log {log.name}": log.sent(self._from_us) for log in self._inputs.logs}
         span = Span(self._from_us, self._to_us)
         senders |= {f"storage {storage.name}": storage.sent(span) for storage in self._inputs.storages}
-        for name, sent in senders.items():
-            for source, groups in sorted(sent.items())[:MOST_LISTED]:
-                self._of_source(name, source, groups, is_read=source in numbers)
+        with self._bounded("source"):
+            for name, sent in senders.items():
+                for source, groups in sorted(sent.items()):
+                    self._of_source(name, source, groups, is_read=source in numbers)
         return numbers
+
+    def strangers(self) -> frozenset[int]:
+        """The numbers of the databases that committed messages in the range, and of which no log has ever had one."""
+        logs = self._inputs.logs
+        known = set().union(*(log.sent() for log in logs))
+        # Kafka and SQL storage keep no list of sources, and a bridge may have any name.
+        if not known or len(self._names) < len(self._inputs.databases) or self._inputs.kafka or self._inputs.storages:
+            return frozenset()
+        if any(not source_of(b.source) for log in logs for b in log.catalog.bridges):
+            return frozenset()
+        begun_us = max(log.first_us for log in logs)
+        # Retention may have dropped what an id says was made soon after the log's beginning.
+        span = Span(max(self._from_us, begun_us + self._slack_us if begun_us else 0), self._to_us)
+        strangers = []
+        for number, database in enumerate(self._inputs.databases):
+            source = database.source_id()
+            if source in known or not _has_committed(database, span):
+                continue
+            strangers.append(number)
+            self._result.reasons.append(
+                f"database {database.name} ({source}) has committed messages, and no given log has a message of it: "
+                "name its server's log with --log, or leave the database out"
+            )
+            self._add(f"database {database.name}", "source", "messages of it in a log", "none", is_whole=False)
+        return frozenset(strangers)
 
     def _of_source(self, name: str, source: str, groups: Mapping[str, int], *, is_read: bool) -> None:
         database = self._names.get(source)
@@ -127,23 +158,53 @@ class Proof:
             told |= log.inboxes()
         silent: list[str] = []
         holders = _holders(self._inputs.databases)
-        for group in sorted(set(acknowledged))[:MOST_LISTED]:
-            if group in holders:
-                self._add(f"group {group}", "inbox", "an inbox", f"database {_list(holders[group])}", is_whole=True)
-            elif group in told and told[group] < self._to_us:
-                self._result.reasons.append(
-                    f"the consumers of group {group} have an inbox, and no given database has a row of it: name its "
-                    "database with --database, or its rows were deleted"
-                )
-                self._add(f"group {group}", "inbox", "an inbox", "no row", is_whole=False)
-            else:
-                silent.append(group)
-                self._add(f"group {group}", "inbox", "not known: its consumers told of none", "no row", is_whole=True)
+        bare = sorted({f"{s.group} ({s.topic})" for s in self._without_inbox() if s.group in holders})
+        if bare:
+            self._result.notes.append(
+                f"not checked for ACKED_NO_EFFECT, because consumers of these topics told of no inbox: {_list(bare)}"
+            )
+        with self._bounded("inbox"):
+            for group in sorted(set(acknowledged)):
+                if group in holders:
+                    self._add(f"group {group}", "inbox", "an inbox", f"database {_list(holders[group])}", is_whole=True)
+                elif group in told and told[group] < self._to_us:
+                    self._result.reasons.append(
+                        f"the consumers of group {group} have an inbox, and no given database has a row of it: name "
+                        "its database with --database, or its rows were deleted"
+                    )
+                    self._add(f"group {group}", "inbox", "an inbox", "no row", is_whole=False)
+                else:
+                    silent.append(group)
+                    unknown = "not known: its consumers told of none"
+                    self._add(f"group {group}", "inbox", unknown, "no row", is_whole=True)
         if silent:
             self._result.notes.append(
                 "not checked for ACKED_NO_EFFECT, because no given database has inbox rows of these groups and their "
                 f"consumers have told of no inbox: {_list(silent)}"
             )
+
+    def _without_inbox(self) -> Iterator[Subscribed]:
+        """The subscriptions whose consumers have told of no inbox."""
+        for log in self._inputs.logs:
+            for s in log.catalog.subscriptions.values():
+                if s.inbox_from_us < 0 and s.mode != "broadcast" and "@" not in s.group:
+                    yield s
+
+    @contextmanager
+    def _bounded(self, kind: str) -> Iterator[None]:
+        """All is checked; of the lines and reasons that are added within, so many stay, and the rest are counted."""
+        coverage, reasons = self._result.coverage, self._result.reasons
+        first, begin = len(coverage), len(reasons)
+        yield
+        added = sorted(coverage[first:], key=lambda line: line.is_whole)  # what is missing comes first
+        if len(added) > MOST_LISTED:
+            left = added[MOST_LISTED:]
+            whole = all(line.is_whole for line in left)
+            rest = Covered(f"{len(left)} more", kind, "as above", "as above", whole)
+            coverage[first:] = [*added[:MOST_LISTED], rest]
+        if len(reasons) - begin > _NAMED:
+            more = len(reasons) - begin - _NAMED
+            reasons[begin + _NAMED :] = [f"{more} more reasons like the one before"]
 
     def _add(self, name: str, kind: str, expected: str, read: str, *, is_whole: bool) -> None:
         self._result.coverage.append(Covered(name, kind, expected, read, is_whole))
@@ -156,6 +217,15 @@ def _holders(databases: Sequence[Database]) -> dict[str, list[str]]:
         for group in database.inbox_groups():
             holders.setdefault(group, []).append(database.name)
     return holders
+
+
+def _has_committed(database: Database, span: Span) -> bool:
+    """Whether MANY local rows of committed transactions were made in a span."""
+    if half_message.name not in database.tables:
+        return False
+    ids = f"transaction_id >= '{id_at(span.start_us)}' AND transaction_id < '{id_at(span.end_us)}'"
+    query = f"SELECT 1 FROM {half_message.name} WHERE {ids} AND state = 'COMMITTED' LIMIT {MANY}"
+    return len(database.rows(query)) == MANY
 
 
 def _with_groups(source: str, groups: Iterable[str]) -> str:

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from notify.errors import InvalidRequest
+from notify.spark.causes.cause import Cause
+from notify.spark.completeness import Completeness
 from notify.spark.databases import Database
-from notify.spark.findings import BAD
+from notify.spark.findings import BAD, BY_NAME
 from notify.spark.kafka_input import KafkaInput
 from notify.spark.log_input import LogInput
 
@@ -28,8 +31,21 @@ class Plan:
     """(database name, query) pairs that name business effects, see Database.doubled."""
     fail_on: tuple[str, ...] = ()
     """Classes that fail the audit, beside those that always do."""
+    objective: float = 99.99
+    """The share of committed messages, in percent, that should be delivered and take effect within that time."""
+    method: str = ""
+    """How to read: `digest`: first digests, then what differs in them; `full`: everything; "": whichever is quicker."""
     closes_by_clock: bool = False
     """Close transactions by this machine's clock, as `watch` does: a stalled input must not hide lost messages."""
+
+    def check(self) -> None:
+        """Raises InvalidRequest for a range without an instant, and for classes that do not exist."""
+        if self.to_us and self.from_us >= self.to_us:
+            raise InvalidRequest("--from must be before --to")
+        if unknown := set(self.fail_on) - BY_NAME.keys():
+            raise InvalidRequest(
+                f"--fail-on: there is no class {', '.join(sorted(unknown))}; there are {', '.join(BY_NAME)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -69,6 +85,10 @@ class Found:
         """A key that is the same for this finding in every audit."""
         subject = self.message_id or f"{self.log}:{self.evidence.get('position', '')}:{self.detail}"
         return f"{self.finding}:{subject}:{','.join(self.groups)}"
+
+    def words(self) -> dict[str, Any]:
+        """The evidence without its instants, and without what is empty."""
+        return {k: v for k, v in self.evidence.items() if not k.endswith("_us") and v not in ("", None)}
 
 
 @dataclass(frozen=True)
@@ -110,6 +130,14 @@ class Result:
     """The lines of the table that says what the audit expected and what it read."""
     dead: list[dict[str, Any]] = field(default_factory=list)
     """Dead letters that nobody sent again: group, reason and count, the most frequent first."""
+    causes: list[Cause] = field(default_factory=list)
+    """The findings by cause: what to do first."""
+    causes_left: int = 0
+    """How many more causes there are."""
+    completeness: Completeness | None = None
+    """The share of messages that were delivered and took effect in time."""
+    slots: dict[str, int] = field(default_factory=dict)
+    """How many slots of time were compared by digests: `compared`, `equal` and `read`; empty without a digest."""
     bad: tuple[str, ...] = tuple(BAD)
     """The classes of findings that fail this audit."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -11,11 +11,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from notify.errors import InvalidRequest
-from notify.spark import findings, life, searches
+from notify.spark import findings, life
 from notify.spark.columns import SOURCE, source_hash
 from notify.spark.coverage import Coverage
 from notify.spark.databases import Database
 from notify.spark.kafka_input import KafkaInput
+from notify.spark.late_inboxes import with_late_inboxes
 from notify.spark.life import Groups
 from notify.spark.log_input import LogInput
 from notify.spark.result import Inputs
@@ -25,14 +26,20 @@ from notify.spark.small_table import small_table
 class MessageRows:
     """Reads and joins what the inputs know of each message."""
 
-    def __init__(self, spark: SparkSession, inputs: Inputs, groups: Groups, coverage: Coverage) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        inputs: Inputs,
+        groups: Groups,
+        coverage: Coverage,
+        with_rows: Collection[str] | None = None,
+    ) -> None:
+        """`with_rows`: the producer groups that have local rows, if they are known."""
         self._spark = spark
         self._inputs = inputs
         self._groups = groups
         self._coverage = coverage
-        with_rows: set[str] = set()
-        for database in inputs.databases:
-            with_rows |= database.producer_groups()
+        with_rows = set(with_rows) if with_rows is not None else producer_groups(inputs)
         in_queues = {name for log in inputs.logs for name in log.catalog.producer_groups.values() if name}
         for kafka in inputs.kafka:
             in_queues |= kafka.producer_groups(spark)
@@ -48,16 +55,20 @@ class MessageRows:
     def read(self) -> DataFrame:
         """The rows, with the classes of findings that each one is in."""
         groups, coverage = self._groups, self._coverage
-        together = life.together(self._parts(), groups)
+        together = life.together(self._parts(), groups).withColumn("made_us", findings.made_us())
         # A row with nothing but acks belongs to a message outside of the audited range.
         event = findings.event_us(coverage.terms.slack_us)
         together = together.where(event.isNotNull() & (event >= coverage.from_us) & (event < coverage.to_us))
-        joined = self._with_expected(together)
+        joined = with_late_inboxes(
+            self._spark, self._with_expected(together), self._inputs.logs, groups, self.terms.inbox_groups,
+            self.terms.inbox_from_us,
+        )  # fmt: skip
         return findings.with_facts(joined, self.terms, groups).withColumn("classes", findings.classes()).select(
             "id", "no", "event_us", "t_us", "t_state", "topic", "other_topic", "digest", "other_digest",
+            "other_state",
             "producer_group", "origin", "half_us", "outcomes", "due_us", "queued_us", "place", "offset", "places",
             "acked_us", "last_acked_us", "effect_us", "is_closed", "classes",
-            *[f"{m}{b}" for m in (*life.MASKS, "expected", "readers") for b in range(groups.blocks)],
+            *[f"{m}{b}" for m in (*life.MASKS, "expected", "readers", "before_inbox") for b in range(groups.blocks)],
         )  # fmt: skip
 
     def _parts(self) -> list[DataFrame]:
@@ -67,7 +78,7 @@ class MessageRows:
         for number, log in enumerate(self._inputs.logs):
             parts += self._of_log(log, number)
         for number, kafka in enumerate(self._inputs.kafka, len(self._inputs.logs)):
-            parts.append(searches.within(kafka.messages(self._spark, groups, number), span))
+            parts.append(self._coverage.within(kafka.messages(self._spark, groups, number)))
         for storage in self._inputs.storages:
             halves = storage.halves(self._spark, span)
             if halves is None:
@@ -82,26 +93,30 @@ class MessageRows:
         return parts
 
     def _of_database(self, database: Database, number: int) -> list[DataFrame]:
-        groups, span = self._groups, self._coverage.span
+        groups, span, drill = self._groups, self._coverage.span, self._coverage.drill
         parts = []
-        rows = database.local_rows(self._spark, span)
+        rows = database.local_rows(self._spark, span, drill)
         if rows is not None:
             parts.append(life.of_local_rows(rows, number, groups))
-        effects = database.effects(self._spark, span)
+        effects = database.effects(self._spark, span, drill)
         if effects is not None:
             bits = F.broadcast(groups.table(self._spark))
             named = effects.withColumnRenamed("consumer_group", "group").join(bits, "group", "left")
-            parts.append(life.of_effects(searches.within(named, span), groups))
+            parts.append(life.of_effects(self._coverage.within(named), groups))
         return parts
 
     def _with_expected(self, together: DataFrame) -> DataFrame:
         """The rows with the groups that were to receive each message."""
-        joined = together.join(F.broadcast(self._expected()), "place", "left")
-        subscribed = F.col("subscribed")
+        table, has_later = self._expected()
+        joined = together.join(F.broadcast(table), "place", "left")
+        due = F.filter(F.col("later"), lambda s: F.col("offset") >= s["start"])
         for b in range(self._groups.blocks):
-            due = F.filter(subscribed, lambda s: F.col("offset") >= s["start"])
-            joined = joined.withColumn(f"expected{b}", _mask(due, b))
-        return joined.drop("subscribed")
+            expected = F.col(f"always{b}")
+            if has_later:  # a function of a list is slow, so it is called for few rows
+                some = F.when(F.col("later").isNotNull(), _mask(due, b)).otherwise(0)
+                expected = expected.bitwiseOR(some)
+            joined = joined.withColumn(f"expected{b}", expected)
+        return joined
 
     def _origin(self, number_of: Callable[[str], Any], is_known: Column) -> Column:
         """The number of the database that a row's `source` stands for. `number_of`: how the column holds a source;
@@ -112,8 +127,7 @@ class MessageRows:
         return number.otherwise(F.lit(life.ABROAD)).cast("int")
 
     def _of_log(self, log: LogInput, number: int) -> list[DataFrame]:
-        spark, groups, span = self._spark, self._groups, self._coverage.span
-        from_us = span.start_us if span else 0
+        spark, groups, from_us = self._spark, self._groups, self._coverage.read_from_us
         messages = log.messages(spark, groups, from_us)
         parts = []
         if messages is not None:
@@ -132,7 +146,7 @@ class MessageRows:
                 .where("kind IS NULL OR kind != 'dead_letter'")
                 .join(F.broadcast(producers), "producer_group", "left")
             )
-            rows = searches.within(named, span).withColumn(
+            rows = self._coverage.within(named).withColumn(
                 "origin", self._origin(source_hash, F.col("source").isNotNull())
             )
             parts.append(life.of_messages(rows, groups, number))
@@ -140,32 +154,45 @@ class MessageRows:
         if acks is not None:
             bits = F.broadcast(groups.table(spark))
             # The progress of one instance in a broadcast says nothing about its group.
-            parts.append(life.of_acks(searches.within(acks.join(bits, "group"), span), groups))
+            parts.append(life.of_acks(self._coverage.within(acks.join(bits, "group")), groups))
         return parts
 
-    def _expected(self) -> DataFrame:
-        """(place, subscribed, readers0, …): for each queue the groups that are to receive it, and from which offset on;
-        and a mask of those that ever subscribed to it."""
+    def _expected(self) -> tuple[DataFrame, bool]:
+        """For each queue (`place`), masks of the groups that are to receive all of it (`always0`, …), a list of those
+        that receive it from a later offset on (`later`, or null), and masks of those that ever subscribed to it
+        (`readers0`, …). Also whether any queue has such a list.
+        """
         groups = self._groups
+        blocks = range(groups.blocks)
         rows: list[tuple[Any, ...]] = []
+        names = frozenset(groups.names)
+        everyone = [groups.mask(groups.names, b) for b in blocks]
         inputs: list[LogInput | KafkaInput] = [*self._inputs.logs, *self._inputs.kafka]
         for number, queues in enumerate(inputs):
             wanted = queues.wanted()
             # Kafka forgets groups that read it long ago: there, nobody is strange.
             readers = queues.readers() if isinstance(queues, LogInput) else {}
             for topic, queue in sorted(wanted.keys() | readers.keys()):
-                subscribed = [self._subscribed(group, start) for group, start in wanted.get((topic, queue), ())]
-                known = sorted(readers.get((topic, queue), groups.names))
-                masks = [groups.mask([g for g in known if g in groups.names], b) for b in range(groups.blocks)]
-                rows.append((life.place_of(number, topic, queue), subscribed, *masks))
+                starts = wanted.get((topic, queue), ())
+                always = [group for group, start in starts if start <= 0]
+                later = [self._subscribed(group, start) for group, start in starts if start > 0]
+                receive = [groups.mask(always, b) for b in blocks]
+                ever = readers.get((topic, queue))
+                read = everyone if ever is None else [groups.mask(sorted(ever & names), b) for b in blocks]
+                rows.append((life.place_of(number, topic, queue), later or None, *receive, *read))
         one = pa.struct([(n, pa.int64()) for n in ("start", *_bit_names(groups))])
-        columns = {"place": pa.int64(), "subscribed": pa.list_(one)}
-        columns |= {f"readers{b}": pa.int64() for b in range(groups.blocks)}
-        return small_table(self._spark, columns, rows)
+        columns = {"place": pa.int64(), "later": pa.list_(one)}
+        columns |= {f"{name}{b}": pa.int64() for name in ("always", "readers") for b in blocks}
+        return small_table(self._spark, columns, rows), any(row[1] for row in rows)
 
     def _subscribed(self, group: str, start: int) -> dict[str, int]:
         bits = {name: self._groups.bit(group, b) for b, name in enumerate(_bit_names(self._groups))}
         return {"start": start} | bits
+
+
+def producer_groups(inputs: Inputs) -> set[str]:
+    """The producer groups that have local rows in a database."""
+    return {group for database in inputs.databases for group in database.producer_groups()}
 
 
 def hashes(spark: SparkSession, names: Sequence[str]) -> dict[str, int]:

@@ -96,20 +96,26 @@ class SegmentScan:
                 self._examine(disk, segment, damage, times)
         finally:
             disk.close(fd)
+        # By name: segments with the same groups number them alike. Instances of a broadcast have no bit in an audit.
+        self._group_names = sorted(self._group_numbers, key=lambda name: ("@" in name, name))
         table = np.frombuffer(b"".join(self._entries), ENTRY_TYPE)
         sources = np.repeat(np.array(self._sources, np.int64), np.array(self._counts, np.int64))
         self._gather(table, sources, np.array(self._digests, np.int64))
+        if len(table):
+            self.facts.made_us = int(table["id_high"].max() >> 16) * 1000  # an id begins with 48 bits of milliseconds
         rows = [dict(zip(CHECKS.names, check, strict=True)) for check in self._checks]
         self.checks = pa.Table.from_pylist(rows, CHECKS)
         self.letters = pa.Table.from_pylist(self._letters, LETTERS)
         self.facts.messages, self.facts.acks = self.messages.num_rows, self.acks.num_rows
         self.facts.letters = self.letters.num_rows
+        self.facts.published = pc.sum(pc.equal(self.messages["producer_group"], 0)).as_py() or 0
         self.facts.strays = (
             pc.sum(pc.and_(pc.equal(self.messages["outcome"], ROLLED_BACK), self.messages["half_us"].is_null())).as_py()
             or 0
         )
         self.facts.loose = pc.sum(self.acks["is_loose"]).as_py() or 0
-        self.facts.consumer_groups = list(self._group_numbers)
+        self.facts.unnamed = self.acks["id"].null_count
+        self.facts.consumer_groups = self._group_names
         self.facts.sent = self._sent()
 
     def _examine(self, disk: Disk, segment: Segment, damage: Damage, times: tuple[int, int]) -> None:
@@ -250,7 +256,7 @@ class SegmentScan:
         first, last = np.zeros(count, np.int64), np.zeros(count, np.int64)
         is_here = (entry >= 0) & (rows[:, 1] < MASK_GROUPS)
         at, kinds, groups, times = row_of[entry[is_here]], rows[is_here, 0], rows[is_here, 1], rows[is_here, 7]
-        for group in range(min(len(self._group_numbers), MASK_GROUPS)):
+        for group in range(min(len(self._group_names), MASK_GROUPS)):
             of_group = groups == group
             bit = np.int64(1 << group)
             masks["acked"][at[of_group & (kinds == 0)]] |= bit
@@ -272,6 +278,9 @@ class SegmentScan:
         Also each row's entry number (-1: in another segment), and the rows as numbers (kind, group, …).
         """
         runs = np.array(self._settled, np.int64).reshape(-1, 9)
+        if len(runs):
+            numbers_of = {name: number for number, name in enumerate(self._group_names)}
+            runs[:, 1] = np.array([numbers_of[name] for name in self._group_numbers])[runs[:, 1]]
         counts = runs[:, 5]
         rows = np.repeat(runs, counts, axis=0)
         within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -48,7 +48,9 @@ def gaps(name: str, bridges: Iterable[Bridged]) -> Iterable[Found]:
             continue
         yield Found(
             "BRIDGE_GAP", detail=detail, at_us=b.time_us, log=name,
-            evidence={"position": b.at, "from": before.position, "to": b.since, "source": b.source},
+            evidence={
+                "position": b.at, "from": before.position, "to": b.since, "source": b.source, "from_us": before.time_us,
+            },
         )  # fmt: skip
 
 

@@ -43,5 +43,9 @@ def judge(plan: Plan, result: Result, newest_row_us: int) -> None:
             f"transactions after {instant_text(result.closed_us)} are not closed yet, and --to is later"
         )
     if totals["rows"] and not totals["closed"] and result.counts.get("PENDING"):
-        result.reasons.append("every transaction in the audited range is still PENDING")
+        slowest = min(result.inputs, key=lambda entry: int(entry["watermark_us"]))
+        result.reasons.append(
+            f"every transaction in the audited range is still PENDING; {slowest['input']} ends at "
+            f"{instant_text(slowest['watermark_us'])}"
+        )
     result.verdict = "FINDINGS" if result.has_findings else "INCONCLUSIVE" if result.reasons else "PASS"

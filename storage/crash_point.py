@@ -28,16 +28,25 @@ POINTS = (
 )
 
 WATCH_POINTS = (
+    "watch.at_start",
     "watch.before_audit",
+    "watch.after_audit",
     "watch.before_commit",
+    "watch.in_commit",
     "watch.after_commit",
     "watch.before_line_sync",
     "watch.after_line_sync",
+    "watch.after_line_note",
     "watch.before_rename",
+    "watch.after_rename",
     "watch.before_alarm",
     "watch.after_alarm",
+    "watch.after_alarm_note",
 )
 """Points of a continuous audit, which no server reaches."""
+
+COPY_POINTS = ("copy.before_facts", "copy.forgetting")
+"""Points of an audit that copies segments of the log, or removes copies."""
 
 _armed = ""
 _left = 0
@@ -47,7 +56,7 @@ def arm(specification: str) -> None:
     """Arm a point, `name:count`; empty disarms. Raises ValueError for a name that is none."""
     global _armed, _left
     name, _, count = specification.partition(":")
-    if name and name not in POINTS + WATCH_POINTS:
+    if name and name not in POINTS + WATCH_POINTS + COPY_POINTS:
         raise ValueError(f"there is no crash point {name!r}; there are {', '.join(POINTS)}")
     _armed, _left = name, int(count or 1)
 

@@ -1,7 +1,7 @@
-"""Measures an audit of 5 million transactions, T and E by JDBC from a real database, H, Q and A from a real log.
+"""`make bench-audit TRANSACTIONS=…`: an audit of so many transactions, of twice as many, and of a fifth.
 
-Each audit is a process of its own, started cold: its time includes Spark's start and the copy of the log's segments.
-Memory is the sum of its JVM, its Python workers and itself, sampled every half second.
+T and E come by JDBC from a real database, H, Q and A from a real log. Each audit is a process of its own, started cold.
+The first audit of a log copies its segments; the others, with a digest first and in full, compare them with the copies.
 """
 
 from __future__ import annotations
@@ -9,47 +9,37 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
-import threading
-import time
 from pathlib import Path
+from typing import Any
 
 from notify.bench.made_run import made_run
+from notify.bench.measured_audit import measured_audit
 from notify.testing.databases import SERVERS
-from notify.testing.usage import resident_mb
 
 
-def audit(url: str, log: Path, report: Path) -> dict[str, float]:
-    """Run the command once, and measure it."""
-    command = [
-        sys.executable, "-m", "notify.cli.main", "audit", "run", "--json", "--database", f"shop={url}",
-        "--log", str(log), "--report", str(report), "--max-transaction-seconds", "5", "--deliver-seconds", "5",
-    ]  # fmt: skip
-    started = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    peak = 0.0
-    done = threading.Event()
+def of_size(count: int, database: str, directory: Path) -> list[dict[str, Any]]:
+    """Make a run of `count` transactions in an empty directory, and audit it three times."""
+    with SERVERS[database](durable=False) as url:
+        made = made_run(directory, url, count)
+        figures = []
+        for name, flags in (("with copies", ["--full"]), ("digest first", []), ("full", ["--full"])):
+            measured = measured_audit({"shop": url}, [made.log], directory / "report", flags)
+            figures.append({"audit": name} | measured)
+            print(json.dumps(figures[-1]), flush=True)
+        return figures
 
-    def look() -> None:
-        nonlocal peak
-        while not done.wait(0.5):
-            peak = max(peak, resident_mb(process.pid))
 
-    watching = threading.Thread(target=look)
-    watching.start()
-    out, _ = process.communicate()
-    done.set()
-    watching.join()
-    result = json.loads(out)
-    assert result["verdict"] == "PASS", result["counts"]
-    return {
-        "transactions": result["totals"]["committed"],
-        "seconds": round(time.monotonic() - started, 1),
-        "peak_mb": round(peak),
-        **{f"{name} s": seconds for name, seconds in result["steps"].items()},
-    }
+def table(figures: list[dict[str, Any]]) -> str:
+    """The figures as a table of docs/performance.md."""
+    rows = ["| transactions | audit | seconds | JVM, peak | Python, peak |", "|---|---|---|---|---|"]
+    for row in figures:
+        steps = ", ".join(f"{name} {seconds:,.0f}" for name, seconds in row["steps"].items() if seconds >= 1)
+        rows.append(
+            f"| {row['transactions']:,} | {row['audit']} | {row['seconds']:,.0f} ({steps}) | "
+            f"{row['jvm_peak_mb']:,} MiB | {row['python_peak_mb']:,} MiB |"
+        )
+    return "\n".join(rows)
 
 
 def main() -> None:
@@ -57,21 +47,17 @@ def main() -> None:
     parser.add_argument("--transactions", type=int, default=5_000_000)
     parser.add_argument("--database", choices=("postgresql", "mariadb"), default="postgresql")
     given = parser.parse_args()
-    seconds = []
-    for count in (given.transactions, 2 * given.transactions):
+    figures: list[dict[str, Any]] = []
+    for count in (given.transactions // 5, given.transactions, 2 * given.transactions):
         directory = Path(tempfile.mkdtemp(prefix="notify-audit-"))
         directory.chmod(0o755)
         try:
-            with SERVERS[given.database]() as url:
-                made = made_run(directory, url, count)
-                for again in (False, True):
-                    figures = audit(url, made.log, directory / "report")
-                    print(json.dumps({"segments copied before": again} | figures), flush=True)
-                    if not again:
-                        seconds.append(figures["seconds"])
+            figures += of_size(count, given.database, directory)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
-    print(json.dumps({"ratio_of_twice_the_work": round(seconds[1] / seconds[0], 2)}))
+    print(table(figures))
+    again = [row["seconds"] for row in figures if row["audit"] == "full"]
+    print(json.dumps({"ratio_of_twice_the_work": round(again[2] / again[1], 2)}))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import sqlalchemy as sa
 
 from notify import ids
 from notify.client.table import create_tables, notify_source
+from notify.digest import body_digest
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction, State
@@ -65,11 +67,16 @@ def topic_of(number: int) -> str:
     return f"order.{number % TOPICS}"
 
 
-def payload_of(number: int, size: int = 200) -> bytes:
+BODY_BYTES = 200
+ROWS_A_FILE = 500_000
+"""So many rows are written to a file before the database loads it."""
+
+
+def payload_of(number: int, size: int = BODY_BYTES) -> bytes:
     return encode_msgpack(Payload(topic_of(number), bytes(size), f"k{number % KEYS}"))
 
 
-async def write_log(made: Made, *, segment_bytes: int = 256 << 20, size: int = 200) -> LogStore:
+async def write_log(made: Made, *, segment_bytes: int = 256 << 20, size: int = BODY_BYTES) -> LogStore:
     """Write halves, outcomes and acks of all transactions; the store stays open for more."""
     store = LogStore(made.log, segment_bytes=segment_bytes)
     await store.open(made.first_us)
@@ -77,7 +84,7 @@ async def write_log(made: Made, *, segment_bytes: int = 256 << 20, size: int = 2
         await store.create_topic(Topic(topic_of(n)))
         mode = "ordered" if n == 0 else "shared"
         await store.subscribe(Subscription(CONSUMERS, topic_of(n), mode=mode, inbox_from_us=0), [0])
-    at_once = TOGETHER_US // made.step_us
+    at_once = max(1, TOGETHER_US // made.step_us)
     for first in range(0, made.count, at_once):
         numbers = range(first, min(made.count, first + at_once))
         now = made.at(first)
@@ -99,15 +106,25 @@ async def write_log(made: Made, *, segment_bytes: int = 256 << 20, size: int = 2
 
 def local_rows(made: Made) -> Iterator[list[str | int | None]]:
     """Rows of half_message as lines for COPY and LOAD DATA."""
+    digest = body_digest(bytes(BODY_BYTES))
     for n in range(made.count):
-        yield local_row(ids.to_text(made.id(n)), topic_of(n), made.at(n) + 20)
+        yield local_row(ids.to_text(made.id(n)), topic_of(n), made.at(n) + 20, digest)
 
 
-def local_row(name: str, topic: str, at_us: int, state: str = "COMMITTED") -> list[str | int | None]:
-    return [name, 0, PRODUCERS, "half", state, "", topic, None, 1, text_of(at_us)]
+def inbox_rows(made: Made) -> Iterator[list[str | int | None]]:
+    """Rows of notify_inbox, in the same way."""
+    for n in range(made.count):
+        yield [CONSUMERS, f"{ids.to_text(made.id(n))}.0", text_of(made.at(n) + EFFECTIVE_AFTER_US)]
 
 
-LOCAL_COLUMNS = "transaction_id, message_no, producer_group, mode, state, shards, topic, key, relayed, created_at"
+def local_row(name: str, topic: str, at_us: int, digest: int, group: str = PRODUCERS) -> list[str | int | None]:
+    return [name, 0, group, "half", "COMMITTED", "", topic, None, 1, text_of(at_us), digest]
+
+
+LOCAL_COLUMNS = (
+    "transaction_id, message_no, producer_group, mode, state, shards, topic, key, relayed, created_at, digest"
+)
+INBOX_COLUMNS = "consumer_group, message_id, created_at"
 
 
 def open_engine(url: str) -> sa.Engine:
@@ -121,20 +138,23 @@ def load(engine: sa.Engine, made: Made, scratch: Path) -> None:
     create_tables(engine)
     with engine.begin() as connection:
         connection.execute(notify_source.update().values(id=SOURCE))
-    local, inbox = scratch / "local.csv", scratch / "inbox.csv"
-    with local.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(
-            [["\\N" if value is None else value for value in row] for row in local_rows(made)]
-        )
-    with inbox.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(
-            [CONSUMERS, f"{ids.to_text(made.id(n))}.0", text_of(made.at(n) + EFFECTIVE_AFTER_US)]
-            for n in range(made.count)
-        )
-    load_csv(engine, "half_message", LOCAL_COLUMNS, local)
-    load_csv(engine, "notify_inbox", "consumer_group, message_id, created_at", inbox)
-    local.unlink()
-    inbox.unlink()
+    load_rows(engine, "half_message", LOCAL_COLUMNS, local_rows(made), scratch)
+    load_rows(engine, "notify_inbox", INBOX_COLUMNS, inbox_rows(made), scratch)
+
+
+def load_rows(engine: sa.Engine, table: str, columns: str, rows: Iterable[list[Any]], scratch: Path) -> None:
+    """Load rows into a table, ROWS_A_FILE of them at a time; `scratch`: the directory of the files."""
+    file = scratch / f"{table}.csv"
+    iterator = iter(rows)
+    while several := list(itertools.islice(iterator, ROWS_A_FILE)):
+        with file.open("w", newline="") as lines:
+            csv.writer(lines, lineterminator="\n").writerows(
+                [["\\N" if value is None else value for value in row] for row in several]
+            )
+        load_csv(engine, table, columns, file)
+        file.unlink()
+    with engine.connect() as connection:
+        connection.exec_driver_sql(f"ANALYZE {'TABLE ' if engine.dialect.name == 'mysql' else ''}{table}")
 
 
 def load_csv(engine: sa.Engine, table: str, columns: str, file: Path) -> None:
@@ -165,8 +185,6 @@ def load_csv(engine: sa.Engine, table: str, columns: str, file: Path) -> None:
         raw.commit()
     finally:
         raw.close()
-    with engine.connect() as connection:
-        connection.exec_driver_sql(f"ANALYZE {'TABLE ' if engine.dialect.name == 'mysql' else ''}{table}")
 
 
 def make_log(made: Made, segment_bytes: int = 256 << 20) -> None:
@@ -179,12 +197,17 @@ def make_log(made: Made, segment_bytes: int = 256 << 20) -> None:
     asyncio.run(run())
 
 
+def started_us(transactions: int, step_us: int) -> int:
+    """When a run of so many transactions began that ended AGO_US ago."""
+    first_us = time.time_ns() // 1000 - transactions * step_us - AGO_US
+    return first_us // 1_000_000 * 1_000_000
+
+
 def made_run(
     directory: Path, url: str, transactions: int, segment_bytes: int = 256 << 20, step_us: int = STEP_US
 ) -> Made:
     """Make a sound run: every committed message was delivered and took effect."""
-    first_us = time.time_ns() // 1000 - transactions * step_us - AGO_US
-    made = Made(directory / "log", transactions, first_us // 1_000_000 * 1_000_000, step_us)
+    made = Made(directory / "log", transactions, started_us(transactions, step_us), step_us)
     make_log(made, segment_bytes)
     engine = open_engine(url)
     load(engine, made, directory)

@@ -25,6 +25,7 @@ from notify.binlog_bridge.announcing import Announcing, mover_of
 from notify.binlog_bridge.backfill import Backfill
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.history import Purged
+from notify.binlog_bridge.listed import Listed
 from notify.binlog_bridge.position import Position
 from notify.binlog_bridge.read_ahead import ReadAhead
 from notify.binlog_bridge.reader import BinlogReader
@@ -269,9 +270,9 @@ class Bridge:
         reading = self._reading(Position.of(text))
         self._has_read(self._newest_us(text))
         self.totals.connections += 1
-        retrying = Retrying(
-            self._engine, self._refusals, lambda batch: self._post(sink, batch), self._note, isinstance(sink, PutsById)
-        )
+        knows_ids = isinstance(sink, PutsById)
+        retrying = Retrying(self._engine, self._refusals, lambda batch: self._post(sink, batch), self._note, knows_ids)
+        listed = Listed(self._engine, self._refusals, knows_ids=knows_ids)
         waiting = ""
         posted = time.monotonic()
         has_parts_open = False
@@ -279,13 +280,15 @@ class Bridge:
             Announcing(self._engine, self.name, self.totals, self._refusals, self._showing).run()
         )
         try:
+            await listed.begin()
             while True:
                 read = await reading.next()
                 if announcing.done():
                     announcing.result()  # it ends by a fault of the bridge only
-                if not has_parts_open:
-                    text = await retrying.send(epoch, text)
                 batch, newest_us = read or (None, 0)
+                listed.read(text, is_caught_up=batch is None and bool(reading.caught_up_us))
+                if not has_parts_open and listed.is_passed:
+                    text = await retrying.send(epoch, text)
                 if batch is None:
                     caught_up_us = reading.caught_up_us
                     if caught_up_us:
@@ -302,6 +305,7 @@ class Bridge:
                 if idle or batch is None:
                     batch = PackedBridgeBatch(epoch=epoch, expected_position=text, position=waiting)
                 batch.epoch, batch.expected_position, batch.position = epoch, text, batch.position or text
+                batch = await listed.without(batch)
                 await self._append(sink, batch, newest_us)
                 text, has_parts_open = batch.position, batch.prepare or (idle and has_parts_open)
                 waiting, posted = "", time.monotonic()

@@ -76,6 +76,19 @@ class Refusals:
                     messages = readable(connection, outbox, [place.id for place in page])
                 yield messages  # no connection is held while they are sent, nor by a bridge that is stopped then
 
+    def has_any(self, engine: Engine) -> bool:
+        """Whether anything is on the list, whatever was decided about it. Raises SQLAlchemyError."""
+        if not _has_list(engine):
+            return False
+        with engine.connect() as connection:
+            return connection.scalar(sa.select(notify_refused.c.transaction_id).limit(1)) is not None
+
+    def listed(self, engine: Engine, names: Sequence[str]) -> set[str]:
+        """Those of the transactions that are on the list. Raises SQLAlchemyError."""
+        name = notify_refused.c.transaction_id
+        with engine.connect() as connection:
+            return {str(each) for each in connection.scalars(sa.select(name).where(name.in_(names)))}
+
     def report(self, engine: Engine) -> RefusedReport | None:
         """The list as the queue's console shows it; None where the source has none. Raises SQLAlchemyError."""
         if not _has_list(engine):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,10 @@ import typer
 
 from notify.cli.api import AS_JSON, DRY_RUN, URL, call
 from notify.cli.audit_failures import never_one, spark_errors
-from notify.cli.audit_repair import FORCE, PLAN, REASON, REPAIR, carry_out, write_plan
+from notify.cli.audit_flags import commands_of
+from notify.cli.audit_repair import FORCE, PLAN, REASON, REPAIR, carry_out, check_files, write_plan
 from notify.cli.audit_repair import show as show_repairs
+from notify.cli.audit_text import show, show_explained
 from notify.cli.printed import say, say_json
 from notify.errors import InvalidRequest, Unavailable
 from notify.wire import instant
@@ -21,14 +23,17 @@ from notify.wire import instant
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from notify.spark.result import Inputs, Result
+    from notify.spark.result import Inputs
 
 DATABASE = typer.Option(
     [], "--database", envvar="NOTIFY_AUDIT_DATABASE", help="A service's database as `NAME=URL` or URL (repeatable): "
     "half_message holds its commits, notify_inbox its effects.",
 )  # fmt: skip
 LOG = typer.Option(
-    [], "--log", envvar="NOTIFY_AUDIT_LOG", help="A server's data directory, running or not, or a copy (repeatable)."
+    [],
+    "--log",
+    envvar="NOTIFY_AUDIT_LOG",
+    help="A server's data directory, running or not, or a copy, as `NAME=DIRECTORY` or alone (repeatable).",
 )
 KAFKA = typer.Option([], "--kafka", envvar="NOTIFY_AUDIT_KAFKA", help="kafka://host:port,… if the queue is Kafka.")
 STORAGE = typer.Option(
@@ -50,7 +55,13 @@ EFFECTS = typer.Option(
     [], "--effects", help="A query for the message_id (and consumer_group) of business effects, as `NAME:SQL` with "
     "a database's name; without it doubled effects are not found.",
 )  # fmt: skip
+OBJECTIVE = typer.Option(
+    99.99, "--objective", min=0, max=100,
+    help="The share of committed messages, in percent, that should be delivered and take effect within "
+    "--deliver-seconds; missing it alone is no finding.",
+)  # fmt: skip
 FAIL_ON = typer.Option([], "--fail-on", help="A class that fails the audit, too, such as DEAD (repeatable).")
+FULL = typer.Option(False, "--full", help="Read everything row by row, without a digest first.")
 REPORT = typer.Option(
     Path("notify-audit"), "--report", help="Directory for the report, and for copies of the log's segments."
 )
@@ -89,6 +100,16 @@ def effect_queries(given: list[str], names: list[str]) -> tuple[tuple[str, str],
     return tuple((name, query.rstrip(";")) for name, query in pairs)
 
 
+def named_logs(given: list[str]) -> list[tuple[str, str]]:
+    """(name, directory) of each: `NAME=DIRECTORY`, or the directory's last part; all of it where that is not unique."""
+    pairs = []
+    for text in given:
+        name, equals, directory = text.partition("=")
+        pairs.append((name, directory) if equals and "/" not in name else (Path(text).name, text))
+    names = [name for name, _ in pairs]
+    return [(name if names.count(name) == 1 else directory, directory) for name, directory in pairs]
+
+
 @contextmanager
 def opened(database: list[str], log: list[str], kafka: list[str], storage: list[str]) -> Iterator[Inputs]:
     """Open the inputs that the flags name. Raises the errors of the inputs."""
@@ -107,7 +128,8 @@ def opened(database: list[str], log: list[str], kafka: list[str], storage: list[
             from notify.spark.kafka_input import KafkaInput
 
             readers = [KafkaInput(url) for url in kafka]
-        yield Inputs(databases[: len(database)], [LogInput(d) for d in log], readers, databases[len(database) :])
+        logs = [LogInput(directory, name) for name, directory in named_logs(log)]
+        yield Inputs(databases[: len(database)], logs, readers, databases[len(database) :])
     finally:
         for opened_database in databases:
             opened_database.close()
@@ -121,10 +143,13 @@ def session(master: str, memory: str, *, small: bool = False) -> Iterator[SparkS
     except ModuleNotFoundError as error:
         raise Unavailable(f"the audit needs `pip install 'notify-tx[audit]'` ({error.name} is missing)") from None
     spark = open_session(master, memory, small=small)
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
     try:
         yield spark
     finally:
-        spark.stop()
+        with suppress(OSError, Py4JError):  # a JVM that died cannot be stopped, and its death was told
+            spark.stop()
 
 
 def is_small(inputs: Inputs) -> bool:
@@ -144,6 +169,7 @@ PAGE_CHARACTERS = 500_000
 
 @audits.command("run")
 def run(
+    context: typer.Context,
     database: list[str] = DATABASE,
     log: list[str] = LOG,
     kafka: list[str] = KAFKA,
@@ -156,6 +182,7 @@ def run(
     deliver_seconds: float = DELIVER,
     bucket_seconds: float = BUCKET,
     effects: list[str] = EFFECTS,
+    objective: float = OBJECTIVE,
     report: Path = REPORT,
     master: str = MASTER,
     memory: str = MEMORY,
@@ -164,43 +191,43 @@ def run(
     force: bool = FORCE,
     dry_run: bool = DRY_RUN,
     fail_on: list[str] = FAIL_ON,
+    full: bool = FULL,
     publish: bool = typer.Option(False, "--publish", help="Send verdict and report to the server, for its console."),
     reason: str = REASON,
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
     """Audit once. Exit code 0: nothing is wrong; 1: something is wrong; 2: inconclusive, or the audit failed."""
-    if plan_file is not None and (repair is not None or plan_file.exists()):
-        raise InvalidRequest("--plan writes a new file, and --repair carries one out: give one of them")
-    if repair is not None:
-        with never_one(as_json), spark_errors(), opened_here(database, log, kafka, storage) as inputs:
-            scratch = report / "segments"
-            rows = carry_out(inputs, repair, url, reason, scratch=scratch, force=force, dry_run=dry_run)
-        raise typer.Exit(show_repairs(rows, as_json=as_json))
-    with never_one(as_json), spark_errors(), opened_here(database, log, kafka, storage) as inputs:
-        from notify.spark.audit import Audit
-        from notify.spark.report.files import plain, write
-        from notify.spark.result import Plan
+    with never_one(as_json):
+        check_files(plan_file, repair)
+        scratch = report / "segments"
+        if repair is not None:
+            with spark_errors(), opened_here(database, log, kafka, storage) as inputs:
+                rows = carry_out(inputs, repair, url, reason, scratch=scratch, force=force, dry_run=dry_run)
+            raise typer.Exit(show_repairs(rows, as_json=as_json, dry_run=dry_run))
+        with spark_errors(), opened_here(database, log, kafka, storage) as inputs:
+            from notify.spark.audit import Audit
+            from notify.spark.causes.told import tell_causes
+            from notify.spark.report.files import write
+            from notify.spark.result import Plan
 
-        names = [d.name for d in inputs.databases]
-        span = (instant_us("--from", since), instant_us("--to", to))
-        bounds = (max_transaction_seconds, deliver_seconds, bucket_seconds)
-        plan = Plan(*span, *bounds, effect_queries(effects, names), tuple(fail_on))
-        tell = told(as_json)
-        tell("starting Spark")
-        with session(master, memory, small=is_small(inputs)) as spark:
-            result = Audit(spark, plan, inputs, report / "segments", tell).run()
-            planned = write_plan(result, inputs, plan_file, force=force) if plan_file is not None else ""
-            page = write(result, report)
-        if publish:
-            call(url, "POST", "audits", body=published(result, page))
-    if as_json:
-        say_json(plain(result))
-    else:
-        show(result, page)
-    if planned:
-        say(planned, err=True)
-    raise typer.Exit(result.exit_code)
+            queries = effect_queries(effects, [d.name for d in inputs.databases])
+            span = (instant_us("--from", since), instant_us("--to", to))
+            bounds = (max_transaction_seconds, deliver_seconds, bucket_seconds)
+            plan = Plan(*span, *bounds, queries, tuple(fail_on), objective, "full" if full else "")
+            plan.check()
+            told(as_json)("starting Spark")
+            with session(master, memory, small=is_small(inputs)) as spark:
+                result = Audit(spark, plan, inputs, scratch, told(as_json)).run()
+                tell_causes(spark, plan, inputs, result, commands_of(context, inputs))
+                planned = write_plan(result, inputs, plan_file, force=force) if plan_file is not None else ""
+                page = write(result, report)
+            if publish:
+                call(url, "POST", "audits", body=published(result, page))
+        show(result, page, as_json=as_json)
+        if planned:
+            say(planned, err=True)
+        raise typer.Exit(result.exit_code)
 
 
 def published(result: Any, page: Path) -> dict[str, Any]:
@@ -232,36 +259,6 @@ def opened_here(database: list[str], log: list[str], kafka: list[str], storage: 
     return opened(database, log, kafka, storage)
 
 
-def show(result: Result, page: Path) -> None:
-    """Print the result for people."""
-    from notify.spark.findings import FINDINGS
-
-    for line in result.coverage:
-        if not line.is_whole:
-            say(f"  not covered: {line.name}: {line.kind}: {line.expected}; read: {line.read}")
-    for f in FINDINGS:
-        count = result.counts.get(f.name, 0)
-        if count:
-            say(f"  {f.name:<16} {count:,}")
-        if f.name in result.not_checked:
-            say(f"  {f.name:<16} not checked: {result.not_checked[f.name]}")
-    for row in result.dead[:10]:
-        say(f"    DEAD {row['group']}: {row['count']:,} times {row['reason']}")
-    for case in result.found[:10]:
-        say(f"    {case.finding} {case.message_id or case.log}: {case.detail}")
-    if len(result.found) > 10:
-        say(f"    … and {len(result.found) - 10:,} more, in {page.parent}/findings.parquet")
-    for note in result.notes:
-        say(f"note: {note}")
-    for reason in result.reasons:
-        say(f"not judged: {reason}")
-    totals = result.totals
-    say(
-        f"{result.verdict}: {totals['committed']:,} committed messages, {totals['in_queues']:,} in queues, "
-        f"{totals['effects']:,} with effects; {result.seconds:.1f} s; report: {page}"
-    )
-
-
 @audits.command("explain")
 def explain(
     transaction: str = typer.Argument(help="A transaction or message id."),
@@ -269,24 +266,29 @@ def explain(
     log: list[str] = LOG,
     kafka: list[str] = KAFKA,
     storage: list[str] = STORAGE,
+    plan_file: list[Path] = typer.Option(
+        [], "--plan", help="A plan that was carried out, whose journal says by whom and why (repeatable)."
+    ),
+    max_transaction_seconds: float = LONGEST,
+    deliver_seconds: float = DELIVER,
     report: Path = REPORT,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Show one transaction's history from every source. Exit code 1: no source knows it."""
-    with never_one(as_json), spark_errors(), opened_here(database, log, kafka, storage) as inputs:
-        from notify.spark.explain import explain as events_of
+    """Show one transaction's verdict, its history from every source, and its repairs.
 
-        events = events_of(inputs, transaction, report / "segments")
-    if as_json:
-        rows = [{"at_us": e.at_us, "source": e.source, "what": e.what} for e in events]
-        say_json({"transaction": transaction, "events": rows})
-    else:
-        for e in events:
-            moment = datetime.fromtimestamp(e.at_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
-            say(f"{moment}  {e.source:<18} {e.what}")
-        if not events:
-            say("none of the given databases and logs knows this transaction")
-    raise typer.Exit(0 if events else 1)
+    Exit code 0: nothing is wrong with it, or it is repaired; 1: something is wrong, or no source knows it; 2: failed.
+    """
+    with never_one(as_json):
+        with spark_errors(), opened_here(database, log, kafka, storage) as inputs:
+            from notify.spark.explain.explained import explain as explained
+
+            times = (max_transaction_seconds, deliver_seconds)
+            known = explained(inputs, transaction, report / "segments", times, plan_file)
+        if as_json:
+            say_json(known.plain(transaction))
+        else:
+            show_explained(known)
+        raise typer.Exit(known.exit_code)
 
 
 @audits.command("watch")
@@ -321,7 +323,7 @@ def watch(
     import signal
     import threading
 
-    with never_one(as_json), spark_errors(), opened_here(database, log, kafka, storage) as checked:
+    with never_one(as_json), alarmed(state, alarm_url), opened_here(database, log, kafka, storage) as checked:
         from notify.spark.result import Plan
         from notify.spark.watch.watching import Auditing, Watch
 
@@ -346,6 +348,21 @@ def watch(
             )
             with closing(watching):
                 watching.run(stop, windows)
+
+
+@contextmanager
+def alarmed(state: Path, alarm_url: str) -> Iterator[None]:
+    """As `spark_errors`; and a watch that was begun before and cannot go on is an alarm, such as where an input is gone
+    when it starts."""
+    try:
+        with spark_errors():
+            yield
+    except (InvalidRequest, Unavailable) as error:
+        if (state / "watch.db").exists():
+            from notify.spark.watch.watching import tell_failure
+
+            tell_failure(state, alarm_url, error)
+        raise
 
 
 def _said(line: dict[str, Any]) -> str:

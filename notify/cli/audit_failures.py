@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-import click
 import typer
 
-from notify.cli.printed import say_json
+from notify.cli.printed import say, say_json
 from notify.errors import NotifyError, Unavailable
 
 
@@ -30,24 +31,48 @@ def spark_errors() -> Iterator[None]:
 
 @contextmanager
 def never_one(as_json: bool) -> Iterator[None]:
-    """Exit code 2 if the audit cannot run or fails, with the reason in the JSON: 1 says that it found something."""
+    """Exit code 2 if the audit cannot run, fails, or cannot say what it found: 1 says that it found something.
+
+    With `as_json` the reason is in the JSON. All of a command belongs inside.
+    """
     try:
         yield
+    except (typer.Exit, typer.BadParameter):
+        raise
     except NotifyError as error:
-        if as_json:
-            say_json({"verdict": "", "failed": str(error), "exit_code": 2})
+        _say_failed(as_json, str(error))
         raise
     except KeyboardInterrupt:
-        if as_json:
-            say_json({"verdict": "", "failed": "interrupted", "exit_code": 2})
+        _say_failed(as_json, "interrupted")
+        raise typer.Exit(2) from None
+    except OSError as error:
+        # Files of the audit have failed as Unavailable, see `spark_errors`: this is stdout, or stderr.
+        _forget_output()
+        with suppress(OSError):
+            say(f"notify: the result could not be printed: {error}", err=True)
         raise typer.Exit(2) from None
     except Exception as error:
-        if isinstance(error, click.exceptions.Exit | click.ClickException):
-            raise
-        traceback.print_exc()
-        if as_json:
-            say_json({"verdict": "", "failed": f"a fault of the audit itself: {error!r}", "exit_code": 2})
+        with suppress(OSError):
+            traceback.print_exc()
+        _say_failed(as_json, f"a fault of the audit itself: {error!r}")
         raise typer.Exit(2) from None
+
+
+def _say_failed(as_json: bool, why: str) -> None:
+    if as_json:
+        try:
+            say_json({"verdict": "", "failed": why, "exit_code": 2})
+        except OSError:
+            _forget_output()
+
+
+def _forget_output() -> None:
+    """Let stdout go nowhere: what is left in its buffer would fail once more at the end, with another exit code."""
+    with suppress(OSError, ValueError):
+        stdout = sys.stdout.fileno()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stdout)
+        os.close(nowhere)
 
 
 def cause_of(error: Exception) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from notify.cli.printed import say, say_json
+from notify.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from notify.spark.result import Inputs, Result
@@ -21,6 +24,15 @@ FORCE = typer.Option(False, "--force", help="Plan, or repair, although an input 
 REASON = typer.Option(
     "repair after an audit", "--reason", help="Why you repair; the server records it with each repair."
 )
+
+DONE = (200, 201)
+"""The statuses of an item that is done, or could be."""
+
+
+def check_files(plan: Path | None, repair: Path | None) -> None:
+    """Raises InvalidRequest where both are given, or a plan would be overwritten."""
+    if plan is not None and (repair is not None or plan.exists()):
+        raise InvalidRequest("--plan writes a new file, and --repair carries one out: give one of them")
 
 
 def write_plan(result: Result, inputs: Inputs, path: Path, *, force: bool) -> str:
@@ -40,19 +52,58 @@ def carry_out(inputs: Inputs, path: Path, url: str, reason: str, *, scratch: Pat
 
     plan = read_plan(path)
     plan.check_force(force=force)
-    return asyncio.run(Repair(inputs, url, reason, scratch).run(plan, path, dry_run=dry_run))
+    signed = f"{reason} ({getpass.getuser()})"  # as every command that writes signs its reason
+    return asyncio.run(Repair(inputs, url, signed, scratch, force=force).run(plan, path, dry_run=dry_run))
 
 
-def show(rows: list[dict[str, Any]], *, as_json: bool) -> int:
-    """Print what came of the items; the exit code: 0 if all are done, else 1."""
-    left = [row for row in rows if row["status"] not in (200, 201)]
+def show(rows: list[dict[str, Any]], *, as_json: bool, dry_run: bool) -> int:
+    """Print what came of the items, or what would; the exit code: 0 if all are done, or could be, else 1."""
+    left = [row for row in rows if row["status"] not in DONE]
+    able = len(rows) - len(left)
     if as_json:
-        say_json({"repairs": rows, "done": len(rows) - len(left), "left": len(left)})
+        done = {"dry_run": dry_run, "would_do": able if dry_run else 0, "done": 0 if dry_run else able}
+        say_json({"repairs": rows, **done, "left": len(left), "summary": summary(rows, dry_run=dry_run)})
     else:
         for row in rows:
-            as_what = f" as {row['as']}" if row["as"] else ""
-            status = "held back" if row["status"] == 0 else row["status"]
-            say(f"{row['finding']} {row['message_id']}: {row['what']}{as_what}: {status} {row['detail']}".rstrip())
-        would = "would be " if rows and rows[0]["dry_run"] else ""
-        say(f"{len(rows) - len(left):,} of {len(rows):,} {would}repaired; {len(left):,} left")
+            say(f"{row['finding']} {row['message_id']}: {_told(row, dry_run=dry_run)}")
+        say(summary(rows, dry_run=dry_run))
     return 1 if left else 0
+
+
+def summary(rows: list[dict[str, Any]], *, dry_run: bool) -> str:
+    """All that was done, or would be, in one sentence."""
+    done = [row for row in rows if row["status"] in DONE]
+    before = sum(1 for row in done if row["was_before"])
+    counts = Counter((row["action"], row["group"]) for row in done if not row["was_before"])
+    parts = [_ACTIONS[action][dry_run].format(n=_number(n), group=group) for (action, group), n in counts.items()]
+    if before:
+        parts.append(f"{_number(before)} had been repaired before")
+    if held := len(rows) - len(done):
+        were = "would be" if dry_run else "was" if held == 1 else "were"
+        parts.append(f"{_number(held)} {were} held back or refused")
+    text = "; ".join(parts) or ("would do nothing" if dry_run else "did nothing")
+    return f"{text}. A dry run: nothing was changed" if dry_run else text
+
+
+_ACTIONS = {
+    "republish": ("published {n} again", "would publish {n} again"),
+    "redeliver": ("sent {n} to group {group} again", "would send {n} to group {group} again"),
+    "decide": ("recorded the outcome of {n}", "would record the outcome of {n}"),
+}
+"""The words for what an action did, and for what it would do."""
+
+
+def _number(count: int) -> str:
+    return f"{count:,} message" + ("" if count == 1 else "s")
+
+
+def _told(row: dict[str, Any], *, dry_run: bool) -> str:
+    """The fate of one item in words."""
+    if row["status"] not in DONE:
+        status = "held back" if row["status"] == 0 else f"refused ({row['status']})"
+        return f"{'would be ' if dry_run else ''}{status}: {row['detail']}; it was to {row['what']}"
+    if row["was_before"]:
+        return f"nothing to do, {row['detail']}" + (f": {row['as']}" if row["as"] else "")
+    as_what = f", as {row['as']}" if row["as"] else ""
+    detail = f" ({row['detail']})" if row["detail"] else ""
+    return f"{'would' if dry_run else 'done:'} {row['what']}{as_what}{detail}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 import typer
 
@@ -81,7 +82,8 @@ def main() -> None:
     try:
         app(auto_envvar_prefix="NOTIFY")
     except NotifyError as error:
-        say(f"notify: {error}", err=True)
+        with suppress(OSError):  # nobody may be reading any more
+            say(f"notify: {error}", err=True)
         sys.exit(2)
 
 

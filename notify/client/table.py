@@ -159,13 +159,16 @@ def _savepoint(connection: Connection) -> contextlib.AbstractContextManager[obje
 def _add_columns(connection: Connection) -> None:
     """Columns that an older version did not make. Several processes may try at once."""
     for table in (notify_source, half_message):
+        there = _columns(connection, table)
         for column in table.columns:
-            if column.name not in _columns(connection, table):
+            if column.name not in there:
                 _add_column(connection, column)
 
 
 def _columns(connection: Connection, table: sa.Table) -> set[str]:
-    return {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
+    """The names of a table's columns, where the connection's statements find it: its schema_translate_map counts."""
+    schemas = connection.get_execution_options().get("schema_translate_map") or {}
+    return {column["name"] for column in sa.inspect(connection).get_columns(table.name, schema=schemas.get(None))}
 
 
 def _add_column(connection: Connection, column: sa.Column[Any]) -> None:
@@ -180,18 +183,13 @@ def _add_column(connection: Connection, column: sa.Column[Any]) -> None:
 
 
 def has_digest(connection: Connection) -> bool:
-    """Whether half_message keeps the digests of bodies; one that an older version made does not.
-
-    It is looked for where the connection's statements find the table, in its schema_translate_map, too.
-    """
-    schemas = connection.get_execution_options().get("schema_translate_map") or {}
-    columns = sa.inspect(connection).get_columns(half_message.name, schema=schemas.get(None))
-    return any(column["name"] == half_message.c.digest.name for column in columns)
+    """Whether half_message keeps the digests of bodies; one that an older version made does not."""
+    return half_message.c.digest.name in _columns(connection, half_message)
 
 
 def has_replay(connection: Connection) -> bool:
     """Whether notify_inbox keeps replays apart; one that an older version made does not."""
-    return any(column["name"] == "replay" for column in sa.inspect(connection).get_columns(notify_inbox.name))
+    return notify_inbox.c.replay.name in _columns(connection, notify_inbox)
 
 
 _KEY = "PRIMARY KEY (consumer_group, message_id, replay)"

@@ -94,6 +94,7 @@ class KafkaCluster:
             "transaction.state.log.num.partitions": 4,
             "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000,
             "group.initial.rebalance.delay.ms": 0,
+            "group.min.session.timeout.ms": 1000,
             "broker.session.timeout.ms": 6000,
             **self._beside.settings,
         }

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 GRACE_SECONDS = 5.0
 """The client itself says that a call has timed out, a moment after its time."""
+GATHERED_GRACE_SECONDS = 1.0
 
 
 def answered(answer: Future[T], seconds: float) -> T:
@@ -22,3 +26,23 @@ def answered(answer: Future[T], seconds: float) -> T:
         return answer.result(seconds + GRACE_SECONDS)
     except TimeoutError:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
+
+
+def gathered(asked: Mapping[K, Future[T]], seconds: float) -> dict[K, T | KafkaError]:
+    """The answers to many calls that may take so long; the brokers' error where they refused one.
+
+    None is left behind: a client that is given up while calls of it are under way takes their answers with it.
+    Raises TimeoutError.
+    """
+    waited = concurrent.futures.wait(asked.values(), seconds + GATHERED_GRACE_SECONDS)
+    if waited.not_done:
+        raise TimeoutError
+    answers: dict[K, T | KafkaError] = {}
+    for name, answer in asked.items():
+        try:
+            answers[name] = answer.result()
+        except KafkaException as raised:
+            answers[name] = raised.args[0]
+        except RuntimeError as raised:  # the client's own: it got fewer answers than it asked for
+            answers[name] = KafkaError(KafkaError._PARTIAL, str(raised))
+    return answers

@@ -56,14 +56,21 @@ class Cluster:
         """The cluster of `kafka://host:port,host:port?security.protocol=SSL&…`.
 
         Settings of the file that NOTIFY_KAFKA_SETTINGS names count, too; those of the URL win. Raises InvalidRequest
-        for a URL without brokers, a file that cannot be read, and a setting that is Notify's own.
+        for a URL without brokers or with more than them before its settings, a file that cannot be read, and a setting
+        that is Notify's own.
         """
         brokers, _, query = url.removeprefix(SCHEME).partition("?")
         brokers = brokers.rstrip("/")
         if not brokers:
             raise InvalidRequest("a Kafka URL names brokers: kafka://host:9092,host:9092")
-        settings = _of_file(os.environ.get(SETTINGS_FILE, ""))
-        settings |= dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
+        if "@" in brokers:
+            raise InvalidRequest(
+                "a Kafka URL has no user before its brokers: write kafka://host:9092?sasl.username=…&sasl.password=…, "
+                f"or put them into the file that {SETTINGS_FILE} names"
+            )
+        if "/" in brokers:
+            raise InvalidRequest("a Kafka URL is kafka://host:9092,host:9092?name=value&…, without a path")
+        settings = _of_file(os.environ.get(SETTINGS_FILE, "")) | _of_query(query)
         for name in sorted(settings.keys() & OWN_SETTINGS):
             raise InvalidRequest(f"the Kafka setting {name!r} is Notify's own; leave it out of URL and settings file")
         return cls(brokers, settings, _partitions(settings.pop(PARTITIONS, "")), url)
@@ -76,7 +83,8 @@ class Cluster:
     def url(self) -> str:
         """The URL of this cluster with every setting, those of the file included: it may hold secrets."""
         own = {} if self.partitions < 0 else {PARTITIONS: str(self.partitions)}
-        query = urllib.parse.urlencode(sorted({**self.settings, **own}.items()))
+        settings = sorted({**self.settings, **own}.items())
+        query = urllib.parse.urlencode(settings, quote_via=urllib.parse.quote)  # a space is no plus here
         return f"{SCHEME}{self.brokers}?{query}" if query else f"{SCHEME}{self.brokers}"
 
     def producer(self, own: Mapping[str, Any]) -> Producer:
@@ -109,6 +117,17 @@ def _partitions(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) <= MOST_PARTITIONS:
         raise InvalidRequest(f"the Kafka setting {PARTITIONS} is {text!r}; it is a number from 1 to {MOST_PARTITIONS}")
     return int(text)
+
+
+def _of_query(query: str) -> dict[str, str]:
+    """The settings behind a URL's `?`. Percent signs are decoded; a plus is one, since passwords have it."""
+    settings = {}
+    for part in filter(None, query.split("&")):
+        name, equals, value = part.partition("=")
+        if not equals:  # it may be part of a password, and is not shown
+            raise InvalidRequest("a setting in a Kafka URL is name=value; write an & within a value as %26")
+        settings[urllib.parse.unquote(name)] = urllib.parse.unquote(value)
+    return settings
 
 
 def _of_file(path: str) -> dict[str, str]:

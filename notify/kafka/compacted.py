@@ -1,4 +1,4 @@
-"""Reading compacted topics of one partition: the last value of one key, or of each.
+"""Topics of one partition, most of them compacted: writing records, reading the last value of one key, or of each.
 
 A busy source writes a record for each batch, and brokers compact only what is older than a day: the last value of a
 key is looked for from the end.
@@ -7,7 +7,7 @@ key is looked for from the end.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
 
@@ -15,21 +15,15 @@ from notify.errors import Unavailable
 from notify.kafka.answers import answered
 from notify.kafka.brokers import CALL_SECONDS, known_topics, translated
 from notify.kafka.cluster import Cluster
-from notify.kafka.rights import of_reader
+from notify.kafka.codes import AWAY, GONE
+from notify.kafka.reading import arrived, reader
+from notify.kafka.rights import Needs, of_reader
 
-FETCH_MILLISECONDS = 20
-"""How long a broker may wait for further records before it says that a partition ends. The default is half a second."""
 LAST_RECORDS = 1000
 """So many offsets are read first, from the end; each time that the key is not among them, four times as many."""
 AT_ONCE = 1000
 POLL_SECONDS = 1.0
-PASSING = frozenset(
-    (
-        KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION,
-        KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError._TRANSPORT,
-        KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT, KafkaError._RESOLVE,
-    )
-)  # fmt: skip
+PASSING = AWAY | GONE | {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
 """Errors of reading that pass: brokers are away, or do not know yet a topic that was made a moment ago."""
 
 
@@ -61,21 +55,48 @@ def latest(cluster: Cluster, topic: str, key: bytes, *, whole: bool = False, mus
 
 def newest(cluster: Cluster, topic: str) -> dict[bytes, bytes]:
     """The last committed value of each key; empty where there is no such topic. Raises Unavailable."""
+    values: dict[bytes, bytes] = {}
+    for message in every(cluster, topic):
+        key, value = message.key() or b"", message.value()
+        if value is None:
+            values.pop(key, None)
+        else:
+            values[key] = value
+    return values
+
+
+def every(cluster: Cluster, topic: str) -> Iterator[Message]:
+    """The committed records up to the present end; none where there is no such topic. Raises Unavailable."""
     try:
         reading = _Reading.of(cluster, topic)
-        if reading is None:
-            return {}
-        values: dict[bytes, bytes] = {}
-        with reading:
-            for message in reading.records(reading.begin):
-                key, value = message.key() or b"", message.value()
-                if value is None:
-                    values.pop(key, None)
-                else:
-                    values[key] = value
-        return values
+        if reading is not None:
+            with reading:
+                yield from reading.records(reading.begin)
     except KafkaException as raised:
         raise translated(raised.args[0], cluster, of_reader(topic)) from raised
+
+
+def write(cluster: Cluster, topic: str, values: Mapping[str, bytes], needs: Needs) -> None:
+    """Write the values of keys; durable when it returns. `needs`: whose rights it takes.
+
+    Raises Unavailable where Kafka does not take them all, Forbidden, Unauthorized.
+    """
+    failed: list[str] = []
+    try:
+        producer = cluster.producer({"acks": "all"})
+        for key, value in values.items():
+            producer.produce(
+                topic,
+                value,
+                key.encode(),
+                on_delivery=lambda error, _: failed.append(error.str()) if error is not None else None,
+            )
+        left = producer.flush(CALL_SECONDS)
+    except KafkaException as raised:
+        raise translated(raised.args[0], cluster, needs) from raised
+    if failed or left:
+        reason = f": {failed[0]}" if failed else f" within {CALL_SECONDS:g} s"
+        raise Unavailable(f"Kafka does not take what is to be written to topic {topic!r}{reason}")
 
 
 def _check_missing(cluster: Cluster, topic: str) -> None:
@@ -105,8 +126,7 @@ class _Reading:
         if topic not in known_topics(cluster):
             return None
         until = _end(cluster, topic) if whole else 0
-        own = {"group.id": "notify-positions", "enable.partition.eof": True, "fetch.wait.max.ms": FETCH_MILLISECONDS}
-        return cls(cluster.consumer(own), topic, until)
+        return cls(reader(cluster, "notify-positions"), topic, until)
 
     def __enter__(self) -> _Reading:
         return self
@@ -119,10 +139,7 @@ class _Reading:
         self._consumer.assign([TopicPartition(self._topic, 0, start)])
         deadline = time.monotonic() + CALL_SECONDS
         while time.monotonic() < deadline:
-            first = self._consumer.poll(POLL_SECONDS)
-            if first is None:
-                continue
-            for message in (first, *self._consumer.consume(AT_ONCE, 0)):  # what has arrived; it would wait for more
+            for message in arrived(self._consumer, AT_ONCE, POLL_SECONDS):
                 error = message.error()
                 if error is None:
                     deadline = time.monotonic() + CALL_SECONDS

@@ -11,12 +11,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
-from confluent_kafka import KafkaException
 
-from notify.errors import Unavailable
-from notify.kafka.brokers import CALL_SECONDS, make_topics, translated
+from notify.kafka.brokers import make_topics
 from notify.kafka.cluster import Cluster
-from notify.kafka.compacted import newest
+from notify.kafka.compacted import newest, write
 from notify.kafka.rights import of_consumer
 
 TOPIC = "notify-subscriptions"
@@ -73,22 +71,8 @@ class Subscriptions:
                 changed[place] = msgspec.structs.replace(noted, at=subscribed.start)
         if not changed:
             return
-        failed: list[str] = []
-        try:
-            producer = self._cluster.producer({"acks": "all"})
-            for place, subscribed in changed.items():
-                producer.produce(
-                    TOPIC,
-                    msgspec.json.encode(subscribed),
-                    f"{self._group}/{place.topic}/{place.partition}",
-                    on_delivery=lambda error, _: failed.append(error.str()) if error is not None else None,
-                )
-            left = producer.flush(CALL_SECONDS)
-        except KafkaException as raised:
-            raise translated(raised.args[0], self._cluster, of_consumer(self._group)) from raised
-        if failed or left:
-            reason = f": {failed[0]}" if failed else f" within {CALL_SECONDS:g} s"
-            raise Unavailable(f"Kafka does not take what a group notes in {TOPIC}{reason}")
+        values = {f"{self._group}/{p.topic}/{p.partition}": msgspec.json.encode(s) for p, s in changed.items()}
+        write(self._cluster, TOPIC, values, of_consumer(self._group))
         self._noted |= changed
 
     def last(self) -> dict[Place, int]:

@@ -10,19 +10,18 @@ A message that is sent after all is written in one transaction with the decision
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message
 
-from notify.errors import InvalidRequest, Unavailable
+from notify.errors import InvalidRequest
 from notify.kafka import records
-from notify.kafka.brokers import CALL_SECONDS, known_topics, make_topics, translated
+from notify.kafka.brokers import CALL_SECONDS, make_topics, translated
 from notify.kafka.cluster import Cluster
-from notify.kafka.compacted import newest
+from notify.kafka.compacted import every, newest
 from notify.kafka.records import Headers
 from notify.kafka.rights import of_decider
 from notify.kafka.topics import Topics
@@ -86,7 +85,7 @@ class UndeliveredList:
 
     def read(self) -> Iterator[Undelivered]:
         """Every message that was refused, the oldest first. Raises Unavailable."""
-        for record in _records(self._cluster):
+        for record in every(self._cluster, TOPIC):
             at_us = record.timestamp()[1] * 1000
             headers = records.listed(record)
             yield Undelivered.of(record.offset() or 0, at_us, record.key(), record.value() or b"", headers)
@@ -150,24 +149,3 @@ def _carried_out(producer: Any, topics: Topics, message: Undelivered, decision: 
 
 def _decided(cluster: Cluster) -> list[tuple[bytes, bytes]]:
     return [(key, value) for key, value in newest(cluster, DECISIONS).items() if key.isdigit()]
-
-
-def _records(cluster: Cluster) -> Iterator[Message]:
-    """The records of the list up to its present end."""
-    if TOPIC not in known_topics(cluster):
-        return
-    consumer = cluster.consumer({"group.id": "notify-undelivered", "enable.partition.eof": True})
-    try:
-        consumer.assign([TopicPartition(TOPIC, 0, OFFSET_BEGINNING)])
-        deadline = time.monotonic() + CALL_SECONDS
-        while time.monotonic() < deadline:
-            record = consumer.poll(0.5)
-            error = None if record is None else record.error()
-            if record is not None and error is None:
-                deadline = time.monotonic() + CALL_SECONDS
-                yield record
-            elif error is not None and error.code() == KafkaError._PARTITION_EOF:
-                return
-        raise Unavailable(f"Kafka gives nothing of topic {TOPIC!r} for {CALL_SECONDS:g} s")
-    finally:
-        consumer.close()

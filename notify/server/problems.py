@@ -11,7 +11,8 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from notify.errors import InvalidRequest, NotifyError
+from notify import faults
+from notify.errors import InvalidRequest, NotifyError, Unavailable
 from notify.server import console
 from notify.server.core.flow import retry_after
 from notify.server.data.answer import fault_of, problem
@@ -47,6 +48,13 @@ def answer_errors(api: FastAPI) -> None:
     @api.exception_handler(ClientDisconnect)
     async def gone(_: Request, error: ClientDisconnect) -> Response:
         return Response(status_code=400)  # nobody reads it
+
+    async def away(request: Request, error: Exception) -> Response:
+        faults.note("records_away", error, method=request.method, path=request.scope["path"][:200])
+        return _problem(Unavailable("the database of the server's records does not answer; try again"))
+
+    for kind in faults.DATABASE_AWAY:
+        api.exception_handler(kind)(away)
 
     @api.exception_handler(Exception)
     async def fault(request: Request, error: Exception) -> Response:

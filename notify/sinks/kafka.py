@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,10 +17,12 @@ from typing import NamedTuple, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from notify.clock import wall_clock
 from notify.errors import Conflict, Forbidden, InvalidRequest, NotifyError, Unauthorized, Unavailable, stale_epoch
 from notify.kafka import refusals
 from notify.kafka.brokers import CALL_SECONDS, translated
 from notify.kafka.cluster import Cluster
+from notify.kafka.flushing import flush
 from notify.kafka.groups import OWN_TOPICS
 from notify.kafka.positions import Standing, encoded, make_positions_topic, positions_topic, standing
 from notify.kafka.records import Headers, due_us, headers_of
@@ -31,7 +32,7 @@ from notify.limits import check_name
 from notify.sinks.acceptance import refusal, refused
 from notify.sinks.delays.delayed import delayed_headers
 from notify.sinks.delays.topics import make_wheels
-from notify.sinks.delays.wheels import WHEELS
+from notify.sinks.delays.wheels import LATE_US, WHEELS
 from notify.wire import Bridged, BridgedTransaction, Item, PackedBridgeBatch, RefusedReport
 
 log = logging.getLogger("notify.bridge")
@@ -83,6 +84,8 @@ class KafkaSink:
         self._is_open = False
         """Whether a Kafka transaction is open, with parts of a large transaction of the source."""
         self._has_parts = False
+        self._placed_us = 0
+        """When the first slot was chosen for a delayed record of the open transaction; 0: there is none."""
         self._failed: dict[str, KafkaError] = {}
         """The errors of records that no broker took, by their transactions."""
         self._withdrawn: NotifyError | None = None
@@ -161,6 +164,8 @@ class KafkaSink:
                     "cannot take back that part alone: start with --backfill, which takes the rest from the table"
                 )
             self._abort(producer)
+        if not self._is_open:
+            self._placed_us = 0
         records, never = self._checked(batch.transactions)
         if never:
             return Bridged(self._position, batch.epoch, refused=never)
@@ -175,10 +180,14 @@ class KafkaSink:
             self._has_parts = True
             return answer
         self._place(producer, batch.epoch, batch.position)
-        producer.flush(CALL_SECONDS)
+        flush(producer, lambda: self._failed, CALL_SECONDS)
         if self._failed:
             never = self._undo(producer, batch)
             return Bridged(self._position, batch.epoch, refused=never)
+        if self._placed_us and wall_clock() - self._placed_us > LATE_US:
+            # Behind records of the slot's next turn they would wait for that.
+            self._abort(producer)
+            raise Unavailable("delayed messages took too long on the way to their slots: they are sent again")
         self._commit(producer, batch.position)
         self._granted.update([record.topic for record in records])
         self._is_to_send_alone = self._is_to_send_alone and not batch.transactions
@@ -188,7 +197,7 @@ class KafkaSink:
 
     def _checked(self, transactions: list[BridgedTransaction]) -> tuple[list[Record], list[Item]]:
         """The records of transactions, and those that Kafka never takes. Makes topics that are missing."""
-        now_us = time.time_ns() // 1000
+        now_us = wall_clock()
         records: list[Record] = []
         never: list[Item] = []
         for t in transactions:
@@ -224,6 +233,7 @@ class KafkaSink:
         waits = WHEELS.place(due, now_us)
         if waits is None:
             return Record(t.id, m.topic, key, value, headers)
+        self._placed_us = self._placed_us or now_us
         return Record(t.id, waits.topic, key, value, delayed_headers(headers, due, m.topic), waits.partition)
 
     def _largest(self, topic: str) -> int:

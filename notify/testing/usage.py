@@ -21,19 +21,29 @@ def anonymous_bytes(pid: int) -> int:
 
 def resident_mb(root: int) -> float:
     """Resident memory of a process and all its descendants, in MiB."""
+    return sum(resident_by_program(root).values())
+
+
+def resident_by_program(root: int) -> dict[str, float]:
+    """As resident_mb, by the name of the program (at most 15 characters of it)."""
     children: dict[int, list[int]] = {}
     pages: dict[int, int] = {}
+    names: dict[int, str] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = stat.read_text().rpartition(")")[2].split()
+            before, _, after = stat.read_text().rpartition(")")
             pid = int(stat.parent.name)
             pages[pid] = int((stat.parent / "statm").read_text().split()[1])
-            children.setdefault(int(fields[1]), []).append(pid)
         except (OSError, ValueError):
             continue  # the process has ended
-    total, wanted = 0, [root]
+        names[pid] = before.partition("(")[2]
+        children.setdefault(int(after.split()[1]), []).append(pid)
+    resident: dict[str, float] = {}
+    wanted = [root]
     while wanted:
         pid = wanted.pop()
-        total += pages.get(pid, 0)
+        if pid in pages:
+            megabytes = pages[pid] * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+            resident[names[pid]] = resident.get(names[pid], 0) + megabytes
         wanted += children.get(pid, ())
-    return total * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+    return resident

@@ -6,7 +6,9 @@ plan was made is not carried out. The server refuses the same for its own queues
 
 from __future__ import annotations
 
+import getpass
 import json
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,10 +26,10 @@ from notify.spark.databases import Database
 from notify.spark.repair.checks import HELD, Now
 from notify.spark.repair.journal import Journal
 from notify.spark.repair.plan import Item, RepairPlan
-from notify.spark.repair.planning import names_of
-from notify.spark.repair.standing import AT_ONCE, parts
+from notify.spark.repair.planning import identities_of, names_of
+from notify.spark.repair.standing import AT_ONCE, LocalRow, parts
 from notify.spark.result import Inputs
-from notify.wire import JSON
+from notify.wire import JSON, instant
 
 CALL_SECONDS = 60.0
 DECIDED_AT_ONCE = 20
@@ -38,33 +40,40 @@ Row = dict[str, Any]
 class Repair:
     """Carries out items of plans."""
 
-    def __init__(self, inputs: Inputs, url: str, reason: str, scratch: Path) -> None:
-        """`scratch`: for copies of the logs' segments. `reason` is recorded with each repair."""
+    def __init__(self, inputs: Inputs, url: str, reason: str, scratch: Path, *, force: bool = False) -> None:
+        """`scratch`: for copies of the logs' segments. `reason` is recorded with each repair.
+
+        `force`: send a group also messages from before its inbox began, which the server refuses otherwise.
+        """
         self._inputs = inputs
         self._url = url
         self._reason = reason
         self._scratch = scratch
+        self._force = force
         self._dry_run = False
+        self._known_unread: Sequence[str] = ()
 
     async def run(
         self, plan: RepairPlan, path: Path, say: Callable[[Row], None] = lambda row: None, *, dry_run: bool = False
     ) -> list[Row]:
-        """A row for each item: key, finding, message_id, what, status (of HTTP; 0: held back), detail, as.
+        """A row for each item: key, finding, message_id, action, group, what, status (of HTTP; 0: held back), detail,
+        as, and was_before: whether an earlier repair did it.
 
         `path`: the plan's, beside which the journal stands. `say` gets each row as it is known. With `dry_run` nothing
         changes. Raises Conflict where another process carries out this plan, Unavailable where an input is away,
         InvalidRequest where an input of the plan's audit is not given.
         """
-        plan.check_inputs(names_of(self._inputs))
+        plan.check_inputs(names_of(self._inputs), identities_of(self._inputs))
+        self._known_unread = plan.unread
         self._dry_run = dry_run
         rows: dict[str, Row] = {}
         http = HttpClient(self._url)
         try:
-            with nullcontext() if dry_run else Journal(path) as journal:
+            with nullcontext() if dry_run else Journal(path, plan.made_at, getpass.getuser(), self._reason) as journal:
                 done = {} if journal is None else dict(journal.done)
                 for item in plan.items:
                     if item.key in done:
-                        rows[item.key] = _row(item, done[item.key]["status"], "done before")
+                        rows[item.key] = _row(item, done[item.key]["status"], "done before") | {"was_before": True}
                         say(rows[item.key])
                 for several in _alike([item for item in plan.items if item.key not in done]):
                     for row in await self._batch(http, several, journal):
@@ -76,8 +85,13 @@ class Repair:
 
     async def _batch(self, http: HttpClient, items: Sequence[Item], journal: Journal | None) -> list[Row]:
         """Check items of one kind, and carry out those that may be."""
-        now = Now.of(self._inputs, items, self._scratch)
-        rows = {item.key: _row(item, *settled) for item in items if (settled := now.settled(item)) is not None}
+        now = Now.of(self._inputs, items, self._scratch, self._known_unread)
+        settled = {item.key: fate for item in items if (fate := now.settled(item)) is not None}
+        rows = {
+            item.key: _row(item, *settled[item.key]) | {"was_before": settled[item.key].status == 200}
+            for item in items
+            if item.key in settled
+        }
         ready = [item for item in items if item.key not in rows]
         if journal is not None:
             journal.begin(item.key for item in ready)
@@ -132,12 +146,13 @@ class Repair:
     # --- messages ---------------------------------------------------------------------------------------------
 
     async def _republish(self, http: HttpClient, items: Sequence[Item], now: Now) -> list[Row]:
-        messages = [{"id": item.message_id} | now.rows[item.message_id][0].message for item in items]
+        now_us = time.time_ns() // 1000
+        messages = [{"id": i.message_id} | _content(i, now.rows[i.message_id][0], now_us) for i in items]
         return await self._all(http, items, "messages/republish", {"messages": messages})
 
     async def _redeliver(self, http: HttpClient, items: Sequence[Item]) -> list[Row]:
         path = f"groups/{quote(items[0].group, safe='')}/redeliver"
-        return await self._all(http, items, path, {"ids": [item.message_id for item in items]})
+        return await self._all(http, items, path, {"ids": [i.message_id for i in items], "force": self._force})
 
     async def _all(self, http: HttpClient, items: Sequence[Item], path: str, body: dict[str, Any]) -> list[Row]:
         try:
@@ -156,9 +171,18 @@ class Repair:
         return reply
 
 
+def _content(item: Item, row: LocalRow, now_us: int) -> dict[str, Any]:
+    """A message for the server; without a topic where the server's half has the rest."""
+    if row.message:
+        return row.at(now_us)
+    due_us = int(item.evidence.get("due_us") or 0)
+    return {"deliver_at": instant(due_us)} if due_us > now_us else {}
+
+
 def _row(item: Item, status: int, detail: str, again: str = "") -> Row:
     known = {"key": item.key, "finding": item.finding, "message_id": item.message_id, "what": item.what}
-    return known | {"status": status, "detail": detail, "as": again or item.again}
+    known |= {"action": item.action, "group": item.group}
+    return known | {"status": status, "detail": detail, "as": again or item.again, "was_before": False}
 
 
 def _alike(items: Sequence[Item]) -> list[list[Item]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from notify.spark.repair.plan import Item
-from notify.spark.repair.standing import LocalRow, Places, effects_of, places_of, rows_of
+from notify.spark.repair.standing import LocalRow, Places, effects_of, places_of, rows_of, why_expired, why_unmoved
 from notify.spark.result import Inputs
 
 HELD = 0
@@ -31,12 +32,12 @@ class Now:
     inbox_from_us: int
 
     @classmethod
-    def of(cls, inputs: Inputs, items: Sequence[Item], scratch: Path) -> Now:
-        """Raises Unavailable where an input does not answer."""
+    def of(cls, inputs: Inputs, items: Sequence[Item], scratch: Path, known_unread: Collection[str] = ()) -> Now:
+        """`known_unread`: see `places_of`. Raises Unavailable where an input does not answer."""
         names = [item.message_id for item in items]
         both = names + [item.again for item in items if item.again]
         # The logs first: what comes into a queue afterwards has its effect later still.
-        places = places_of(inputs.logs, both, scratch)
+        places = places_of(inputs.logs, both, scratch, known_unread)
         effects, rows = effects_of(inputs.databases, both), rows_of(inputs.databases, names)
         return cls(effects, rows, places, max((database.purged()[1] for database in inputs.databases), default=0))
 
@@ -79,6 +80,8 @@ class Now:
             return "the server has no outcome of it: decide that first"
         if {row.state for row in rows} != {"COMMITTED"}:
             return "no given database has it as committed"
+        if why := why_unmoved(rows) or why_expired(rows, time.time_ns() // 1000):
+            return why
         if rows[0].digest != item.content:
             return "the local row has changed since the plan was made"
         return self._why_not_judged(item)

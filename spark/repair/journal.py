@@ -1,5 +1,6 @@
 """The journal of a plan that is carried out: what was begun and what came of it, one JSON line each, beside the plan.
 
+The first line says which plan it is of: items have the same keys in every plan.
 A line is durable before what it announces is done. A repair that was killed goes on from here.
 """
 
@@ -8,13 +9,31 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from notify.errors import Conflict
 
+
+def journal_of(plan: Path) -> Path:
+    """The file of a plan's journal."""
+    return plan.with_name(plan.name + ".journal")
+
+
+def lines_of(plan: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a plan's items, without a last line that is not whole; nothing if there is no journal."""
+    path = journal_of(plan)
+    if path.exists():
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            if (known := json.loads(line))["state"] != OF_PLAN:
+                yield known
+
+
+OF_PLAN = "plan"
+"""The state in the first line."""
 DONE = (200, 201)
 """The statuses of an item that is not carried out again."""
 
@@ -22,8 +41,11 @@ DONE = (200, 201)
 class Journal:
     """Open it with `with`: one process at a time has it. `done`: the results by item, of what needs no repetition."""
 
-    def __init__(self, plan: Path) -> None:
-        self._path = plan.with_name(plan.name + ".journal")
+    def __init__(self, plan: Path, made_at: str = "", who: str = "", reason: str = "") -> None:
+        """`made_at`: when the plan was made. `who` carries it out, and `reason` why: that is noted with each item."""
+        self._path = journal_of(plan)
+        self._made_at = made_at
+        self._why = {"who": who, "reason": reason}
         self.done: dict[str, dict[str, Any]] = {}
         self.begun: set[str] = set()
         """Items that were begun, and of which no result is known."""
@@ -35,18 +57,37 @@ class Journal:
         except OSError:
             self._file.close()
             raise Conflict(f"another process carries out this plan: it holds {self._path}", "repair_runs") from None
+        try:
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
+        return self
+
+    def _read(self) -> None:
+        """Take what is there. Raises Conflict where it is another plan's."""
         self._file.seek(0)
         data = self._file.read()
         end = data.rfind(b"\n") + 1
         self._file.truncate(end)  # a line that a kill cut short announced nothing
-        for line in data[:end].splitlines():
-            self._take(json.loads(line))
-        return self
+        lines = [json.loads(line) for line in data[:end].splitlines()]
+        if not lines:
+            self._write([{"state": OF_PLAN, "made_at": self._made_at}])
+        elif lines[0]["state"] == OF_PLAN and lines[0]["made_at"] != self._made_at:
+            raise Conflict(
+                f"{self._path} is the journal of another plan, made at {lines[0]['made_at']}: move it away, or name "
+                "this plan otherwise",
+                "other_plan",
+            )
+        for line in lines:
+            self._take(line)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._file.close()
 
     def _take(self, line: dict[str, Any]) -> None:
+        if line["state"] == OF_PLAN:
+            return
         if line["state"] == "begun":
             self.begun.add(line["key"])
         else:
@@ -55,7 +96,8 @@ class Journal:
                 self.done[line["key"]] = line
 
     def begin(self, keys: Iterable[str]) -> None:
-        self._write([{"key": key, "state": "begun"} for key in keys])
+        at_us = time.time_ns() // 1000
+        self._write([{"key": key, "state": "begun", "at_us": at_us, **self._why} for key in keys])
 
     def note(self, lines: Iterable[dict[str, Any]]) -> None:
         """Note results: key, status, detail."""

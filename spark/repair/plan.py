@@ -6,18 +6,43 @@ A person may take items out of the file. Each item is checked again before it is
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from notify.errors import InvalidRequest
+from notify.spark.repair.journal import journal_of
 
 VERSION = 1
 MOST_WITHOUT_FORCE = 500
 """So many findings at once rarely have a cause of their own each: a person who knows the cause says --force."""
 Action = Literal["decide", "republish", "redeliver"]
+
+
+class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which database or log an input is."""
+
+    source: str = ""
+    """A database's id."""
+    segment: tuple[int, int] = (0, 0)
+    """A log's newest segment: its first byte, and when it was made (microseconds since 1970)."""
+    end: int = 0
+    """Where a log's files end, in bytes."""
+    segments: tuple[tuple[int, int], ...] = ()
+    """All segments, as `segment`."""
+
+    def differs(self, known: Identity) -> str:
+        """Why this one is another than `known`, or older; "" if it is not."""
+        if self.source != known.source:
+            return f"its source id is {self.source or '(none)'}, and was {known.source or '(none)'}"
+        if self.end < known.end:
+            return f"it ends at byte {self.end}, and ended at {known.end}: it is an older copy"
+        is_dropped = bool(self.segments) and known.segment[0] < self.segments[0][0]  # by retention
+        if known.segment != (0, 0) and not is_dropped and known.segment not in self.segments:
+            return f"it has no segment at byte {known.segment[0]} made at that time: it is another log"
+        return ""
 
 
 class Item(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -65,12 +90,20 @@ class RepairPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Signs that a whole input is lost: a person who knows better says --force."""
     items: list[Item]
     held_back: list[Held]
+    identities: dict[str, Identity] = {}
+    """By the name of an input: which one it was."""
+    unread: list[str] = []
+    """The parts of logs that could not be read when the plan was made."""
 
-    def check_inputs(self, names: Sequence[str]) -> None:
-        """Raises InvalidRequest where an input is not given of those that the audit read: an effect may stand there."""
+    def check_inputs(self, names: Sequence[str], identities: Mapping[str, Identity]) -> None:
+        """Raises InvalidRequest where an input is not given of those that the audit read, or another one or an older
+        copy by its name: an effect, or a place in a queue, may stand there."""
         missing = sorted(set(self.inputs) - set(names))
         if missing:
             raise InvalidRequest(f"--repair: give the inputs of the plan's audit, too: {', '.join(missing)}")
+        for name, known in self.identities.items():
+            if why := identities[name].differs(known):
+                raise InvalidRequest(f"--repair: {name} is not the one that the plan's audit read: {why}")
 
     def check_force(self, *, force: bool) -> None:
         """Raises InvalidRequest without `force` for a plan that a person has to force."""
@@ -83,9 +116,14 @@ class RepairPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidRequest(f"--repair: {'; '.join(why)}. Look at the plan; --force carries it out nevertheless")
 
     def write(self, path: Path) -> None:
-        """Write it for people, durable. Raises InvalidRequest where a plan stands there already."""
+        """Write it for people, durable. Raises InvalidRequest where a plan, or a journal, stands there already."""
         if path.exists():
             raise InvalidRequest(f"--plan: {path} exists; a plan is not overwritten, it may be half carried out")
+        if journal_of(path).exists():
+            raise InvalidRequest(
+                f"--plan: {journal_of(path)} stands there, the journal of an earlier plan: move it away, or choose "
+                "another name"
+            )
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         with temporary.open("wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")

@@ -15,10 +15,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
+
 from notify import ids
 from notify.spark.findings import BY_NAME
-from notify.spark.repair.plan import VERSION, Held, Item, RepairPlan
-from notify.spark.repair.standing import effects_of, parts, rows_of
+from notify.spark.repair.plan import VERSION, Held, Identity, Item, RepairPlan
+from notify.spark.repair.standing import effects_of, parts, rows_of, unread_of, why_expired, why_unmoved
 from notify.spark.result import Found, Inputs, Result
 from notify.wire import instant
 
@@ -54,6 +56,8 @@ def plan_of(result: Result, inputs: Inputs, *, force: bool = False) -> RepairPla
         _alarming(result, inputs, items),
         items,
         _fewer(each for each in planned if isinstance(each, Held)),
+        {name: msgspec.structs.replace(known, segments=()) for name, known in identities_of(inputs).items()},
+        unread_of(inputs.logs),
     )
 
 
@@ -61,6 +65,16 @@ def names_of(inputs: Inputs) -> list[str]:
     """The names of databases and queues."""
     databases = [f"database {database.name}" for database in inputs.databases]
     return [*databases, *(f"log {log.name}" for log in inputs.logs), *(kafka.name for kafka in inputs.kafka)]
+
+
+def identities_of(inputs: Inputs) -> dict[str, Identity]:
+    """Which ones they are, by the same names; Kafka has no such mark."""
+    known = {f"database {database.name}": Identity(database.source_id()) for database in inputs.databases}
+    for log in inputs.logs:
+        segments = tuple(segment.identity for segment in log.segments)
+        end = log.segments[-1].base + log.segments[-1].size
+        known[f"log {log.name}"] = Identity(segment=segments[-1], end=end, segments=segments)
+    return known
 
 
 def _alarming(result: Result, inputs: Inputs, items: Sequence[Item]) -> list[str]:
@@ -144,16 +158,23 @@ class _Part:
             why = "it took effect: a log is missing rather than the message"
         elif f.evidence.get("queued_us"):
             why = "it is in a queue"
+        elif unmoved := why_unmoved(rows):
+            why = f"{unmoved}: a relay or bridge that runs sends it, or notify bridge --backfill-from"
         elif self._over_kafka:
             why = "no server has these queues: notify bridge --backfill-from sends it to Kafka again"
         elif f.at_us < self._inbox_from_us:
             why = "rows of inboxes from that time are purged: nobody knows whether it took effect"
+        elif expired := why_expired(rows, time.time_ns() // 1000):
+            why = expired
         elif not rows[0].message and not f.evidence.get("half_us"):
             why = "neither the local row nor a half has its content: send it again from the business data"
         if why:
             return _held(f, why)
         where = "the local row" if rows[0].message else "the server's half"
         what = f"publish it again from {where}, to every group of its topic"
+        due_us = rows[0].due_us if rows[0].message else f.evidence.get("due_us", 0)
+        if due_us > time.time_ns() // 1000:
+            what += f", at its time, {instant(due_us)}"
         return self._item(f, what, again=_again(f)[""], content=rows[0].digest)
 
     def _redelivered(self, f: Found) -> Iterator[Item | Held]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,9 @@ from notify import ids
 from notify.errors import Unavailable
 from notify.spark.databases import Database
 from notify.spark.log_input import LogInput
+from notify.spark.unmoved import MOVED, WHY, unmoved_of
+from notify.storage.sql.rows import microseconds_of
+from notify.wire import instant
 
 AT_ONCE = 500
 """Ids in one query, and messages in one request."""
@@ -41,10 +44,25 @@ def effects_of(databases: Sequence[Database], message_ids: Iterable[str]) -> dic
 
 @dataclass(frozen=True, slots=True)
 class LocalRow:
-    """`message`: the message's fields as the server takes them; empty where the row has no body."""
+    """`message`: the message's fields as the server takes them; empty where the row has no body. `unmoved`: see
+    spark.unmoved."""
 
     state: str
     message: dict[str, Any]
+    unmoved: int = MOVED
+    due_us: int = 0
+    """When it may be delivered, in microseconds since 1970: its own time, or that of the row."""
+    expires_us: int = 0
+    """From then on it is not delivered; 0: never."""
+
+    def at(self, now_us: int) -> dict[str, Any]:
+        """The message as it is to be sent at an instant: not before its time, and for no longer than it lasts."""
+        fields = {name: value for name, value in self.message.items() if name not in ("delay", "deliver_at", "ttl")}
+        if self.due_us > now_us:
+            fields["deliver_at"] = instant(self.due_us)
+        if self.expires_us:
+            fields["ttl"] = (self.expires_us - max(now_us, self.due_us)) / 1e6
+        return fields
 
     @property
     def digest(self) -> str:
@@ -66,8 +84,30 @@ def rows_of(databases: Sequence[Database], message_ids: Iterable[str]) -> dict[s
             for name, transaction in wanted.items():
                 for row in known.get(transaction, ()):
                     if row["state"] == "ROLLED_BACK" or f"{transaction}.{row['message_no']}" == name:
-                        rows.setdefault(name, []).append(LocalRow(row["state"], _message_of(row)))
+                        rows.setdefault(name, []).append(_local_row(row))
     return rows
+
+
+def why_unmoved(rows: Iterable[LocalRow]) -> str:
+    """Why a message is not sent again: its mover still will, or a person is to decide, or has; "" otherwise."""
+    return next((WHY[row.unmoved] for row in rows if row.unmoved != MOVED), "")
+
+
+def why_expired(rows: Iterable[LocalRow], now_us: int) -> str:
+    """Why a message is not sent again that nobody was to get any more by now; "" otherwise."""
+    ended_us = next((row.expires_us for row in rows if row.expires_us and row.expires_us <= now_us), 0)
+    return f"it expired at {instant(ended_us)}, by its ttl" if ended_us else ""
+
+
+def _local_row(row: dict[str, Any]) -> LocalRow:
+    message = _message_of(row)
+    due_us = microseconds_of(row["created_at"])
+    if row["deliver_at"] is not None:
+        due_us = microseconds_of(row["deliver_at"])
+    elif row["delay"]:
+        due_us += round(row["delay"] * 1e6)
+    expires_us = due_us + round(row["ttl"] * 1e6) if row["ttl"] else 0
+    return LocalRow(row["state"], message, unmoved_of(row), due_us, expires_us)
 
 
 def _message_of(row: dict[str, Any]) -> dict[str, Any]:
@@ -79,6 +119,8 @@ def _message_of(row: dict[str, Any]) -> dict[str, Any]:
         "key": row["key"],
         "tag": row["tag"],
         "headers": json.loads(row["headers"]) if row["headers"] else None,
+        "delay": row["delay"],
+        "deliver_at": None if row["deliver_at"] is None else str(row["deliver_at"]),
         "ttl": row["ttl"],
     }
     return {name: value for name, value in fields.items() if value is not None}
@@ -93,8 +135,16 @@ class Places:
     undecided: frozenset[str]
 
 
-def places_of(logs: Sequence[LogInput], message_ids: Iterable[str], scratch: Path) -> Places:
-    """Where messages are in the logs as they are now. Raises Unavailable where a log is not whole."""
+def unread_of(logs: Iterable[LogInput]) -> list[str]:
+    """The parts of logs that are missing or cannot be read."""
+    return [f"log {log.name}: {part}" for log in logs if log.facts for part in log.unread(0)]
+
+
+def places_of(
+    logs: Sequence[LogInput], message_ids: Iterable[str], scratch: Path, known_unread: Collection[str] = ()
+) -> Places:
+    """Where messages are in the logs as they are now. Raises Unavailable where a log is not whole, but for the parts
+    in `known_unread`, which the plan knew of."""
     wanted = sorted({ids.from_text(name.partition(".")[0]) for name in message_ids})
     queued: set[str] = set()
     waiting: set[str] = set()
@@ -106,6 +156,8 @@ def places_of(logs: Sequence[LogInput], message_ids: Iterable[str], scratch: Pat
         log.prepare(None, scratch)
         if log.problems:
             raise Unavailable(f"nothing is repaired while log {log.name} is not whole: {log.problems[0]}")
+        if gone := sorted(set(unread_of([log])) - set(known_unread)):
+            raise Unavailable(f"nothing is repaired while more of a log is missing than when it was planned: {gone[0]}")
         for row in log.messages_of(wanted):
             name = ids.message_id(row["id"], row["no"])
             if row["offset"] is not None:

@@ -14,7 +14,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 28
 
 @dataclass(frozen=True)
 class Line:
-    """One series of (instant in microseconds, value); None leaves a gap. `style` is a CSS class, s1 to s4."""
+    """One series of (instant in microseconds, value); None leaves a gap. `style` is a CSS class: s1 to s3, or
+    `goal` for a line that others are compared with."""
 
     name: str
     points: Sequence[tuple[int, float | None]]
@@ -67,7 +68,7 @@ def lines(
                 parts.append(f'<polyline class="{line.style}" points="{points}"/>')
     parts.append("</svg>")
     legend = "".join(f'<span class="key {line.style}">{escape(line.name)}</span>' for line in series)
-    return f"<figure><figcaption>{escape(title)} {legend}</figcaption>{''.join(parts)}</figure>"
+    return f'<figure tabindex="0"><figcaption>{escape(title)} {legend}</figcaption>{"".join(parts)}</figure>'
 
 
 def _runs(points: Sequence[tuple[int, float | None]], log: bool) -> list[list[tuple[int, float]]]:

@@ -62,7 +62,9 @@ def plain(result: Result) -> dict[str, Any]:
     fields = asdict(result)
     for name in ("found", "buckets", "latencies", "bad"):
         del fields[name]
+    completeness = result.completeness
     return fields | {
+        "completeness": None if completeness is None else completeness.plain(),
         "inconclusive": bool(result.reasons),
         "exit_code": result.exit_code,
         "findings": [row_of(f) for f in result.found[:IN_JSON]],

@@ -1,4 +1,4 @@
-"""The report's page: the verdict, then what was read, findings, completeness, latencies, and the inputs' freshness."""
+"""The report's page: the verdict, what to do first, then what was read, findings, completeness, latencies, inputs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from notify import __version__
+from notify.spark.completeness import Completeness, together
 from notify.spark.findings import FINDINGS
 from notify.spark.report import charts
 from notify.spark.report.histogram import merged, percentile, shown
@@ -50,7 +51,9 @@ def page(result: Result) -> str:
         span=(_instant(result.from_us) if result.from_us else "the oldest retained data", _instant(result.to_us)),
         closed=_instant(result.closed_us),
         inputs=[e | {"watermark": _instant(e["watermark_us"]), "since": _instant(e["from_us"])} for e in result.inputs],
-        plots=[_completeness(result), _amounts(result), _latencies(result)],
+        completeness=result.completeness,
+        complete=_completeness(result.completeness),
+        plots=[_amounts(result), _latencies(result)],
         topics=_topics(result),
         latencies=[name.replace("_", " ") for name in LATENCIES],
         sentence=_sentence(result),
@@ -71,12 +74,13 @@ def _sentence(result: Result) -> str:
             if f.name in result.bad and result.counts.get(f.name)
         ]
         return f"Of {t['committed']:,} committed messages: {', '.join(named)}."
+    if result.causes:
+        return "The inputs do not allow a verdict; the reasons follow."
     return "The inputs do not allow a verdict: " + "; ".join(result.reasons) + "."
 
 
 def _row(case: Found) -> dict[str, Any]:
     times = {k: v for k, v in case.evidence.items() if k.endswith("_us")}
-    rest = {k: v for k, v in case.evidence.items() if not k.endswith("_us") and v not in ("", None)}
     return {
         "id": case.message_id or case.log,
         "place": f"{case.topic}/{case.queue}@{case.offset}" if case.offset is not None else case.topic,
@@ -84,11 +88,17 @@ def _row(case: Found) -> dict[str, Any]:
         "detail": case.detail,
         "database": case.database,
         "times": ", ".join(f"{_NAMES.get(k, k[:-3])} {_instant(v)}" for k, v in sorted(times.items(), key=_second)),
-        "rest": ", ".join(f"{k} {v}" for k, v in rest.items()),
+        "rest": ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in case.words().items()),
     }
 
 
-_NAMES = {"t_us": "local row", "acked_us": "acknowledged", "due_us": "due", "settled_us": "settled"}
+_NAMES = {
+    "t_us": "local row",
+    "acked_us": "acknowledged",
+    "due_us": "due",
+    "settled_us": "settled",
+    "from_us": "last position",
+}
 
 
 def _second(pair: tuple[str, int]) -> int:
@@ -115,26 +125,21 @@ def _by_time(result: Result) -> list[dict[str, Any]]:
     return rows
 
 
-def _share(part: int, whole: int) -> float | None:
-    return 100 * part / whole if whole else None
+def _completeness(figures: Completeness | None) -> str:
+    if figures is None or not figures.due:
+        return charts.lines("Completeness", [], str)
+    rows = together(figures.buckets)
 
+    def line(name: str, place: int, style: str) -> charts.Line:
+        return charts.Line(name, [(row[0], 100 * row[place] / row[1]) for row in rows], style)
 
-def _completeness(result: Result) -> str:
-    rows = _by_time(result)
-
-    def line(name: str, part: str, whole: str, style: str) -> charts.Line:
-        return charts.Line(name, [(r["at_us"], _share(r[part], r[whole])) for r in rows], style)
-
-    return charts.lines(
-        "Completeness",
-        [
-            line("in a queue, of committed", "queued", "committed", "s1"),
-            line("acknowledged, of those in queues", "acknowledged", "in_queues", "s2"),
-            line("took effect, of those in queues", "effects", "in_queues", "s3"),
-        ],
-        lambda v: f"{v:.4g} %",
-        most=100.0,
-    )
+    series = [line(f"delivered within {figures.seconds:g} s", 2, "s1")]
+    if figures.effective is not None:
+        series.append(line("and took effect", 3, "s2"))
+    goal = [(rows[0][0], figures.objective), (rows[-1][0], figures.objective)]
+    if len(rows) > 1:
+        series.append(charts.Line(f"objective {figures.objective:g} %", goal, "goal"))
+    return charts.lines("Completeness", series, lambda v: f"{v:.6g} %", most=100.0)
 
 
 def _amounts(result: Result) -> str:

@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from typing import Any
 
 from prometheus_client import Gauge
 
@@ -33,13 +34,23 @@ MOST_REFUSALS = 10
 WAITING = Gauge("notify_audit_alarms_waiting", "Alarms that their receiver has not taken.")
 
 
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Follows nothing: a POST would go on as a GET without its body, and that answer would count."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Nothing: the redirect itself is the answer, as an HTTPError."""
+
+
+_opener = urllib.request.build_opener(_Stay)
+
+
 def post(url: str, alarm: Alarm) -> None:
     """Raises OSError; HTTPError, one of them, where the receiver refuses."""
     name = hashlib.sha256(alarm.key.encode()).hexdigest()
     headers = {"content-type": "application/json", "idempotency-key": name}
     request = urllib.request.Request(url, json.dumps(alarm.body).encode(), headers)
     try:
-        with urllib.request.urlopen(request, timeout=CALL_SECONDS):
+        with _opener.open(request, timeout=CALL_SECONDS):
             pass
     except http.client.HTTPException as error:
         raise OSError(f"no answer of HTTP: {error!r}") from error
@@ -91,7 +102,7 @@ class Alarms:
             self._send(self._url, alarm)
         except urllib.error.HTTPError as error:
             error.close()
-            if error.code < 500 and error.code not in (408, 429):
+            if 400 <= error.code < 500 and error.code not in (408, 429):
                 self._refused(alarm, error.code)
                 return True
             return self._away(error)
@@ -99,6 +110,7 @@ class Alarms:
             return self._away(error)
         crash_point.reached("watch.after_alarm")
         self._ledger.alarm_done(alarm.id)
+        crash_point.reached("watch.after_alarm_note")
         self._backoff.reset()
         return True
 

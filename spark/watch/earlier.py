@@ -28,7 +28,9 @@ def take_over(ledger: Ledger, directory: Path, start_us: int) -> Position:
     ledger.forget()
     for each in saved.get("waiting", ()):
         ledger.wait(Waiting(each["from_us"], each["to_us"], each["turn"], each["due"]))
-    return Position(int(saved.get("next_us", start_us)), window, file_offset=size)
+    full = [int(path.stem.rpartition("-")[2]) for path in directory.glob("findings-[0-9]*.jsonl")]
+    number = max(full, default=0) + 1
+    return Position(int(saved.get("next_us", start_us)), window, file_number=number, file_offset=size)
 
 
 def _take(ledger: Ledger, line: bytes, window: int) -> None:

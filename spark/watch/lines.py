@@ -42,6 +42,7 @@ class Lines:
             with self._ledger.transaction():
                 self._ledger.written(lines[-1][0])
                 self._ledger.move(replace(position, file_offset=end))
+            crash_point.reached("watch.after_line_note")
             if end >= self._file_bytes:
                 with self._ledger.transaction():
                     self._ledger.move(replace(position, file_number=position.file_number + 1, file_offset=0))
@@ -76,6 +77,7 @@ class Lines:
         full = self._named(position.file_number - 1)
         if not position.file_offset and not full.exists() and self._path.exists():
             self._path.rename(full)
+            crash_point.reached("watch.after_rename")
         (self._named(position.file_number - 1 - self._kept_files)).unlink(missing_ok=True)
 
     def _named(self, number: int) -> Path:

@@ -17,7 +17,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,8 @@ QUIET_SECONDS = 3600.0
 MOST_REASONS = 20
 DEATHS = 3
 """A process that died so often within one window raises an alarm."""
-REVISED = ("LOST", "IN_DOUBT", "UNDELIVERED", "ACKED_NO_EFFECT", "CONFLICT", "GHOST", "ORPHAN_ROW")
-NEVER_SAID = ("PENDING", "REDELIVERED", "DEAD")
+REVISED = ("LOST", "UNSENT", "IN_DOUBT", "UNDELIVERED", "ACKED_NO_EFFECT", "CONFLICT", "GHOST", "ORPHAN_ROW")
+NEVER_SAID = ("PENDING", "REDELIVERED", "DROPPED", "DEAD")
 """A class of these is said if the plan's `fail_on` has it."""
 
 WINDOWS = Counter("notify_audit_windows", "Windows that were audited.")
@@ -59,6 +59,10 @@ FAILURES = Counter("notify_audit_failures", "Failed attempts to audit a window."
 CLOSED = Gauge("notify_audit_closed_timestamp_seconds", "The end of the last audited window, in seconds since 1970.")
 SECONDS = Gauge("notify_audit_window_seconds", "How long the audit of the last window took.")
 INCONCLUSIVE = Gauge("notify_audit_inconclusive", "1 if the last window could not be judged.")
+
+_INSTANT = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.\d]*Z?")
+_NAMED = "".join(f"(?<!{noun} )" for noun in ("database", "group", "groups", "log", "source", "storage", "topic"))
+_NUMBER = re.compile(rf"{_NAMED}(?<![\w.-])\d[\d,]*(\.\d+)?(?![\w-]|\.\w)")
 
 Line = dict[str, Any]
 
@@ -121,6 +125,7 @@ class Watch:
 
     def _begin(self, directory: Path) -> None:
         """Note where a new watch begins, before its first audit: one that is killed starts with the same window."""
+        crash_point.reached("watch.at_start")
         if self._ledger.position is not None:
             return
         with self._ledger.transaction():
@@ -134,7 +139,8 @@ class Watch:
     # --- windows ----------------------------------------------------------------------------------------------
 
     def run(self, stop: threading.Event, windows: int = 0) -> None:
-        """Audit windows until `stop`, or so many (0: no limit). Raises InvalidRequest for a wrong plan or input."""
+        """Audit windows until `stop`, or so many (0: no limit). Raises InvalidRequest for a wrong plan or input
+        before the first window of this state; later an input that is gone holds the window up."""
         done = 0
         while not stop.is_set() and not (windows and done >= windows):
             self._alarms.send()
@@ -146,12 +152,12 @@ class Watch:
             try:
                 self._next()
                 done += 1
-            except InvalidRequest:
-                raise
             except Exception as error:
                 # The window stays due: no window is skipped because an input is away.
-                self._fail(error)
-                if not _is_transient(error):
+                self.failed(error)
+                # Flags that were right once are right: then an input is gone, and may come back.
+                is_wrong = isinstance(error, InvalidRequest) and not self.position.window
+                if is_wrong or not _is_transient(error):
                     raise
                 if stop.wait(RETRY_SECONDS):
                     return
@@ -169,6 +175,7 @@ class Watch:
         self._alarms.send()
         crash_point.reached("watch.before_audit")
         result = self._audited(start, end)
+        crash_point.reached("watch.after_audit")
         again = self._due()
         rechecked = self._audited(again[0].from_us, again[-1].to_us) if again else None
         crash_point.reached("watch.before_commit")
@@ -187,6 +194,7 @@ class Watch:
             self._ledger.move(moved)
             self._ledger.forget()
             self._announce(lines)
+            crash_point.reached("watch.in_commit")
         crash_point.reached("watch.after_commit")
         self._say(lines, _window_line(result, start))
         WINDOWS.inc()
@@ -197,7 +205,7 @@ class Watch:
     def _audited(self, start: int, end: int) -> Result:
         return self._audit(replace(self._plan, from_us=start, to_us=end))
 
-    def _fail(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
         """Say that a window could not be audited; its first failure is an alarm."""
         FAILURES.inc()
         start = self.position.next_us
@@ -240,8 +248,7 @@ class Watch:
             if entry["watermark_us"] < end and result.totals.get("committed")
         }
         if not quiet_us:
-            # The same reason with other times and counts is no news.
-            now |= {f"INCONCLUSIVE:{re.sub('[0-9]+', '#', r)}": r for r in result.reasons[:MOST_REASONS]}
+            now |= {f"INCONCLUSIVE:{_kind(reason)}": reason for reason in result.reasons[:MOST_REASONS]}
         elif end - quiet_us >= QUIET_SECONDS * 1e6:
             now["INCONCLUSIVE:quiet"] = f"no input has had anything to audit for {(end - quiet_us) / 3.6e9:.1f} h"
         before = self._ledger.conditions()
@@ -320,6 +327,21 @@ class Watch:
             else:
                 self._ledger.wait(replace(window, turn=turn, due=self.position.window + RECHECKS[turn]))
         return lines
+
+
+def tell_failure(directory: Path, alarm_url: str, error: Exception) -> None:
+    """The alarm of a watch that ends, or does not begin: once for its next window. Raises what `Watch` does."""
+
+    def audit(plan: Plan) -> Result:
+        raise error
+
+    with closing(Watch(audit, Plan(), directory, alarm_url=alarm_url)) as watch:
+        watch.failed(error)
+
+
+def _kind(reason: str) -> str:
+    """A reason without its times and counts: the same with others is no news. Digits of names stay."""
+    return _NUMBER.sub("#", _INSTANT.sub("#", reason))
 
 
 def _window_line(result: Result, start: int) -> Line:

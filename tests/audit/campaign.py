@@ -1,7 +1,8 @@
 """Faults of every class planted among many transactions: the audit must find each, name none wrongly, and no other.
 
 Run as `python -m tests.audit.campaign --transactions 1000000 --each 100`. First it audits the sound run, which must
-have no finding; then the copies with the faults.
+have no finding; then the copies with the faults; then copies of a trade of several services, each after a disaster of
+its own (disasters.py).
 """
 
 from __future__ import annotations
@@ -11,21 +12,29 @@ import asyncio
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
 from notify.bench.made_run import Made, made_run
-from notify.spark.result import Result
+from notify.spark.audit import Audit
+from notify.spark.result import Inputs, Plan, Result
 from notify.spark.session import open_session
 from notify.testing.databases import SERVERS
 from tests.audit.audited import PLAN, audited
+from tests.audit.disasters import DISASTERS, HARMLESS, Outcome, complaints_of_harmless, outcome_of
 from tests.audit.plant import Planted, Planter, copied
+from tests.audit.trade import Trade, make_trade
+from tests.audit.world import World, world_of
 
 LEDGER = "SELECT message_id FROM ledger"
+AT_ONCE = 50
+"""So many transactions of the disasters' trade are stored in one batch."""
 WITH_EFFECTS = replace(PLAN, effects=(("", LEDGER),))
 """A plan with --effects: `Planter` makes a ledger with doubled entries."""
 
@@ -78,10 +87,55 @@ def campaign(
     return complaints + differences(faulty, wanted)
 
 
+def disasters(spark: SparkSession, directory: Path, count: int, say: Callable[[str], None]) -> list[str]:
+    """Audit copies of a trade with so many transactions, each after another disaster; print a table, and return
+    complaints. Each is audited whole, by a range that has all of it, and with a digest first."""
+    sound = make_trade(directory / "trade", count=count, at_once=AT_ONCE)
+    other = make_trade(directory / "other", 2, count, AT_ONCE, b"y" * 150)
+    full = replace(PLAN, method="full")
+    plans = {"full": full, "range": replace(full, from_us=sound.first_us), "digest": replace(PLAN, method="digest")}
+    complaints = []
+    for name, plan in plans.items():
+        for number, disaster in enumerate(DISASTERS):
+            with _harmed(sound, other, directory / "harmed") as world:
+                outcome = outcome_of(disaster, world, partial(_audited, spark, plan, directory))
+            say(f"{name:<6} {number + 1:>2} {row_of(outcome)}")
+            complaints += [f"{name} {disaster.kind} {disaster.name}: {wrong}" for wrong in outcome.wrong]
+        for what, harm in HARMLESS:
+            with _harmed(sound, other, directory / "harmed") as world:
+                wrong = complaints_of_harmless(harm, world, partial(_audited, spark, plan, directory))
+            say(f"{name:<6}    harmless   {what:<52} {'wrong' if wrong else 'PASS'}")
+            complaints += [f"{name} {what}: {text}" for text in wrong]
+    return complaints
+
+
+def row_of(outcome: Outcome) -> str:
+    """A line of the table of disasters: what it was, the verdict, the classes, wrong names, and the first reason."""
+    named = " ".join(f"{name} {count}" for name, count in outcome.counts.items()) or "-"
+    disaster, wrong = outcome.disaster, len(outcome.wrong)
+    reason = outcome.reasons[0][:150] if outcome.reasons else "-"
+    return f"{disaster.kind:<10} {disaster.name:<52} {outcome.verdict:<12} {named:<22} wrong: {wrong}  {reason}"
+
+
+@contextmanager
+def _harmed(sound: Trade, other: Trade, to: Path) -> Iterator[World]:
+    try:
+        yield world_of(sound, other, to)
+    finally:
+        shutil.rmtree(to)
+
+
+def _audited(spark: SparkSession, plan: Plan, directory: Path, inputs: Inputs) -> Result:
+    """Audit with copies of segments of its own, as disasters change files within moments."""
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        return Audit(spark, plan, inputs, Path(scratch)).run()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--transactions", type=int, default=1_000_000)
     parser.add_argument("--each", type=int, default=100)
+    parser.add_argument("--disasters", type=int, default=10_000, help="transactions of their trade; 0: no disasters")
     parser.add_argument("--database", choices=("postgresql", "mariadb"), default="postgresql")
     given = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="notify-audit-"))
@@ -92,14 +146,18 @@ def main() -> int:
             complaints = campaign(
                 spark, url, directory, given.transactions, given.each, lambda text: print(text, flush=True)
             )
+            if given.disasters:
+                complaints += disasters(spark, directory, given.disasters, lambda text: print(text, flush=True))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     for complaint in complaints:
         print(complaint)
     classes = f"{given.each} faults of each class among {given.transactions} transactions"
+    if given.disasters:
+        classes += f", {len(DISASTERS)} disasters among {given.disasters}, three times each"
     print(
         f"VERDICT: {'FAIL' if complaints else 'PASS'} {classes}: "
-        + ("see above" if complaints else "all found, no other")
+        + ("see above" if complaints else "all found, no other, none misnamed")
     )
     return 1 if complaints else 0
 

@@ -205,6 +205,13 @@ class Planter:
                 row = half_message.c.transaction_id == ids.to_text(self._made.id(n))
                 connection.execute(half_message.update().where(row).values(values))
                 self.planted.add(finding, self._made.id(n))
+        # By their targets, and by a person.
+        for finding, relayed in (("UNSENT", 2), ("DROPPED", 3)):
+            for _ in range(self._each):
+                new = self._new_id()
+                kept = {"mode": "outbox", "relayed": relayed, "created_at": moment_of(self._at())}
+                connection.execute(half_message.insert().values(self._row(new) | kept))
+                self.planted.add(finding, new)
         for i in range(self._each - self._each // 2):
             row = self._row(self._made.id(0)) | {"transaction_id": f"no id {i}", "created_at": moment_of(self._at())}
             connection.execute(half_message.insert().values(row))

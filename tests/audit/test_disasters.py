@@ -23,7 +23,9 @@ from notify.spark.result import Plan, Result
 from notify.storage.log.format import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE, crc32c
 from notify.storage.log.store import LogStore
 from tests.audit.audited import PLAN
+from tests.audit.disasters import DISASTERS, HARMLESS, complaints_of_harmless, outcome_of
 from tests.audit.trade import COUNT, SERVICES, WITH_INBOX, Trade, make_trade
+from tests.audit.world import World
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +62,43 @@ def test_a_sound_trade_passes(spark: Any, trade: Trade) -> None:
     result = audited(spark, trade)
     assert (result.verdict, result.exit_code, result.reasons) == ("PASS", 0, [])
     assert result.totals["committed"] == result.totals["queued"] == COUNT
+
+
+SHORT = (
+    ("swapped", "two segments of a log", "all"),
+    ("swapped", "the first segments of two servers", "all"),
+    ("swapped", "segments of two servers", "all"),
+    ("doubled", "local rows, in a later database", "digest"),
+    ("foreign", "a sender's database instead", "all"),
+    ("skewed", "times of an inbox, back", "range"),
+    ("skewed", "times of an inbox, ahead", "digest"),
+    ("skewed", "a log's times, back", "range"),
+    ("skewed", "a log's times, ahead", "digest"),
+)
+"""Disasters that no other test here has; `make audit-faults` goes through all of them, three times."""
+
+
+@pytest.mark.parametrize(("kind", "name", "what"), SHORT)
+def test_disasters(spark: Any, trade: Trade, tmp_path: Path, kind: str, name: str, what: str) -> None:
+    (disaster,) = [d for d in DISASTERS if (d.kind, d.name) == (kind, name)]
+    other = make_trade(tmp_path / "other", 2, body=b"y" * 150)
+    plans = {"range": replace(PLAN, from_us=trade.first_us), "digest": replace(PLAN, method="digest")}
+    plan = plans.get(what, PLAN)
+    world = World(trade, other, {service: trade.url(service) for service in SERVICES}, [trade.log])
+    outcome = outcome_of(disaster, world, lambda inputs: Audit(spark, plan, inputs, tmp_path / "scratch").run())
+    assert outcome.wrong == (), (outcome.verdict, outcome.counts, outcome.reasons)
+
+
+def test_what_harms_nothing_passes(spark: Any, trade: Trade, tmp_path: Path) -> None:
+    world = World(trade, trade, {service: trade.url(service) for service in SERVICES}, [trade.log])
+
+    def all_at_once(world: World) -> None:
+        for _, harm in HARMLESS:
+            harm(world)
+
+    assert not complaints_of_harmless(
+        all_at_once, world, lambda inputs: Audit(spark, PLAN, inputs, tmp_path / "scratch").run()
+    )
 
 
 # --- databases ------------------------------------------------------------------------------------------------------

@@ -16,7 +16,10 @@ from notify.client.table import half_message
 from notify.demo.kafka import KafkaCluster
 from notify.relay.relay import Relay
 from notify.spark.audit import Audit
+from notify.spark.causes.commands import Commands
+from notify.spark.causes.told import tell_causes
 from notify.spark.databases import Database
+from notify.spark.explain.explained import explain
 from notify.spark.kafka_input import KafkaInput
 from notify.spark.result import Inputs, Plan, Result
 from tests.audit.audited import AT_ONCE, PLAN, wait_until_closed
@@ -108,6 +111,9 @@ def test_what_groups_have_done_follows_from_their_offsets_retries_and_effects(
     ahead = frozenset(range(9, 13))
     world.progress(group, {place: Progress(8, ahead, {8: 1}), Place(f"retry.{group}", 0): Progress(1)})
     Subscriptions(Cluster.of(kafka.url), group).note({place: Subscribed("shared", 0)}, begins=True)
+    # The instances of a broadcast say nothing about their group, nor does an inbox row of such a name.
+    world.progress(f"{unique}-all@a", {place: Progress(3)})
+    world.take_effect(f"{unique}-all@a", sent[:1], at + 30 * SECOND)
     result = audited(spark, KafkaInput(kafka.url, [unique]), tmp_path)
     assert said(result) == sorted(
         [
@@ -121,6 +127,18 @@ def test_what_groups_have_done_follows_from_their_offsets_retries_and_effects(
         ]
     )
     assert result.notes == [] and set(result.not_checked) == {"DUP_EFFECT"}
+    with contextlib.closing(Database(f"sqlite:///{tmp_path}/shop.db", "shop")) as database:
+        inputs = Inputs([database], kafka=[KafkaInput(kafka.url, [unique])])
+        tell_causes(spark, PLAN, inputs, result, Commands())
+        for case in result.found:
+            (verdict,) = explain(inputs, case.message_id, tmp_path, (5, 5)).verdicts
+            assert case.finding in (verdict.finding, *verdict.others), (case, verdict)
+        for each in (sent[0], sent[-1]):
+            known = explain(inputs, each.message_id, tmp_path, (5, 5))
+            assert (known.exit_code, known.verdicts[0].finding) == (0, ""), known.sentence
+    causes = {cause.finding: cause.sentence for cause in result.causes}
+    assert f"group {group} stands still since" in causes["UNDELIVERED"] and "2 messages" in causes["UNDELIVERED"]
+    assert f"group {group} gave up 1 message" in causes["DEAD"]
 
 
 @pytest.mark.long

@@ -5,9 +5,9 @@ What took effect, is in a queue or in doubt is never sent again; a repair that i
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,23 +20,24 @@ from notify import ids
 from notify.client import Consumer, Inbox
 from notify.client.http import HttpClient
 from notify.client.table import half_message, notify_inbox
-from notify.errors import Conflict, InvalidRequest
+from notify.errors import Conflict, DeadLetter, InvalidRequest
 from notify.spark.audit import Audit
 from notify.spark.databases import Database
-from notify.spark.log_input import LogInput
-from notify.spark.repair.carrying_out import Repair
+from notify.spark.explain.explained import explain
+from notify.spark.explain.records import records_of
 from notify.spark.repair.journal import Journal
 from notify.spark.repair.plan import MOST_WITHOUT_FORCE, Item, RepairPlan, read_plan
 from notify.spark.repair.planning import plan_of
 from notify.spark.result import Found, Inputs, Result
 from notify.testing.process import ServerProcess
 from tests.audit.audited import AT_ONCE, wait_until_closed
+from tests.audit.repairing import carried_out, in_queue, lost, opened, outbox_row, result_of
 from tests.audit.shop import TOPIC, Shop
 from tests.support.clock import eventually
 from tests.support.commands import cli
 from tests.support.databases import empty_database
 from tests.support.groups import lag, running
-from tests.support.http import admin, post
+from tests.support.http import REASON, admin, post
 from tests.support.transactions import new_id
 
 
@@ -57,12 +58,6 @@ def shop(database_urls: dict[str, str], server: ServerProcess, tmp_path: Path) -
         yield shop
 
 
-@contextlib.contextmanager
-def opened(shop: Shop, server: ServerProcess) -> Iterator[Inputs]:
-    with contextlib.closing(Database(shop.url, "shop")) as database:
-        yield Inputs([database], [LogInput(server.data_dir)])
-
-
 def audited(spark: Any, inputs: Inputs, scratch: Path) -> Result:
     """An audit for which all earlier transactions are closed."""
     wait_until_closed(inputs.databases[0], AT_ONCE)
@@ -81,43 +76,10 @@ def actions(server: ServerProcess) -> list[str]:
     return [row["what"] for row in admin(server.url, "GET", "actions")["actions"]]
 
 
-def outbox_row(shop: Shop, transaction_id: str = "") -> str:
-    """A row that no relay moved; the message's id."""
-    name = transaction_id or new_id()
-    row = shop.row(name, mode="outbox", relayed=0, body=b'{"n": 99}', key="99")
-    with shop.engine.begin() as connection:
-        connection.execute(half_message.insert().values(row))
-    return f"{name}.0"
-
-
 def effect(shop: Shop, message_id: str, group: str = "points") -> None:
     with shop.engine.begin() as connection:
         row = {"consumer_group": group, "message_id": message_id, "created_at": sa.func.now()}
         connection.execute(notify_inbox.insert().values(row))
-
-
-def lost(message_id: str, **evidence: Any) -> Found:
-    at_us = ids.milliseconds(ids.from_text(message_id.partition(".")[0])) * 1000
-    known = {"local": "COMMITTED", "server": "unknown", "mode": "outbox", "t_us": at_us} | evidence
-    return Found("LOST", message_id.partition(".")[0], topic=TOPIC, at_us=at_us, evidence=known)
-
-
-def result_of(*cases: Found, reasons: tuple[str, ...] = ()) -> Result:
-    totals = {"committed": 10_000}
-    return Result("FINDINGS", found=list(cases), totals=totals, reasons=list(reasons), from_us=1, to_us=2)
-
-
-def carried_out(
-    shop: Shop, server: ServerProcess, plan: RepairPlan, path: Path, *, dry_run: bool = False
-) -> list[dict[str, Any]]:
-    with opened(shop, server) as inputs:
-        repair = Repair(inputs, server.url, "a test", path.parent / "scratch")
-        return asyncio.run(repair.run(plan, path, dry_run=dry_run))
-
-
-def in_queue(server: ServerProcess) -> int:
-    queues = admin(server.url, "GET", f"topics/{TOPIC}")["queues"]
-    return sum(queue["end"] - queue["start"] for queue in queues)
 
 
 def test_findings_are_mended_and_the_next_audit_is_clean(
@@ -159,6 +121,30 @@ def test_findings_are_mended_and_the_next_audit_is_clean(
         with opened(shop, server) as inputs:
             second = audited(spark, inputs, tmp_path / "scratch")
         assert (second.verdict, second.exit_code) == ("PASS", 0), (second.counts, second.reasons)
+        explained_after_repairs(shop, server, first, path)
+
+
+def explained_after_repairs(shop: Shop, server: ServerProcess, first: Result, path: Path) -> None:
+    """Each repair is told with its id, what it became, who did it and why."""
+    names = ("LOST", "ACKED_NO_EFFECT", "IN_DOUBT")
+    of_class = {name: [f for f in first.found if f.finding == name] for name in names}
+    with opened(shop, server) as inputs:
+        for name, what, group in (("LOST", "published again", ""), ("ACKED_NO_EFFECT", "sent again", "points")):
+            message_id = of_class[name][0].message_id
+            known = explain(inputs, message_id, path.parent / "scratch", (1, 1))
+            (sent,) = known.repairs
+            assert (sent.what, sent.to, sent.of) == (what, group, message_id)
+            assert sent.record is not None and sent.record.reason == "a test"
+            assert known.exit_code == 0 and "It is repaired" in known.sentence, known.sentence
+            # The effect of what was sent again stands under the first id, too, and so nothing lacks it any more.
+            assert known.verdicts[0].finding == ("LOST" if name == "LOST" else "")
+            assert "settled by points" in sent.sentence and "with its effect" in sent.sentence
+            told = [event.what for event in known.events]
+            assert any(what in text and "a test" in text for text in told), told
+            origin = explain(inputs, sent.verdict.message_id, path.parent / "scratch", (1, 1))
+            assert "a test" in origin.repeats
+        known = explain(inputs, of_class["IN_DOUBT"][0].message_id, path.parent / "scratch", (1, 1))
+        assert {record.reason for record in known.decisions} == {"a test"}
 
 
 def plant_faults(shop: Shop, server: ServerProcess) -> None:
@@ -178,7 +164,7 @@ def plant_faults(shop: Shop, server: ServerProcess) -> None:
         # Acknowledged, but the effect was deleted.
         gone = [f"{name}.0" for name in consumed[:3]]
         connection.execute(notify_inbox.delete().where(notify_inbox.c.message_id.in_(gone)))
-    outbox_row(shop, missing)  # lost: an outbox row that no relay moved
+    outbox_row(shop, missing)  # lost by the log
 
 
 def test_nothing_is_planned_where_an_effect_or_a_doubt_exists(server: ServerProcess, shop: Shop) -> None:
@@ -228,6 +214,70 @@ def test_the_command_carries_out_a_plan_and_says_what_is_left(
     assert (code, said["done"], said["left"]) == (1, 1, 1)
     assert [row["status"] for row in said["repairs"]] == [201, 0]
     assert cli(*words, "--plan", str(tmp_path / "other.json"))[0] == 2
+
+
+def test_a_dry_run_says_what_it_would_do_and_a_repair_what_it_did(
+    server: ServerProcess, shop: Shop, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    names = [outbox_row(shop) for _ in range(3)]
+    with opened(shop, server) as inputs:
+        plan_of(result_of(*map(lost, names)), inputs).write(path)
+    effect(shop, names[2])
+    words = [
+        "audit", "run", "--repair", str(path), "--database", f"shop={shop.url}", "--log", str(server.data_dir), "--url",
+        server.url, "--reason", "a test", "--report", str(tmp_path),
+    ]  # fmt: skip
+    code, said = cli(*words, "--dry-run")
+    *_, last = said["text"].strip().splitlines()
+    assert code == 1 and last == (
+        "would publish 2 messages again; 1 message would be held back or refused. A dry run: nothing was changed"
+    )
+    assert f"LOST {names[0]}: would publish it again from the local row" in said["text"] and "200" not in said["text"]
+    code, said = cli(*words, "--dry-run", "--json")
+    assert (code, said["dry_run"], said["would_do"], said["done"], said["left"]) == (1, True, 2, 0, 1)
+    assert admin(server.url, "GET", "topics")["topics"] == []
+    code, said = cli(*words)
+    assert said["text"].strip().splitlines()[-1] == "published 2 messages again; 1 message was held back or refused"
+    code, said = cli(*words)
+    assert "2 messages had been repaired before" in said["text"]
+    with opened(shop, server) as inputs:
+        transaction = names[0].partition(".")[0]
+        (server_s,) = records_of(inputs, transaction, ())
+        both = records_of(inputs, transaction, [path])
+    assert server_s.reason.startswith("a test (") and {record.reason for record in both} == {server_s.reason}
+    assert {record.what for record in both} == {"message.republish", "plan.republish"}
+
+
+def test_a_redriven_dead_letter_is_told(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
+    consumer = Consumer(server.url, group="mail", inbox=Inbox(shop.engine))
+    mended = threading.Event()
+
+    @consumer.subscribe(TOPIC, start="earliest")
+    def handle(message: Any, session: Any) -> None:
+        if not mended.is_set():
+            raise DeadLetter("no such customer")
+
+    def letters() -> list[dict[str, Any]]:
+        listed: list[dict[str, Any]] = admin(server.url, "GET", "groups/mail/dead-letters")["messages"]
+        return listed
+
+    with running(consumer):
+        shop.order()
+        eventually(letters, "a dead letter")
+        (transaction,) = shop.transactions()
+        with opened(shop, server) as inputs:
+            dead = explain(inputs, transaction, tmp_path / "scratch", (1, 1))
+        assert (dead.verdicts[0].finding, dead.repairs, dead.exit_code) == ("DEAD", [], 0)
+        mended.set()
+        admin(server.url, "POST", "groups/mail/dead-letters/redrive", {"all": True})  # a job, which names no message
+        eventually(lambda: shop.effects() and lag(server.url, "mail") == 0, "its effect")
+    with opened(shop, server) as inputs:
+        known = explain(inputs, transaction, tmp_path / "scratch", (1, 1))
+    (sent,) = known.repairs
+    assert (sent.what, sent.to, sent.of) == ("redriven", "mail", f"{transaction}.0")
+    assert sent.record is not None and (sent.record.what, sent.record.reason) == ("dead_letter.redrive", REASON)
+    assert "settled by mail" in sent.sentence and "It is repaired" in known.sentence and known.exit_code == 0
 
 
 def test_rows_of_an_inbox_that_were_purged_prove_nothing(server: ServerProcess, shop: Shop) -> None:
@@ -300,7 +350,7 @@ def test_a_repair_that_is_killed_goes_on(
         with pytest.raises(Killed):
             carried_out(shop, server, plan, path)
     journal = tmp_path / "plan.json.journal"
-    assert [json.loads(line)["state"] for line in journal.read_text().splitlines()] == ["begun"] * 5
+    assert [json.loads(line)["state"] for line in journal.read_text().splitlines()] == ["plan", *["begun"] * 5]
     with journal.open("a") as file:
         file.write('{"key": "republish:cut sho')
     rows = carried_out(shop, server, plan, path)
@@ -315,20 +365,6 @@ def test_one_process_at_a_time_carries_a_plan_out(server: ServerProcess, shop: S
         plan = plan_of(result_of(lost(outbox_row(shop))), inputs)
     with Journal(path), pytest.raises(Conflict):
         carried_out(shop, server, plan, path)
-
-
-def test_a_repair_needs_every_input_of_the_audit(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
-    message_id = outbox_row(shop)
-    with (
-        opened(shop, server) as inputs,
-        empty_database("sqlite", {}, tmp_path) as url,
-        contextlib.closing(Database(url, "points")) as points,
-    ):
-        plan = plan_of(result_of(lost(message_id)), Inputs([*inputs.databases, points], inputs.logs))
-    assert [item.message_id for item in plan.items] == [message_id]
-    with pytest.raises(InvalidRequest, match="database points"):
-        carried_out(shop, server, plan, tmp_path / "plan.json")
-    assert admin(server.url, "GET", "topics")["topics"] == []
 
 
 def item(number: int) -> Item:

@@ -13,40 +13,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from notify.spark.findings import FINDINGS
+from notify.spark.completeness import completeness_of, percent
 from notify.spark.report.files import write
 from notify.spark.report.histogram import merged, percentile, shown
 from notify.spark.report.page import page
-from notify.spark.result import Covered, Found, Plan, Result
+from notify.spark.result import Plan, Result
 from notify.spark.verdict import judge
-
-T0 = 1_800_000_000_000_000
-
-
-def result(bad: bool = True) -> Result:
-    """A result with everything that the page shows."""
-    counts = {f.name: 0 for f in FINDINGS} | ({"LOST": 2, "REDELIVERED": 5} if bad else {})
-    buckets = [
-        {"at_us": T0 + n * 60_000_000, "topic": f"<b>topic {t}</b>", "messages": 100, "committed": 100,
-         "queued": 98 if n == 3 and bad else 100, "in_queues": 98, "acknowledged": 97, "effects": 97, "rows": 100,
-         "halves": 100, "closed": 100, **dict.fromkeys(counts, 0)}
-        for n in range(20) for t in range(2)
-    ]  # fmt: skip
-    cases = [
-        Found("LOST", f"019aa4b7-50f8-77b0-90f7-e29bfbb5117{n}", 0, "<script>alert(1)</script>", "order", 0, None,
-              evidence={"t_us": 1, "mode": "half"}, at_us=T0)
-        for n in range(2)
-    ] if bad else []  # fmt: skip
-    return Result(
-        "FINDINGS" if bad else "PASS", [], ["a note"], counts, {"DUP_EFFECT": "name the effects"},
-        {"committed": 4000, "in_queues": 3998, "effects": 3900, "rows": 4000}, cases,
-        [{"input": "log a", "watermark_us": T0, "from_us": 0, "detail": "x", "kind": "log"}], buckets,
-        {"commit_to_queue": [(b["at_us"], b["topic"], 40 + n % 8, 50) for n, b in enumerate(buckets)],
-         "queue_to_ack": [(b["at_us"], b["topic"], 50, 50) for b in buckets], "queue_to_effect": []},
-        T0, T0 + 1_200_000_000, T0, 1.5,
-        coverage=[Covered("log a", "source", "the database of orders", "not given", is_whole=not bad)],
-        dead=[{"group": "<i>points", "reason": "refused", "count": 3}] if bad else [],
-    )  # fmt: skip
+from tests.audit.reported import COMMANDS, T0, result
 
 
 def test_percentiles_come_from_steps_of_a_doubling() -> None:
@@ -70,7 +43,12 @@ def test_inputs_that_know_nothing_of_each_other_prove_nothing() -> None:
 
 def test_the_page_is_whole_and_escapes_what_it_shows(tmp_path: Path) -> None:
     html = page(result())
-    assert html.index("FINDINGS</h1>") < html.index("<h2>What was read") < html.index("<h2>Findings")
+    assert html.index("FINDINGS</h1>") < html.index("<h2>What to do first") < html.index("<h2>What was read")
+    assert html.index("<h2>What was read") == html.index("<h2>", html.index("</ol>")), "coverage is the first table"
+    assert html.index("<table>") > html.index("<h2>What was read") and "<h2>Findings" in html
+    assert "group &lt;i&gt;bank" in html and "app:***@db.example" in html and "And 7 more causes" in html
+    assert html.count('<code tabindex="0">') == len(COMMANDS)
+    assert "99.85 % took effect; the objective of 99.99 % is missed" in html and 'polyline class="goal"' in html
     assert html.index("<h2>Findings") < html.index("<h2>Dead letters") < html.index("<h2>Over time")
     assert '<span class="bad">not given</span>' in html and "&lt;i&gt;points" in html
     assert "<script" not in html and "&lt;script&gt;" in html and "<b>topic" not in html
@@ -90,6 +68,25 @@ def test_the_files_say_the_same(tmp_path: Path) -> None:
     assert [r["message_id"] for r in rows] == [f["message_id"] for f in plain["findings"]]
     assert pq.read_table(tmp_path / "buckets.parquet").num_rows == 40
     assert not list(tmp_path.glob(".*"))
+    assert plain["causes"][0]["sentence"].startswith("producer group") and plain["causes_left"] == 7
+    assert plain["causes"][0]["commands"] == list(COMMANDS)
+    figures = plain["completeness"]
+    assert (figures["due"], figures["delivered"], figures["effective"], figures["is_met"]) == (4000, 3996, 3994, False)
+    assert len(figures["buckets"]) == 20 and figures["buckets"][3]["effective"] == 194
+
+
+def test_completeness_is_never_shown_as_more_than_it_is() -> None:
+    assert percent(999_999, 1_000_000) == "99.9999 %" and percent(9_999_999, 10_000_000) == "99.9999 %"
+    assert percent(10, 10) == "100 %" and percent(0, 10) == "0 %"
+
+    def figures(delivered: int, effective: int, *, has_inbox: bool = True) -> bool | None:
+        bucket = {"at_us": T0, "due": 10_000, "delivered": delivered, "effective": effective}
+        return completeness_of([bucket], 600, 99.99, has_inbox=has_inbox).is_met
+
+    assert figures(10_000, 9_999) is True and figures(10_000, 9_998) is False and figures(9_998, 9_998) is False
+    assert figures(9_999, 0, has_inbox=False) is True
+    none = completeness_of([], 600, 99.99, has_inbox=True)
+    assert none.is_met is None and "no committed message was due" in none.sentence and none.plain()["is_met"] is None
 
 
 def test_in_a_browser_nothing_leaves_the_page(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from notify.spark import log_input
 from notify.spark.columns import ATTEMPTED
 from notify.spark.log_input import LogInput
 from notify.spark.log_source import NotifyLogSource
+from notify.storage import crash_point
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction, State, StoredMessage
@@ -171,3 +174,89 @@ def test_segments_are_copied_by_tasks_of_spark(
     by_tasks.prepare(spark, tmp_path)
     assert by_tasks.facts == read.facts and not by_tasks.problems
     assert by_tasks.entries_of(log[1]["plain"]) == read.entries_of(log[1]["plain"])
+
+
+def test_the_last_segment_is_copied_once_if_nobody_writes_to_it(log: Any, tmp_path: Path) -> None:
+    directory = tmp_path / "log"
+    shutil.copytree(log[0], directory)
+    first, last = LogInput(directory), sorted(directory.glob("*.log"))[-1]
+    first.prepare(None, tmp_path)
+    copies = list(tmp_path.glob("*/*/messages.parquet"))
+    written = {place: place.stat().st_mtime_ns for place in copies}
+    LogInput(directory).prepare(None, tmp_path)
+    assert {place: place.stat().st_mtime_ns for place in copies} == written
+    state = last.stat()
+    data = bytearray(last.read_bytes())
+    data[first.facts[-1].end - first.facts[-1].base - 1] ^= 1  # in the last frame
+    last.write_bytes(data)
+    os.utime(last, ns=(state.st_atime_ns, state.st_mtime_ns))
+    rotted = LogInput(directory)
+    rotted.prepare(None, tmp_path)
+    assert rotted.facts[-1] != first.facts[-1] and rotted.facts[:-1] == first.facts[:-1]
+
+
+def test_segments_with_the_same_groups_are_one_branch_of_a_plan(spark: Any, tmp_path: Path) -> None:
+    from notify.spark.life import Groups
+
+    async def live() -> None:
+        store = LogStore(tmp_path / "log", segment_bytes=8192)
+        await store.open(T0)
+        await store.create_topic(Topic("a"))
+        names = ["b@1", "z", "c"]
+        for name in names:
+            await store.subscribe(Subscription(name, "a", mode="broadcast" if "@" in name else "shared"), [0])
+        for n in range(120):
+            filler = ids.new_id()
+            await store.put([transaction(filler, ["a"])], T0 + n)
+            await store.decide([(filler, "shop", State.COMMITTED)], T0 + n)
+            for name in names[n % 3 :] + names[: n % 3]:
+                if name != "c" or n % 2:
+                    await store.settle(name, "a", 0, [(n, 1)], SettleKind.ACK, T0 + n)
+        await store.close()
+
+    asyncio.run(live())
+    scanned = LogInput(tmp_path / "log")
+    scanned.prepare(None, tmp_path)
+    assert len(scanned.facts) > 3 and {tuple(f.consumer_groups) for f in scanned.facts} == {("c", "z", "b@1")}
+    groups = Groups(["c", "z"])
+    messages = scanned.messages(spark, groups)
+    assert messages is not None
+    masks = {row["offset"]: row["acked0"] or 0 for row in messages.where("offset IS NOT NULL").collect()}
+    whole = {n: 0b11 if n % 2 else 0b10 for n in range(120)}
+    assert all(masks[n] | whole[n] == whole[n] for n in whole)
+    assert len([n for n in whole if masks[n] == whole[n]]) > 100  # others were acknowledged in the next segment
+    acks = scanned.acks(spark)
+    assert acks is not None
+    settled = {(row["group"], row["offset"]) for row in acks.collect()}
+    assert settled == {(g, n) for g in ("z", "b@1", "c") for n in range(120) if g != "c" or n % 2}
+
+
+def test_a_copy_whose_removal_was_interrupted_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its facts go first: a copy with facts and without tables would fail each audit from then on."""
+    asyncio.run(lived(tmp_path / "log"))
+
+    def prepared() -> LogInput:
+        log = LogInput(tmp_path / "log")
+        log.prepare(None, tmp_path / "scratch")
+        return log
+
+    messages = prepared().count_from(None)
+    path = sorted((tmp_path / "log").glob("*.log"))[0]
+    before = path.stat()
+    path.touch()  # its copy is of an earlier time, and removed
+
+    class Killed(BaseException):
+        """Stands for the death of the process."""
+
+    def die(name: str) -> None:
+        if name == "copy.forgetting":
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(crash_point, "reached", die)
+        with pytest.raises(Killed):
+            prepared()
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # the copy would be the right one again
+    assert prepared().count_from(None) == messages
+    copies = [entry for entry in (tmp_path / "scratch").glob("*/*") if not (entry / "facts.json").exists()]
+    assert copies == []

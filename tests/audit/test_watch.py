@@ -140,7 +140,8 @@ def test_a_watch_that_is_killed_anywhere_says_and_alarms_everything(
                                                 "window", "window", "window"]  # fmt: skip
     alarmed = sorted(f"LOST:{name}:" for name in ("a.0", "b.0", "c.0"))
     assert sorted(receiver.alarm_keys()) == alarmed
-    assert set(crash_point.WATCH_POINTS) - set(reached) == {"watch.before_rename"}, "which has a test of its own"
+    renaming = {"watch.before_rename", "watch.after_rename"}
+    assert set(crash_point.WATCH_POINTS) - set(reached) == renaming, "which have a test of their own"
     for step in range(1, len(reached) + 1):
         receiver.taken.clear()
         state = tmp_path / str(step)
@@ -187,13 +188,25 @@ def test_a_window_in_which_the_process_dies_again_and_again_is_an_alarm(
     steps = Steps(monkeypatch)
     shop = Shop(steps, receiver.url)
     for _ in range(DEATHS):
-        shop.begin(2)  # the first point, then the audit
+        shop.begin(3)  # two points, then the audit
         with pytest.raises(Killed):
             shop.run(tmp_path, 1)
     assert receiver.taken == []
     shop.begin()
     shop.run(tmp_path, 1)
     assert [key.partition(":")[0] for key in receiver.alarm_keys()] == ["DIED", "LOST", "LOST"]
+
+
+def test_inputs_that_no_longer_belong_together_are_an_alarm_before_the_watch_ends(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    def made(start: int) -> Result:
+        raise InvalidRequest("the log and the databases do not belong together")
+
+    for _ in range(2):  # whoever starts it again hears it once
+        with pytest.raises(InvalidRequest, match="belong together"):
+            Scripted(tmp_path, made, receiver.url).run(1)
+    assert [body["detail"] for body in receiver.taken] == ["the log and the databases do not belong together"]
 
 
 def test_a_full_disk_under_the_state_holds_the_window_up(
@@ -366,7 +379,7 @@ def test_lines_go_to_files_of_a_bounded_size_once_each(tmp_path: Path, monkeypat
 
     write(tmp_path / "whole", 1000)
     count = len(steps.reached)
-    assert "watch.before_rename" in steps.reached
+    assert {"watch.before_rename", "watch.after_rename"} <= set(steps.reached)
     wanted = [n / 2 for n in range(40)]
     for step in range(1, count + 1):
         steps.begin(step)

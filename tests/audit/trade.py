@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +55,23 @@ class Trade:
     first_us: int
     number: int = 1
     """Trades of other numbers have other sources and ids."""
+    step_us: int = STEP_US
+    count: int = COUNT
+    at_once: int = 2
+    """So many transactions are stored in one batch; an even number."""
+    body: bytes = BODY
+    ahead_us: int = 0
+    """How far the server's clock is ahead of the others."""
 
     @property
     def log(self) -> Path:
         return self.directory / "log"
 
     def at(self, n: int) -> int:
-        return self.first_us + n * STEP_US
+        return self.first_us + n * self.step_us
 
     def id(self, n: int) -> bytes:
-        return transaction_id(n + COUNT * self.number, self.at(n))
+        return transaction_id(n + self.count * self.number, self.at(n))
 
     def name(self, n: int) -> str:
         """The id as text."""
@@ -89,7 +96,7 @@ class Trade:
 
     def copy(self, to: Path) -> Trade:
         shutil.copytree(self.directory, to)
-        return Trade(to, self.first_us, self.number)
+        return replace(self, directory=to)
 
     def segments(self) -> list[Path]:
         return sorted(self.log.glob("*.log"))
@@ -114,32 +121,48 @@ def service_of(n: int) -> str:
     return SENDERS[n % 2]
 
 
-def make_trade(directory: Path, number: int = 1) -> Trade:
+def make_trade(
+    directory: Path,
+    number: int = 1,
+    *,
+    step_us: int = STEP_US,
+    ago_us: int = AGO_US,
+    count: int = COUNT,
+    at_once: int = 2,
+    body: bytes = BODY,
+) -> Trade:
     """A sound trade: everything was delivered, settled, and had its effect."""
     directory.mkdir()
-    first_us = time.time_ns() // 1000 - COUNT * STEP_US - AGO_US
-    trade = Trade(directory, first_us // 1_000_000 * 1_000_000 + number, number)
-    asyncio.run(_write_log(trade))
+    first_us = time.time_ns() // 1000 - count * step_us - ago_us
+    trade = Trade(directory, first_us // 1_000_000 * 1_000_000 + number, number, step_us, count, at_once, body)
+    write_log(trade)
     for service in SERVICES:
         _write_rows(trade, service)
     return trade
 
 
+def write_log(trade: Trade) -> None:
+    asyncio.run(_write_log(trade))
+
+
 async def _write_log(trade: Trade) -> None:
-    now_us = trade.first_us
-    store = LogStore(trade.log, segment_bytes=SEGMENT_BYTES, clock=lambda: now_us)
-    await store.open(trade.first_us)
+    now_us = trade.first_us + trade.ahead_us
+    # As many segments, however long the trade.
+    segment_bytes = SEGMENT_BYTES * max(1, trade.count // COUNT)
+    store = LogStore(trade.log, segment_bytes=segment_bytes, clock=lambda: now_us)
+    await store.open(now_us)
     for topic in TOPICS.values():
         await store.create_topic(Topic(topic))
         await store.subscribe(Subscription(WITH_INBOX, topic, inbox_from_us=0), [0])
     await store.subscribe(Subscription(WITHOUT_INBOX, TOPICS["shop"]), [0])
-    for n in range(0, COUNT, 2):
-        now_us = trade.at(n)
-        made = [half_of(trade, n), half_of(trade, n + 1)]
-        await store.put(made, trade.at(n))
-        await store.decide([(t.id, t.producer_group, State.COMMITTED) for t in made], trade.at(n) + 2000)
+    for n in range(0, trade.count, trade.at_once):
+        now_us = trade.at(n) + trade.ahead_us
+        made = [half_of(trade, n + i) for i in range(trade.at_once)]
+        await store.put(made, now_us)
+        await store.decide([(t.id, t.producer_group, State.COMMITTED) for t in made], now_us + 2000)
         for group, topic in ((WITH_INBOX, "shop"), (WITH_INBOX, "bank"), (WITHOUT_INBOX, "shop")):
-            await store.settle(group, TOPICS[topic], 0, [(n // 2, 1)], SettleKind.ACK, trade.at(n) + 4000)
+            runs = [(n // 2, trade.at_once // 2)]
+            await store.settle(group, TOPICS[topic], 0, runs, SettleKind.ACK, now_us + 4000)
     await store.sync()
     now_us += AGO_US // 2  # so far the log is complete
     await store.checkpoint()
@@ -148,7 +171,7 @@ async def _write_log(trade: Trade) -> None:
 
 def half_of(trade: Trade, n: int) -> NewTransaction:
     service = service_of(n)
-    payload = encode_msgpack(Payload(TOPICS[service], BODY, f"k{n % 7}"))
+    payload = encode_msgpack(Payload(TOPICS[service], trade.body, f"k{n % 7}"))
     return NewTransaction(
         trade.id(n), GROUPS[service], [NewMessage(TOPICS[service], payload, f"k{n % 7}")], trade.source(service), "i"
     )
@@ -160,7 +183,7 @@ def row_of(trade: Trade, n: int, **fields: Any) -> dict[str, Any]:
     return {
         "transaction_id": trade.name(n), "message_no": 0, "producer_group": GROUPS[service], "mode": "half",
         "state": "COMMITTED", "shards": "", "topic": TOPICS[service], "relayed": 1,
-        "created_at": moment_of(trade.at(n) + 20), "digest": body_digest(BODY),
+        "created_at": moment_of(trade.at(n) + 20), "digest": body_digest(trade.body),
     } | fields  # fmt: skip
 
 
@@ -175,9 +198,9 @@ def _write_rows(trade: Trade, service: str) -> None:
     create_tables(engine)
     with engine.begin() as connection:
         connection.execute(notify_source.update().values(id=trade.source(service)))
-        rows = [row_of(trade, n) for n in range(COUNT) if service_of(n) == service]
+        rows = [row_of(trade, n) for n in range(trade.count) if service_of(n) == service]
         if rows:
             connection.execute(half_message.insert(), rows)
         if service == WITH_INBOX:
-            connection.execute(notify_inbox.insert(), [effect_of(trade, n) for n in range(COUNT)])
+            connection.execute(notify_inbox.insert(), [effect_of(trade, n) for n in range(trade.count)])
     engine.dispose()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -15,22 +16,31 @@ from tests.history.actors import RETRIES
 from tests.history.administration import admin, redrive
 from tests.history.messages import ORDERED, TOPIC, TOPICS
 from tests.history.stage import Stage
-from tests.support.clock import eventually
 
 MOST_QUEUES = 200
 UNDONE_SECONDS = 120.0
-"""The longest wait for a fault to be undone, on a machine that a history loads."""
+"""The longest wait for a fault to be undone, from when no other is made any more."""
 COMMAND_SECONDS = 60.0
+AGAIN_SECONDS = 0.2
+REPLAYED_SECONDS = (2.0, 20.0)
+REPLAYED_SECONDS_OF_KAFKA = (20.0, 60.0)
+"""Each partition has to have had a record since then."""
 STEERED = ("shared", "ordered", "failover")
 """The groups that are paused, and whose dead letters are sent again beside all faults."""
+
+
+class NotUndone(Exception):
+    """A change could not be undone though no fault was made any more."""
 
 
 class Changes:
     """Raises NotifyError where a server is away, or a change cannot be now."""
 
-    def __init__(self, stage: Stage, chance: random.Random) -> None:
+    def __init__(self, stage: Stage, chance: random.Random, over: threading.Event) -> None:
+        """`over`: set when no further fault is made."""
         self._stage = stage
         self._chance = chance
+        self._over = over
 
     def kinds(self) -> Mapping[str, Callable[[], None]]:
         everywhere: dict[str, Callable[[], None]] = {
@@ -83,7 +93,8 @@ class Changes:
 
     def _replay(self) -> None:
         """Reset a group by a few seconds; a partition that is further behind would skip messages."""
-        since = datetime.now(UTC) - timedelta(seconds=self._chance.uniform(2.0, 20.0))
+        least, most = REPLAYED_SECONDS_OF_KAFKA if self._stage.scene.kafka else REPLAYED_SECONDS
+        since = datetime.now(UTC) - timedelta(seconds=self._chance.uniform(least, most))
         group, topic = self._chance.choice((("shared", TOPIC), ("ordered", ORDERED)))
         to = {"topic": topic, "to": since.isoformat()}
         queues = self._admin("POST", f"groups/{group}/reset", to | {"dry_run": True})["result"]["queues"]
@@ -104,8 +115,12 @@ class Changes:
             self._insist("POST", f"groups/{group}/resume")
 
     def _insist(self, method: str, path: str, body: dict[str, Any] | None = None) -> None:
-        """Repeat a request until it succeeds, also after the end of the faults, so that every change is undone."""
+        """Repeat a request until it succeeds, also after the end of the faults, so that every change is undone.
+
+        While servers and nodes are being stopped they may refuse it for long.
+        """
         refusals: list[NotifyError] = []
+        over_at = float("inf")
 
         def is_done() -> bool:
             try:
@@ -115,8 +130,9 @@ class Changes:
                 return False
             return True
 
-        try:
-            eventually(is_done, f"{method} {path} to be carried out", UNDONE_SECONDS)
-        except AssertionError as complaint:
-            complaint.add_note(f"the last refusal: {refusals}")
-            raise
+        while not is_done():
+            if self._over.wait(AGAIN_SECONDS):
+                over_at = min(over_at, time.monotonic())
+                if time.monotonic() > over_at + UNDONE_SECONDS:
+                    raise NotUndone(f"{method} {path} was refused for {UNDONE_SECONDS:g} s: {refusals[0]}")
+                time.sleep(AGAIN_SECONDS)  # the pause between two requests

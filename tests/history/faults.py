@@ -15,7 +15,7 @@ from notify.demo.kafka import KafkaCluster
 from notify.errors import NotifyError
 from notify.testing.process import ServerProcess
 from tests.history.administration import Failed
-from tests.history.changes import UNDONE_SECONDS, Changes
+from tests.history.changes import UNDONE_SECONDS, Changes, NotUndone
 from tests.history.stage import Stage
 from tests.support.clock import eventually
 
@@ -42,8 +42,10 @@ class Pauses:
 
 
 PAUSES = Pauses(servers=3.0, databases=0.3, nodes=0.0, kills=0.3, freezes=0.0, rebalances=0.0, changes=0.2)
-PAUSES_OVER_KAFKA = Pauses(servers=8.0, databases=3.0, nodes=1.0, kills=3.0, freezes=1.0, rebalances=2.0, changes=0.5)
+PAUSES_OVER_KAFKA = Pauses(servers=25.0, databases=6.0, nodes=0.5, kills=6.0, freezes=4.0, rebalances=6.0, changes=2.0)
 """Fewer stops: there are more processes, each of which takes a second of CPU to start, and each must come to work."""
+TURNS = {"node killed": 3}
+"""Kinds that have their turn more often than others of their sort. One node at a time is down."""
 
 
 class Faults:
@@ -64,7 +66,7 @@ class Faults:
         self.died: list[str] = []
         """A sentence for each server that ended by itself."""
         self._over = threading.Event()
-        changes = Changes(stage, self._chance)
+        changes = Changes(stage, self._chance, self._over)
         pauses = PAUSES_OVER_KAFKA if stage.scene.kafka else PAUSES
         self._kinds = [
             (kinds, pause)
@@ -106,12 +108,15 @@ class Faults:
         try:
             while not self._over.wait(pause * 2 * self._chance.random()):
                 if not waiting:
-                    waiting = self._chance.sample(list(kinds), len(kinds))
+                    turns = [name for name in kinds for _ in range(TURNS.get(name, 1))]
+                    waiting = self._chance.sample(turns, len(turns))
                 name = waiting.pop()
                 try:
                     kinds[name]()
                 except Failed as failure:
                     self.failed.append(f"{name}: {failure}: {''.join(self._stage.servers.queue.output)[-4000:]}")
+                except NotUndone as failure:
+                    self.failed.append(f"{name}: {failure}")
                 except NotifyError as refusal:
                     self.refused[name] += 1
                     self.refusals[f"{name}: {refusal}"] += 1

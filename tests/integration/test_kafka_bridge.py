@@ -16,7 +16,7 @@ from notify.binlog_bridge.refusals import Refusals
 from notify.client.table import half_message, notify_refused
 from notify.clock import wall_clock
 from notify.errors import InvalidRequest
-from notify.refused import retry
+from notify.refused import Refusal, retry
 from notify.sinks.kafka import KafkaSink
 from notify.wire import Bridged, PackedBridgeBatch
 from tests.support.bridges import outbox
@@ -24,6 +24,15 @@ from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.kafka import KafkaNode, committed
 
 pytest.importorskip("confluent_kafka")
+
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+)
+
+from notify.kafka.brokers import make_topics
+from notify.kafka.cluster import Cluster
 
 t, r = half_message.c, notify_refused.c
 
@@ -121,6 +130,56 @@ def test_a_bridge_that_dies_before_it_has_marked_what_it_sent_again_sends_it_onc
     outbox(binlog_url, unique, range(4, 5))
     move(binlog_url, url)
     assert numbers(url, unique, 3) == [0, 1, 4]
+
+
+@pytest.mark.parametrize("decided", ["before the next bridge", "after it"])
+def test_a_bridge_that_dies_between_a_refusals_note_and_its_position_leaves_the_rest_to_the_list(
+    url: str, binlog_url: str, source: sa.Engine, unique: str, monkeypatch: pytest.MonkeyPatch, decided: str
+) -> None:
+    """The next bridge reads it again, and Kafka takes it by now: it was published for the binlog and for the list."""
+    cluster = Cluster.of(url)
+    bound(cluster, unique, 4_000)
+    outbox(binlog_url, unique, range(2))
+    name = grow_one(source, unique, 5)
+    outbox(binlog_url, unique, range(6, 7))
+    note = Bridge._note
+
+    async def notes_and_dies(self: Bridge, refusals: list[Refusal]) -> None:
+        await note(self, refusals)
+        if refusals:
+            raise Killed
+
+    with monkeypatch.context() as planted, pytest.raises(Killed):
+        planted.setattr(Bridge, "_note", notes_and_dies)
+        move(binlog_url, url)
+    bound(cluster, unique, 1 << 20)
+    if decided == "after it":
+        move(binlog_url, url)
+        assert numbers(url, unique, 3) == [0, 1, 6]
+    have_it_tried_again(source, name)
+    move_until_nothing_is_listed(binlog_url, url, source)
+    outbox(binlog_url, unique, range(8, 9))
+    move(binlog_url, url)
+    assert numbers(url, unique, 5) == [0, 1, 5, 6, 8]
+
+
+def bound(cluster: Cluster, topic: str, size: int) -> None:
+    """Have a topic take records of so many bytes."""
+    make_topics(cluster, [topic])
+    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
+    wanted = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    admin = cluster.admin()
+    admin.incremental_alter_configs([wanted])[wanted].result(PATIENCE_SECONDS)
+
+
+def grow_one(source: sa.Engine, topic: str, number: int) -> str:
+    """Insert a transaction whose message is larger than the others; its id."""
+    with source.begin() as connection:
+        row = connection.execute(sa.select(half_message).where(t.topic == topic).limit(1)).mappings().one()
+        body = json.dumps({"n": number, "x": ids.to_text(ids.new_id()) * 200}).encode()
+        values = dict(row) | {"transaction_id": ids.to_text(ids.new_id()), "body": body}
+        connection.execute(half_message.insert().values(values))
+    return str(values["transaction_id"])
 
 
 def test_a_backfill_leaves_what_is_to_be_tried_again_to_the_list(

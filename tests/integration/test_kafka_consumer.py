@@ -441,7 +441,8 @@ def test_pause_resume_and_reset(kafka: str, unique: str) -> None:
 # --- the end, and what cannot be ------------------------------------------------------------------------------
 
 
-def test_a_broker_that_is_not_there_is_named(unique: str) -> None:
+def test_a_broker_that_is_not_there_is_named(unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notify.client.kafka.feed.ANSWER_SECONDS", 1.0)
     consumer = Consumer("kafka://127.0.0.1:9", group=unique)
     consumer.subscribe(unique)(lambda message: None)
     with pytest.raises(Unavailable, match=r"Kafka at 127\.0\.0\.1:9 does not answer"):

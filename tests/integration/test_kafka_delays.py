@@ -8,14 +8,18 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from notify.clock import wall_clock
+from notify.errors import Unavailable
 from notify.kafka.cluster import Cluster
+from notify.kafka.leaving import leave
 from notify.kafka.undelivered import TOPIC as REFUSED
-from notify.sinks.delays import cleaning, earlier, release
+from notify.sinks.delays import background, cleaning, earlier, release
 from notify.sinks.delays.background import releasing as delays_released
 from notify.sinks.delays.delayed import delayed_headers
 from notify.sinks.delays.releaser import Releaser
@@ -23,7 +27,7 @@ from notify.sinks.delays.topics import make_wheels
 from notify.sinks.delays.wheels import SECOND_US, WHEELS, Wheels, wheels_of
 from notify.testing import forked
 from tests.support.clock import PATIENCE_SECONDS, eventually
-from tests.support.delayed import interrupt_producers, send_delayed, signal_self, texts_of
+from tests.support.delayed import Interrupted, interrupt_producers, send_at, send_delayed, signal_self, texts_of
 from tests.support.kafka import KafkaNode, committed
 from tests.support.kafka_consumers import is_assigned
 
@@ -120,7 +124,13 @@ def test_a_restarted_release_releases_none_again(kafka_node: KafkaNode, unique: 
 
 
 def interrupted_release(url: str, method: str, number: int) -> None:
-    """In a process of its own: release, and send this process a signal before a call of the producer's."""
+    """In a process of its own: release, and send this process a signal before a call of the producer's.
+
+    The brokers wait less long for it than for others. The transaction of one that is frozen is open when it wakes.
+    """
+    release.SESSION_SECONDS = 3
+    if number == signal.SIGKILL:
+        release.TRANSACTION_SECONDS = 3
     interrupt_producers(method, signal_self(number))
     with delays_released(url):
         signal.pause()
@@ -169,6 +179,100 @@ def test_another_goes_on_for_a_releaser_that_is_killed_or_frozen(
         process.kill()
         process.join(PATIENCE_SECONDS)
     assert Counter(texts_of(kafka_node.url, unique, 201)) == Counter([*names, "last"])
+
+
+class Hanging:
+    """A consumer whose end never comes, as Kafka's client hangs now and then; its heartbeats go on."""
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def close(self) -> None:
+        threading.Event().wait()
+
+
+def test_a_releaser_that_is_fenced_and_whose_client_hangs_goes_on(
+    kafka_node: KafkaNode, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread hung with the client: delayed messages stood still until another process came."""
+    monkeypatch.setattr(background, "AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(release, "SESSION_SECONDS", 3)
+    monkeypatch.setattr(release, "STEP_SECONDS", 3)  # the client that hangs holds its slots for so long
+    monkeypatch.setattr(release, "leave", partial(leave, seconds=0.1))
+    consumer, producer = Cluster.consumer, Cluster.producer
+    members: list[Any] = []
+
+    def hanging(self: Cluster, own: Mapping[str, Any]) -> Any:
+        made = consumer(self, own)
+        if own["group.id"] != release.GROUP or members:
+            return made
+        members.append(made)
+        return Hanging(made)
+
+    def fenced(self: Cluster, own: Mapping[str, Any]) -> Any:
+        made = producer(self, own)
+        if not str(own.get("transactional.id")).startswith("notify-delays-") or members:
+            return made
+        return Interrupted(made, "commit_transaction", lambda: producer(self, own).init_transactions(PATIENCE_SECONDS))
+
+    monkeypatch.setattr(Cluster, "consumer", hanging)
+    monkeypatch.setattr(Cluster, "producer", fenced)
+    names = [f"{n:03}" for n in range(200)]
+    send_delayed(kafka_node.url, unique, names, delay=0.1)
+    with delays_released(kafka_node.url):
+        assert sorted(texts_of(kafka_node.url, unique, 200)) == names
+    assert members, "the first one hung"
+
+
+def waiting_release(url: str) -> None:
+    """In a process of its own, to be frozen: release."""
+    release.SESSION_SECONDS = 3
+    with delays_released(url):
+        signal.pause()
+
+
+def test_slots_that_waited_while_their_releaser_was_frozen_are_read(kafka_node: KafkaNode, unique: str) -> None:
+    """They came back paused: the messages in them stood still until another releaser came."""
+    admin = Cluster.of(kafka_node.url).admin()
+
+    def members() -> int:
+        group = admin.describe_consumer_groups([release.GROUP])[release.GROUP].result(PATIENCE_SECONDS)
+        return len(group.members)
+
+    process = forked.context().Process(target=waiting_release, args=(kafka_node.url,), daemon=True)
+    process.start()
+    assert process.pid is not None
+    try:
+        eventually(lambda: is_assigned(kafka_node.url, release.GROUP), "the releaser to have the slots")
+        send_delayed(kafka_node.url, unique, [f"later {n}" for n in range(3)], delay=8)
+        send_delayed(kafka_node.url, unique, ["soon"], delay=0.1)
+        assert texts_of(kafka_node.url, unique, 1) == ["soon"]
+        os.kill(process.pid, signal.SIGSTOP)
+        eventually(lambda: not members(), "the releaser to have lost the slots")
+        os.kill(process.pid, signal.SIGCONT)
+        assert len(texts_of(kafka_node.url, unique, 4)) == 4
+    finally:
+        process.kill()
+        process.join(PATIENCE_SECONDS)
+
+
+def test_a_releaser_ends_while_its_broker_stands_still(
+    kafka_node: KafkaNode, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release, "leave", partial(leave, seconds=0.5))
+    send_delayed(kafka_node.url, unique, ["first"], delay=0.1)
+    try:
+        with releasing(kafka_node.url) as releaser:
+            eventually(lambda: releaser.total.released, "the first message")
+            kafka_node.cluster.signal_node(0, signal.SIGSTOP)
+    finally:
+        kafka_node.cluster.signal_node(0, signal.SIGCONT)
+    send_delayed(kafka_node.url, unique, ["second"], delay=0.1)
+    with releasing(kafka_node.url):
+        assert texts_of(kafka_node.url, unique, 2) == ["first", "second"]
 
 
 def test_several_releasers_share_the_slots_while_others_come_and_go(kafka_node: KafkaNode, unique: str) -> None:
@@ -245,6 +349,30 @@ def test_what_a_slow_transaction_brings_late_comes_at_once(kafka_node: KafkaNode
         slow.commit()
         eventually(lambda: releaser.total.released == 2, "the late one")
     assert texts_of(kafka_node.url, unique, 1) == ["late"]
+
+
+def test_what_was_frozen_on_the_way_to_its_slot_is_placed_again(
+    kafka_node: KafkaNode, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came behind records of its slot's next turn, and waited for that: more than an hour in a slot of minutes."""
+    clock = Clock()
+    clock.now_us = wall_clock()  # on the node of other tests, whose slots are read by this one's time
+    frozen_us, next_us = (clock.now_us + seconds * SECOND_US for seconds in (5, 5 + 128))
+    monkeypatch.setattr("notify.sinks.kafka.wall_clock", clock)
+
+    def freeze() -> None:
+        clock.now_us += 100 * SECOND_US
+        end()
+        send_at(kafka_node.url, unique, "next turn", next_us)
+
+    end = interrupt_producers("begin_transaction", freeze, after=1)  # the first one claims the source
+    with pytest.raises(Unavailable, match="too long on the way to their slots"):
+        send_at(kafka_node.url, unique, "frozen", frozen_us)
+    send_at(kafka_node.url, unique, "frozen", frozen_us)
+    with releasing(kafka_node.url, WHEELS, clock):
+        assert texts_of(kafka_node.url, unique, 1) == ["frozen"]
+        clock.now_us += 60 * SECOND_US
+        assert sorted(texts_of(kafka_node.url, unique, 2)) == ["frozen", "next turn"]
 
 
 # --- bounds -------------------------------------------------------------------------------------------------------

@@ -49,6 +49,8 @@ def test_each_fault_of_a_topic_is_told_with_its_remedy(url: str, unique: str) ->
     make_topics(Cluster.of(url), [f"good.{unique}"], largest=LARGEST_RECORD)
     make(url, f"small.{unique}", {"max.message.bytes": "1000", "unclean.leader.election.enable": "true"})
     make(url, f"notify-bridge-positions.{unique}", {"cleanup.policy": "delete"})
+    make(url, f"notify-bridge-positions.{unique}.old", {"cleanup.policy": "compact"})
+    make_topics(Cluster.of(url), [f"notify-bridge-positions.{unique}.new"], compacted=True)
     make(url, f"dead-letter.{unique}", {"retention.ms": "1000"})
     make(url, f"retry.{unique}", {"retention.bytes": "1000", "cleanup.policy": "compact"})
     found = [(line["level"], line["check"], line["text"]) for line in doctor("--kafka", url)["kafka"]]
@@ -67,6 +69,10 @@ def test_each_fault_of_a_topic_is_told_with_its_remedy(url: str, unique: str) ->
     assert told("warn", "max.message.bytes (messages)", f"small.{unique} has 1000", f"set it to {LARGEST_RECORD}")
     assert told("warn", "unclean.leader.election.enable (all topics)", f"small.{unique} has true")
     assert told("fail", "cleanup.policy (positions and orders)", f"positions.{unique} has delete", "set it to compact")
+    for setting in ("segment.ms", "segment.bytes"):
+        check = f"{setting} (positions and orders)"
+        assert told("warn", check, f"positions.{unique}.old has ", "kafka-configs.sh", "segment.ms=86400000")
+        assert not told("warn", check, f"positions.{unique}.new")
     assert told("warn", "retention.ms (dead letters)", f"dead-letter.{unique} has 1000", "set it to -1")
     assert told("warn", "retention.bytes (what waits)", f"retry.{unique} has 1000", "set it to -1")
     assert told("fail", "cleanup.policy (what waits)", f"retry.{unique} has compact", "set it to delete")
@@ -152,7 +158,8 @@ def test_a_setting_of_brokers_that_breaks_a_promise_is_bad(name: str, bad: str) 
     assert "set it to" in wanted.remedy
 
 
-def test_brokers_that_do_not_answer_are_one_line() -> None:
+def test_brokers_that_do_not_answer_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notify.cli.kafka.seen.CALL_SECONDS", 1.0)
     answer = doctor("--kafka", "kafka://127.0.0.1:9")
     assert [line["level"] for line in answer["kafka"]] == ["fail"]
     assert "does not answer" in answer["findings"][0]

@@ -31,6 +31,13 @@ def consumer_of(url: str, group: str, seen: list[str], topic: str = "", **option
     return consumer
 
 
+def until_noted(url: str, group: str) -> None:
+    """Wait until a group has committed where it begins, and noted that: an offset that is forgotten before is lost."""
+    place = Place(group, 0)
+    eventually(lambda: (group, place) in read(Cluster.of(url)), "the note")
+    assert (group, 0) in progress(url, group)
+
+
 @pytest.mark.parametrize("mode", ["shared", "failover"])
 def test_a_group_that_rested_goes_on_where_it_was_noted(
     kafka_url: str, unique: str, mode: str, monkeypatch: pytest.MonkeyPatch
@@ -56,7 +63,7 @@ def test_without_a_later_note_it_begins_where_it_began(kafka_url: str, unique: s
     produce(kafka_url, unique, ["a"])
     seen: list[str] = []
     with running(consumer_of(kafka_url, unique, seen)):  # it begins at the end
-        eventually(lambda: (unique, 0) in progress(kafka_url, unique), "the group's first offset")
+        until_noted(kafka_url, unique)
     forget(kafka_url, unique)
     produce(kafka_url, unique, ["b"])
     with running(consumer_of(kafka_url, unique, seen)):
@@ -69,7 +76,7 @@ def test_a_topic_that_was_made_anew_is_read_from_its_first_record(kafka_url: str
     produce(kafka_url, unique, ["a", "b"])
     seen: list[str] = []
     with running(consumer_of(kafka_url, unique, seen)):
-        eventually(lambda: (unique, 0) in progress(kafka_url, unique), "the group's first offset")
+        until_noted(kafka_url, unique)
     forget(kafka_url, unique)
     admin_of(kafka_url).delete_topics([unique])[unique].result(CALL_SECONDS)
     eventually(lambda: unique not in admin_of(kafka_url).list_topics(timeout=CALL_SECONDS).topics, "the topic to go")

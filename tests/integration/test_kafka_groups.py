@@ -67,9 +67,9 @@ class Group:
             producer.produce(to, f'{{"n": {number}}}'.encode(), b"k", partition=partition, headers=own)
         producer.commit_transaction(30)
 
-    def commit(self, partition: int, progress: Progress) -> None:
+    def commit(self, partition: int, progress: Progress, topic: str = "") -> None:
         consumer = self.cluster.consumer({"group.id": self.name})
-        at = TopicPartition(self.topic, partition, progress.offset, progress.metadata())
+        at = TopicPartition(topic or self.topic, partition, progress.offset, progress.metadata())
         consumer.commit(offsets=[at], asynchronous=False)
         consumer.close()
 
@@ -121,6 +121,21 @@ def test_a_group_is_shown_with_its_lag(kafka_url: str, server: ServerProcess) ->
 
 def overview(server: ServerProcess) -> dict[str, Any]:
     return dict(admin(server, "GET", "overview")["queues"])
+
+
+def test_pages_show_what_waits_and_link_to_what_is_there(kafka_url: str, server: ServerProcess) -> None:
+    """Sixteen partitions of retries hid the others, and each dead letter was a link to a page that Kafka has not."""
+    group = Group(kafka_url)
+    retries = groups.retry_topic(group.name)
+    group.write(retries, 4, 1)
+    for partition in (3, 4):
+        group.commit(partition, Progress(0), retries)
+    group.commit(0, Progress(0))
+    group.bury(0, 1)
+    page = ask(server.url, "GET", f"/groups/{group.name}")[1]
+    assert [f"{place}" in page for place in (f"{group.topic}/0", f"{retries}/4", f"{retries}/3")] == [True, True, False]
+    page = ask(server.url, "GET", f"/groups/{group.name}/dead-letters")[1]
+    assert ("ValueError: no" in page, "/messages/" in page) == (True, False)
 
 
 def test_a_position_is_shown_while_a_consumers_transaction_is_open(kafka_url: str, server: ServerProcess) -> None:

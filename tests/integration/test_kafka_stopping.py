@@ -106,7 +106,7 @@ def test_a_paused_group_leaves_its_backlog_where_it_is(
 
     async def counted(self: Feed, most: int, seconds: float) -> int:
         polls.append(most)
-        if len(polls) == 40:
+        if len(polls) == 15:
             many.set()
         return await poll(self, most, seconds)
 

@@ -381,3 +381,34 @@ def test_a_queue_server_starts_while_its_registry_is_away(database_urls: Mapping
         body = {"messages": [{"topic": "t", "body": "x"}]}
         assert call(queue.url, "GET", "/v1/admin/overview", token=token)["alarms"] is not None
         assert ask(queue.url, "POST", "/v1/messages", body, token)[0] in (200, 403)
+
+
+def test_a_change_that_cannot_be_recorded_is_refused(database_urls: Mapping[str, str], tmp_path: Path) -> None:
+    """While the registry is away; the group was paused, and the answer was 500, a fault of the server."""
+    with ExitStack() as stack:
+        cluster = WithProxiedRegistry(database_urls, tmp_path, stack)
+        queue = cluster.server("q", "--registry", cluster.registry, "--roles", "queue")
+        stack.callback(stop_if_running, queue)
+        queue.start()
+        token = (tmp_path / "q" / "admin.token").read_text().strip()
+        reason = {"reason": REASON}
+        call(queue.url, "PUT", "/v1/admin/groups/g/subscriptions/t", {"mode": "shared", **reason}, token)
+        cluster.proxy.close()
+        status, answer = ask(queue.url, "POST", "/v1/admin/groups/g/pause", reason, token)
+        assert (status, answer["code"]) == (503, "unavailable")
+        assert ask(queue.url, "GET", "/v1/admin/actions", token=token)[0] == 503
+        assert not call(queue.url, "GET", "/v1/admin/groups/g", token=token)["paused"]
+        assert "notify_unexpected_errors_total 0.0" in ask(queue.url, "GET", "/metrics", token=token)[1]
+        cluster.proxy.reopen()
+        eventually(
+            lambda: ask(queue.url, "POST", "/v1/admin/groups/g/pause", reason, token)[0] == 200, "the registry's answer"
+        )
+        [newest, *_] = call(queue.url, "GET", "/v1/admin/actions", token=token)["actions"]
+        assert (newest["what"], newest["result"]) == ("group.pause", {"paused": True})
+        assert (
+            ask(queue.url, "POST", "/v1/admin/groups/none/reset", {"topic": "t", "to": "latest", **reason}, token)[0]
+            == 404
+        )
+        assert call(queue.url, "GET", "/v1/admin/actions", token=token)["actions"][0] == newest, (
+            "a refusal is no action"
+        )

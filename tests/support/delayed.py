@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from notify import ids
@@ -22,23 +23,30 @@ def texts_of(url: str, topic: str, wanted: int = 0) -> list[str]:
 
 def send_delayed(url: str, topic: str, bodies: Sequence[str], delay: float) -> None:
     """Send messages as a bridge does, in one batch; the last letter of each is its key. `delay` is in seconds."""
+    _send(url, topic, [PackedMessage(topic=topic, body=body.encode(), key=body[-1], delay=delay) for body in bodies])
+
+
+def send_at(url: str, topic: str, body: str, due_us: int) -> None:
+    """Send a message as a bridge does that is due then, in microseconds since 1970."""
+    due = datetime.fromtimestamp(due_us / 1e6, UTC)
+    _send(url, topic, [PackedMessage(topic=topic, body=body.encode(), key="k", deliver_at=due)], source=body)
+
+
+def _send(url: str, topic: str, messages: Sequence[PackedMessage], source: str = "") -> None:
+    source = topic + source.replace(" ", "-")
 
     async def run() -> None:
         sink = open_sink(url)
-        epoch, position = await sink.claim(topic)
-        transactions = [
-            BridgedTransaction(
-                ids.to_text(ids.new_id()),
-                "g",
-                [PackedMessage(topic=topic, body=body.encode(), key=body[-1], delay=delay)],
+        try:
+            epoch, before = await sink.claim(source)
+            transactions = [BridgedTransaction(ids.to_text(ids.new_id()), "g", [message]) for message in messages]
+            position = messages[-1].body.decode() if messages[-1].body else ""
+            await sink.append(
+                source,
+                PackedBridgeBatch(epoch=epoch, expected_position=before, position=position, transactions=transactions),
             )
-            for body in bodies
-        ]
-        await sink.append(
-            topic,
-            PackedBridgeBatch(epoch=epoch, expected_position=position, position=bodies[-1], transactions=transactions),
-        )
-        await sink.close()
+        finally:
+            await sink.close()
 
     asyncio.run(run())
 

@@ -17,6 +17,7 @@ from notify.kafka.progress import Progress
 from tests.support.clock import PATIENCE_SECONDS, eventually
 
 CALL_SECONDS = 30.0
+SESSION_SECONDS = 3
 
 
 @lru_cache(1)
@@ -131,8 +132,10 @@ def main() -> None:
     import threading
 
     from notify.client import Consumer
+    from notify.client.kafka import feed, ownership
 
     given = json.loads(sys.argv[1])
+    feed.SESSION_SECONDS = ownership.SESSION_SECONDS = SESSION_SECONDS  # killed, it holds its partitions for so long
     consumer = Consumer(given["url"], group=given["group"], instance=given["options"].pop("instance", None))
 
     @consumer.subscribe(given["topic"], **given["options"])

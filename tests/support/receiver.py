@@ -15,7 +15,14 @@ class Receiver:
         self.status = 204
         self.refuses = ""
         """An alarm with this in its key is answered with 400."""
+        self.location = ""
+        """Where a redirect sends to."""
+        self.swallows = False
+        """Alarms are taken, and the connection ends without an answer."""
+        self.swallowed = 0
         self.taken: list[dict[str, Any]] = []
+        self.names: list[str] = []
+        """The idempotency key of each that was taken."""
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -24,7 +31,19 @@ class Receiver:
                 status = 400 if receiver.refuses and receiver.refuses in body["key"] else receiver.status
                 if status < 300:
                     receiver.taken.append(body)
+                    receiver.names.append(self.headers["idempotency-key"])
+                    if receiver.swallows:
+                        receiver.swallowed += 1
+                        self.close_connection = True
+                        return
                 self.send_response(status)
+                if receiver.location:
+                    self.send_header("location", receiver.location)
+                self.end_headers()
+
+            def do_GET(self) -> None:
+                """As a redirect of a POST is followed."""
+                self.send_response(200)
                 self.end_headers()
 
             def log_message(self, format: str, *args: Any) -> None:

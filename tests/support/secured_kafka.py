@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
@@ -93,7 +93,7 @@ class SecuredKafka:
         } | {name.replace("_", "."): value for name, value in others.items()}
 
     def url(self, user: str, password: str = PASSWORD, **others: str) -> str:
-        return f"kafka://{self.brokers}?{urlencode(self.settings(user, password, **others))}"
+        return f"kafka://{self.brokers}?{urlencode(self.settings(user, password, **others), quote_via=quote)}"
 
     def other_authority(self) -> Path:
         """The certificate of an authority that has signed nothing here."""

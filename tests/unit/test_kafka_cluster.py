@@ -37,6 +37,37 @@ def test_a_url_without_brokers_is_refused() -> None:
         Cluster.of("kafka://")
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("a+b", "a+b"), ("a%2Bb", "a+b"), ("a%20b", "a b"), ("user@realm", "user@realm"), ("a%40b", "a@b"),
+        ("a=b==", "a=b=="), ("a%26b", "a&b"), ("a#b?c/d", "a#b?c/d"), ("100%25", "100%"), ("100%", "100%"),
+        ("%C3%BC", "ü"), ("", ""),
+    ],
+)  # fmt: skip
+def test_a_password_in_a_url_is_taken_as_it_is(written: str, meant: str) -> None:
+    """A plus became a space."""
+    for url in (f"kafka://a:9092?sasl.password={written}&client.id=x", f"kafka://a:9092/?sasl.password={written}"):
+        cluster = Cluster.of(url)
+        assert (cluster.brokers, cluster.settings["sasl.password"]) == ("a:9092", meant)
+        assert Cluster.of(cluster.url) == cluster
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("kafka://user:hush@a:9092", r"no user before its brokers: write kafka://host:9092\?sasl\.username"),
+        ("kafka://a:9092/orders", "without a path"),
+        ("http://a:9092", "without a path"),
+        ("kafka://a:9092?sasl.password=x&hush", "write an & within a value as %26"),
+    ],
+)
+def test_a_url_of_another_form_is_refused_and_its_secrets_are_not_shown(url: str, text: str) -> None:
+    with pytest.raises(InvalidRequest, match=text) as refused:
+        Cluster.of(url)
+    assert "hush" not in str(refused.value)
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SETTINGS_FILE, str(tmp_path / "missing"))
     with pytest.raises(InvalidRequest, match="missing cannot be read"):
@@ -66,7 +97,7 @@ def test_a_cluster_in_a_log_shows_no_password() -> None:
 
 def test_a_cluster_as_a_url_is_the_same_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "client.properties"
-    file.write_text("sasl.password=a&b=c d\n")
+    file.write_text("sasl.password=a&b=c d+%2B#ü\n")
     monkeypatch.setenv(SETTINGS_FILE, str(file))
     cluster = Cluster.of("kafka://a:9092,b:9092?client.id=x&notify.partitions=7")
     monkeypatch.delenv(SETTINGS_FILE)

@@ -67,6 +67,15 @@ def test_attempts_survive_a_kill() -> None:
     assert [(item.offset, item.attempt) for item in taken(again)] == [(1, 3)]
 
 
+def test_what_may_not_leave_has_failed_and_undoes_nothing_beside_it() -> None:
+    w = filled("abc")
+    a, b, _ = taken(w)
+    w.leave(a)
+    w.finish(b)
+    assert w.progress() == Progress(2)
+    assert w.progress(stays=True) == Progress(0, frozenset({1}), {0: 1})
+
+
 def test_an_attempt_that_killed_its_process_counts() -> None:
     w = filled("ab", progress=Progress(0))  # whoever had it died
     assert w.take() is None and w.has_to_note

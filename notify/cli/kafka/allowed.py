@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from contextlib import closing
+from functools import partial
 
 from confluent_kafka import KafkaException, TopicCollection
 
 from notify.cli.kafka.line import Line
 from notify.cli.kafka.seen import Seen
-from notify.errors import InvalidRequest
+from notify.errors import InvalidRequest, Unavailable
 from notify.kafka import rights
+from notify.kafka.asker import Asker
+from notify.kafka.group_questions import operations_on
 from notify.kafka.rights import GROUP, TOPIC, Need, Needs, user_of
 from notify.limits import check_name
 
@@ -36,23 +39,25 @@ def needs_of(role: str, topics: list[str]) -> Needs:
 
 def lines(seen: Seen, needs: Needs) -> Iterator[Line]:
     """A line for each need. Names of topics and groups that do not exist, and transactional ids, are not looked at."""
-    who = user_of(seen.cluster)
-    for need in needs.needs:
-        check = f"right of a {needs.role}"
-        names = _names(seen, need)
-        if need.kind not in (TOPIC, GROUP) or not names:
-            why = "it is not there yet" if need.kind in (TOPIC, GROUP) else "Kafka's client cannot ask for it"
-            yield Line(check, "unknown", f"{need} ({need.why}): {why}")
-            continue
-        try:
-            lacks = sorted({operation for name in names for operation in _lacks(seen, need, name)})
-        except (KafkaException, TimeoutError) as error:
-            yield Line(check, "unknown", f"{need} ({need.why}): the brokers do not say: {error}")
-            continue
-        if lacks:
-            yield Line(check, "fail", f"grant {who} {need._replace(operations=tuple(lacks))} ({need.why})")
-        else:
-            yield Line(check, "ok", f"{need} ({need.why})")
+    with closing(Asker(seen.cluster)) as asker:
+        for need in needs.needs:
+            yield _line(seen, asker, needs.role, need)
+
+
+def _line(seen: Seen, asker: Asker, role: str, need: Need) -> Line:
+    check = f"right of a {role}"
+    names = _names(seen, need)
+    if need.kind not in (TOPIC, GROUP) or not names:
+        why = "it is not there yet" if need.kind in (TOPIC, GROUP) else "Kafka's client cannot ask for it"
+        return Line(check, "unknown", f"{need} ({need.why}): {why}")
+    try:
+        lacks = sorted({operation for name in names for operation in _lacks(seen, asker, need, name)})
+    except (KafkaException, TimeoutError, Unavailable) as error:
+        return Line(check, "unknown", f"{need} ({need.why}): the brokers do not say: {error}")
+    if lacks:
+        wanted = need._replace(operations=tuple(lacks))
+        return Line(check, "fail", f"grant {user_of(seen.cluster)} {wanted} ({need.why})")
+    return Line(check, "ok", f"{need} ({need.why})")
 
 
 def _names(seen: Seen, need: Need) -> list[str]:
@@ -65,25 +70,25 @@ def _names(seen: Seen, need: Need) -> list[str]:
     return [need.name] if need.name in seen.topics or "Create" not in need.operations else []
 
 
-def _lacks(seen: Seen, need: Need, name: str) -> list[str]:
+def _lacks(seen: Seen, asker: Asker, need: Need, name: str) -> list[str]:
     """The operations of a need that this user may not do."""
-    admin = seen.cluster.admin()
     try:
-        answer: Any
-        if need.kind == TOPIC:
-            answer = admin.describe_topics(
-                TopicCollection([name]), include_authorized_operations=True, request_timeout=ASK_SECONDS
-            )[name]
-        else:
-            answer = admin.describe_consumer_groups(
-                [name], include_authorized_operations=True, request_timeout=ASK_SECONDS
-            )[name]
-        allowed = answer.result(ASK_SECONDS + 1).authorized_operations
+        allowed = _of_topic(seen, name) if need.kind == TOPIC else asker.ask(partial(operations_on, group=name))
     except KafkaException as raised:
         if raised.args[0].code() in rights.REFUSED:
             return list(need.operations)
         raise
     if allowed is None:
         return []
-    known = {operation.name.replace("_", "").lower() for operation in allowed}
+    known = {operation.replace("_", "").lower() for operation in allowed}
     return [operation for operation in need.operations if operation.lower() not in known]
+
+
+def _of_topic(seen: Seen, name: str) -> frozenset[str] | None:
+    """The names of the operations that this user may do with a topic; None where the brokers do not say."""
+    admin = seen.cluster.admin()
+    asked = admin.describe_topics(
+        TopicCollection([name]), include_authorized_operations=True, request_timeout=ASK_SECONDS
+    )
+    allowed = asked[name].result(ASK_SECONDS + 1).authorized_operations
+    return None if allowed is None else frozenset(operation.name for operation in allowed)

@@ -8,13 +8,16 @@ from typing import NamedTuple
 from notify.cli.kafka.line import Level, Line, named
 from notify.cli.kafka.seen import Seen
 from notify.client.kafka.topics import RETRY_KEPT_MS
-from notify.kafka import control, redriven, subscriptions
+from notify.kafka import control, redriven, refusals, subscriptions, undelivered
+from notify.kafka.brokers import COMPACTED as CONFIG
 from notify.kafka.groups import DEAD_LETTER, RETRY
 from notify.kafka.records import DELAYED, POSITIONS
 from notify.kafka.topics import LARGEST_RECORD
 from notify.sinks.delays.wheels import WHEELS
 
-COMPACTED = (POSITIONS, control.TOPIC, subscriptions.TOPIC, redriven.TOPIC)
+COMPACTED = (
+    POSITIONS, control.TOPIC, subscriptions.TOPIC, redriven.TOPIC, refusals.TOPIC, undelivered.DECISIONS,
+)  # fmt: skip
 SOME_BROKERS = 3
 """A cluster of so many is there for copies."""
 
@@ -31,10 +34,24 @@ class Rule(NamedTuple):
 
 
 WHEELS_TOPICS = f"{DELAYED}."
+ALTER = "kafka-configs.sh --bootstrap-server … --alter --entity-type topics --entity-name TOPIC --add-config "
+KEEPS_ALL = (
+    "made by an earlier version, it keeps a week of records, which each start reads: "
+    + ALTER
+    + ",".join(f"{name}={value}" for name, value in CONFIG.items())
+)
 RULES = (
     Rule(
         "cleanup.policy", "positions and orders", COMPACTED, lambda v: v == "compact", "fail",
         "they are deleted by their age: set it to compact",
+    ),
+    Rule(
+        "segment.ms", "positions and orders", COMPACTED, lambda v: int(v) <= int(CONFIG["segment.ms"]), "warn",
+        KEEPS_ALL,
+    ),
+    Rule(
+        "segment.bytes", "positions and orders", COMPACTED, lambda v: int(v) <= int(CONFIG["segment.bytes"]), "warn",
+        KEEPS_ALL,
     ),
     Rule(
         "cleanup.policy", "what waits", (WHEELS_TOPICS, DEAD_LETTER, RETRY), lambda v: v == "delete", "fail",

@@ -12,6 +12,7 @@ from notify.client.kafka.handling import NAMED_IN_LOG, Handling
 from notify.client.kafka.partitions import Partitions, Place
 from notify.client.kafka.plan import Plan
 from notify.client.kafka.settling import Settling
+from notify.client.kafka.window import Window
 from notify.errors import NotifyError
 from notify.kafka.groups import OWN_TOPICS
 from notify.kafka.progress import Progress
@@ -53,8 +54,7 @@ class Assignment:
         for place, progress in known.items():
             if progress is None:
                 progress = self.beginning(place, begun[place])
-            handler = self._plan.handler_of(place[0])
-            window = self._partitions.open(place, progress, in_order=handler is not None and handler.mode == "ordered")
+            window = self._open(place, progress)
             window.changes += progress.left  # from now on it is not left in peace if this process dies
         await self._settling.settle()
         return {place: window.position for place, window in self._partitions.items() if place in known}
@@ -68,11 +68,8 @@ class Assignment:
         """Have partitions go on elsewhere, as a reset says."""
         await self._note(begun, begins=True)
         for place, offset in begun.items():
-            handler = self._plan.handler_of(place[0])
-            in_order = handler is not None and handler.mode == "ordered"
             self._partitions.close([place])
-            begun_there = Progress(offset, reset=reset, left=True)
-            self._partitions.open(place, begun_there, in_order=in_order).changes += 1
+            self._open(place, Progress(offset, reset=reset, left=True)).changes += 1
         await self._settling.settle()
         return dict(begun)
 
@@ -104,6 +101,10 @@ class Assignment:
         """
         self._settling.renew()
         await self._note({place: window.position for place, window in self._partitions.items()}, renews=True)
+
+    def _open(self, place: Place, progress: Progress) -> Window:
+        handler = self._plan.handler_of(place[0])
+        return self._partitions.open(place, progress, in_order=handler is not None and handler.mode == "ordered")
 
     def places(self) -> list[Place]:
         return [place for place, _ in self._partitions.items()]

@@ -21,6 +21,7 @@ from notify.kafka.brokers import known_topics
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import RETRY
 from notify.kafka.hindrance import LOGIN
+from notify.kafka.leaving import leave
 
 log = logging.getLogger("notify.consumer")
 T = TypeVar("T")
@@ -30,6 +31,8 @@ ANSWER_SECONDS = 10.0
 RETRY_SECONDS, RETRY_MAX_SECONDS, PATIENCE_SECONDS = 0.1, 2.0, 30.0
 SESSION_SECONDS = 6
 """Killed, a consumer holds its partitions for so long; Kafka's default of 45 s is for slow machines."""
+LEAVE_SECONDS = 60.0
+"""The last commit takes 20 s at most, and brokers may stand still."""
 POLL_INTERVAL_SECONDS = 300
 """A consumer whose process is frozen for longer loses its partitions, even where its heartbeats went on."""
 QUEUED_KILOBYTES = 16 << 10
@@ -114,10 +117,14 @@ class Feed:
     async def poll(self, most: int, seconds: float) -> int:
         """Put records that come into the windows; how many. Rebalances happen within this call."""
         came, ends = await self.call(self._poll, most, seconds)
-        for window, item in came:
+        anew: dict[Window, Window] = {}
+        for polled, item in came:
+            window = anew.get(polled, polled)
+            if item.offset < window.next and not window.is_closed:
+                anew[polled] = window = self._partitions.begin_anew(window, item.offset)
             self._partitions.add(window, item)
-        for window, offset in ends:
-            self._partitions.reach(window, offset)
+        for polled, offset in ends:
+            self._partitions.reach(anew.get(polled, polled), offset)
         return len(came)
 
     def _poll(self, most: int, seconds: float) -> tuple[list[tuple[Window, Item]], list[tuple[Window, int]]]:
@@ -156,7 +163,17 @@ class Feed:
         log.debug("Kafka: %s", error.str())
 
     async def pause(self, places: Iterable[Place]) -> None:
-        await self._change(self.consumer.pause, places)
+        """Fetch nothing of these partitions, if they are to be paused still when it is this call's turn.
+
+        One that went on elsewhere meanwhile, by a reset, is fetched, and nobody would resume it.
+        """
+
+        def pause(partitions: list[TopicPartition]) -> None:
+            still = [p for p in partitions if (p.topic, p.partition) in self._partitions.paused]
+            if still:
+                self.consumer.pause(still)
+
+        await self._change(pause, places)
 
     async def resume(self, places: Iterable[Place]) -> None:
         await self._change(self.consumer.resume, places)
@@ -174,7 +191,7 @@ class Feed:
     async def close(self) -> None:
         """Leave the group."""
         try:
-            await self.call(self.consumer.close)
+            await self.call(leave, self._group, self.consumer.close, LEAVE_SECONDS)
         finally:
             self.thread.close()
 

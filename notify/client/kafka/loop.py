@@ -59,7 +59,7 @@ class KafkaLoop:
         self._orders = Orders(self._cluster, plan.group)
         self._topics = Topics(plan, self._feed.consumer, self._cluster)
         noted = None if plan.sharing == "broadcast" else Subscriptions(self._cluster, plan.group)
-        self._starts = Starts(plan, self._feed.consumer, self._cluster.admin(), self._orders, noted)
+        self._starts = Starts(plan, self._feed.consumer, self._cluster, self._orders, noted)
         self._assignment = Assignment(plan, self._partitions, self._handling, self._settling, self._orders, noted)
         self._resets = Resets(self._feed, self._starts, self._assignment, self._partitions, self._orders)
         self._modes = OtherModes(plan, self._cluster)
@@ -112,14 +112,25 @@ class KafkaLoop:
     async def _start(self) -> None:
         await self._feed.call(self._feed.look)
         await self._feed.call(self._topics.make)
+        # Beside the next steps: most of it is waiting for a coordinator.
+        refusing = asyncio.create_task(self._modes.refuse())
+        try:
+            topics = await self._look()
+            await refusing
+        finally:
+            refusing.cancel()
+            await asyncio.gather(refusing, return_exceptions=True)
+        if isinstance(self._sharing, Membership):
+            await self._sharing.begin(topics)
+        await self._sharing.subscribe(topics)
+
+    async def _look(self) -> dict[str, int]:
+        """Read the orders of operators; the topics that there are, each with its number of partitions."""
         await self._orders.catch_up()
         topics = await self._feed.call_patiently(self._topics.subscribed)
         await self._feed.call_patiently(self._starts.look, topics)
         self._obey()
-        await self._modes.refuse()
-        if isinstance(self._sharing, Membership):
-            await self._sharing.begin(topics)
-        await self._sharing.subscribe(topics)
+        return topics
 
     # --- fetching ---------------------------------------------------------------------------------------------
 
@@ -180,6 +191,11 @@ class KafkaLoop:
                     await self._modes.refuse()
                     is_alone = True
                 topics = await self._feed.call(self._topics.subscribed)
+                if self._topics.lacks:
+                    log.warning(
+                        "topics of this consumer are gone, and are made again: %s", ", ".join(self._topics.lacks)
+                    )
+                    await self._feed.call(self._topics.make)
                 await self._sharing.subscribe(topics)
                 await self._resets.carry_out()
             except Unavailable as error:

@@ -14,6 +14,7 @@ from notify.client.kafka.assignment import Assignment
 from notify.client.kafka.feed import Feed
 from notify.client.kafka.partitions import Place
 from notify.client.kafka.refusals import OTHERS_NOW, error_of, is_final
+from notify.client.kafka.settling import commit_offsets
 from notify.client.kafka.starting import Starts
 from notify.kafka.progress import Progress
 
@@ -59,7 +60,7 @@ class Membership:
                 TopicPartition(*place, offset, self._assignment.beginning(place, offset).metadata())
                 for place, offset in offsets.items()
             ]
-            self._feed.consumer.commit(offsets=begun, asynchronous=False)
+            commit_offsets(self._feed.consumer, begun)
         except KafkaException as raised:
             if error_of(raised).code() not in OTHERS_NOW:
                 raise

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -26,6 +27,7 @@ from notify.client.kafka.starting import Starts
 from notify.errors import Conflict, NotifyError
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import owner_topic
+from notify.kafka.leaving import leave
 from notify.kafka.progress import Progress
 
 log = logging.getLogger("notify.consumer")
@@ -84,7 +86,7 @@ class Ownership:
                 continue
             if has and await self._call(self._is_confirmed):
                 await self._gain()
-            elif self._plan.is_exclusive and await self._call(self._is_owned):
+            elif self._plan.is_exclusive and self._is_owned():
                 raise Conflict(
                     f"group {self._plan.group!r} is exclusive, and instance {await self._call(self._noted_owner)} owns "
                     "its topics", "topic_is_taken",
@@ -161,7 +163,9 @@ class Ownership:
     def _open(self, known: Mapping[Place, Progress | None], begun: Mapping[Place, int]) -> None:
         """In the feed's thread, at once: a reset moves partitions that are both open and fetched."""
         offsets = self._feed.thread.wait_for(self._assignment.open(known, begun))
-        self._feed.consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in offsets.items()])
+        fetched = [TopicPartition(*place, offset) for place, offset in offsets.items()]
+        self._feed.consumer.incremental_assign(fetched)
+        self._feed.consumer.resume(fetched)  # a partition that was paused when it was given up
 
     async def _give_up(self) -> None:
         self._is_owner = False
@@ -179,5 +183,5 @@ class Ownership:
     async def close(self) -> None:
         """Let another instance own the topics."""
         with contextlib.suppress(NotifyError):
-            await self._call(self._consumer.close)
+            await self._call(partial(leave, self._group, self._consumer.close))
         self._pool.shutdown(wait=False)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
 
 from notify.client.kafka.window import Item, Window
 from notify.kafka.progress import Progress
+
+log = logging.getLogger("notify.consumer")
 
 Place = tuple[str, int]
 """A topic and a partition."""
@@ -59,6 +62,20 @@ class Partitions:
 
     def items(self) -> list[tuple[Place, Window]]:
         return list(self._windows.items())
+
+    def begin_anew(self, window: Window, offset: int) -> Window:
+        """A record came that lies before those that have come: the partition's log was cut, or its topic made anew.
+
+        Whatever is there now is handled, some of it perhaps again.
+        """
+        place = next(place for place, known in self._windows.items() if known is window)
+        log.warning(
+            "topic %s goes on at %d in partition %d, after %d: it was made anew, or its last records are lost",
+            place[0], offset, place[1], window.next,
+        )  # fmt: skip
+        anew = self.open(place, Progress(offset, reset=window.reset, left=True), in_order=window.in_order)
+        anew.changes += 1
+        return anew
 
     def add(self, window: Window, item: Item) -> None:
         """A record was fetched. One of a partition that has left meanwhile is forgotten."""

@@ -7,6 +7,7 @@ from confluent_kafka import KafkaError, KafkaException
 from notify.errors import Conflict, InvalidRequest, NotifyError, Unavailable
 from notify.kafka import hindrance, rights
 from notify.kafka.cluster import Cluster
+from notify.kafka.codes import AWAY, FENCED
 from notify.kafka.hindrance import LOGIN
 
 OTHERS_NOW = frozenset(
@@ -16,9 +17,6 @@ OTHERS_NOW = frozenset(
     )
 )  # fmt: skip
 """The partitions are another's, or may be: what was done is committed again, or comes again there."""
-FENCED = frozenset(
-    (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
-)  # fmt: skip
 
 
 def refusal(error: KafkaError, cluster: Cluster, group: str) -> NotifyError:
@@ -36,7 +34,7 @@ def refusal(error: KafkaError, cluster: Cluster, group: str) -> NotifyError:
         )
     if code in FENCED:
         return Conflict(f"another instance owns group {group!r} now", "topic_is_taken")
-    if code in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT, KafkaError._RESOLVE):
+    if code in AWAY:
         return Unavailable(f"Kafka at {brokers} does not answer: {error.str()}; is it running there?")
     return Unavailable(f"Kafka at {brokers}: {error.str()}")
 

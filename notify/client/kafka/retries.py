@@ -27,6 +27,7 @@ class Departure:
     topic: str
     partition: int
     headers: Headers
+    has_body: bool = True
 
 
 def wait_of(handler: Handler | None, attempt: int) -> float:
@@ -59,6 +60,17 @@ def retry(group: str, window: Window, item: Item, topic: str, seconds: float, er
         records.DUE: due_after(seconds),
     }
     return Departure(window, item, retry_topic(group), retry_partition(seconds), _headers(item.record, changed))
+
+
+def without_body(group: str, departure: Departure) -> Departure:
+    """A dead letter without body and key for a record that no other topic takes: it says where the record is."""
+    record = departure.item.record
+    place = f"{record.topic()}/{record.partition()}@{record.offset()}"
+    kept = (records.ID, records.TARGET, records.ATTEMPT)
+    headers: Headers = [header for header in departure.headers if header[0] in kept]
+    reason = f"too large for a retry or a dead letter; its body is at {place} as long as that topic keeps it"
+    headers.append((records.REASON, reason.encode()))
+    return Departure(departure.window, departure.item, dead_letter_topic(group), -1, headers, has_body=False)
 
 
 def due_after(seconds: float) -> int:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from notify.backoff import Backoff
 from notify.client.kafka.feed import Feed
 from notify.client.kafka.partitions import Partitions, Place
 from notify.client.kafka.plan import Plan
-from notify.client.kafka.refusals import FENCED, OTHERS_NOW, error_of, is_final, refusal
-from notify.client.kafka.retries import Departure
+from notify.client.kafka.refusals import OTHERS_NOW, error_of, is_final, refusal
+from notify.client.kafka.retries import Departure, id_of, without_body
 from notify.client.kafka.window import Window
-from notify.errors import Conflict
 from notify.kafka.cluster import Cluster
+from notify.kafka.codes import FENCED, GONE
 from notify.kafka.groups import transactional_id
 from notify.kafka.progress import Progress
+from notify.kafka.rights import REFUSED
 
 log = logging.getLogger("notify.consumer")
 
@@ -32,8 +33,21 @@ GATHER_SECONDS, GATHER_MAX_SECONDS = 0.05, 0.5
 SHARE = 4
 """While a commit takes its time, nothing is fetched: the pause after it is so many times as long."""
 RETRY_SECONDS, RETRY_MAX_SECONDS = 0.2, 5.0
+OUTCOME_SECONDS = 120.0
+"""How long the outcome of a transaction is asked for: a broker that is frozen keeps its connections for a minute."""
+MOST_LEAVING, LEAVING_BYTES = 1000, 8 << 20
+"""One transaction carries so many records or bytes at most, and one record more: it has to end within its time."""
+TOO_LARGE = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
 RECORD_BYTES = 4 << 20
 """The client's bound of a record: a message of the most bytes, with all that a retry adds to its headers."""
+
+
+class TooLarge(Exception):
+    """A departure that its topic does not take."""
+
+    def __init__(self, departure: Departure) -> None:
+        super().__init__(departure.topic)
+        self.departure = departure
 
 
 class Settling:
@@ -94,26 +108,28 @@ class Settling:
     async def _settle(self) -> bool:
         async with self._lock:
             self._departures = [d for d in self._departures if not d.window.is_closed]
-            leaving = list(self._departures)
+            leaving = self._next_to_leave()
+            left_by = {departure.window for departure in leaving}
+            staying = _by_window(self._departures[len(leaving) :])
             changed = [
                 (place, window, window.changes)
                 for place, window in self._partitions.items()
-                if window.changes != self._committed.get(window, 0)
+                if window.changes != self._committed.get(window, 0) or window in left_by
             ]
             if self._for_owner and self._producer is None:
                 # Its last transaction may not have ended. To claim the group here could fence a new owner.
                 self.is_fenced = True
             if not changed or self.is_fenced:
                 return True
-            offsets = [_committable(place, window.progress()) for place, window, _ in changed]
+            windows = {place: window for place, window, _ in changed}
             try:
-                if leaving or self._for_owner:
-                    await asyncio.to_thread(self._transact, leaving, offsets, self._feed.member)
-                else:
-                    await self._feed.thread.call_also_within(
-                        partial(self._feed.consumer.commit, offsets=offsets, asynchronous=False)
-                    )
+                await self._commit(windows, leaving, staying)
+            except TooLarge as refused:
+                self._shorten(refused.departure)
+                return False
             except KafkaException as raised:
+                if leaving and error_of(raised).code() in REFUSED:
+                    await self._commit_what_stays(windows)
                 self._refused(raised)
                 return False
             for departure in leaving:
@@ -130,12 +146,54 @@ class Settling:
                 self._partitions.changed.set()
             return True
 
+    async def _commit(
+        self,
+        windows: Mapping[Place, Window],
+        leaving: list[Departure],
+        staying: Mapping[Window, Collection[int]],
+        *,
+        stays: bool = False,
+    ) -> None:
+        """Raises KafkaException, TooLarge."""
+        offsets = [
+            _committable(place, window.progress(staying.get(window, ()), stays=stays))
+            for place, window in windows.items()
+        ]
+        if leaving or self._for_owner:
+            await asyncio.to_thread(self._transact, leaving, offsets, self._feed.member)
+        else:
+            await self._feed.thread.call_also_within(commit_offsets, self._feed.consumer, offsets)
+
+    async def _commit_what_stays(self, windows: Mapping[Place, Window]) -> None:
+        """The right to write what leaves is missing, which ends the consumer: what was done beside it stays done."""
+        if self._for_owner and self._producer is None:
+            return  # whether its last transaction has ended is not known, see _settle
+        try:
+            await self._commit(windows, [], {}, stays=True)
+        except KafkaException as raised:
+            log.warning("what group %s has done is not committed, and comes again: %s", self._plan.kafka_group, raised)
+
+    def _next_to_leave(self) -> list[Departure]:
+        """The first of the departures, as many as one transaction carries within its time."""
+        count, room = 0, LEAVING_BYTES
+        for departure in self._departures[:MOST_LEAVING]:
+            room -= departure.item.size
+            if room < 0 and count:
+                break
+            count += 1
+        return self._departures[:count]
+
+    def _shorten(self, departure: Departure) -> None:
+        """Have a record leave without its body that no topic takes with it: it would hold up all commits."""
+        log.error(
+            "message %s is too large for topic %s: it becomes a dead letter without body",
+            id_of(departure.item.record), departure.topic,
+        )  # fmt: skip
+        at = next(n for n, known in enumerate(self._departures) if known is departure)
+        self._departures[at] = without_body(self._plan.group, departure)
+
     def _refused(self, raised: KafkaException) -> None:
         error = error_of(raised)
-        if self._for_owner and error.code() in OTHERS_NOW:
-            raise Conflict(
-                f"group {self._plan.group!r} has consumers of another mode; stop them first", "mode_in_use"
-            ) from raised
         if error.code() in FENCED:
             # An owner's membership says what is next; else another process has this instance's name, or had it before.
             self._producer = None
@@ -168,19 +226,54 @@ class Settling:
             self.claim()
         producer = self._producer
         assert producer is not None
+        too_large: list[Departure] = []
         try:
             producer.begin_transaction()
             for d in leaving:
-                record = d.item.record
-                producer.produce(d.topic, record.value(), record.key(), partition=d.partition, headers=d.headers)
+                self._produce(producer, d, too_large)
             producer.send_offsets_to_transaction(offsets, group, CALL_SECONDS)
-            producer.commit_transaction(CALL_SECONDS)
+            self._end(producer)
         except KafkaException as raised:
             if error_of(raised).fatal():
                 self._producer = None
                 raise
             self._abort(producer)
+            if too_large and too_large[0].has_body:
+                raise TooLarge(too_large[0]) from raised
             raise
+
+    def _produce(self, producer: Producer, departure: Departure, too_large: list[Departure]) -> None:
+        """`too_large` gets the departure if Kafka, or its client, says so now or later."""
+
+        def delivered(error: KafkaError | None, _: Message) -> None:
+            if error is not None and error.code() in TOO_LARGE:
+                too_large.append(departure)
+
+        record = departure.item.record
+        value, key = (record.value(), record.key()) if departure.has_body else (None, None)
+        try:
+            producer.produce(
+                departure.topic, value, key,
+                partition=departure.partition, headers=departure.headers, on_delivery=delivered,
+            )  # fmt: skip
+        except KafkaException as raised:
+            delivered(error_of(raised), record)
+            raise
+
+    def _end(self, producer: Producer) -> None:
+        """Commit a transaction, and ask for its outcome for as long as the brokers may need.
+
+        One that is given up while its outcome is not known would be written again by the next.
+        """
+        deadline = time.monotonic() + OUTCOME_SECONDS
+        while True:
+            try:
+                return producer.commit_transaction(CALL_SECONDS)
+            except KafkaException as raised:
+                error = error_of(raised)
+                if not error.retriable() or time.monotonic() > deadline:
+                    raise
+                log.debug("Kafka has not said yet whether a transaction is committed: %s", error.str())
 
     def _abort(self, producer: Producer) -> None:
         try:
@@ -189,6 +282,24 @@ class Settling:
             # A new producer of the same id aborts what this one has left open.
             log.debug("Kafka does not abort a transaction: %s", error_of(raised).str())
             self._producer = None
+
+
+def commit_offsets(consumer: Any, offsets: list[TopicPartition]) -> None:
+    """Commit offsets of several partitions. Raises KafkaException, also where only some are refused.
+
+    A partition that is gone has nothing to commit any more.
+    """
+    for partition in consumer.commit(offsets=offsets, asynchronous=False):
+        if partition.error is not None and partition.error.code() not in GONE:
+            raise KafkaException(partition.error)
+
+
+def _by_window(departures: Sequence[Departure]) -> dict[Window, set[int]]:
+    """The offsets of departures, by window."""
+    offsets: dict[Window, set[int]] = {}
+    for departure in departures:
+        offsets.setdefault(departure.window, set()).add(departure.item.offset)
+    return offsets
 
 
 def _committable(place: Place, progress: Progress) -> TopicPartition:

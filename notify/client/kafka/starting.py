@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 
-from confluent_kafka import Consumer, IsolationLevel, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from notify.client.kafka.control import Orders
 from notify.client.kafka.partitions import Place
 from notify.client.kafka.plan import Plan
 from notify.errors import NotifyError
 from notify.kafka.answers import answered
+from notify.kafka.cluster import Cluster
 from notify.kafka.progress import Progress
 from notify.kafka.subscriptions import Subscriptions
-
-log = logging.getLogger("notify.consumer")
 
 log = logging.getLogger("notify.consumer")
 
@@ -33,14 +33,15 @@ class Starts:
     """
 
     def __init__(
-        self, plan: Plan, consumer: Consumer, admin: AdminClient, orders: Orders, noted: Subscriptions | None
+        self, plan: Plan, consumer: Consumer, cluster: Cluster, orders: Orders, noted: Subscriptions | None
     ) -> None:
         self._plan = plan
         self._consumer = consumer
-        self._admin = admin
+        self._cluster = cluster
         self._orders = orders
         self._noted = noted
-        self._starts: dict[str, Start] = {}
+        self._starts: dict[Place, Start] = {}
+        """Where the group begins in partitions that were there when this process started, and nobody has begun yet."""
 
     def look(self, topics: Mapping[str, int]) -> None:
         """Look once, before anything is read, which of the topics (with their partitions) the group knows already."""
@@ -50,7 +51,8 @@ class Starts:
             handler = self._plan.handler_of(topic)
             # A topic that a pattern stands for, and that an older group does not know, was made later than the group.
             if topic not in known and handler is not None and ("*" not in handler.topic or not known):
-                self._starts[topic] = handler.start if handler.start is not None else "latest"
+                start = handler.start if handler.start is not None else "latest"
+                self._starts |= dict.fromkeys([(topic, n) for n in range(topics[topic])], start)
 
     def committed(self, places: Iterable[Place]) -> dict[Place, Progress | None]:
         """The group's progress in each partition; None where it has none."""
@@ -67,8 +69,10 @@ class Starts:
         out is not to be handled first.
         """
         known = self.committed(places)
-        moved: dict[Place, Start] = {}
+        moved: dict[Place, Start] = self._cut(known)
         for place, progress in known.items():
+            if progress is not None:
+                self._starts.pop(place, None)
             reset = self._orders.control.reset_of(place[0])
             if progress is not None and reset is not None and reset.id != progress.reset:
                 log.warning("topic %s of this group goes on from %s, by reset %s", reset.topic, reset.to, reset.id)
@@ -77,9 +81,41 @@ class Starts:
         begun = self.begin([place for place, progress in known.items() if progress is None and place not in moved])
         return known, begun | self.offsets(moved)
 
+    def _cut(self, known: Mapping[Place, Progress | None]) -> dict[Place, Start]:
+        """Partitions that end before the group's offset: made anew, or led by a broker that lacks the last records.
+
+        What is there by now has other offsets: it begins at the earliest, and may be handled again.
+        """
+        places = [place for place, progress in known.items() if progress is not None]
+        ends = self._known_ends(places)
+        cut: dict[Place, Start] = {}
+        for place, progress in known.items():
+            end = ends.get(place)
+            if progress is not None and end is not None and end < progress.offset:
+                log.warning(
+                    "topic %s ends at %d in partition %d, where group %s was at %d: it was made anew, or its last "
+                    "records are lost; the group begins anew there", place[0], end, place[1], self._plan.group,
+                    progress.offset,
+                )  # fmt: skip
+                cut[place] = "earliest"
+        return cut
+
+    def _known_ends(self, places: Collection[Place]) -> dict[Place, int]:
+        """The ends of those partitions that have a leader, open transactions included."""
+        if not places:
+            return {}
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        admin = self._cluster.admin()
+        answers = admin.list_offsets({TopicPartition(*place): latest for place in places}, request_timeout=CALL_SECONDS)
+        ends = {}
+        for p, answer in answers.items():
+            with contextlib.suppress(KafkaException):
+                ends[p.topic, p.partition] = answered(answer, CALL_SECONDS).offset
+        return ends
+
     def begin(self, places: Iterable[Place]) -> dict[Place, int]:
         """The offsets where partitions without progress begin."""
-        starts: dict[Place, Start] = {place: self._starts.get(place[0], "earliest") for place in places}
+        starts: dict[Place, Start] = {place: self._starts.get(place, "earliest") for place in places}
         return self.offsets(starts | self._forgotten(starts))
 
     def _forgotten(self, places: Collection[Place]) -> dict[Place, Start]:
@@ -133,7 +169,7 @@ class Starts:
         if not wanted:
             return {}
         asked = {TopicPartition(*place): spec for place, spec in wanted.items()}
-        answers = self._admin.list_offsets(
-            asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=CALL_SECONDS
-        )
+        # A client of its own: one that goes on believes in the partitions and leaders that it met first.
+        admin = self._cluster.admin()
+        answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=CALL_SECONDS)
         return {(p.topic, p.partition): answered(answer, CALL_SECONDS).offset for p, answer in answers.items()}

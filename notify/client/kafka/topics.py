@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import Consumer
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from notify.client.kafka.plan import Plan
-from notify.client.kafka.refusals import error_of, refusal
+from notify.client.kafka.refusals import refusal
+from notify.errors import InvalidRequest
 from notify.kafka import control, groups
-from notify.kafka.answers import answered
-from notify.kafka.brokers import not_made
+from notify.kafka.brokers import COMPACTED, KEPT, make_missing, new_topic
 from notify.kafka.cluster import Cluster
 from notify.kafka.rights import REFUSED
 from notify.kafka.topics import LARGEST_RECORD
@@ -30,42 +30,48 @@ class Topics:
     def __init__(self, plan: Plan, consumer: Consumer, cluster: Cluster) -> None:
         self._plan = plan
         self._consumer = consumer
-        self._admin = cluster.admin()
         self._cluster = cluster
         self._partitions = cluster.partitions
         self._patterns = [
             re.compile(".*".join(re.escape(part) for part in name.split("*"))) for name in plan.handlers if "*" in name
         ]
         self._named = [name for name in plan.handlers if "*" not in name]
+        self._own: list[str] = []
+        self.lacks: list[str] = []
+        """Topics that this consumer needs, and that were not there at the last look: somebody may have deleted them."""
         self._retries = plan.sharing != "broadcast"  # an owner retries in place, and gets redriven letters this way
 
     def make(self) -> None:
-        """Make topics that are missing. Raises InvalidRequest or Forbidden where the brokers refuse, KafkaException."""
+        """Make topics that are missing.
+
+        Raises InvalidRequest or Forbidden where the brokers refuse, Unavailable, KafkaException.
+        """
         group = self._plan.group
         messages = {"max.message.bytes": str(LARGEST_RECORD)}
         letters = {name for name in self._named if name.startswith(groups.DEAD_LETTER)}
         letters.add(groups.dead_letter_topic(group))
         wanted = [_made(name, self._partitions, messages) for name in self._named if name not in letters]
         wanted += [_made(name, -1, {"retention.ms": "-1", "retention.bytes": "-1"}) for name in sorted(letters)]
-        wanted.append(_made(control.TOPIC, 1, {"cleanup.policy": "compact"}))
+        wanted.append(_made(control.TOPIC, 1, COMPACTED))
         if self._retries:
             kept = {"retention.ms": str(RETRY_KEPT_MS), "retention.bytes": "-1"}
             wanted.append(_made(groups.retry_topic(group), groups.RETRY_PARTITIONS, kept))
         if self._plan.sharing == "owner":
             wanted.append(_made(groups.owner_topic(group), 1, {}))
-        known = self._consumer.list_topics(timeout=CALL_SECONDS).topics
-        missing = [topic for topic in wanted if topic.topic not in known]
-        for name, made in (self._admin.create_topics(missing, request_timeout=CALL_SECONDS) if missing else {}).items():
-            try:
-                answered(made, CALL_SECONDS)
-            except KafkaException as raised:
-                error = error_of(raised)
-                if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
-                    self._see(name)
-                    continue
-                if error.retriable():
-                    raise refusal(error, self._cluster, group) from raised
-                raise not_made(name, error, self._cluster) from raised
+        for name in make_missing(self._cluster, wanted):
+            self._see(name)
+        self._own = [topic.topic for topic in wanted]
+        if self._retries:
+            self._check_partitions(groups.retry_topic(group))
+
+    def _check_partitions(self, retries: str) -> None:
+        """A retry topic that somebody else made may have too few: no message could wait for long."""
+        known = self._consumer.list_topics(retries, timeout=CALL_SECONDS).topics[retries]
+        if known.error is None and len(known.partitions) < groups.RETRY_PARTITIONS:
+            raise InvalidRequest(
+                f"topic {retries!r} has {len(known.partitions)} partitions; retries need {groups.RETRY_PARTITIONS}: "
+                f"kafka-topics.sh --alter --topic {retries} --partitions {groups.RETRY_PARTITIONS}"
+            )
 
     def _see(self, name: str) -> None:
         """A topic that was missing, and exists: raises Forbidden where this user may not see it, KafkaException."""
@@ -79,6 +85,7 @@ class Topics:
         Raises KafkaException.
         """
         known = self._consumer.list_topics(timeout=CALL_SECONDS).topics
+        self.lacks = [name for name in self._own if name not in known]
         names = set(self._named)
         if self._patterns:
             plain = [name for name in known if not name.startswith((*groups.OWN_TOPICS, "__"))]
@@ -90,5 +97,4 @@ class Topics:
 
 
 def _made(name: str, partitions: int, config: dict[str, str]) -> NewTopic:
-    config = {"max.message.bytes": str(RECORD_BYTES), **config}
-    return NewTopic(name, num_partitions=partitions, replication_factor=-1, config=config)
+    return new_topic(name, partitions, {"max.message.bytes": str(RECORD_BYTES), **KEPT, **config})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,7 @@ class Window:
 
     def __init__(self, progress: Progress, *, in_order: bool, most: int, most_bytes: int) -> None:
         """`in_order`: of each key one at a time. It is full with `most` items or `most_bytes`."""
-        self._in_order = in_order
+        self.in_order = in_order
         self._most, self._most_bytes = most, most_bytes
         self._open: OrderedDict[int, Item] = OrderedDict()
         self._done = set(progress.done)
@@ -83,7 +84,7 @@ class Window:
         item.is_orphan = item.offset in self._orphans
         self._open[item.offset] = item
         self._bytes += item.size
-        if self._in_order and item.key is not None:
+        if self.in_order and item.key is not None:
             line = self._lines.setdefault(item.key, deque())
             line.append(item)
             if len(line) > 1:
@@ -166,7 +167,7 @@ class Window:
         self._done.add(offset)
         self._forget_passed()
         self.changes += 1
-        if self._in_order and item.key is not None:
+        if self.in_order and item.key is not None:
             line = self._lines[item.key]
             line.popleft()
             if line:
@@ -205,15 +206,26 @@ class Window:
         """The offset of the first record that is not done."""
         return next(iter(self._open), self._next)
 
-    def progress(self) -> Progress:
-        """To be committed, with what leaves in the same transaction."""
-        position = next((offset for offset in self._open if offset not in self._leaving), self._next)
-        done = frozenset(offset for offset in (*self._done, *self._leaving) if offset >= position)
-        failed = {offset: n for offset, n in self._failed.items() if offset not in self._leaving and offset >= position}
+    @property
+    def next(self) -> int:
+        """The offset behind the last record that came."""
+        return self._next
+
+    def progress(self, staying: Collection[int] = (), *, stays: bool = False) -> Progress:
+        """To be committed, with what leaves in the same transaction: all that is to leave but for `staying`.
+
+        `stays`: nothing leaves, and what was to leave has failed once more.
+        """
+        leaving: set[int] = set() if stays else self._leaving.difference(staying)
+        position = next((offset for offset in self._open if offset not in leaving), self._next)
+        done = frozenset(offset for offset in (*self._done, *leaving) if offset >= position)
+        failed = {offset: n for offset, n in self._failed.items() if offset not in leaving and offset >= position}
+        if stays:
+            failed |= {offset: failed.get(offset, 0) + 1 for offset in self._leaving}
         if len(failed) > MOST_FAILED:
             most = sorted(failed, key=lambda offset: failed[offset], reverse=True)[:MOST_FAILED]
             failed = {offset: failed[offset] for offset in most}
-        begun = frozenset(offset for offset in self._begun if offset not in self._leaving)
+        begun = frozenset(offset for offset in self._begun if offset not in leaving)
         return Progress(position, done, failed, self.reset, begun, self._is_stopped and not self._handled)
 
     @property

@@ -10,14 +10,16 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from notify import ids
 from notify.errors import Conflict, NotFound, NotifyError
 from notify.message import FIRST_ID
 from notify.server.admin.writes import Desk, Who, Write
 from notify.server.core.core import Core
+from notify.server.delivery.inboxes import refuse_before
 from notify.server.jobs.redrive import send_to_group
+from notify.storage.groups import Subscription
 from notify.storage.queues import Store
 from notify.storage.records import State, StoredMessage
 from notify.wire import PackedMessages, PackedPublished, decode_payload
@@ -35,7 +37,8 @@ class Lost(BaseModel):
     key: str | None = None
     tag: str | None = None
     headers: dict[str, str] | None = None
-    ttl: float | None = None
+    deliver_at: AwareDatetime | None = Field(None, description="if that lies ahead: the message keeps its time")
+    ttl: float | None = Field(None, description="seconds from its delivery on; of a half what is left of its own")
 
 
 class Republish(Write):
@@ -44,6 +47,7 @@ class Republish(Write):
 
 class Redeliver(Write):
     ids: Annotated[list[str], Field(min_length=1, max_length=AT_ONCE)]
+    force: bool = Field(False, description="also messages from before the group's inbox began")
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
@@ -92,7 +96,9 @@ def _redelivering(routes: APIRouter, desk: Desk) -> None:
         for message_id in write.ids:
             item: dict[str, Any] = {"id": message_id}
             try:
-                m = _in_a_queue(queues, name, message_id)
+                m, followed = _in_a_queue(queues, name, message_id)
+                if not write.force:
+                    refuse_before(followed, [m.committed_us])
                 again = ids.derived(m.transaction_id, ids.redelivered(name, m.message_no))
             except NotifyError as error:
                 item |= _refused(error)
@@ -102,7 +108,7 @@ def _redelivering(routes: APIRouter, desk: Desk) -> None:
             items.append(item)
 
         async def do() -> Any:
-            results = iter(await send_to_group(desk.core, name, ready, force=True))  # who asks has looked at the inbox
+            results = iter(await send_to_group(desk.core, name, ready, force=True))  # refused above
             for item in items:
                 if "status" not in item:
                     item |= next(results)
@@ -111,13 +117,14 @@ def _redelivering(routes: APIRouter, desk: Desk) -> None:
         return await desk.carry_out(write, who, "message.redeliver", name, do, {"items": items})
 
 
-async def _half_of(core: Core, transaction: bytes, number: int) -> StoredMessage:
-    """A message as its half has it. Raises NotFound."""
+async def _half_of(core: Core, transaction: bytes, number: int) -> tuple[StoredMessage, int]:
+    """A message as its half has it, and when its transaction ended (microseconds since 1970). Raises NotFound."""
     stored = await core.store.transaction(transaction)
     messages = [m for m in stored.messages if m.message_no == number and not m.corrupt] if stored is not None else []
     if not messages:
         raise NotFound("the server has no half of it, or cannot read it: give topic and body_base64")
-    return messages[0]
+    assert stored is not None
+    return messages[0], stored.decided_us or stored.stored_us
 
 
 async def _published(core: Core, lost: Lost) -> PackedPublished:
@@ -133,9 +140,16 @@ async def _published(core: Core, lost: Lost) -> PackedPublished:
     if lost.topic is not None:
         fields = lost.model_dump(exclude={"id"}, exclude_none=True)
         return msgspec.convert(fields | {"id": again, "headers": (lost.headers or {}) | first}, PackedPublished)
-    p = decode_payload((await _half_of(core, transaction, number)).payload)
-    headers = (p.headers or {}) | first
-    return PackedPublished(id=again, topic=p.topic, body=p.body, key=p.key, tag=p.tag, headers=headers, ttl=p.ttl)
+    half, committed_us = await _half_of(core, transaction, number)
+    p = decode_payload(half.payload)
+    headers, ttl = (p.headers or {}) | first, p.ttl
+    if ttl is not None and lost.deliver_at is None:
+        ttl -= (core.clock() - committed_us) / 1e6
+        if ttl <= 0:
+            raise Conflict("it expired: nobody was to get it any more after its ttl", "expired")
+    return PackedPublished(
+        id=again, topic=p.topic, body=p.body, key=p.key, tag=p.tag, headers=headers, deliver_at=lost.deliver_at, ttl=ttl
+    )
 
 
 async def _check_lost(core: Core, transaction: bytes, number: int) -> None:
@@ -148,16 +162,17 @@ async def _check_lost(core: Core, transaction: bytes, number: int) -> None:
         raise Conflict(f"it is {stored.state.name}: check it, or decide it first", "in_doubt")
 
 
-def _in_a_queue(store: Store, group: str, message_id: str) -> StoredMessage:
-    """The message in the topic that it was sent to, if the group follows that.
+def _in_a_queue(store: Store, group: str, message_id: str) -> tuple[StoredMessage, Subscription]:
+    """The message in the topic that it was sent to, if the group follows that, and the group's subscription.
 
     Raises NotFound, with the same words where another's topic has it: who administers a group may not see every topic.
     """
     transaction, number = ids.parse_message_id(message_id)
     for m in store.messages(transaction):
         is_sound = m.message_no == number and not m.corrupt and decode_payload(m.payload).topic == m.topic
-        if is_sound and store.subscription(group, m.topic) is not None:
-            return m
+        followed = store.subscription(group, m.topic) if is_sound else None
+        if followed is not None:
+            return m, followed
     raise NotFound(
         f"no topic that group {group} subscribes to has {message_id}, or its payload cannot be read; it gets nothing"
     )

@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
+import structlog
 from fastapi import Depends, Header, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from notify.errors import NotFound
+from notify import faults
+from notify.errors import NotFound, NotifyError
 from notify.server.access import EVERYONE, Principal
 from notify.server.configuration.follow import Administration
 from notify.server.core.core import Core
@@ -19,6 +21,8 @@ from notify.server.running import Running
 from notify.server.watch.alarms import Alarms
 from notify.server.watch.history import History
 from notify.storage.topics import Topic
+
+log = structlog.get_logger("notify.server")
 
 
 async def _who(request: Request, user: Annotated[str, Header(alias="x-notify-user", max_length=255)] = "") -> str:
@@ -99,10 +103,33 @@ class Desk:
     async def carry_out(
         self, write: Write, who: str, what: str, target: str, do: Callable[[], Awaitable[Any]], preview: Any
     ) -> dict[str, Any]:
-        """Do it unless it is a dry run, and record it."""
+        """Do it unless it is a dry run, and record it.
+
+        The record comes first, so that nothing is changed that nobody can look up. What cannot be recorded is refused;
+        an action whose end cannot be recorded stays `begun` in the records.
+        """
         if write.dry_run:
             return {"status": 200, "dry_run": True, "target": target, "result": preview}
-        result = await do()
         records = self.administration.records
-        await asyncio.to_thread(records.record, self.core.clock(), who, what, target, write.reason, result)
+        number = await asyncio.to_thread(
+            records.record, self.core.clock(), who, what, target, write.reason, {"state": "begun"}
+        )
+        try:
+            result = await do()
+        except NotifyError as refusal:
+            if refusal.status < 500:
+                await _recorded(lambda: records.take_back(number), what)
+            else:  # it may have been done all the same
+                failed = {"state": "failed", "detail": str(refusal)}
+                await _recorded(lambda: records.complete(number, failed), what)
+            raise
+        await _recorded(lambda: records.complete(number, result), what)
         return {"status": 200, "dry_run": False, "target": target, "result": result}
+
+
+async def _recorded(change: Callable[[], None], what: str) -> None:
+    """Record the end of an action. The action counts, not its record: what fails is logged."""
+    try:
+        await asyncio.to_thread(change)
+    except faults.DATABASE_AWAY as error:
+        log.warning("action_stays_begun", what=what, reason=str(error)[:300])

@@ -36,11 +36,24 @@ class Records:
 
     # --- who did what -----------------------------------------------------------------------------------------
 
-    def record(self, at_us: int, who: str, what: str, target: str, reason: str, result: Any) -> None:
-        """Add one action."""
+    def record(self, at_us: int, who: str, what: str, target: str, reason: str, result: Any) -> int:
+        """Add one action; its number."""
         values = {"at_us": at_us, "who": who[:255], "what": what, "target": target[:255], "reason": reason}
         with self._engine.begin() as connection:
-            connection.execute(server_action.insert().values(result=json.dumps(result), **values))
+            made = connection.execute(server_action.insert().values(result=json.dumps(result), **values))
+        assert made.inserted_primary_key is not None
+        return int(made.inserted_primary_key[0])
+
+    def complete(self, number: int, result: Any) -> None:
+        """Note what became of an action."""
+        c = server_action.c
+        with self._engine.begin() as connection:
+            connection.execute(server_action.update().where(c.id == number).values(result=json.dumps(result)))
+
+    def take_back(self, number: int) -> None:
+        """Remove an action that was refused: nothing was changed."""
+        with self._engine.begin() as connection:
+            connection.execute(server_action.delete().where(server_action.c.id == number))
 
     def actions(self, limit: int, before: int | None = None, what: str = "", target: str = "") -> list[dict[str, Any]]:
         """The newest actions, those numbered below `before`; `what` and `target` begin with these."""

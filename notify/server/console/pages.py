@@ -96,7 +96,11 @@ async def _dead_letters(api: Api, request: Request) -> dict[str, Any]:
     name, q = request.path_params["group"], request.query_params
     asked = {field: q.get(field, "") for field in ("topic", "tag", "key", "contains", "filter")}
     letters = await api.get(path_of("groups/{name}/dead-letters", name=name), **asked, offset=q.get("offset"), max=ROWS)
-    return {"title": f"Dead letters of {name}", "group": name, "asked": asked, "letters": letters, "rows": ROWS}
+    indexed = False
+    if letters["messages"]:  # Kafka, whose groups have no priorities, knows no message by its id
+        indexed = await _unless_elsewhere(api.get(path_of("groups/{name}/priorities", name=name))) is not None
+    shown = {"asked": asked, "letters": letters, "indexed": indexed, "rows": ROWS}
+    return {"title": f"Dead letters of {name}", "group": name} | shown
 
 
 async def _nodes(api: Api, request: Request) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from notify.sinks.delays.releaser import Releaser
 log = logging.getLogger("notify.bridge")
 
 AGAIN_SECONDS = 5.0
+MOST_HUNG = 20
+"""A process in which Kafka's client hung so often releases nothing any more; those beside others do."""
 
 
 @contextmanager
@@ -22,7 +24,7 @@ def releasing(url: str) -> Iterator[None]:
     releaser = Releaser(Cluster.of(url))
 
     def run() -> None:
-        while not releaser.wait(0):
+        while not releaser.wait(0) and releaser.hung < MOST_HUNG:
             try:
                 releaser.run()
             except NotifyError as error:
@@ -30,6 +32,8 @@ def releasing(url: str) -> Iterator[None]:
             except Exception:
                 log.exception("releasing delayed messages failed, again in %g s", AGAIN_SECONDS)
             releaser.wait(AGAIN_SECONDS)
+        if releaser.hung >= MOST_HUNG:
+            log.error("Kafka's client hung %d times: delayed messages are not released here; restart", releaser.hung)
 
     thread = threading.Thread(target=run, name="notify-delays", daemon=True)
     thread.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from notify.kafka.records import DUE, TARGET, Headers, listed
+from notify.kafka.records import DUE, TARGET, Headers, listed, number
 
 
 def delayed_headers(headers: Headers, due_us: int, topic: str) -> Headers:
@@ -34,7 +34,11 @@ def delayed_of(message: Any) -> Delayed | None:
     headers = listed(message)
     if len(headers) < 2 or (headers[-2][0], headers[-1][0]) != (DUE, TARGET):
         return None
-    due, topic = headers[-2][1], headers[-1][1]
-    if not isinstance(due, bytes) or not due.isdigit() or not isinstance(topic, bytes):
+    due_us, topic = number(headers[-2:], DUE), headers[-1][1]
+    if due_us is None or not isinstance(topic, bytes):
         return None
-    return Delayed(topic.decode(), int(due), message.key(), message.value() or b"", headers[:-2])
+    try:
+        name = topic.decode()
+    except UnicodeDecodeError:
+        return None
+    return Delayed(name, due_us, message.key(), message.value() or b"", headers[:-2])

@@ -17,6 +17,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from notify.errors import Unavailable
 from notify.kafka.brokers import CALL_SECONDS
 from notify.kafka.cluster import Cluster
+from notify.kafka.flushing import flush
+from notify.kafka.leaving import leave
 from notify.kafka.records import REASON
 from notify.kafka.rights import user_of
 from notify.kafka.undelivered import TOPIC as REFUSED
@@ -31,6 +33,9 @@ GROUP = "notify-delay-wheels"
 IDLE_SECONDS = 0.5
 SESSION_SECONDS = 6
 """Killed or frozen, a releaser holds its partitions for so long."""
+STEP_SECONDS = 30
+"""A step that takes longer costs the partitions: by default a client that hangs would hold them for five minutes, since
+its heartbeats go on."""
 TRANSACTION_SECONDS = 10
 """The brokers abort the transaction of one that was killed after so long; readers of its topics wait until then."""
 PROPAGATION_SECONDS = 3
@@ -107,6 +112,7 @@ class Release:
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": SESSION_SECONDS * 1000,
                 "heartbeat.interval.ms": SESSION_SECONDS * 1000 // 3,
+                "max.poll.interval.ms": STEP_SECONDS * 1000,
                 # A partition that wakes is asked for with the next fetch: after the one that waits for records now.
                 "fetch.wait.max.ms": FETCH_MS,
                 "queued.max.messages.kbytes": READ_AHEAD_KB,
@@ -130,15 +136,21 @@ class Release:
             self._most = min(2 * self._most, BATCH_RECORDS)
         self._cleaning.clean()
 
-    def close(self) -> None:
-        """Leave the group."""
-        self._consumer.close()
+    def close(self) -> bool:
+        """Leave the group, and give up the clients; False where one of them hangs, and is left to itself."""
+        others = [self._producer, self._cleaning]
+        del self._producer, self._cleaning
+        return leave(GROUP, partial(_end, self._consumer, others))
 
     # --- reading ----------------------------------------------------------------------------------------------
 
-    def _assigned(self, consumer: Consumer, _: list[TopicPartition]) -> None:
+    def _assigned(self, consumer: Consumer, given: list[TopicPartition]) -> None:
         # Taken here, and not when a batch is written: it must not be newer than what this client knows it has lost.
         self._metadata = consumer.consumer_group_metadata()
+        consumer.incremental_assign(given)
+        if given:
+            # One that was lost while it waited, by a client that was frozen say, comes back as it was: paused.
+            consumer.resume(given)
 
     def _revoked(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         places = {Place(p.topic, p.partition) for p in partitions}
@@ -196,7 +208,7 @@ class Release:
             self._producer.begin_transaction()
             for move in self._batch:
                 self._produce(move)
-            self._producer.flush(CALL_SECONDS)
+            flush(self._producer, lambda: self._is_refused, CALL_SECONDS)
             behind = [TopicPartition(*place, offset) for place, offset in offsets.items()]
             self._producer.send_offsets_to_transaction(behind, self._metadata, CALL_SECONDS)
             self._producer.commit_transaction(CALL_SECONDS)
@@ -268,3 +280,10 @@ class Release:
         for move in self._batch:
             firsts.setdefault(move.place, move.offset)
         self._slots.rewind(firsts)
+
+
+def _end(consumer: Consumer, others: list[object]) -> None:
+    try:
+        consumer.close()
+    finally:
+        others.clear()  # here, as the end of a client may take as long

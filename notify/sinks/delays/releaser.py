@@ -37,6 +37,8 @@ class Releaser:
         self._name = os.urandom(6).hex()
         self._stopping = threading.Event()
         self.total = Released()
+        self.hung = 0
+        """How many of its memberships did not end: each has some threads and megabytes."""
 
     def run(self) -> None:
         """Until `stop`. Raises Unavailable or Conflict where the brokers fail, InvalidRequest where they refuse."""
@@ -49,7 +51,7 @@ class Releaser:
                 while not self._stopping.is_set():
                     release.step()
             finally:
-                release.close()
+                self.hung += not release.close()
         except KafkaException as raised:
             raise translated(raised.args[0], self._cluster, of_bridge()) from raised
 

@@ -15,6 +15,8 @@ from notify.server.groups.kafka.answers import AGAIN, CALL_SECONDS
 
 T = TypeVar("T")
 AGAIN_SECONDS = 0.2
+READERS = "notify-readers"
+"""The name that consumers of a server go by, which are members of no group."""
 TRANSACTION_MILLISECONDS = 10_000
 """The brokers end the transaction of a server that died within it after so long."""
 

@@ -10,15 +10,16 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from notify.errors import Unavailable
 from notify.kafka import records
+from notify.kafka.codes import GONE
+from notify.kafka.reading import arrived, reader
 from notify.kafka.records import Headers
 from notify.server.groups.kafka import offsets
-from notify.server.groups.kafka.answers import CALL_SECONDS, GONE, passes
-from notify.server.groups.kafka.brokers import Brokers
+from notify.server.groups.kafka.answers import CALL_SECONDS, passes
+from notify.server.groups.kafka.brokers import READERS, Brokers
 from notify.server.groups.kafka.offsets import Place
 
 POLL_SECONDS = 0.1
 AT_ONCE = 1000
-FETCH_MILLISECONDS = 20
 
 
 class News(NamedTuple):
@@ -74,8 +75,7 @@ class CompactedTopics:
 
     def _read(self, unread: dict[Place, int]) -> Iterator[News]:
         if self._consumer is None:
-            own = {"group.id": "notify-readers", "enable.partition.eof": True, "fetch.wait.max.ms": FETCH_MILLISECONDS}
-            self._consumer = self._brokers.cluster.consumer(own)
+            self._consumer = reader(self._brokers.cluster, READERS)
         for place, end in unread.items():
             self._read_to.setdefault(place, max(0, end - self._newest) if self._newest else 0)
         self._consumer.assign([TopicPartition(*place, self._read_to[place]) for place in unread])
@@ -83,7 +83,7 @@ class CompactedTopics:
         while unread:
             if time.monotonic() > deadline:
                 raise Unavailable(f"Kafka gives nothing of topic {next(iter(unread))[0]!r} for {CALL_SECONDS:g} s")
-            for record in self._consumer.consume(AT_ONCE, POLL_SECONDS):
+            for record in arrived(self._consumer, AT_ONCE, POLL_SECONDS):
                 error, place = record.error(), (record.topic() or "", record.partition() or 0)
                 if place not in unread:
                     continue  # written since its end was asked for: the next reading's

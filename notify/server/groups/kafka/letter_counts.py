@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from notify.server.groups.kafka.answers import GONE, passes
-from notify.server.groups.kafka.brokers import Brokers
+from notify.kafka.codes import GONE
+from notify.kafka.reading import arrived, reader
+from notify.server.groups.kafka.answers import passes
+from notify.server.groups.kafka.brokers import READERS, Brokers
 from notify.server.groups.kafka.offsets import Place
 
 LOOK_SECONDS = 0.5
@@ -52,12 +54,11 @@ class LetterCounts:
 
     def _read(self, unread: dict[Place, int]) -> None:
         if self._consumer is None:
-            own = {"group.id": "notify-readers", "enable.partition.eof": True}
-            self._consumer = self._brokers.cluster.consumer(own)
+            self._consumer = reader(self._brokers.cluster, READERS)
         self._consumer.assign([TopicPartition(*place, self._counted[place].read_to) for place in unread])
         deadline, size = time.monotonic() + LOOK_SECONDS, 0
         while unread and time.monotonic() < deadline and size < LOOK_BYTES:
-            for record in self._consumer.consume(AT_ONCE, POLL_SECONDS):
+            for record in arrived(self._consumer, AT_ONCE, POLL_SECONDS):
                 error, place = record.error(), (record.topic() or "", record.partition() or 0)
                 if error is None:
                     size += len(record.value() or b"")

@@ -12,11 +12,12 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from notify.errors import Unavailable
 from notify.kafka import records
 from notify.kafka.groups import dead_letter_topic
+from notify.kafka.reading import arrived, reader
 from notify.kafka.records import Headers
 from notify.kafka.redriven import Spot, letter_id
 from notify.server.groups.kafka import offsets
 from notify.server.groups.kafka.answers import CALL_SECONDS, passes
-from notify.server.groups.kafka.brokers import Brokers
+from notify.server.groups.kafka.brokers import READERS, Brokers
 from notify.wire import Payload, body_fields, instant
 
 AT_ONCE = 500
@@ -80,7 +81,7 @@ def read(brokers: Brokers, group: str, partitions: int, number: int = 0) -> Iter
             waiting[partition] = first
     if not waiting:
         return
-    consumer = brokers.cluster.consumer({"group.id": "notify-readers", "enable.partition.eof": True})
+    consumer = reader(brokers.cluster, READERS)
     try:
         consumer.assign([TopicPartition(topic, p, first) for p, first in waiting.items()])
         yield from _in_order(_Reading(consumer, waiting, ends), partitions)
@@ -115,9 +116,9 @@ class _Reading:
         """Some records. Raises Unavailable where none comes."""
         deadline = time.monotonic() + CALL_SECONDS
         while self.waiting:
-            for record in self._consumer.consume(AT_ONCE, 0.5):
+            for record in arrived(self._consumer, AT_ONCE, 0.5):
                 error = record.error()
-                partition, offset = record.partition(), record.offset()
+                partition, offset = record.partition() or 0, record.offset() or 0
                 if error is None:
                     self._pass(partition, offset + 1)
                     if offset < self._ends[partition]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import structlog
 from confluent_kafka import KafkaException
 
 from notify.errors import NotFound
+from notify.kafka.asker import Asker
 from notify.server.groups.kafka.answers import PASSING
 from notify.server.groups.kafka.brokers import Brokers
-from notify.server.groups.kafka.look_process import LookProcess
-from notify.server.groups.kafka.snapshot import KafkaGroup, Snapshot
+from notify.server.groups.kafka.snapshot import KafkaGroup, Snapshot, take
 from notify.server.groups.kafka.stalls import Stalls
 from notify.server.groups.kafka.wishes import Wishes
 
@@ -28,7 +29,7 @@ class Look:
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
-        self._process = LookProcess(brokers.cluster)
+        self._asker = Asker(brokers.cluster)
         self.wishes = Wishes(brokers)
         self.stalls = Stalls()
         self.last = Snapshot({}, {})
@@ -60,15 +61,15 @@ class Look:
 
     def close(self) -> None:
         self.wishes.close()
-        self._process.close()
+        self._asker.close()
 
     def _take(self) -> Snapshot:
         if time.monotonic() >= self._in_part_until:
             try:
-                return self._brokers.insist(self._process.take)
+                return self._brokers.insist(lambda: self._asker.ask(take))
             except KafkaException as raised:
                 if raised.args[0].code() not in PASSING:
                     raise
                 self._in_part_until = time.monotonic() + IN_PART_SECONDS
                 log.warning("kafka_shown_in_part", reason=raised.args[0].str())
-        return self._process.take(in_part=True)
+        return self._asker.ask(partial(take, in_part=True))

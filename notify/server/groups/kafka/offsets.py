@@ -7,7 +7,8 @@ from typing import Any
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition, admin
 
-from notify.server.groups.kafka.answers import CALL_SECONDS, GONE, PASSING, gathered
+from notify.kafka.codes import GONE
+from notify.server.groups.kafka.answers import CALL_SECONDS, PASSING, gathered
 
 Place = tuple[str, int]
 """A topic and a partition of it."""

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from notify.server.groups.kafka.answers import GONE, passes
-from notify.server.groups.kafka.brokers import Brokers
+from notify.kafka.codes import GONE
+from notify.kafka.reading import arrived, reader
+from notify.server.groups.kafka.answers import passes
+from notify.server.groups.kafka.brokers import READERS, Brokers
 from notify.server.groups.kafka.offsets import Place
 from notify.server.groups.kafka.snapshot import KafkaGroup
 
@@ -57,13 +59,12 @@ class Oldest:
 
     def _read(self, wanted: list[tuple[Place, int]]) -> None:
         if self._consumer is None:
-            own = {"group.id": "notify-readers", "enable.partition.eof": True, "fetch.message.max.bytes": 4096}
-            self._consumer = self._brokers.cluster.consumer(own)
+            self._consumer = reader(self._brokers.cluster, READERS, {"fetch.message.max.bytes": 4096})
         at = dict(wanted)  # two groups at one place: the other's record is read by the next look
         self._consumer.assign([TopicPartition(*place, offset) for place, offset in at.items()])
         deadline = time.monotonic() + LOOK_SECONDS
         while at and time.monotonic() < deadline:
-            for record in self._consumer.consume(AT_ONCE, POLL_SECONDS):
+            for record in arrived(self._consumer, AT_ONCE, POLL_SECONDS):
                 error, place = record.error(), (record.topic() or "", record.partition() or 0)
                 if error is None and place in at:
                     self._times_us[place, at.pop(place)] = record.timestamp()[1] * 1000

@@ -93,7 +93,7 @@ def take(admin: AdminClient, *, in_part: bool = False) -> Snapshot:
     """Ask the brokers. A group is one of Notify's if it has a dead-letter topic. Raises KafkaException, TimeoutError.
 
     `in_part`: partitions and groups without a leader are left out, instead of raising. Kafka's client may abort the
-    process meanwhile: a server asks in another one (look_process.py).
+    process meanwhile: a server asks in another one (notify/kafka/asker.py).
     """
     unknown: set[str] | None = set() if in_part else None
     topics = {name: len(topic.partitions) for name, topic in admin.list_topics(timeout=CALL_SECONDS).topics.items()}

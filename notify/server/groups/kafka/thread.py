@@ -13,8 +13,9 @@ from confluent_kafka import KafkaException
 from notify.errors import Conflict, Forbidden, InvalidRequest, NotifyError, Unauthorized, Unavailable
 from notify.kafka.brokers import translated
 from notify.kafka.cluster import Cluster
+from notify.kafka.codes import AWAY
 from notify.kafka.rights import of_server
-from notify.server.groups.kafka.answers import AWAY, CALL_SECONDS
+from notify.server.groups.kafka.answers import CALL_SECONDS
 from notify.server.groups.kafka.brokers import Brokers
 
 T = TypeVar("T")

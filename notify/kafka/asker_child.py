@@ -1,4 +1,4 @@
-"""The process that asks Kafka's brokers for a snapshot of all groups, in place of the server (look_process.py)."""
+"""The process that asks Kafka's brokers in place of the one that wants to know (asker.py)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -15,8 +16,12 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from notify.kafka.cluster import Cluster
-from notify.server.groups.kafka import snapshot
-from notify.server.groups.kafka.snapshot import Snapshot
+
+
+class Told(NamedTuple):
+    """The result of a question."""
+
+    answer: Any
 
 
 class Refusal(NamedTuple):
@@ -27,34 +32,34 @@ class Refusal(NamedTuple):
     retriable: bool
 
 
-Answer = Snapshot | Refusal | None
+Answer = Told | Refusal | None
 """None: the brokers did not answer in time."""
 
 
 def main() -> None:
-    """Answer questions (`in_part`: bool) until the server closes its end of the socket, as it also does when it dies.
+    """Answer questions until the asking process closes its end of the socket, as it also does when it dies.
 
     The socket's number is this process's argument; the cluster comes over the socket, as its settings may be secret.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # a server that is told to stop still answers, and closes the socket
+    for number in (signal.SIGINT, signal.SIGTERM):  # who is told to stop still wants an answer, and closes the socket
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold the cluster's secrets
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
-    with contextlib.suppress(EOFError, OSError):  # the server is gone
+    with contextlib.suppress(EOFError, OSError):  # the asking process is gone
         cluster = connection.recv()
         asking = _Asking(cluster)
         while True:
             question = connection.recv()
-            # In a thread, so that the end of the server is noticed while brokers do not answer.
+            # In a thread, so that the end of the asking process is noticed while brokers do not answer.
             threading.Thread(target=_answer, args=(connection, asking, question), daemon=True).start()
     os._exit(0)  # without waiting for brokers
 
 
-def _answer(connection: Connection[Any, Any], asking: _Asking, in_part: bool) -> None:
+def _answer(connection: Connection[Any, Any], asking: _Asking, question: Callable[[AdminClient], Any]) -> None:
     try:
-        connection.send(asking.answer(in_part))
+        connection.send(asking.answer(question))
     except BaseException:
-        # A fault of this process: its end is what the server notices.
+        # A fault of this process: its end is what the asking one notices.
         sys.excepthook(*sys.exc_info())
         os._exit(1)
 
@@ -66,11 +71,11 @@ class _Asking:
         self._cluster = cluster
         self._admin: AdminClient | None = None
 
-    def answer(self, in_part: bool) -> Answer:
+    def answer(self, question: Callable[[AdminClient], Any]) -> Answer:
         if self._admin is None:
             self._admin = self._cluster.admin()
         try:
-            return snapshot.take(self._admin, in_part=in_part)
+            return Told(question(self._admin))
         except KafkaException as raised:
             self._admin = None
             error = raised.args[0]

@@ -1,0 +1,63 @@
+"""The flags of an audit as they were given, for commands that its report tells people to copy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from notify.spark.causes.commands import Commands
+    from notify.spark.result import Inputs
+
+INPUTS = {
+    "database": "--database", "log": "--log", "kafka": "--kafka", "storage": "--storage", "report": "--report",
+}  # fmt: skip
+TIMES = {"max_transaction_seconds": "--max-transaction-seconds", "deliver_seconds": "--deliver-seconds"}
+BOUNDS = {"since": "--from", "to": "--to", "effects": "--effects"}
+PATHS = ("log", "report")
+HIDDEN = "***"
+_PASSWORD = re.compile(r"(://[^/@:]*:)[^@/]*(@)")
+_SECRET = re.compile(r"([?&][^=&]*(?:password|passwd|secret|token|key\.pem)[^=&]*=)[^&]*", re.IGNORECASE)
+
+
+def without_secrets(text: str) -> str:
+    """A URL with *** in place of its password, and of settings that may be secret."""
+    return _SECRET.sub(rf"\1{HIDDEN}", _PASSWORD.sub(rf"\1{HIDDEN}\2", text))
+
+
+def commands_of(context: typer.Context, inputs: Inputs) -> Commands:
+    """The words that commands about this audit need. What the environment sets is left out: it stays set."""
+    from notify.spark.causes.commands import Commands
+
+    given = context.params
+    urls = [_url(text) for text in given["database"]]
+    sources = [database.source_id() for database in inputs.databases]
+    return Commands(
+        tuple(_words(context, INPUTS)),
+        tuple(_words(context, TIMES)),
+        tuple(_words(context, BOUNDS)),
+        tuple(_words(context, {"url": "--url"})),
+        tuple(zip(sources, urls, strict=True)),
+        without_secrets(given["kafka"][0]) if given["kafka"] and not given["log"] else "",
+    )
+
+
+def _words(context: typer.Context, flags: dict[str, str]) -> Iterable[str]:
+    for name, flag in flags.items():
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        value: Any = context.params[name]
+        for each in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
+            text = str(Path(each).absolute()) if name in PATHS else without_secrets(str(each))
+            yield from (flag, text)
+
+
+def _url(text: str) -> str:
+    """The URL of `NAME=URL`."""
+    name, equals, url = text.partition("=")
+    return without_secrets(url if equals and "://" not in name else text)

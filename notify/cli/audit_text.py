@@ -1,0 +1,104 @@
+"""Prints an audit for people: what was read, what to do first, the findings, and the verdict as the last line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from notify.cli.printed import say, say_json
+
+if TYPE_CHECKING:
+    from notify.spark.explain.explained import Explained
+    from notify.spark.result import Covered, Result
+
+COVERED = 12
+"""The most lines of coverage; those that are not whole come first, and the report has all."""
+CASES = 3
+"""The most cases of each class."""
+DEAD = 10
+
+
+def show(result: Result, page: Path, *, as_json: bool) -> None:
+    """Print the result. `page`: the report's."""
+    from notify.spark.findings import FINDINGS
+    from notify.spark.report.files import plain
+
+    if as_json:
+        say_json(plain(result))
+        return
+    _coverage(result.coverage, page)
+    _causes(result)
+    for f in FINDINGS:
+        count = result.counts.get(f.name, 0)
+        if count:
+            say(f"  {f.name:<16} {count:,}")
+        if f.name in result.not_checked:
+            say(f"  {f.name:<16} not checked: {result.not_checked[f.name]}")
+    _dead(result)
+    _cases(result, page)
+    for note in result.notes:
+        say(f"note: {note}")
+    for reason in result.reasons:
+        say(f"not judged: {reason}")
+    if result.completeness is not None:
+        say(result.completeness.sentence)
+    totals = result.totals
+    say(
+        f"{result.verdict}: {totals['committed']:,} committed messages, {totals['in_queues']:,} in queues, "
+        f"{totals['effects']:,} with effects; {result.seconds:.1f} s; report: {page}"
+    )
+
+
+def _coverage(lines: list[Covered], page: Path) -> None:
+    say("what was read:")
+    ordered = sorted(lines, key=lambda line: line.is_whole)
+    for line in ordered[:COVERED]:
+        mark = " " if line.is_whole else "!"
+        say(f"{mark} {line.name}: {line.kind}: expected {line.expected}; read: {line.read}")
+    if len(lines) > COVERED:
+        say(f"  … and {len(lines) - COVERED:,} more, in {page}")
+
+
+def _causes(result: Result) -> None:
+    if not result.causes:
+        return
+    say("what to do first:")
+    for number, cause in enumerate(result.causes, 1):
+        say(f"{number:>3}. {cause.sentence}" + ("" if cause.finding == "INCONCLUSIVE" else f" ({cause.finding})"))
+        for command in cause.commands:
+            say(f"       {command}")
+    if result.causes_left:
+        say(f"     and {result.causes_left:,} more causes")
+
+
+def _dead(result: Result) -> None:
+    for row in result.dead[:DEAD]:
+        say(f"    DEAD {row['group']}: {row['count']:,} times {row['reason']}")
+    if len(result.dead) > DEAD:
+        say(f"    … and {len(result.dead) - DEAD:,} more reasons")
+
+
+def _cases(result: Result, page: Path) -> None:
+    of_class: Counter[str] = Counter()
+    for case in result.found:
+        of_class[case.finding] += 1
+        if of_class[case.finding] > CASES:
+            continue
+        evidence = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in case.words().items())
+        say(f"    {case.finding} {case.message_id or case.log}: {case.detail}" + (f" ({evidence})" if evidence else ""))
+    if more := sum(max(0, count - CASES) for count in of_class.values()):
+        say(f"    … and {more:,} more, in {page.parent}/findings.parquet")
+
+
+def show_explained(known: Explained) -> None:
+    """Print one transaction: its events, its repairs, and the verdict as the last line."""
+    for event in known.events:
+        moment = datetime.fromtimestamp(event.at_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+        say(f"{moment}  {event.source:<18} {event.what}")
+    for sent in known.repairs:
+        say(f"repair of {sent.of}: {sent.sentence}")
+    if known.repeats:
+        say(known.repeats)
+    say(known.sentence)

@@ -1,0 +1,49 @@
+"""Counts of the consumer groups with which something is wrong, by the masks of a message's row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import reduce
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from notify.spark.life import Groups
+
+
+def counts_of_groups(groups: Groups, inbox_groups: Collection[str], inbox_from_us: int) -> dict[str, Column]:
+    """The columns of these counts. `inbox_groups`: groups whose inbox was read; `inbox_from_us`: older rows of inboxes
+    may have been purged (microseconds since 1970)."""
+
+    def mask(name: str, block: int) -> Column:
+        return F.coalesce(F.col(f"{name}{block}"), F.lit(0).cast("bigint"))
+
+    def count(mask_of: Callable[[int], Column]) -> Column:
+        return reduce(lambda a, b: a + b, [F.bit_count(mask_of(block)) for block in range(groups.blocks)])
+
+    def without(name: str, other: str) -> Callable[[int], Column]:
+        return lambda block: mask(name, block).bitwiseAND(F.bitwise_not(mask(other, block)))
+
+    def with_inbox(block: int) -> Column:
+        return F.lit(groups.mask(sorted(inbox_groups), block)).cast("bigint")
+
+    def strange(block: int) -> Column:
+        known = [mask(name, block) for name in ("expected", "settled", "attempted")]
+        known.append(F.coalesce(F.col(f"readers{block}"), F.lit(-1).cast("bigint")))  # null: not known
+        return mask("effects", block).bitwiseAND(F.bitwise_not(reduce(Column.bitwiseOR, known)))
+
+    def effectless_of(block: int) -> Column:
+        judged = with_inbox(block).bitwiseAND(F.bitwise_not(mask("before_inbox", block)))
+        return without("acked", "effects")(block).bitwiseAND(judged)
+
+    effectless = count(effectless_of)
+    # The inbox has no rows from before its first purge, so older acknowledgements prove nothing. Kafka does not say
+    # when a message was acknowledged: not before it was in its queue.
+    acked_in_time = F.coalesce("acked_us", "queued_us") >= inbox_from_us
+    return {
+        "missing_groups": count(without("expected", "settled")),
+        "effectless_groups": F.when(acked_in_time, effectless).otherwise(0),
+        "attempted_groups": count(lambda block: mask("attempted", block)),
+        "effect_groups": count(lambda block: mask("effects", block)),
+        "strange_groups": F.when(F.col("place").isNotNull(), count(strange)).otherwise(0),
+    }

@@ -1,0 +1,86 @@
+"""Groups an audit's findings into causes, and puts those first that matter most to the business."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from notify.spark.causes.cause import Cause
+from notify.spark.causes.commands import Commands
+from notify.spark.causes.sentences import dead_sentence, sentence_of
+from notify.spark.causes.standstill import STILL, Standstill
+from notify.spark.causes.stretches import Stretch, stretches_of
+from notify.spark.causes.subjects import GROUP, Subject, instant_of, subjects_of
+from notify.spark.result import Found, Result
+
+MOST = 20
+"""The most causes that are told one by one."""
+INCONCLUSIVE = "INCONCLUSIVE"
+RANKS: tuple[tuple[str, ...], ...] = (
+    # An effect is missing, surplus, or without its cause.
+    ("LOST", "ACKED_NO_EFFECT", "CONFLICT", "GHOST", "DUP_EFFECT"),
+    # An effect is late, or something hides whether it is missing.
+    ("UNSENT", "UNDELIVERED", "IN_DOUBT", "BRIDGE_GAP", "CORRUPT", INCONCLUSIVE, "DEAD"),
+    ("DUP_ENQUEUE", "DISORDER", "ALTERED"),
+    ("ORPHAN_ROW", "MALFORMED", "MISDATED", "REDELIVERED", "DROPPED"),
+)
+"""Classes by how much they matter; within a rank the cause with the most findings comes first."""
+_RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
+
+
+def causes_of(result: Result, standstill: Standstill, commands: Commands) -> tuple[list[Cause], int]:
+    """The causes of a result, what matters most first, and how many more there are.
+
+    What is repaired, pending, or harmless has none.
+    """
+    causes = [*_of_cases(result, standstill, commands), *_of_letters(result, commands)]
+    causes += [_of_reason(reason, commands) for reason in result.reasons]
+    causes.sort(key=lambda cause: (_RANK.get(cause.finding, len(RANKS)), -cause.count, cause.from_us, cause.sentence))
+    return causes[:MOST], len(causes[MOST:])
+
+
+def _of_cases(result: Result, standstill: Standstill, commands: Commands) -> Iterator[Cause]:
+    shown: dict[str, int] = defaultdict(int)
+    by_subject: dict[Subject, list[tuple[int, Found]]] = defaultdict(list)
+    for case in result.found:
+        if case.finding not in result.bad or case.finding == "DEAD" or case.evidence.get("repaired"):
+            continue
+        shown[case.finding] += 1
+        for subject in subjects_of(case):
+            by_subject[standstill.with_state(subject, case)].append((instant_of(case), case))
+    for subject, cases in by_subject.items():
+        is_whole = shown[subject.finding] >= result.counts.get(subject.finding, 0)
+        together = [Stretch(sorted(cases, key=lambda c: c[0]))] if subject.state == STILL else stretches_of(cases)
+        for stretch in together:
+            sentence = sentence_of(subject, stretch, standstill, is_whole=is_whole)
+            yield _cause(subject, stretch, sentence, commands.of(subject, stretch))
+
+
+def _cause(subject: Subject, stretch: Stretch, sentence: str, commands: tuple[str, ...]) -> Cause:
+    first = next((case.message_id for _, case in stretch.cases if case.message_id), "")
+    count = len(stretch.cases)
+    times = (stretch.from_us, stretch.to_us)
+    return Cause(
+        subject.finding, sentence, count, str(subject), *times, fails=True, message_id=first, commands=commands
+    )
+
+
+def _of_letters(result: Result, commands: Commands) -> Iterator[Cause]:
+    """Dead letters by group; their counts are exact, whatever number of them is shown."""
+    by_group: dict[str, list[Mapping[str, object]]] = defaultdict(list)
+    for row in result.dead:
+        by_group[row["group"]].append(row)
+    for group, rows in by_group.items():
+        letters = [(instant_of(f), f) for f in result.found if f.finding == "DEAD" and group in f.groups]
+        stretch = Stretch(sorted(letters, key=lambda letter: letter[0]))
+        subject = Subject("DEAD", GROUP, group)
+        count = sum(int(str(row["count"])) for row in rows)
+        sentence = dead_sentence(group, rows, stretch, count)
+        times = (stretch.from_us, stretch.to_us if letters else 0)
+        first = letters[0][1].message_id if letters else ""
+        fails = "DEAD" in result.bad
+        yield Cause("DEAD", sentence, count, str(subject), *times, fails, first, commands.of(subject, stretch))
+
+
+def _of_reason(reason: str, commands: Commands) -> Cause:
+    return Cause(INCONCLUSIVE, reason, 0, "", 0, 0, False, "", commands.again())

@@ -1,0 +1,112 @@
+"""A cause in one sentence: whose, since when, and how many messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from notify.spark.causes.standstill import BEHIND, STILL, Standstill
+from notify.spark.causes.stretches import Stretch
+from notify.spark.causes.subjects import Subject
+from notify.spark.result import Found
+from notify.spark.times import instant_text
+
+NAMED = 3
+"""The most topics, or reasons, that a sentence names."""
+REASON_CHARACTERS = 80
+
+# {n}: "4 messages"; {is}: "is" or "are"; {when}: "between … and …".
+_SENTENCES = {
+    "LOST": "{who}: {n} committed and in no queue, {when}",
+    "UNSENT": "{who}: {n} committed and not sent by the relay or bridge, or refused, {when}",
+    "DROPPED": "{who}: {n} dropped by a person, {when}",
+    "CONFLICT": "{who}: {n} with opposite outcomes in the database and on the server, {when}",
+    "IN_DOUBT": "{who}: {n} without an outcome, {when}",
+    "GHOST": "{who}: {n} delivered that no database committed, {when}",
+    "ACKED_NO_EFFECT": "{who} acknowledged {n}{of} {when} without an effect",
+    "DUP_EFFECT": "{who}: {n}{of} took effect more than once, {when}",
+    "DUP_ENQUEUE": "{who}: {n}{of} in queues more than once, {when}",
+    "DISORDER": "{who} settled {n}{of} out of order, {when}",
+    "ORPHAN_ROW": "{who}: {n} with a row and without its counterpart, {when}",
+    "ALTERED": "{who}: {n}{of} whose local row is not what was sent, {when}",
+    "MISDATED": "{who}: {n} whose local row and id have different times, {when}",
+    "PENDING": "{who}: {n} not judged yet, {when}",
+    "REDELIVERED": "{who} got {n}{of} more than once, {when}",
+}
+
+
+def sentence_of(subject: Subject, stretch: Stretch, standstill: Standstill, *, is_whole: bool) -> str:
+    """`is_whole`: whether all findings of the class are known one by one; otherwise their number is a lower bound."""
+    cases = [case for _, case in stretch.cases]
+    least = "" if is_whole else "at least "
+    if subject.finding == "UNDELIVERED":
+        return _undelivered(subject, stretch, standstill, least)
+    if subject.finding == "CORRUPT":
+        return _corrupt(subject, stretch, least)
+    if subject.finding == "BRIDGE_GAP":
+        return f"{subject}: its bridge left {_number(len(cases), 'gap', least)}, {_when(stretch)}"
+    if subject.finding == "MALFORMED":
+        rows = _number(len(cases), "row", least)
+        return f"{subject}: {rows} that no version of the SDK writes, {_when(stretch)}"
+    n = _number(len(cases), "message", least)
+    text = _SENTENCES[subject.finding]
+    return text.format(who=str(subject), n=n, of=_of_topics(cases), when=_when(stretch))
+
+
+def _undelivered(subject: Subject, stretch: Stretch, standstill: Standstill, least: str) -> str:
+    cases = [case for _, case in stretch.cases]
+    last_us = standstill.last_us(subject.name, cases)
+    n, of = _number(len(cases), "message", least), _of_topics(cases)
+    verb = "is" if len(cases) == 1 else "are"
+    if subject.state == STILL:
+        where = "" if standstill.is_still(subject.name) else " there"
+        what = f"stands still{where} since" if last_us else f"has settled nothing{where} since"
+        return f"{subject} {what} {instant_text(last_us or stretch.from_us)}: {n}{of} {verb} undelivered"
+    if subject.state == BEHIND:
+        return (
+            f"{subject} is behind: {n}{of}, {_when(stretch, 'queued ')}, {verb} undelivered; "
+            f"its last settlement was at {instant_text(last_us)}"
+        )
+    return f"{subject} left out {n}{of}, {_when(stretch, 'queued ')}: it settled later ones"
+
+
+def _corrupt(subject: Subject, stretch: Stretch, least: str) -> str:
+    places = [case.evidence for _, case in stretch.cases if "position" in case.evidence]
+    where = f" from byte {places[0]['position']} to {max(p['end'] for p in places)}" if places else ""
+    if not places:
+        first = stretch.cases[0][1]
+        where = f", the first at {first.topic}/{first.queue}@{first.offset}"
+    return f"{subject}: {_number(len(stretch.cases), 'damaged place', least)}{where}, {_when(stretch, 'written ')}"
+
+
+def dead_sentence(group: str, rows: Sequence[Mapping[str, object]], stretch: Stretch, count: int) -> str:
+    """For a group's dead letters; `rows`: their reasons and counts, the most frequent first."""
+    reasons = ", ".join(f"{row['count']:,} × {str(row['reason'])[:REASON_CHARACTERS]!r}" for row in rows[:NAMED])
+    more = f" and {len(rows) - NAMED} more reasons" if len(rows) > NAMED else ""
+    since = f" since {instant_text(stretch.from_us)}" if stretch.cases else ""
+    messages = _number(count, "message", "")
+    return f"group {group} gave up {messages}{since} that nobody sent again: {reasons}{more}"
+
+
+def _number(count: int, noun: str, least: str) -> str:
+    return f"{least}{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _of_topics(cases: Iterable[Found]) -> str:
+    topics = sorted({case.topic for case in cases if case.topic})
+    if not topics:
+        return ""
+    if len(topics) == 1:
+        return f" of topic {topics[0]}"
+    rest = f" and {len(topics) - NAMED} more" if len(topics) > NAMED else ""
+    return f" of topics {', '.join(topics[:NAMED])}{rest}"
+
+
+def _when(stretch: Stretch, what: str = "") -> str:
+    """The time of a stretch in words."""
+    if not stretch.to_us:
+        return "at a time that is not known"
+    first, last = instant_text(stretch.from_us), instant_text(stretch.to_us)
+    if first == last:
+        return f"{what}at {first}"
+    parts = f" in {stretch.parts} stretches" if stretch.parts > 1 else ""
+    return f"{what}between {first} and {last}{parts}"

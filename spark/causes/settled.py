@@ -1,0 +1,71 @@
+"""When consumer groups settled their last message: a group that stands still is another cause than one that is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from notify.client.table import notify_inbox
+from notify.spark.columns import ATTEMPTED
+from notify.spark.result import Found, Inputs
+from notify.storage.sql.rows import microseconds_of, moment_of
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The last settlement of a group in a queue. Instants are in microseconds since 1970; 0: none, or not known."""
+
+    at_us: int = 0
+    queued_us: int = 0
+    """When the newest message that it settled there was queued."""
+
+    def newest(self, other: Settled) -> Settled:
+        return Settled(max(self.at_us, other.at_us), max(self.queued_us, other.queued_us))
+
+
+LastSettled = Mapping[tuple[str, str, int], Settled]
+"""The last settlement by group, topic and queue. Over Kafka only the inbox says it: topic "" and queue -1."""
+
+
+def last_settled(spark: SparkSession, inputs: Inputs, cases: Iterable[Found]) -> LastSettled:
+    """When each group with undelivered messages among `cases` went on for the last time, since its first of these was
+    queued. A group that has not is missing."""
+    undelivered = [case for case in cases if case.finding == "UNDELIVERED"]
+    groups = sorted({group for case in undelivered for group in case.groups})
+    if not groups:
+        return {}
+    from_us = min(case.evidence.get("queued_us", case.at_us) for case in undelivered)
+    last: dict[tuple[str, str, int], Settled] = {}
+    for log in inputs.logs:
+        acks = log.acks(spark, from_us, with_ids=False)
+        if acks is None:
+            continue
+        settled = acks.where((F.col("kind") != ATTEMPTED) & F.col("group").isin(groups))
+        newest = (F.max("at_us").alias("at_us"), F.max("queued_us").alias("queued_us"))
+        for row in settled.groupBy("group", "topic", "queue").agg(*newest).collect():
+            key = (row["group"], log.catalog.topics.get(row["topic"], ""), row["queue"])
+            last[key] = Settled(row["at_us"], row["queued_us"] or 0).newest(last.get(key, Settled()))
+    if inputs.kafka:
+        for group, at_us in _last_effects(inputs, groups, from_us).items():
+            last[(group, "", -1)] = Settled(at_us)
+    return last
+
+
+def _last_effects(inputs: Inputs, groups: Collection[str], from_us: int) -> dict[str, int]:
+    t = notify_inbox.c
+    newest = (
+        sa.select(t.consumer_group, sa.func.max(t.created_at))
+        .where(t.created_at >= moment_of(from_us), t.consumer_group.in_(groups))
+        .group_by(t.consumer_group)
+    )
+    last: dict[str, int] = {}
+    for database in inputs.databases:
+        if notify_inbox.name in database.tables:
+            with database.connect() as connection:
+                for group, at in connection.execute(newest):
+                    last[group] = max(last.get(group, 0), microseconds_of(at))
+    return last

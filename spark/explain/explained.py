@@ -1,0 +1,163 @@
+"""Explains one transaction: a verdict on each of its messages, its events, and every repair."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from notify import ids
+from notify.spark.columns import source_hash
+from notify.spark.explain.history import Event, History, history_of
+from notify.spark.explain.judging import Terms, Verdict, judge
+from notify.spark.explain.records import Record, records_of
+from notify.spark.explain.repairs import Sent, decisions_of, origin_of, repairs_of
+from notify.spark.findings import SKEW_US
+from notify.spark.result import Inputs
+from notify.spark.unmoved import bridged_us, bridges_of
+from notify.wire import instant
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A transaction explained. `verdicts`: one for each message; none if no source knows it."""
+
+    verdicts: Sequence[Verdict]
+    events: Sequence[Event]
+    repairs: Sequence[Sent]
+    decisions: Sequence[Record]
+    """Outcomes that a person recorded."""
+    repeats: str
+    """A message that this one repeats, and who sent it again; "" if it repeats none."""
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence for each message."""
+        if not self.verdicts:
+            return "none of the given databases and logs knows this transaction"
+        return "\n".join(self._with_repairs(verdict) for verdict in self.verdicts)
+
+    @property
+    def exit_code(self) -> int:
+        """0: nothing is wrong, or it is repaired; 1: something is wrong, or no source knows it."""
+        return 1 if not self.verdicts or any(v.is_bad and not self._is_repaired(v) for v in self.verdicts) else 0
+
+    def _is_repaired(self, verdict: Verdict) -> bool:
+        return any(sent.of == verdict.message_id and sent.at_us and not sent.verdict.is_bad for sent in self.repairs)
+
+    def _with_repairs(self, verdict: Verdict) -> str:
+        again = [sent for sent in self.repairs if sent.of == verdict.message_id]
+        if not again:
+            return f"{verdict.sentence}."
+        state = "It is repaired" if self._is_repaired(verdict) else "It was sent again"
+        return (
+            f"{verdict.sentence}. {state}: "
+            + "; ".join(
+                f"{sent.what} as {sent.verdict.message_id}" + (f" to group {sent.to}" if sent.to else "")
+                for sent in again
+            )
+            + "."
+        )
+
+    def plain(self, asked: str) -> dict[str, Any]:
+        """As in the JSON."""
+        return {
+            "transaction": asked,
+            "verdict": self.sentence,
+            "finding": next((v.finding for v in self.verdicts if v.finding), ""),
+            "repeats": self.repeats,
+            "messages": [
+                {
+                    "message_id": v.message_id, "finding": v.finding, "others": list(v.others), "sentence": v.sentence,
+                    "repaired": self._is_repaired(v),
+                }
+                for v in self.verdicts
+            ],
+            "events": [{"at_us": e.at_us, "source": e.source, "what": e.what} for e in self.events],
+            "repairs": [
+                {
+                    "what": sent.what, "of": sent.of, "as": sent.verdict.message_id, "group": sent.to,
+                    "at_us": sent.at_us, "finding": sent.verdict.finding, "became": sent.verdict.sentence,
+                    "who": sent.record.who if sent.record else "", "reason": sent.record.reason if sent.record else "",
+                    "record": sent.record.source if sent.record else "",
+                }
+                for sent in self.repairs
+            ],
+            "decisions": [
+                {"at": instant(r.at_us), "what": r.what, "who": r.who, "reason": r.reason} for r in self.decisions
+            ],
+            "exit_code": self.exit_code,
+        }  # fmt: skip
+
+
+def explain(
+    inputs: Inputs, text: str, scratch: Path, times: tuple[float, float] = (600.0, 600.0), plans: Sequence[Path] = ()
+) -> Explained:
+    """Explain a transaction or a message by its id. Raises InvalidRequest for anything else.
+
+    `times`: the seconds that a transaction, and a delivery, may take. `plans`: plans that may have been carried out;
+    their journals say by whom and why. `scratch`: for copies of the logs' segments.
+    """
+    transaction, number = ids.parse_message_id(text)
+    for log in inputs.logs:
+        log.prepare(None, scratch)
+    for kafka in inputs.kafka:
+        kafka.prepare()
+    history = history_of(inputs, transaction)
+    records = records_of(inputs, ids.to_text(transaction), plans)
+    terms = _terms(inputs, history, *(round(seconds * 1e6) for seconds in times))
+    known = [trace for _, trace in sorted(history.traces.items()) if trace.is_known]
+    chosen = [trace for trace in known if "." not in text or trace.message_id == ids.message_id(transaction, number)]
+    repairs = repairs_of(inputs, history, terms, records)
+    decisions = list(decisions_of(ids.to_text(transaction), records))
+    events = [*history.events, *_events(repairs, decisions)]
+    events.sort(key=lambda event: event.at_us)
+    origin = origin_of(ids.message_id(transaction, number), records)
+    repeats = f"it repeats another message, sent again {origin.by}" if origin else ""
+    return Explained([judge(trace, terms) for trace in chosen], events, repairs, decisions, repeats)
+
+
+def _events(repairs: Sequence[Sent], decisions: Sequence[Record]) -> list[Event]:
+    events = [
+        Event(sent.at_us, sent.record.source if sent.record else "repair", f"message {sent.of}: {sent.sentence}")
+        for sent in repairs
+        if sent.at_us
+    ]
+    return events + [Event(r.at_us, r.source, f"{r.what} {r.by}") for r in decisions]
+
+
+def _terms(inputs: Inputs, history: History, longest_us: int, deliver_us: int) -> Terms:
+    now_us = time.time_ns() // 1000
+    logs = [log.watermark_us for log in inputs.logs] + [kafka.watermark_us for kafka in inputs.kafka]
+    watermark_us = min([now_us, *logs])
+    purged = [database.purged() for database in inputs.databases]
+    slack_us = SKEW_US + longest_us
+    first_us = min((trace.at_us for trace in history.traces.values() if trace.at_us), default=0)
+    doubts = [problem for log in inputs.logs for problem in (*log.problems, *log.unread(max(0, first_us - slack_us)))]
+    return Terms(
+        closed_before_us=watermark_us - longest_us,
+        settled_before_us=watermark_us - deliver_us,
+        rows_from_us=max((rows for rows, _ in purged), default=0),
+        inbox_from_us=max((inbox for _, inbox in purged), default=0),
+        log_from_us=max([log.first_us for log in inputs.logs] + [kafka.first_us for kafka in inputs.kafka], default=0),
+        sources=frozenset(source_hash(s) for database in inputs.databases if (s := database.source_id())),
+        producer_groups=_with_rows(inputs, history),
+        inbox_groups=frozenset(name for database in inputs.databases for name in database.inbox_groups()),
+        slack_us=slack_us,
+        bridged_us={
+            source: bridged_us(source, bridges_of(inputs.logs, inputs.kafka))
+            for database in inputs.databases
+            if (source := database.source_id())
+        },
+        doubts=tuple(doubts),
+    )
+
+
+def _with_rows(inputs: Inputs, history: History) -> frozenset[str]:
+    """The producer groups with local rows: asked for, which reads a whole table, only where no half names a source."""
+    traces = history.traces.values()
+    if not any(t.source is None and t.producer_group and not t.rows and (t.stands or t.outcomes) for t in traces):
+        return frozenset()
+    return frozenset(name for database in inputs.databases for name in database.producer_groups())

@@ -1,0 +1,104 @@
+"""Repairs of a message: under which ids it was sent again, by whom and why, and what became of these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from notify import ids
+from notify.spark.explain.history import History, history_of
+from notify.spark.explain.judging import Terms, Verdict, judge
+from notify.spark.explain.records import Record
+from notify.spark.explain.trace import Trace
+from notify.spark.result import Inputs
+from notify.storage.names import dead_letter_topic, redriven_id, redriven_id_without_topic
+
+_DECISIONS = ("transaction.commit", "transaction.rollback", "plan.decide")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message that was sent again. `to`: the group that got it, "" for all. `what`: the action."""
+
+    what: str
+    of: str
+    to: str
+    verdict: Verdict
+    at_us: int
+    """When it came into a queue, in microseconds since 1970; 0: it did not."""
+    record: Record | None
+    """Who did it and why, if a server's records or a plan's journal say."""
+
+    @property
+    def sentence(self) -> str:
+        """In words."""
+        to = f" to group {self.to}" if self.to else ""
+        who = self.record.by if self.record else "who did it is in no record that was given"
+        return f"{self.what}{to} as {self.verdict.message_id}, {who}; {self.verdict.sentence.partition(': ')[2]}"
+
+
+def repairs_of(inputs: Inputs, history: History, terms: Terms, records: Sequence[Record]) -> list[Sent]:
+    """All that was sent again of a transaction, the oldest first. The inputs are prepared."""
+    sent: list[Sent] = []
+    for trace in list(history.traces.values()):
+        for what, group, again in _candidates(inputs, history.transaction, trace):
+            repeat = history_of(inputs, again)
+            repeated = repeat.traces.get(0)
+            if repeated is not None and repeated.is_known:
+                verdict = _without_row(judge(repeated, terms))
+                record = _record_of(records, verdict.message_id, what, group, repeated.queued_us)
+                sent.append(Sent(what, trace.message_id, group, verdict, repeated.queued_us, record))
+    return sorted(sent, key=lambda each: each.at_us)
+
+
+def decisions_of(transaction: str, records: Sequence[Record]) -> Iterator[Record]:
+    """Who decided a transaction, if a person did."""
+    for record in records:
+        if record.what in _DECISIONS and (record.target == transaction or transaction in record.result):
+            yield record
+
+
+def origin_of(message_id: str, records: Sequence[Record]) -> Record | None:
+    """The record that says which message this one repeats."""
+    return next((record for record in records if f'"as": "{message_id}"' in record.result), None)
+
+
+def _candidates(inputs: Inputs, transaction: bytes, trace: Trace) -> Iterator[tuple[str, str, bytes]]:
+    """The ids under which a message would have been sent again: what was done, for which group, and the id.
+
+    Only those that an input knows.
+    """
+    number = ids.parse_message_id(trace.message_id)[1]
+    groups = {name for log in inputs.logs for name in log.groups() if "@" not in name}
+    groups |= trace.expected | trace.settled.keys() | trace.effects.keys()
+    chosen = {ids.derived(transaction, ids.republished(number)): ("published again", "")}
+    for group in sorted(groups):
+        chosen[ids.derived(transaction, ids.redelivered(group, number))] = ("sent again", group)
+    for group, letters in trace.letters.items():
+        for letter in letters:
+            chosen[redriven_id(dead_letter_topic(group), transaction, letter.offset)] = ("redriven", group)
+            chosen[redriven_id_without_topic(transaction, letter.offset)] = ("redriven", group)
+    known = {row["id"] for log in inputs.logs for row in log.messages_of(chosen)}
+    for database in inputs.databases:
+        rows = database.inbox_of([ids.message_id(again, 0) for again in chosen])
+        known |= {ids.from_text(row["message_id"].partition(".")[0]) for row in rows}
+    for again, (what, group) in chosen.items():
+        if again in known:
+            yield what, group, again
+
+
+def _without_row(verdict: Verdict) -> Verdict:
+    """A message that is sent again has no local row of its own."""
+    return Verdict(
+        verdict.message_id, verdict.finding, verdict.sentence.replace("no given database has a row of it; ", ""),
+        verdict.others,
+    )  # fmt: skip
+
+
+def _record_of(records: Sequence[Record], again: str, what: str, group: str, queued_us: int) -> Record | None:
+    naming = [record for record in records if record.names(again) or f'"as": "{again}"' in record.result]
+    if naming or what != "redriven":
+        return next(iter(naming), None)
+    # A redrive of all dead letters is a job: its record names the group alone, and was written when the job began.
+    before = [r for r in records if r.what == "dead_letter.redrive" and r.target == group and r.at_us <= queued_us]
+    return before[-1] if before else None

@@ -1,0 +1,94 @@
+"""A trace of one message: all that the inputs know of it, without a judgement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from notify.spark.unmoved import MOVED
+
+
+@dataclass(frozen=True)
+class Row:
+    """A local row. `state`: COMMITTED, ROLLED_BACK, or what no version writes."""
+
+    database: str
+    source: str
+    state: str
+    topic: str | None
+    digest: int | None
+    at_us: int
+    producer_group: str
+    unmoved: int = MOVED
+    """See spark.unmoved."""
+
+
+@dataclass(frozen=True)
+class Stand:
+    """A place of the message in a queue."""
+
+    source: str
+    """The input: `log data`."""
+    topic: str
+    queue: int
+    offset: int
+    queued_us: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.queue}@{self.offset}"
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The way in which a group was done with a message: ACK, FILTERED, DEAD_LETTER, …, or DONE if that is not known;
+    and when, in microseconds since 1970 (0: not known)."""
+
+    kind: str
+    at_us: int
+
+
+@dataclass
+class Trace:
+    """One message. Instants are in microseconds since 1970, by the sources' clocks; 0: it did not happen."""
+
+    message_id: str
+    rows: list[Row] = field(default_factory=list)
+    half_us: int = 0
+    source: int | None = None
+    """Hash of the id of the half's database."""
+    producer_group: str = ""
+    digest: int | None = None
+    """The digest of the body, as the log has it."""
+    outcomes: set[str] = field(default_factory=set)
+    """COMMITTED, ROLLED_BACK: what servers recorded."""
+    decided_us: int = 0
+    due_us: int = 0
+    stands: list[Stand] = field(default_factory=list)
+    expected: set[str] = field(default_factory=set)
+    """The groups that are to receive it."""
+    readers: set[str] | None = None
+    """The groups that ever subscribed to its queue; None: not known."""
+    inboxes_from: dict[str, int] = field(default_factory=dict)
+    """When the inbox of a group begins, for its topic, where the log says so."""
+    settled: dict[str, Settled] = field(default_factory=dict)
+    attempts: dict[str, int] = field(default_factory=dict)
+    effects: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
+    """The inbox rows by group: the database and when."""
+    letters: dict[str, list[Stand]] = field(default_factory=dict)
+    """Its dead letters by group."""
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self.rows or self.half_us or self.outcomes or self.stands or self.effects or self.letters)
+
+    @property
+    def at_us(self) -> int:
+        """The time of its transaction."""
+        first = [row.at_us for row in self.rows] or [self.half_us]
+        if not first[0]:
+            first = [stand.queued_us for stand in self.stands]
+            first += [at_us for several in self.effects.values() for _, at_us in several]
+        return min(first, default=0)
+
+    @property
+    def queued_us(self) -> int:
+        return min((stand.queued_us for stand in self.stands), default=0)

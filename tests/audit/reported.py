@@ -1,0 +1,53 @@
+"""A result with everything that a report shows, for tests of the report."""
+
+from __future__ import annotations
+
+from notify.spark.causes.cause import Cause
+from notify.spark.completeness import completeness_of
+from notify.spark.findings import FINDINGS
+from notify.spark.result import Covered, Found, Result
+
+T0 = 1_800_000_000_000_000
+COMMANDS = (
+    "notify group show points --url http://127.0.0.1:7400",
+    "notify audit explain 019aa4b7-50f8-77b0-90f7-e29bfbb51170.0 "
+    "--database 'shop=postgresql://app:***@db.example/shop' --log /var/lib/notify",
+)
+CAUSES = (
+    Cause(
+        "LOST", "producer group <i>bank</i>, database shop: 2 messages committed and in no queue, between … and …", 2,
+        "producer group <i>bank</i>, database shop", T0, T0 + 1_000_000, True,
+        "019aa4b7-50f8-77b0-90f7-e29bfbb51170.0", COMMANDS,
+    ),
+    Cause("REDELIVERED", "group points got 5 messages more than once, at …", 5, "group points", T0, T0, False, "", ()),
+)  # fmt: skip
+
+
+def result(bad: bool = True) -> Result:
+    """A made-up result, with findings or clean."""
+    counts = {f.name: 0 for f in FINDINGS} | ({"LOST": 2, "REDELIVERED": 5} if bad else {})
+    buckets = [
+        {"at_us": T0 + n * 60_000_000, "topic": f"<b>topic {t}</b>", "messages": 100, "committed": 100,
+         "queued": 98 if n == 3 and bad else 100, "in_queues": 98, "acknowledged": 97, "effects": 97, "rows": 100,
+         "halves": 100, "closed": 100, "due": 100, "delivered": 98 if n == 3 and bad else 100,
+         "effective": 97 if n == 3 and bad else 100, **dict.fromkeys(counts, 0)}
+        for n in range(20) for t in range(2)
+    ]  # fmt: skip
+    evidence = {"t_us": 1, "mode": "half", "producer_group": "<i>bank</i>", "source": "a source"}
+    cases = [
+        Found("LOST", f"019aa4b7-50f8-77b0-90f7-e29bfbb5117{n}", 0, "<script>alert(1)</script>", "order", 0, None,
+              evidence=evidence, at_us=T0)
+        for n in range(2)
+    ] if bad else []  # fmt: skip
+    return Result(
+        "FINDINGS" if bad else "PASS", [], ["a note"], counts, {"DUP_EFFECT": "name the effects"},
+        {"committed": 4000, "in_queues": 3998, "effects": 3900, "rows": 4000}, cases,
+        [{"input": "log a", "watermark_us": T0, "from_us": 0, "detail": "x", "kind": "log"}], buckets,
+        {"commit_to_queue": [(b["at_us"], b["topic"], 40 + n % 8, 50) for n, b in enumerate(buckets)],
+         "queue_to_ack": [(b["at_us"], b["topic"], 50, 50) for b in buckets], "queue_to_effect": []},
+        T0, T0 + 1_200_000_000, T0, 1.5,
+        coverage=[Covered("log a", "source", "the database of orders", "not given", is_whole=not bad)],
+        dead=[{"group": "<i>points", "reason": "refused", "count": 3}] if bad else [],
+        causes=list(CAUSES) if bad else [], causes_left=7 if bad else 0,
+        completeness=completeness_of(buckets, 600.0, 99.99, has_inbox=True),
+    )  # fmt: skip

@@ -1,0 +1,206 @@
+"""Exit codes of `notify audit`: 1 says that something is wrong, and a failure of the tool is never 1."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from notify.cli import audit as command
+from notify.cli import main
+from notify.errors import NotifyError
+from tests.audit.trade import SERVICES, Trade, make_trade
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.commands import registered
+
+
+@pytest.fixture(scope="module")
+def trade(tmp_path_factory: pytest.TempPathFactory) -> Trade:
+    return make_trade(tmp_path_factory.mktemp("codes") / "trade")
+
+
+@pytest.fixture
+def spark_is_there(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands use the tests' session."""
+    monkeypatch.setattr(command, "session", lambda *_, **__: contextlib.nullcontext(spark))
+
+
+def cli(*words: str) -> tuple[int, dict[str, Any]]:
+    """The exit code, and the JSON of stdout or its text, also of a command that fails."""
+    registered()
+    result = CliRunner().invoke(main.app, list(words), auto_envvar_prefix="NOTIFY")
+    code = 2 if isinstance(result.exception, NotifyError) else result.exit_code  # as notify.cli.main.main does
+    return code, json.loads(result.stdout) if result.stdout.startswith("{") else {"text": result.output}
+
+
+def flags(trade: Trade, report: Path, services: Sequence[str] = SERVICES) -> list[str]:
+    named = [word for service in services for word in ("--database", f"{service}={trade.url(service)}")]
+    times = ["--max-transaction-seconds", "5", "--deliver-seconds", "5"]
+    return ["audit", "run", *named, "--log", str(trade.log), "--report", str(report), *times]
+
+
+@pytest.mark.usefixtures("spark_is_there")
+def test_verdicts_have_their_codes(trade: Trade, tmp_path: Path) -> None:
+    code, said = cli(*flags(trade, tmp_path / "report"), "--json")
+    assert (code, said["verdict"], said["inconclusive"], said["exit_code"]) == (0, "PASS", False, 0)
+    assert said["completeness"]["is_met"] is True and said["causes"] == []
+    harmed = trade.copy(tmp_path / "harmed")
+    harmed.execute("bank", f"DELETE FROM half_message WHERE transaction_id = '{trade.name(1)}'")
+    # In doubt besides: a database is missing.
+    code, said = cli(*flags(harmed, tmp_path / "report", ("bank", "points")), "--json")
+    assert (code, said["verdict"], said["inconclusive"]) == (1, "FINDINGS", True)
+    ghost, doubt = said["causes"]
+    assert ghost["finding"] == "GHOST" and f"notify audit explain {trade.message(1)} --database" in ghost["commands"][0]
+    assert doubt["finding"] == "INCONCLUSIVE" and "no given database has this id" in doubt["sentence"]
+    code, said = cli(*flags(trade, tmp_path / "report", ("bank", "points")), "--json")
+    assert (code, said["verdict"], said["inconclusive"], said["exit_code"]) == (2, "INCONCLUSIVE", True, 2)
+
+
+@pytest.mark.usefixtures("spark_is_there")
+def test_people_read_what_was_covered_first_and_the_verdict_last(trade: Trade, tmp_path: Path) -> None:
+    harmed = trade.copy(tmp_path / "harmed")
+    harmed.execute("bank", f"DELETE FROM half_message WHERE transaction_id = '{trade.name(1)}'")
+    code, said = cli(*flags(harmed, tmp_path / "report"), "--objective", "50")
+    lines = [line for line in said["text"].splitlines() if not line.startswith("…")]
+    assert code == 1 and lines[0] == "what was read:" and "log" in lines[1]
+    first = lines.index("what to do first:")
+    assert lines[first + 1].startswith("  1. producer group payments, database bank: 1 message delivered")
+    assert "notify audit explain" in lines[first + 2]
+    (case,) = [line for line in lines if line.startswith("    GHOST ")]
+    assert "producer group payments" in case and f"source {trade.source('bank')}" in case
+    assert "the objective of 50 % is met" in lines[-2] and lines[-1].startswith("FINDINGS: ")
+
+
+def test_wrong_arguments(trade: Trade, tmp_path: Path) -> None:
+    good = flags(trade, tmp_path / "report")
+    for wrong in (
+        ["--nonsense"], ["--objective", "101"], ["--from", "yesterday"], ["--deliver-seconds", "soon"],
+        ["--from", "1h", "--to", "2h"], ["--repair", str(tmp_path / "none.json")], ["--fail-on", "DEED"],
+    ):  # fmt: skip
+        assert cli(*good, *wrong)[0] == 2, wrong
+    (tmp_path / "plan.json").write_text("")
+    code, said = cli(*good, "--json", "--plan", str(tmp_path / "plan.json"))
+    assert code == 2 and "--plan" in said["failed"] and said["exit_code"] == 2
+    assert cli("audit", "run", "--json")[1]["exit_code"] == 2
+    assert cli("audit", "explain", "nonsense", *good[2:-4])[0] == 2
+
+
+def test_without_spark_or_java(trade: Trade, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "pyspark", None)
+        code, said = cli(*flags(trade, tmp_path / "report"), "--json")
+        assert code == 2 and "pip install" in said["failed"]
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path))
+        patch.delenv("JAVA_HOME", raising=False)
+        code, said = cli(*flags(trade, tmp_path / "report"), "--json")
+        assert code == 2 and "Java" in said["failed"]
+
+
+@pytest.mark.usefixtures("spark_is_there")
+@pytest.mark.parametrize(
+    "file",
+    ["findings.parquet", pytest.param("report.json", marks=pytest.mark.long),
+     pytest.param("report.html", marks=pytest.mark.long)],
+)  # fmt: skip
+def test_a_full_disk(trade: Trade, tmp_path: Path, file: str) -> None:
+    report = tmp_path / "report"
+    report.mkdir()
+    (report / f".{file}.{os.getpid()}").symlink_to("/dev/full")
+    code, said = cli(*flags(trade, report), "--json")
+    assert code == 2 and "No space left" in said["failed"], said
+
+
+def run(words: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+    line = [sys.executable, "-m", "notify.cli.main", *words]
+    return subprocess.Popen(line, stderr=subprocess.PIPE, text=True, **options)
+
+
+def closed_pipe() -> int:
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
+
+
+def full_disk() -> int:
+    return os.open("/dev/full", os.O_WRONLY)
+
+
+@pytest.mark.parametrize(("output", "number", "more"), [(closed_pipe, 1, []), (full_disk, 5000, ["--json"])])
+def test_nobody_reads_the_answer(
+    trade: Trade, tmp_path: Path, output: Callable[[], int], number: int, more: list[str]
+) -> None:
+    """The answer is that nothing is wrong (0), or that no source knows it (1); but nobody heard it."""
+    stdout = output()
+    process = run(
+        ["audit", "explain", trade.name(number), *flags(trade, tmp_path / "report")[2:], *more], stdout=stdout
+    )
+    os.close(stdout)
+    _, said = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 2, said
+    assert "could not be printed" in said and "Traceback" not in said
+
+
+RUN_SECONDS = 280.0
+"""A process of its own starts a JVM of its own."""
+
+
+@pytest.mark.long
+def test_nobody_reads_the_verdict(trade: Trade, tmp_path: Path) -> None:
+    stdout = closed_pipe()
+    process = run(flags(trade, tmp_path / "report"), stdout=stdout)
+    os.close(stdout)
+    _, said = process.communicate(timeout=RUN_SECONDS)
+    assert process.returncode == 2 and "could not be printed" in said, said
+
+
+def jvm_of(pid: int) -> int:
+    """The JVM that a process has started; 0 if it has none."""
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        if "java" in Path(f"/proc/{child}/exe").resolve().name:
+            return int(child)
+    return 0
+
+
+@pytest.mark.long
+def test_no_spark_is_left_where_its_start_is_interrupted(trade: Trade, tmp_path: Path) -> None:
+    """It holds the pipes of its output, which end only with it."""
+    process = run(flags(trade, tmp_path / "report"), stdout=subprocess.PIPE)
+    eventually(lambda: jvm_of(process.pid), "a JVM", RUN_SECONDS)
+    interrupt(process)
+    process.communicate(timeout=RUN_SECONDS)
+    assert process.returncode == 2
+
+
+def interrupt(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGINT)
+
+
+def kill_spark(process: subprocess.Popen[str]) -> None:
+    os.kill(jvm_of(process.pid), signal.SIGKILL)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("harm", [interrupt, kill_spark])
+def test_an_audit_that_is_ended(trade: Trade, tmp_path: Path, harm: Callable[[subprocess.Popen[str]], None]) -> None:
+    """In the middle: the log's segments are copied, and Spark is about to join."""
+    report = tmp_path / "report"
+    process = run([*flags(trade, report), "--json"], stdout=subprocess.PIPE)
+    try:
+        eventually(lambda: list(report.rglob("facts.json")) or process.poll() is not None, "copies", RUN_SECONDS)
+        harm(process)
+        stdout, stderr = process.communicate(timeout=RUN_SECONDS)
+    finally:
+        if process.poll() is None:
+            process.kill()
+    assert process.returncode == 2, (process.returncode, stdout[-500:], stderr[-2000:])
+    assert json.loads(stdout.splitlines()[-1])["exit_code"] == 2

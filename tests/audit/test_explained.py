@@ -1,0 +1,43 @@
+"""Each planted fault is explained with the class that an audit gives it, and sound transactions with none."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from notify import ids
+from notify.bench.made_run import made_run
+from notify.spark.databases import Database
+from notify.spark.explain.explained import explain
+from notify.spark.log_input import LogInput
+from notify.spark.result import Inputs
+from tests.audit.campaign import planted
+
+ELSEWHERE = {"DISORDER", "CORRUPT", "BRIDGE_GAP", "DUP_EFFECT"}
+"""They need more than one transaction, or the query of --effects."""
+EACH = 2
+
+
+def test_planted_faults_are_explained_with_their_class(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    made = made_run(tmp_path, url, 600, segment_bytes=48 << 10)
+    wanted = planted(made, url, tmp_path / "faulty", EACH)
+    harmed = {name for several in wanted.ids.values() for name in several}
+    wrong = []
+    with contextlib.closing(Database(url, "shop")) as database:
+        inputs = Inputs([database], [LogInput(tmp_path / "faulty")])
+        for name, several in wanted.ids.items():
+            for message_id in sorted(several) if name not in ELSEWHERE else ():
+                try:
+                    ids.parse_message_id(message_id)
+                except ValueError:
+                    continue  # a row without an id cannot be asked for
+                known = explain(inputs, message_id, tmp_path / "scratch", (5, 5))
+                if not any(name in (v.finding, *v.others) for v in known.verdicts):
+                    wrong.append((name, known.sentence))
+        sound = [n for n in range(0, 600, 29) if f"{ids.to_text(made.id(n))}.0" not in harmed]
+        for n in sound:
+            known = explain(inputs, ids.to_text(made.id(n)), tmp_path / "scratch", (5, 5))
+            if known.exit_code or known.verdicts[0].finding not in ("", "REDELIVERED"):
+                wrong.append(("", known.sentence))
+    assert wrong == []

@@ -1,0 +1,82 @@
+"""A group that adopts an inbox later: what it acknowledged before took effect, without a row."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from notify.client import Consumer
+from notify.client.table import notify_inbox
+from notify.spark.audit import Audit
+from notify.spark.databases import Database
+from notify.spark.explain.explained import explain
+from notify.spark.log_input import LogInput
+from notify.spark.repair.planning import plan_of
+from notify.spark.result import Inputs
+from notify.testing.process import ServerProcess
+from tests.audit.audited import AT_ONCE, wait_until_closed
+from tests.audit.repairing import in_queue
+from tests.audit.shop import TOPIC, Shop
+from tests.support.clock import eventually
+from tests.support.databases import empty_database
+from tests.support.groups import lag, running
+from tests.support.http import admin
+
+BEFORE = 20
+
+
+def settled(server: ServerProcess, count: int) -> bool:
+    """Whether so many messages are in the queue, and the group has settled all."""
+    return in_queue(server) == count and lag(server.url, "points") == 0
+
+
+def test_what_was_settled_before_the_inbox_began_is_no_finding_and_is_not_sent_again(
+    spark: Any, database_urls: dict[str, str], tmp_path: Path
+) -> None:
+    server = ServerProcess(tmp_path / "data").start()
+    with (
+        contextlib.ExitStack() as stack,
+        empty_database("postgresql", database_urls, tmp_path) as url,
+    ):
+        stack.callback(server.stop)
+        shop = stack.enter_context(contextlib.closing(Shop(url, server.url)))
+        database = stack.enter_context(contextlib.closing(Database(url, "shop")))
+        bare = Consumer(server.url, group="points")
+        bare.subscribe(TOPIC, start="earliest")(lambda message: None)
+        with running(bare):
+            for _ in range(BEFORE):
+                shop.order()
+            eventually(lambda: settled(server, BEFORE), "all are settled without an inbox")
+        early = sorted(shop.transactions())
+        with running(shop.consumer):
+            shop.order()
+            eventually(lambda: settled(server, BEFORE + 1), "an effect with an inbox")
+        inputs = Inputs([database], [LogInput(server.data_dir)])
+        wait_until_closed(database, AT_ONCE)
+        first = Audit(spark, AT_ONCE, inputs, tmp_path / "scratch").run()
+        assert (first.verdict, first.counts["ACKED_NO_EFFECT"]) == ("PASS", 0), (first.counts, first.reasons)
+        done = first.completeness
+        assert done is not None and done.effective == done.delivered
+        known = explain(inputs, early[0], tmp_path / "scratch", (1, 1))
+        assert known.verdicts[0].finding == "", known.sentence
+
+        with shop.engine.begin() as connection:
+            connection.execute(notify_inbox.delete())
+            effect = {"consumer_group": "points", "message_id": "0.0", "created_at": sa.func.now()}
+            connection.execute(notify_inbox.insert().values(effect))  # the inbox is not empty
+        inputs = Inputs([database], [LogInput(server.data_dir)])
+        second = Audit(spark, AT_ONCE, inputs, tmp_path / "scratch").run()
+        (late,) = shop.transactions() - set(early)
+        assert [f.transaction_id for f in second.found if f.finding == "ACKED_NO_EFFECT"] == [late]
+        items = plan_of(second, inputs).items
+        assert [(item.action, item.message_id) for item in items] == [("redeliver", f"{late}.0")]
+
+        asked = {"reason": "a test", "ids": [f"{early[0]}.0"]}
+        for dry_run in (True, False):
+            said = admin(server.url, "POST", "groups/points/redeliver", asked | {"dry_run": dry_run})
+            assert [item.get("code") for item in said["result"]["items"]] == ["before_inbox"]
+        said = admin(server.url, "POST", "groups/points/redeliver", asked | {"force": True})
+        assert [item["status"] for item in said["result"]["items"]] == [201]

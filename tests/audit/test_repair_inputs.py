@@ -1,0 +1,91 @@
+"""A repair works on the inputs, and with the journal, of its own plan."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from notify.cli.audit import named_logs
+from notify.client.table import notify_source
+from notify.errors import Conflict, InvalidRequest
+from notify.spark.databases import Database
+from notify.spark.log_input import LogInput
+from notify.spark.repair.carrying_out import Repair
+from notify.spark.repair.plan import read_plan
+from notify.spark.repair.planning import plan_of
+from notify.spark.result import Inputs
+from notify.testing.process import ServerProcess
+from tests.audit.repairing import carried_out, in_queue, lost, opened, outbox_row, result_of
+from tests.audit.shop import TOPIC, Shop
+from tests.support.databases import empty_database
+from tests.support.http import admin
+from tests.support.transactions import new_id
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    process = ServerProcess(tmp_path / "data").start()
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def shop(database_urls: dict[str, str], server: ServerProcess, tmp_path: Path) -> Iterator[Shop]:
+    with (
+        empty_database("postgresql", database_urls, tmp_path) as url,
+        contextlib.closing(Shop(url, server.url)) as shop,
+    ):
+        yield shop
+
+
+def test_a_journal_is_of_one_plan(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    case = lost(outbox_row(shop))
+    with opened(shop, server) as inputs:
+        plan_of(result_of(case), inputs).write(path)
+        carried_out(shop, server, read_plan(path), path)
+        path.unlink()  # the log is restored from a backup, and its message is lost again
+        later = plan_of(result_of(case), inputs)
+    with pytest.raises(InvalidRequest, match="journal"):
+        later.write(path)
+    with pytest.raises(Conflict, match="another plan"):
+        carried_out(shop, server, later, path)
+
+
+def test_a_repair_refuses_another_input_of_the_same_name(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
+    message_id = outbox_row(shop)
+    backup = tmp_path / "backup" / server.data_dir.name
+    shutil.copytree(server.data_dir, backup)
+    shop.order()
+    with opened(shop, server) as inputs:
+        plan = plan_of(result_of(lost(message_id)), inputs)
+        older = Inputs(inputs.databases, [LogInput(backup)])
+        with pytest.raises(InvalidRequest, match="is not the one that the plan's audit read"):
+            asyncio.run(Repair(older, server.url, "a test", tmp_path / "s").run(plan, tmp_path / "plan.json"))
+    with shop.engine.begin() as connection:
+        connection.execute(notify_source.update().values(id=new_id()))
+    with pytest.raises(InvalidRequest, match="source id"):
+        carried_out(shop, server, plan, tmp_path / "plan.json")
+    assert [name for name, _ in named_logs(["/a/data", "/b/data", "x=/c/data", "/d/e"])] == [
+        "/a/data", "/b/data", "x", "e",
+    ]  # fmt: skip
+    assert admin(server.url, "GET", f"topics/{TOPIC}")["queues"] and in_queue(server) == 1
+
+
+def test_a_repair_needs_every_input_of_the_audit(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
+    message_id = outbox_row(shop)
+    with (
+        opened(shop, server) as inputs,
+        empty_database("sqlite", {}, tmp_path) as url,
+        contextlib.closing(Database(url, "points")) as points,
+    ):
+        plan = plan_of(result_of(lost(message_id)), Inputs([*inputs.databases, points], inputs.logs))
+    assert [item.message_id for item in plan.items] == [message_id]
+    with pytest.raises(InvalidRequest, match="database points"):
+        carried_out(shop, server, plan, tmp_path / "plan.json")
+    assert admin(server.url, "GET", "topics")["topics"] == []

@@ -1,0 +1,200 @@
+"""The SDK's consumer over topics that are cut, made anew, extended, too small or gone: nothing is passed by."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from notify.client import Consumer, DeadLetter
+from notify.errors import InvalidRequest
+from tests.support.clock import eventually
+from tests.support.groups import running
+from tests.support.kafka import committed
+
+pytest.importorskip("confluent_kafka")
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import NewPartitions, NewTopic  # type: ignore[attr-defined]
+
+from notify.client.kafka import settling
+from notify.kafka.cluster import Cluster
+from notify.kafka.groups import dead_letter_topic, retry_topic
+from tests.support.kafka_consumers import (
+    CALL_SECONDS,
+    admin_of,
+    is_assigned,
+    make_topic,
+    onlooker,
+    produce,
+    progress,
+)
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def consumer_of(url: str, name: str, seen: list[str], **options: Any) -> Consumer:
+    """A consumer of the topic and group of this name, that notes each text."""
+    consumer = Consumer(url, group=name)
+    consumer.subscribe(name, **options)(lambda message: seen.append(message.text))
+    return consumer
+
+
+def make_with(url: str, topic: str, partitions: int, **config: str) -> None:
+    """Make a topic with settings, whose names have dots for underscores."""
+    settings = {name.replace("_", "."): value for name, value in config.items()}
+    made = admin_of(url).create_topics([NewTopic(topic, partitions, -1, config=settings)])[topic]
+    made.result(CALL_SECONDS)
+
+
+def test_the_first_messages_of_a_new_partition_are_handled(kafka_url: str, unique: str) -> None:
+    """A group that began with the latest message skipped those that came before it had the partition."""
+    make_topic(kafka_url, unique)
+    seen: list[str] = []
+    with running(consumer_of(kafka_url, unique, seen)):
+        eventually(lambda: is_assigned(kafka_url, unique), "the partition")
+        admin_of(kafka_url).create_partitions([NewPartitions(unique, 2)])[unique].result(CALL_SECONDS)
+        eventually(lambda: len(admin_of(kafka_url).list_topics().topics[unique].partitions) == 2, "a new partition")
+        produce(kafka_url, unique, ["a", "b"], partition=1)
+        eventually(lambda: seen == ["a", "b"], "both messages")
+
+
+def test_a_group_beyond_the_end_begins_anew(kafka_url: str, unique: str) -> None:
+    """As after an unclean election: the group was where nothing is any more, and passed what came until it was."""
+    make_topic(kafka_url, unique)
+    onlooker(kafka_url, unique).commit(offsets=[TopicPartition(unique, 0, 100)], asynchronous=False)
+    produce(kafka_url, unique, ["a", "b"])
+    seen: list[str] = []
+    with running(consumer_of(kafka_url, unique, seen)):
+        produce(kafka_url, unique, ["c"])
+        eventually(lambda: seen == ["a", "b", "c"], "every message")
+
+
+@pytest.mark.parametrize("mode", ["shared", "exclusive"])
+def test_a_topic_that_is_made_anew_is_read_from_its_beginning(kafka_url: str, unique: str, mode: str) -> None:
+    make_topic(kafka_url, unique)
+    seen: list[str] = []
+    with running(consumer_of(kafka_url, unique, seen, mode=mode, start="earliest")):
+        produce(kafka_url, unique, [f"old {n}" for n in range(5)])
+        eventually(lambda: len(seen) == 5, "the first messages")
+        admin = admin_of(kafka_url)
+        admin.delete_topics([unique])[unique].result(CALL_SECONDS)
+        eventually(lambda: unique not in admin.list_topics().topics, "the topic to go")
+        make_topic(kafka_url, unique)
+        produce(kafka_url, unique, ["a", "b", "c"])
+        eventually(lambda: seen[5:] == ["a", "b", "c"], "the new messages")
+
+
+def test_a_letter_that_no_topic_takes_loses_its_body_and_holds_up_nobody(kafka_url: str, unique: str) -> None:
+    """Every commit of the consumer failed, for good."""
+    make_topic(kafka_url, unique)
+    make_with(kafka_url, dead_letter_topic(unique), 1, max_message_bytes="2000")
+    consumer = Consumer(kafka_url, group=unique)
+    seen = []
+
+    @consumer.subscribe(unique, start="earliest")
+    def handle(message: Any) -> None:
+        seen.append(message.text[:5])
+        if message.text.startswith("large"):
+            raise DeadLetter("no use")
+
+    with running(consumer):
+        produce(kafka_url, unique, ["large" + "x" * 5000, "small"])
+        eventually(lambda: progress(kafka_url, unique).get((unique, 0)) is not None, "the group's position")
+        eventually(lambda: progress(kafka_url, unique)[unique, 0].offset == 2, "both messages to be done")
+    (letter,) = committed(kafka_url, dead_letter_topic(unique), 1)
+    assert letter.value() is None
+    headers = dict(letter.headers())
+    assert headers["notify-topic"] == unique.encode()
+    assert f"{unique}/0@0".encode() in headers["notify-reason"]
+
+
+def test_a_retry_topic_with_too_few_partitions_is_refused(kafka_url: str, unique: str) -> None:
+    make_topic(kafka_url, unique)
+    make_with(kafka_url, retry_topic(unique), 3)
+    with pytest.raises(InvalidRequest, match=f"--alter --topic {retry_topic(unique)} --partitions 16"):
+        consumer_of(kafka_url, unique, []).run()
+
+
+def test_a_topic_of_dead_letters_that_was_deleted_is_made_again(kafka_url: str, unique: str) -> None:
+    make_topic(kafka_url, unique)
+    consumer = Consumer(kafka_url, group=unique)
+
+    @consumer.subscribe(unique, start="earliest")
+    def handle(message: Any) -> None:
+        raise DeadLetter("no use")
+
+    letters = dead_letter_topic(unique)
+    with running(consumer):
+        eventually(lambda: is_assigned(kafka_url, unique), "the partition")
+        admin_of(kafka_url).delete_topics([letters])[letters].result(CALL_SECONDS)
+        eventually(lambda: letters not in admin_of(kafka_url).list_topics().topics, "the topic to go")
+        produce(kafka_url, unique, ["a"])
+        eventually(lambda: len(committed(kafka_url, letters, 1)) == 1, "the dead letter")
+
+
+def test_many_messages_leave_in_several_transactions(
+    kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settling, "MOST_LEAVING", 10)
+    make_topic(kafka_url, unique)
+    consumer = Consumer(kafka_url, group=unique, concurrency=8)
+
+    @consumer.subscribe(unique, start="earliest")
+    def handle(message: Any) -> None:
+        raise DeadLetter("no use")
+
+    texts = [f"{n}" for n in range(95)]
+    produce(kafka_url, unique, texts)
+    with running(consumer):
+        eventually(lambda: (unique, 0) in progress(kafka_url, unique), "the group's position")
+        eventually(lambda: progress(kafka_url, unique)[unique, 0].offset == 95, "everything to be done")
+    letters = committed(kafka_url, dead_letter_topic(unique), 95)
+    assert Counter(letter.value().decode() for letter in letters) == Counter(texts)
+
+
+def test_a_commit_whose_answer_is_late_writes_nothing_twice(
+    kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client says that it does not know the outcome yet; the next transaction wrote the dead letter once more."""
+    late: list[KafkaError] = []
+
+    class Late:
+        """A producer whose first commit does not wait for the answer."""
+
+        def __init__(self, producer: Any) -> None:
+            self._producer = producer
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._producer, name)
+
+        def commit_transaction(self, seconds: float) -> None:
+            if late:
+                self._producer.commit_transaction(seconds)
+                return
+            self._producer.flush(seconds)
+            try:
+                self._producer.commit_transaction(0.0001)
+            except KafkaException as raised:
+                late.append(raised.args[0])
+                raise
+
+    made = Cluster.producer
+    monkeypatch.setattr(
+        Cluster, "producer", lambda self, own: Late(made(self, own)) if "transactional.id" in own else made(self, own)
+    )
+    make_topic(kafka_url, unique)
+    consumer = Consumer(kafka_url, group=unique)
+
+    @consumer.subscribe(unique, start="earliest")
+    def handle(message: Any) -> None:
+        raise DeadLetter("no use")
+
+    produce(kafka_url, unique, ["a", "b", "c"])
+    with running(consumer):
+        eventually(lambda: (unique, 0) in progress(kafka_url, unique), "the group's position")
+        eventually(lambda: progress(kafka_url, unique)[unique, 0].offset == 3, "everything to be done")
+    assert late and late[0].retriable()
+    letters = committed(kafka_url, dead_letter_topic(unique), 3)
+    assert sorted(letter.value() for letter in letters) == [b"a", b"b", b"c"]
