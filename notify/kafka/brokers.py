@@ -12,7 +12,7 @@ from notify.errors import InvalidRequest, NotifyError, Unauthorized, Unavailable
 from notify.kafka.answers import answered
 from notify.kafka.cluster import Cluster
 from notify.kafka.codes import AWAY, FENCED
-from notify.kafka.hindrance import LOGIN, hindrance, refusal
+from notify.kafka.hindrance import hindrance, refusal, refuses
 from notify.kafka.rights import REFUSED, Needs, missing, user_of
 
 CALL_SECONDS = 20.0
@@ -45,7 +45,7 @@ def translated(error: KafkaError, cluster: Cluster, needs: Needs) -> NotifyError
     code = error.code()
     if code in FENCED:
         return stale_epoch("another bridge of this source publishes now; stop one of the two")
-    if code in LOGIN or code == KafkaError._SSL:
+    if refuses(error):
         return refusal(error, cluster)
     if code in AWAY and (reason := hindrance(cluster)) is not None:
         return reason

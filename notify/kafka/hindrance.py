@@ -26,6 +26,7 @@ LOGIN = frozenset(
 )
 TELLING = LOGIN | {KafkaError._SSL, KafkaError._RESOLVE, KafkaError._TRANSPORT}
 """Errors that give a reason; that all brokers are down is none."""
+_TLS_LIBRARY = "SSL routines"
 _LOG_INFO = 6
 _MECHANISMS = re.compile(r"supported mechanisms: ?([A-Z0-9, -]*)")
 _SENT_TO = re.compile(r"(?:\w+://)?([^/\s]+)/\S+: ")
@@ -48,20 +49,30 @@ def hindrance(cluster: Cluster, seconds: float = LOOK_SECONDS) -> NotifyError | 
         except KafkaException as raised:
             last: KafkaError = raised.args[0]
         admin.poll(0)
-        if heard.reason is not None and heard.reason.code() in LOGIN | {KafkaError._SSL}:
+        if heard.reason is not None and refuses(heard.reason):
             return refusal(heard.reason, cluster)
         if time.monotonic() > deadline or heard.reason is not None or heard.closed:
             return _unreachable(cluster, heard, last)
 
 
+def refuses(error: KafkaError) -> bool:
+    """Whether a broker refuses the login, or TLS fails: `refusal` says why."""
+    return error.code() in LOGIN or _is_of_tls(error)
+
+
 def refusal(error: KafkaError, cluster: Cluster) -> Unauthorized:
     """A login or a TLS handshake that failed, as a sentence."""
     text = error.str()
-    if error.code() != KafkaError._SSL:
+    if not _is_of_tls(error):
         return Unauthorized(_login(cluster, text))
     sent_to = _SENT_TO.match(text)
     address = sent_to[1] if sent_to else cluster.brokers.partition(",")[0]
     return Unauthorized(f"TLS with Kafka at {address} fails: {_tls(cluster, address) or _bare(text)}")
+
+
+def _is_of_tls(error: KafkaError) -> bool:
+    """Whether TLS failed. Kafka's client tells a failure in a handshake's first step as one of the transport."""
+    return error.code() == KafkaError._SSL or (error.code() == KafkaError._TRANSPORT and _TLS_LIBRARY in error.str())
 
 
 def _login(cluster: Cluster, text: str) -> str:

@@ -20,7 +20,7 @@ from notify.kafka import records
 from notify.kafka.brokers import known_topics
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import RETRY
-from notify.kafka.hindrance import LOGIN
+from notify.kafka.hindrance import refuses
 from notify.kafka.leaving import leave
 
 log = logging.getLogger("notify.consumer")
@@ -158,7 +158,7 @@ class Feed:
         log.debug("Kafka: %s", error.str())
 
     def _note_fault(self, error: KafkaError) -> None:
-        if error.code() in LOGIN or error.code() == KafkaError._SSL:
+        if refuses(error):
             self._fault = error
         log.debug("Kafka: %s", error.str())
 

@@ -8,7 +8,6 @@ from notify.errors import Conflict, InvalidRequest, NotifyError, Unavailable
 from notify.kafka import hindrance, rights
 from notify.kafka.cluster import Cluster
 from notify.kafka.codes import AWAY, FENCED
-from notify.kafka.hindrance import LOGIN
 
 OTHERS_NOW = frozenset(
     (
@@ -22,7 +21,7 @@ OTHERS_NOW = frozenset(
 def refusal(error: KafkaError, cluster: Cluster, group: str) -> NotifyError:
     """An error of the client that ends a call, as ours. `group`: Kafka's."""
     code, brokers = error.code(), cluster.brokers
-    if code in LOGIN or code == KafkaError._SSL:
+    if hindrance.refuses(error):
         return hindrance.refusal(error, cluster)
     lacks = rights.missing(error, cluster, rights.of_consumer(group.partition("@")[0]))
     if lacks is not None:
@@ -49,7 +48,7 @@ def is_final(error: KafkaError) -> bool:
     """Whether trying again cannot help."""
     return (
         error.fatal()
-        or error.code() in LOGIN
+        or hindrance.refuses(error)
         or error.code() in rights.REFUSED
         or error.code() == KafkaError.OFFSET_METADATA_TOO_LARGE
     )
