@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 import structlog
 
-from notify.client import create_tables
+from notify.client import AsyncTransactionProducer, TransactionProducer, create_tables
 from notify.client.table import half_message
 from notify.errors import Unavailable
 from notify.testing import forked
@@ -23,6 +23,7 @@ from notify.testing.mysql_server import MySqlServer
 from notify.testing.process import ServerProcess
 from notify.testing.reachable import NotAvailable
 from tests.support import databases, mariadb11, workers
+from tests.support.clock import PATIENCE_SECONDS
 from tests.support.databases import DATABASES, empty_database
 from tests.support.kafka import KafkaNode
 from tests.support.mariadb11 import MARIADB_11
@@ -37,6 +38,10 @@ structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
 
 # Some 150 server processes are started, and the imports of each would take a second of CPU.
 ServerProcess.launch = staticmethod(forked.launch)
+
+# On a loaded machine a half may be stored late. A test of a producer that waits in vain says how long it waits.
+for producer in (TransactionProducer, AsyncTransactionProducer):
+    vars(producer)["__init__"].__kwdefaults__["half_timeout"] = PATIENCE_SECONDS
 
 pytest_configure = workers.pytest_configure
 pytest_configure_node = workers.pytest_configure_node

@@ -25,7 +25,6 @@ from notify.client import (
 from notify.client.table import half_message
 from notify.errors import BindingRefused, InvalidRequest, TransactionRefused, Unavailable
 from notify.testing import InMemoryServer
-from tests.support.clock import PATIENCE_SECONDS
 from tests.support.shop import Base, Order, Shop, make_engine
 
 # --- a message is sent as it was at its `send` --------------------------------------------------------------------
@@ -157,7 +156,7 @@ def test_a_producer_on_an_engine_with_options_sees_every_commit(
 ) -> None:
     """Listeners on such an engine do not hear of connections that the engine below it made; the producer does."""
     with_options = emptied_shop.execution_options(logging_token="shop")
-    with TransactionProducer(memory.url, group=unique, engine=with_options, half_timeout=PATIENCE_SECONDS) as producer:
+    with TransactionProducer(memory.url, group=unique, engine=with_options) as producer:
         for engine in (emptied_shop, with_options, emptied_shop.execution_options(logging_token="other")):
             with Session(engine) as session, session.begin():
                 session.add(Order(item="a"))
@@ -306,7 +305,7 @@ def test_the_guards_with_asyncio_drivers(emptied_shop: sa.Engine, memory: InMemo
             use_explicit_begin(engine)
         with_options = engine.execution_options(logging_token="shop")
         async with AsyncTransactionProducer(
-            memory.url, group=unique, engine=with_options, half_timeout=PATIENCE_SECONDS
+            memory.url, group=unique, engine=with_options
         ) as producer:
             for refused in (engine, with_options):
                 async with AsyncSession(refused) as session, session.begin():
@@ -354,7 +353,7 @@ def test_an_async_scoped_session(memory: InMemoryServer, unique: str, tmp_path: 
     async def scenario(engine: Any) -> None:
         scoped = async_scoped_session(async_sessionmaker(engine), scopefunc=asyncio.current_task)
         async with AsyncTransactionProducer(
-            memory.url, group=unique, engine=engine, half_timeout=PATIENCE_SECONDS
+            memory.url, group=unique, engine=engine
         ) as producer:
             scoped.add(Order(item="a"))
             await producer.send(scoped, Message(unique, "a"))
@@ -405,7 +404,7 @@ def test_explicit_begin_reaches_connections_that_are_there_already(
     create_tables(engine)
     with engine.connect() as connection:
         connection.execute(sa.select(1))
-    with TransactionProducer(memory.url, group=unique, engine=engine, half_timeout=PATIENCE_SECONDS) as producer:
+    with TransactionProducer(memory.url, group=unique, engine=engine) as producer:
         with Session(engine) as session:
             session.execute(sa.select(1))
             use_explicit_begin(engine)

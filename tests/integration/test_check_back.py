@@ -232,7 +232,7 @@ def state_of(server: InMemoryServer, transaction_id: str) -> str:
 
 
 def test_lost_outcomes_are_asked_back(engine: sa.Engine, memory: InMemoryServer, unique: str) -> None:
-    with TransactionProducer(memory.url, group=unique, engine=engine, half_timeout=PATIENCE_SECONDS) as producer:
+    with TransactionProducer(memory.url, group=unique, engine=engine) as producer:
         lose_outcomes(producer)
         for n in range(5):
             with Session(engine) as session, session.begin():
@@ -247,7 +247,7 @@ def test_a_half_whose_commit_never_came_is_rolled_back_by_check(
     engine: sa.Engine, memory: InMemoryServer, unique: str
 ) -> None:
     """The connection dies between half and COMMIT: the client cannot know the outcome, and the check finds it."""
-    with TransactionProducer(memory.url, group=unique, engine=engine, half_timeout=PATIENCE_SECONDS) as producer:
+    with TransactionProducer(memory.url, group=unique, engine=engine) as producer:
         item = producer.outgoing.store_half(new_id(), [pack(Message(unique, "x"))], half_of(engine).source)
         assert state_of(memory, item.id) == "ROLLED_BACK"
 
@@ -264,7 +264,7 @@ def test_a_listener_of_the_users_own(memory: InMemoryServer, unique: str) -> Non
                 return Outcome.UNKNOWN
             return Outcome.COMMIT if half.messages[0].body == b"good" else Outcome.ROLLBACK
 
-    with TransactionProducer(memory.url, group=unique, half_timeout=PATIENCE_SECONDS) as producer:
+    with TransactionProducer(memory.url, group=unique) as producer:
         producer.add_check_listener(Listener())
         good, bad = (
             producer.outgoing.store_half(new_id(), [pack(Message(unique, body))], "").id for body in ("good", "bad")

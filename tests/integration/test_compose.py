@@ -141,7 +141,7 @@ def test_what_the_compose_file_starts(composed: Composition, tmp_path: Path, uni
     eventually(lambda: ask(server, "GET", "/v1/members", token=token)[0] == 200, "the new token")
     call(queue, "PUT", f"/v1/admin/topics/{unique}", {"reason": REASON}, admin)
     call(queue, "PUT", f"/v1/admin/groups/{unique}/subscriptions/{unique}", {"reason": REASON}, admin)
-    with TransactionProducer(server, group=unique, engine=shop, token=token, half_timeout=PATIENCE_SECONDS) as producer:
+    with TransactionProducer(server, group=unique, engine=shop, token=token) as producer:
         with Session(shop) as session, producer.transaction(session) as transaction:
             transaction.send(Message(unique, "through the bridge"))
 

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from notify.client import Consumer, DeadLetter, Inbox, Message, ReceivedMessage, TransactionProducer, create_tables
-from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.clock import eventually
 from tests.support.commands import cli
 from tests.support.groups import running
 from tests.support.http import admin
@@ -71,7 +71,7 @@ class Shop:
     def __init__(self, layout: Layout, engine: sa.Engine, mode: str, name: str) -> None:
         self.name = name
         self._engine = engine
-        self.producer = TransactionProducer(layout.send_url, group=name, engine=engine, half_timeout=PATIENCE_SECONDS)
+        self.producer = TransactionProducer(layout.send_url, group=name, engine=engine)
         self.consumer = Consumer(layout.consume_url, group=name, inbox=Inbox(engine), concurrency=4)
         self.consumer.subscribe(name, mode=mode, start="earliest", retry_min=RETRY_SECONDS)(self._give_points)
         self.handled: list[Handled] = []

@@ -14,7 +14,7 @@ from notify.client import Message, TransactionProducer
 from notify.errors import TransactionRefused
 from notify.testing import InMemoryServer
 from tests.support import dying
-from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.clock import eventually
 from tests.support.proxy import Proxy
 from tests.support.shop import Order, items
 
@@ -62,7 +62,7 @@ def test_a_commit_that_is_cut_off(
     """The service sees an error either way; the message is delivered if, and only if, the database committed."""
     proxy, engine = proxied
     with TransactionProducer(
-        memory.url, group=unique, engine=engine, half_timeout=PATIENCE_SECONDS, check_after=PAST_THE_FIRST_CHECK - 1
+        memory.url, group=unique, engine=engine, check_after=PAST_THE_FIRST_CHECK - 1
     ) as producer:
         sell(engine, producer, unique, "first")  # from here on the server knows the source
         # Checks must be over: a check commits, too, and would be cut off instead.
@@ -83,7 +83,7 @@ def test_a_connection_that_is_lost_before_the_commit(
     """A connection lost between half and COMMIT rolls the half back at once, and the pool goes on."""
     proxy, engine = proxied
     with TransactionProducer(
-        memory.url, group=unique, engine=engine, half_timeout=PATIENCE_SECONDS, answer_checks=False
+        memory.url, group=unique, engine=engine, answer_checks=False
     ) as producer:
         sell(engine, producer, unique, "first")
         proxy.cut_at(rb"(?i)insert into half_message", answer=False)
