@@ -362,6 +362,8 @@ def test_sources_are_shown_as_bridges(kafka_url: str, server: ServerProcess) -> 
         await sink.close()
 
     asyncio.run(publish())
+    # The server looks for topics every few seconds, and the bridge may be the first to make the one of positions.
+    eventually(lambda: ask(server.url, "GET", f"/v1/admin/bridges/{source}")[0] == 200, "the source to be known")
     shown = admin(server, "GET", f"bridges/{source}")
     assert (shown["position"], shown["epoch"], shown["rows"]) == ("f:4", 1, None)
     assert f'notify_bridge_silent_seconds{{source="{source}"}}' in ask(server.url, "GET", "/metrics")[1]
