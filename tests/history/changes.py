@@ -24,7 +24,9 @@ COMMAND_SECONDS = 60.0
 AGAIN_SECONDS = 0.2
 REPLAYED_SECONDS = (2.0, 20.0)
 REPLAYED_SECONDS_OF_KAFKA = (20.0, 60.0)
-"""Each partition has to have had a record since then."""
+LONGER = 2.0
+"""A replay that would leave something out, or find a partition without a record, goes back so many times as far."""
+MOST_REPLAYED_SECONDS = 400.0
 STEERED = ("shared", "ordered", "failover")
 """The groups that are paused, and whose dead letters are sent again beside all faults."""
 
@@ -92,17 +94,23 @@ class Changes:
             self._insist("PUT", path, {"mode": "shared", "force": True, **RETRIES})
 
     def _replay(self) -> None:
-        """Reset a group by a few seconds; a partition that is further behind would skip messages."""
+        """Reset a group by some seconds; a partition that is further behind would skip messages."""
         least, most = REPLAYED_SECONDS_OF_KAFKA if self._stage.scene.kafka else REPLAYED_SECONDS
-        since = datetime.now(UTC) - timedelta(seconds=self._chance.uniform(least, most))
+        seconds = self._chance.uniform(least, most)
         group, topic = self._chance.choice((("shared", TOPIC), ("ordered", ORDERED)))
-        to = {"topic": topic, "to": since.isoformat()}
-        queues = self._admin("POST", f"groups/{group}/reset", to | {"dry_run": True})["result"]["queues"]
+        while seconds < MOST_REPLAYED_SECONDS:
+            to = {"topic": topic, "to": (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()}
+            if self._skips_nothing(group, to):
+                self._admin("POST", f"groups/{group}/reset", to)
+                return
+            seconds *= LONGER
+        raise Conflict(f"group {group} is too far behind")
+
+    def _skips_nothing(self, group: str, to: Mapping[str, Any]) -> bool:
+        queues = self._admin("POST", f"groups/{group}/reset", {**to, "dry_run": True})["result"]["queues"]
         # Over Kafka the reset is carried out later, and finds the same records only where there is one by now.
         least = 1 if self._stage.scene.kafka else 0
-        if any(queue["left_out"] or queue["again"] < least for queue in queues):
-            raise Conflict(f"group {group} is too far behind")
-        self._admin("POST", f"groups/{group}/reset", to)
+        return all(not queue["left_out"] and queue["again"] >= least for queue in queues)
 
     def _pause(self) -> None:
         group = self._chance.choice(STEERED)
