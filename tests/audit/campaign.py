@@ -91,7 +91,7 @@ def disasters(spark: SparkSession, directory: Path, count: int, say: Callable[[s
     """Audit copies of a trade with so many transactions, each after another disaster; print a table, and return
     complaints. Each is audited whole, by a range that has all of it, and with a digest first."""
     sound = make_trade(directory / "trade", count=count, at_once=AT_ONCE)
-    other = make_trade(directory / "other", 2, count, AT_ONCE, b"y" * 150)
+    other = make_trade(directory / "other", 2, count=count, at_once=AT_ONCE, body=b"y" * 150)
     full = replace(PLAN, method="full")
     plans = {"full": full, "range": replace(full, from_us=sound.first_us), "digest": replace(PLAN, method="digest")}
     complaints = []

@@ -358,7 +358,7 @@ def test_sources_are_shown_as_bridges(kafka_url: str, server: ServerProcess) -> 
     async def publish() -> None:
         sink = KafkaSink(kafka_url)
         epoch, _ = await sink.claim(source)
-        await sink.append(source, PackedBridgeBatch(epoch, "", "f:4", []))
+        await sink.append(source, PackedBridgeBatch(epoch, "", "f:4"))
         await sink.close()
 
     asyncio.run(publish())
